@@ -9,6 +9,7 @@ from typing import Any
 from ..core.peers import OURS
 from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
+from ..core.table import grouped
 from .columns import Result
 
 # A colour for each algorithm and memory of ours, a line style for each wire.
@@ -21,8 +22,7 @@ def draw(figure: Any, results: Sequence[Result]) -> str:
     """Draw all contestants of a collective over size: the call alone, and next to it with writing the values."""
     right = [result for result in results if result.median_us]
     collective = right[0].collective if right else ""
-    keys = dict.fromkeys(result.key for result in right)
-    lines = [[result for result in right if result.key == key] for key in keys]
+    lines = list(grouped(right, lambda result: result.key).values())
     figure.set_size_inches(11, 4.8 + 0.2 * math.ceil(len(lines) / _LEGEND_COLUMNS))
     alone, filled = figure.subplots(1, 2, sharex=True, sharey=True)
     ours = list(dict.fromkeys((result.algorithm, result.memory) for result in right if result.backend == OURS))

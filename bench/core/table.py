@@ -151,8 +151,7 @@ class Layout:
         table = empty_table()
         for column in columns:
             table.add_column(column.heading, justify=column.justify, no_wrap=True)
-        for key in dict.fromkeys(map(self.block, results)):
-            block = [result for result in results if self.block(result) == key]
+        for block in grouped(results, self.block).values():
             above: list[Cell] = [""] * len(columns)
             for result in block:
                 cells = cells_of(result, columns)
@@ -161,6 +160,14 @@ class Layout:
                 above = cells
             table.add_section()
         return table
+
+
+def grouped(results: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Give the results by a key, in their order."""
+    found: dict[Any, list[Any]] = {}
+    for result in results:
+        found.setdefault(key(result), []).append(result)
+    return found
 
 
 def cells_of(result: Any, columns: Sequence[Column]) -> list[Cell]:

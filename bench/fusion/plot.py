@@ -9,6 +9,7 @@ from ..core.peers import OURS
 from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR
 from ..core.shapes import MODELS
+from ..core.table import grouped
 from .columns import FusionResult
 from .contestants import COPY_FUSION, PER_TENSOR, POOL_FUSION
 
@@ -20,14 +21,13 @@ _COLUMNS = 2
 def draw(figure: Any, results: Sequence[FusionResult]) -> str:
     """Draw, for each model, the time of a step of each contestant: alone, and with writing the gradients."""
     right = [result for result in results if result.median_us]
-    models = list(dict.fromkeys(result.model for result in right))
+    models = grouped(right, lambda result: result.model)
     columns = min(_COLUMNS, max(len(models), 1))
     rows = max(-(-len(models) // columns), 1)
-    most = max((sum(result.model == model for result in right) for model in models), default=1)
+    most = max(map(len, models.values()), default=1)
     figure.set_size_inches(6 * columns, rows * (1.2 + 0.3 * most) + 0.5)
-    for number, model in enumerate(models):
-        axes = figure.add_subplot(rows, columns, number + 1)
-        _draw_model(axes, model, [result for result in right if result.model == model])
+    for number, (model, found) in enumerate(models.items(), 1):
+        _draw_model(figure.add_subplot(rows, columns, number), model, found)
     return "Medians of the slowest rank's times."
 
 

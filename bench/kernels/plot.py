@@ -7,6 +7,7 @@ from typing import Any
 
 from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR
+from ..core.table import grouped
 from .columns import KernelResult
 
 _COLOURS = {"float32": "#0b5fa5", "float16": "#2a9d8f", "bfloat16": "#7a4fb5"}
@@ -16,12 +17,12 @@ _COPY_COLOUR = "#d1495b"
 def draw(figure: Any, results: Sequence[KernelResult]) -> str:
     """Draw the bandwidth of each kernel, and of the copy, for each size."""
     right = [result for result in results if result.bandwidth_GBps]
-    sizes = list(dict.fromkeys(result.bytes for result in right))
+    sizes = grouped(right, lambda result: result.bytes)
     kernels = list(dict.fromkeys((result.kernel, result.dtype) for result in right))
     figure.set_size_inches(2.5 + 4 * max(len(sizes), 1), 1.6 + 0.24 * len(kernels))
     panels = figure.subplots(1, max(len(sizes), 1), sharey=True, squeeze=False)[0]
-    for axes, size in zip(panels, sizes, strict=False):
-        _draw(axes, size, kernels, [result for result in right if result.bytes == size])
+    for axes, (size, found) in zip(panels, sizes.items(), strict=False):
+        _draw(axes, size, kernels, found)
     if sizes:
         panels[0].set_yticks(range(len(kernels)), [f"{name}, {dtype}" for name, dtype in kernels])
         panels[0].invert_yaxis()

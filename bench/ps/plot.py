@@ -8,22 +8,21 @@ from typing import Any
 from ..core.peers import OURS
 from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
+from ..core.table import grouped
 from .columns import ServerResult
 
 
 def draw(figure: Any, results: Sequence[ServerResult]) -> str:
     """Draw, for each number of servers, the time of a push and pull against the size."""
     right = [result for result in results if result.median_us]
-    numbers = list(dict.fromkeys(result.servers for result in right))
+    numbers = grouped(right, lambda result: result.servers)
     figure.set_size_inches(6 * max(len(numbers), 1), 4.5)
-    for place, servers in enumerate(numbers, 1):
+    for place, (servers, here) in enumerate(numbers.items(), 1):
         axes = figure.add_subplot(1, len(numbers), place)
-        here = [result for result in right if result.servers == servers]
         axes.set_title(f"{here[0].workers} workers, {servers} servers: push and pull, ms")
         ours = list(dict.fromkeys((result.memory, result.wire) for result in here if result.backend == OURS))
-        for backend, *variant in dict.fromkeys((result.backend, result.memory, result.wire) for result in here):
-            memory, wire = variant
-            line = [each for each in here if (each.backend, each.memory, each.wire) == (backend, memory, wire)]
+        lines = grouped(here, lambda result: (result.backend, result.memory, result.wire))
+        for (backend, memory, wire), line in lines.items():
             colour = PEER_COLOURS.get(backend, OTHER_COLOUR)
             axes.plot(
                 [result.bytes for result in line],

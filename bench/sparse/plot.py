@@ -8,6 +8,7 @@ from typing import Any
 from ..core.peers import OURS
 from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS
+from ..core.table import grouped
 from .columns import SparseResult
 from .contestants import CSC
 
@@ -15,10 +16,9 @@ from .contestants import CSC
 def draw(figure: Any, results: Sequence[SparseResult]) -> str:
     """Draw, for each model, step time and bytes sent by a rank against density; dense ones as horizontal lines."""
     right = [result for result in results if result.median_us]
-    models = list(dict.fromkeys(result.model for result in right))
+    models = grouped(right, lambda result: result.model)
     figure.set_size_inches(12, 4 * max(len(models), 1) + 0.5)
-    for row, model in enumerate(models):
-        block = [result for result in right if result.model == model]
+    for row, (model, block) in enumerate(models.items()):
         times, sent = (figure.add_subplot(len(models), 2, 2 * row + side) for side in (1, 2))
         times.set_title(f"{model}, {block[0].parameters / 1e6:.2f} million parameters: a step, ms")
         _draw(times, block, lambda result: (result.refill_median_us or 0.0) / 1e3)
@@ -36,12 +36,9 @@ def _megabytes(result: SparseResult) -> float:
 
 def _draw(axes: Any, results: Sequence[SparseResult], height: Callable[[SparseResult], float]) -> None:
     sparse = [result for result in results if result.method == CSC]
-    lines = list(dict.fromkeys((result.chunk_size, result.wire) for result in sparse))
-    for number, (chunk_size, wire) in enumerate(lines):
-        line = sorted(
-            (result for result in sparse if (result.chunk_size, result.wire) == (chunk_size, wire)),
-            key=lambda result: result.density or 0.0,
-        )
+    lines = grouped(sparse, lambda result: (result.chunk_size, result.wire))
+    for number, ((chunk_size, wire), found) in enumerate(lines.items()):
+        line = sorted(found, key=lambda result: result.density or 0.0)
         axes.plot(
             [result.density or 0.0 for result in line],
             [height(result) for result in line],

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..core.environment import environment_lines, readable
-from ..core.table import Column, cells_of, name
+from ..core.table import Column, cells_of, grouped, name
 from .colours import BASELINE, colours_of, family
 from .columns import LAYOUT
 from .entry import Entry
@@ -100,7 +100,7 @@ def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], rema
     """Make the page of the results of all models, including wrong ones."""
     from jinja2 import Environment
 
-    models = list(dict.fromkeys(result.model for result in results))
+    models = grouped(results, lambda result: result.model)
     ways = len({result.entry for result in results if not result.entry.is_reference})
     lines = environment_lines(environment)
     lines[1] += f", PyTorch {environment['torch']}; {readable(environment['date'])}"
@@ -114,7 +114,7 @@ def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], rema
             wrong=any(result.wrong for result in results),
             checked=_checked(results),
             remarks=remarks,
-            models=[_model([result for result in results if result.model == model], results) for model in models],
+            models=[_model(found, results) for found in models.values()],
             legend=LAYOUT.explain(results),
         )
     )

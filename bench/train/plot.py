@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.plot import plain_numbers
+from ..core.table import grouped
 from .colours import colours_of
 from .entry import NONE, Entry
 from .results import TrainResult, milliseconds
@@ -21,13 +22,12 @@ def draw(figure: Any, results: Sequence[TrainResult]) -> str:
     The latter over steps, or with stragglers over time.
     """
     right = [result for result in results if result.figures is not None]
-    models = list(dict.fromkeys(result.model for result in right))
+    models = grouped(right, lambda result: result.model)
     timed = any(result.entry == Entry(NONE) for result in right)
-    most = max((sum(result.model == model for result in right) for model in models), default=1)
+    most = max(map(len, models.values()), default=1)
     colours = colours_of(result.entry for result in results)
     figure.set_size_inches(12, max(len(models), 1) * (1.8 + 0.28 * most) + 0.5)
-    for row, model in enumerate(models):
-        block = [result for result in right if result.model == model]
+    for row, (model, block) in enumerate(models.items()):
         left = figure.add_subplot(len(models), 2, 2 * row + 1)
         other = figure.add_subplot(len(models), 2, 2 * row + 2)
         left.set_title(f"{model}, {block[0].parameters / 1e6:.2f} million parameters: loss")

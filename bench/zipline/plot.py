@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.table import grouped
 from .columns import ZiplineResult
 
 
 def draw(figure: Any, results: Sequence[ZiplineResult]) -> str:
     """Draw the time of each search over the number of workers, for each lookahead."""
     right = [result for result in results if result.median_us is not None]
-    lookaheads = list(dict.fromkeys(result.lookahead for result in right))
+    lookaheads = grouped(right, lambda result: result.lookahead)
     algorithms = list(dict.fromkeys(result.algorithm for result in right))
     figure.set_size_inches(2 + 4 * max(len(lookaheads), 1), 4.2)
     panels = figure.subplots(1, max(len(lookaheads), 1), sharey=True, squeeze=False)[0]
-    for axes, lookahead in zip(panels, lookaheads, strict=False):
-        for number, algorithm in enumerate(algorithms):
-            line = sorted(
-                (result.workers, result.median_us or 0.0)
-                for result in right
-                if result.lookahead == lookahead and result.algorithm == algorithm
-            )
-            axes.plot(*zip(*line, strict=True), "o-", color=f"C{number}", linewidth=1.4, markersize=4, label=algorithm)
+    for axes, (lookahead, found) in zip(panels, lookaheads.items(), strict=False):
+        for algorithm, line in grouped(found, lambda result: result.algorithm).items():
+            points = sorted((result.workers, result.median_us) for result in line)
+            colour = f"C{algorithms.index(algorithm)}"
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=1.4, markersize=4, label=algorithm)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("workers")
