@@ -20,6 +20,7 @@ from gradientflow.strategies.update import Iteration, Kind, Report, Update
 
 from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
 from .places import PlacedSynchronizer
+from .state import check_keys, check_names, check_rank, in_order
 
 
 class ArraySynchronizer(PlacedSynchronizer):
@@ -299,20 +300,10 @@ class ArraySynchronizer(PlacedSynchronizer):
         entries = self._entries()
         if not entries:
             return
-        missing = {"names", "rank", "ranks", *entries} - set(state)
-        if missing:
-            message = f"this is not the state of {self.strategy.name}: it has no {', '.join(sorted(missing))}"
-            raise ArgumentError(message)
-        mine, theirs = (self.comm.rank, self.comm.size), (state["rank"], state["ranks"])
-        if state["rank"] is not None and mine != theirs:
-            message = (
-                f"this is the state of rank {theirs[0]} of {theirs[1]}, and this is rank {mine[0]} of {mine[1]}: each "
-                "rank loads its own, and any rank what consolidated_state_dict() gave"
-            )
-            raise ArgumentError(message)
-        if sorted(state["names"]) != sorted(self.layout.names):
-            message = "the state is of another model, whose tensors have other names"
-            raise ArgumentError(message)
+        check_keys(self.strategy.name, {"names", "rank", "ranks", *entries}, state)
+        if state["rank"] is not None:
+            check_rank(self.comm, state)
+        check_names(self.layout, state)
         for name, value in entries.items():
             if _shapes(value) != _shapes(self._in_order(state[name], state["names"])):
                 message = f"the state is of another model: its {name} have other shapes"
@@ -332,16 +323,13 @@ class ArraySynchronizer(PlacedSynchronizer):
         for name in self.state_names:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, list) and len(mine) == len(self.layout) and len(theirs) == len(other.layout):
-                there = dict(zip(other.layout.names, theirs, strict=True))
-                theirs = [there.get(key, own) for key, own in zip(self.layout.names, mine, strict=True)]
+                theirs = in_order(theirs, other.layout.names, self.layout, mine)
             self._take({name: theirs})
 
     def _in_order(self, value: Any, names: Sequence[str]) -> Any:
         """Return a list with an item for each tensor in the order of the layout, and any other value as it is."""
-        if not isinstance(value, list) or len(value) != len(names):
-            return value
-        there = dict(zip(names, value, strict=True))
-        return [there[name] for name in self.layout.names]
+        is_per_tensor = isinstance(value, list) and len(value) == len(names)
+        return in_order(value, names, self.layout) if is_per_tensor else value
 
     def _take(self, values: Mapping[str, Any]) -> None:
         """Set entries of the state: arrays in place, everything else as a copy."""

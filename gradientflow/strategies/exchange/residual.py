@@ -13,6 +13,7 @@ from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.update import Report
 
 from .pooled import PoolSynchronizer
+from .state import check_keys
 
 
 class ResidualSynchronizer(PoolSynchronizer):
@@ -72,9 +73,7 @@ class ResidualSynchronizer(PoolSynchronizer):
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise unless the state is for these tensors, in any order."""
-        if not {"names", "pools"} <= set(state):
-            message = f"this is not the state of {self.strategy.name}"
-            raise ArgumentError(message)
+        check_keys(self.strategy.name, ("names", "pools"), state)
         order = {name: number for number, name in enumerate(state["names"])}
         for (dtype, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             mine = [self.layout.names[i] for i in indices]

@@ -27,6 +27,7 @@ from gradientflow.strategies.update import Settings, SettingsOf, Update
 
 from .nonfinite import nonfinite_error
 from .places import PlacedSynchronizer
+from .state import check_keys, check_names, in_order
 
 Array = npt.NDArray[np.float32]
 
@@ -368,12 +369,8 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise unless the state is for these tensors."""
-        if not {"names", "pushes", "server"} <= set(state):
-            message = f"this is not the state of {self.strategy.name}"
-            raise ArgumentError(message)
-        if sorted(state["names"]) != sorted(self.layout.names):
-            message = "the state is of another model, whose tensors have other names"
-            raise ArgumentError(message)
+        check_keys(self.strategy.name, ("names", "pushes", "server"), state)
+        check_names(self.layout, state)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state, or begin anew with the weights of rank 0. Collective."""
@@ -396,16 +393,14 @@ class ServedSynchronizer(PlacedSynchronizer):
             theirs, mine = other.server.state_dict(), self.server.state_dict()
             for name, value in mine.items():
                 if _is_per_tensor(value, len(self.layout)) and name in theirs:
-                    there = dict(zip(other.layout.names, theirs[name], strict=True))
-                    mine[name] = [there.get(key, own) for key, own in zip(self.layout.names, value, strict=True)]
+                    mine[name] = in_order(theirs[name], other.layout.names, self.layout, value)
             mine |= {name: theirs[name] for name in self.server.optimizer.counts}
             self.server.load_state_dict(mine)
 
     def _in_order(self, state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         """Return a state with its tensors in the order of the layout."""
-        places = [names.index(name) for name in self.layout.names]
         return {
-            key: [value[place] for place in places] if _is_per_tensor(value, len(names)) else value
+            key: in_order(value, names, self.layout) if _is_per_tensor(value, len(names)) else value
             for key, value in state.items()
         }
 

@@ -18,6 +18,7 @@ from gradientflow.handle import Handle
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
 from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_offsets
+from gradientflow.strategies.exchange.state import check_keys
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
 from gradientflow.strategies.predict.explanation import Explanation, Subject
@@ -408,9 +409,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise unless it is a state of hpsgd."""
-        if "rounds" not in state:
-            message = "this is not the state of hpsgd: it has no rounds"
-            raise ArgumentError(message)
+        check_keys("hpsgd", ["rounds"], state)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state. Collective.

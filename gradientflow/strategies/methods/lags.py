@@ -15,6 +15,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.pools.base import native_threshold
 from gradientflow.strategies.contract import Synchronizer
+from gradientflow.strategies.exchange.state import in_order
 from gradientflow.strategies.exchange.top_k import (
     TopKStrategy,
     TopKSynchronizer,
@@ -301,8 +302,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         """Take residuals and ratios of another synchronizer, by the names of tensors, and its iteration."""
         assert isinstance(other, AdaptiveSynchronizer)
         super().take_over(other)
-        there = dict(zip(other.layout.names, other.ratios, strict=True))
-        self.ratios = [there.get(name, own) for name, own in zip(self.layout.names, self.ratios, strict=True)]
+        self.ratios = in_order(other.ratios, other.layout.names, self.layout, self.ratios)
         self._next_fit = other._next_fit
 
 

@@ -17,6 +17,7 @@ from gradientflow.policies import BSP, Policy
 from gradientflow.server.parameter_server import Push
 from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.served import ServedStrategy, ServedSynchronizer
+from gradientflow.strategies.exchange.state import check_rank, in_order
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.link import median_seconds
 from gradientflow.strategies.update import Profile
@@ -278,13 +279,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         super().check_state_dict(state)
         if "rank" not in state:
             return
-        mine, theirs = (self.comm.rank, self.comm.size), (state["rank"], state["ranks"])
-        if mine != theirs:
-            message = (
-                f"this is the state of rank {theirs[0]} of {theirs[1]}, and this is rank {mine[0]} of {mine[1]}: each "
-                "rank loads its own, and any rank what consolidated_state_dict() gave"
-            )
-            raise ArgumentError(message)
+        check_rank(self.comm, state)
         if not {*self._entries(), "is_pulling", "was_skipped", "has_pre_weights"} <= set(state):
             message = f"the state is of another local update than {self.strategy.local_update}"
             raise ArgumentError(message)
@@ -297,9 +292,8 @@ class DelayedSynchronizer(ServedSynchronizer):
                 square[...] = 0
             return
         for name, values in self._entries().items():
-            there = dict(zip(state["names"], state[name], strict=True))
-            for key, each in zip(self.layout.names, values, strict=True):
-                each[...] = there[key]
+            for mine, saved in zip(values, in_order(state[name], state["names"], self.layout), strict=True):
+                mine[...] = saved
         self._has_pre_weights, self._was_skipped = bool(state["has_pre_weights"]), bool(state["was_skipped"])
         if state["is_pulling"]:
             self._begin_pull()
@@ -319,9 +313,9 @@ class DelayedSynchronizer(ServedSynchronizer):
             pre_weight[...] = weight
         theirs = other._entries()
         for name, values in self._entries().items():
-            there = dict(zip(other.layout.names, theirs[name], strict=True))
-            for key, each in zip(self.layout.names, values, strict=True):
-                each[...] = there.get(key, each)
+            found = in_order(theirs[name], other.layout.names, self.layout, values)
+            for mine, taken in zip(values, found, strict=True):
+                mine[...] = taken
         if is_pulling:
             self._begin_pull()
 

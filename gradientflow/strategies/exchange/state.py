@@ -1,0 +1,50 @@
+"""States of synchronizers: whose they are, and their items in another order of the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.strategies.layout import Layout
+
+
+def check_keys(name: str, needed: Iterable[str], state: Mapping[str, Any]) -> None:
+    """Raise unless a state of the strategy of this name has these keys."""
+    missing = set(needed) - set(state)
+    if missing:
+        message = f"this is not the state of {name}: it has no {', '.join(sorted(missing))}"
+        raise ArgumentError(message)
+
+
+def check_names(layout: Layout, state: Mapping[str, Any]) -> None:
+    """Raise unless the tensors of a state are those of the layout, in any order."""
+    if sorted(state["names"]) != sorted(layout.names):
+        message = "the state is of another model, whose tensors have other names"
+        raise ArgumentError(message)
+
+
+def check_rank(comm: Communicator, state: Mapping[str, Any]) -> None:
+    """Raise unless a state is of this rank, of as many ranks."""
+    mine, theirs = (comm.rank, comm.size), (state["rank"], state["ranks"])
+    if mine != theirs:
+        message = (
+            f"this is the state of rank {theirs[0]} of {theirs[1]}, and this is rank {mine[0]} of {mine[1]}: each "
+            "rank loads its own, and any rank what consolidated_state_dict() gave"
+        )
+        raise ArgumentError(message)
+
+
+def in_order(values: Sequence[Any], names: Sequence[str], layout: Layout, instead: Sequence[Any] | None = None) -> Any:
+    """Return a list with an item for each tensor of `names`, in the order of the layout.
+
+    Tensors that `names` lacks have the items of `instead`.
+    """
+    there = dict(zip(names, values, strict=True))
+    if instead is None:
+        return [there[name] for name in layout.names]
+    return [there.get(name, own) for name, own in zip(layout.names, instead, strict=True)]
+
+
+__all__ = ["check_keys", "check_names", "check_rank", "in_order"]
