@@ -85,7 +85,7 @@ class LoopSource:
 
     def __init__(self, loop: ArrayLoop, loss_scale: LossScale | float | str | None) -> None:
         if loss_scale is not None:
-            message = "a loop of training has its loss scale: give it to ArrayLoop"
+            message = "a training loop has its loss scale: give it to ArrayLoop"
             raise ArgumentError(message)
         self._loop = loop
         self.rate_in_momentum = loop.strategy.step == "core_rate_in_momentum"

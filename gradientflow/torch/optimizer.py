@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, GradientFlowError, NonFiniteError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, NonFiniteError
 from gradientflow.job import init
 from gradientflow.pools.base import RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Settings, Strategy, Synchronizer, as_strategy
-from gradientflow.training import Loop, LossScale, require_same
+from gradientflow.training import Batches, Loop, LossScale, TrainingState, join, require_same
 
 from . import checkpoint, devices
 from .direct_layer import write_as_usual, write_directly
@@ -179,7 +179,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._pooled: set[int] = set()  # parameters, by their ids
         self._task = _NO_TASK  # the id of the current backward pass
         self._bytes_copied = 0  # to places of synchronizers that are closed
-        self._is_joining_alone = False
+        self._alone = Batches()  # without a loop
         self._closed = False
         self._owns_comm = comm is None
         trained = self._trained()
@@ -261,15 +261,13 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._loop is None or not self._loop.synchronizer.has_state:
             self._check_state(state_dict, own)
         else:
-            error = None
-            try:
+
+            def check() -> None:
                 self._check_state(state_dict, own)
-            except GradientFlowError as caught:
-                error = caught
-            self._loop.agree_on_state(own, error)
-            if self.strategy.gradients != "mean":
-                self._check_weights()
-            self._loop.load_synchronizer(own)
+                if self.strategy.gradients != "mean":
+                    self._check_weights()
+
+            self._state.load(own, check)
             if self._gradients is not None and self.strategy.gradients != "mean":
                 torch.autograd.graph.increment_version(self._gradients.parameters)
         self._load(state_dict, own)
@@ -325,7 +323,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             return self._inner.step() if closure is None else self._inner.step(closure)
         if self.strategy.gradients == "consumed":
             self._refuse_late_changes(closure)
-        if closure is not None and loop.is_joining:
+        if closure is not None and loop.batches.are_uneven:
             message = "step(closure) does not work inside join(): other ranks may be out of batches"
             raise ArgumentError(message)
         if self._fused_step is not None:
@@ -550,28 +548,13 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._loop is not None and self._loop.synchronizer.shared is not None:
             message = "join() does not go with share='node': every rank makes a part of every step"
             raise ArgumentError(message)
-        if self._loop is None:
-            with self._alone_in_join():
-                yield
-            return
-        with self._loop.join():
+        with self._alone.uneven() if self._loop is None else join(self._loop, self._broadcast_from):
             yield
-            root = self._loop.take_part_until_all_have_left()
-            if root is not None:
-                broadcast_parameters(dict(self._model.named_parameters()), root, comm=self.comm)
-                broadcast_optimizer_state(self, root, comm=self.comm)
 
-    @contextmanager
-    def _alone_in_join(self) -> Iterator[None]:
-        """Refuse a nested join, as with several ranks."""
-        if self._is_joining_alone:
-            message = "join() is already under way"
-            raise ArgumentError(message)
-        self._is_joining_alone = True
-        try:
-            yield
-        finally:
-            self._is_joining_alone = False
+    def _broadcast_from(self, root: int) -> None:
+        """Broadcast the root's parameters and optimizer state. Collective."""
+        broadcast_parameters(dict(self._model.named_parameters()), root, comm=self.comm)
+        broadcast_optimizer_state(self, root, comm=self.comm)
 
     @property
     def synchronizer(self) -> Synchronizer | None:
@@ -727,7 +710,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             loss_scale=self.loss_scale,
             previous=before,
         )
-        self._loop.rates.now = self._rates
+        self._loop.status.rates.now = self._rates
         if before is not None:
             before.close()
         self._loop.synchronizer.check_settings(gradients.settings)
@@ -804,20 +787,22 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             return state
         of_core = {"momentum": {}, "master_weights": {}} if self._fused_step is None else self._fused_step.state()
         if of_strategy == "consolidated":
-            own = self._loop.consolidated_state(self._kind)
+            own = self._state.consolidated()
             if self.strategy.gradients != "mean":
                 state, of_core = checkpoint.consolidated(self.comm, state, of_core)
         else:
-            own = self._loop.state(self._kind, self._loop.synchronizer.state_dict() if of_strategy == "own" else None)
+            own = self._state.own() if of_strategy == "own" else self._state.common()
         if self._fused_step is None and not own["synchronizer"]:
             return state
         return {**state, checkpoint.KEY: {**checkpoint.with_tensors(own), **of_core}}
 
     @property
-    def _kind(self) -> str:
-        """The kind of state, which has to be the same for loading."""
+    def _state(self) -> TrainingState:
+        """The state of training; its kind has to be the same for loading."""
+        assert self._loop is not None
         rate = "inside" if self.strategy.step == "core_rate_in_momentum" else "outside"
-        return f"{self.strategy.name} with {type(self._inner).__name__}, the learning rate {rate} of momentum"
+        kind = f"{self.strategy.name} with {type(self._inner).__name__}, the learning rate {rate} of momentum"
+        return TrainingState(self._loop, kind)
 
     def _common_state_dict(self) -> dict[str, Any]:
         """Return the part of the state that is the same on all ranks."""
@@ -841,13 +826,13 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._fused_step is not None:
             checkpoint.check_groups(self._inner, state_dict)
         if own is not None:
-            self._loop.check_state(own, self._kind)
+            self._state.check(own)
 
     def _load(self, state_dict: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Load a checked state dict, except for the state of the strategy."""
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != checkpoint.KEY})
         if self._loop is not None:
-            self._loop.load_loss_scale(own)
+            self._state.load_loss_scale(own)
         if self._fused_step is None:
             return
         for parameter, name, buffer in checkpoint.buffers(self._inner, state_dict):

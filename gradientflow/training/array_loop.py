@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from gradientflow.strategies import Explanation, Layout, Settings, Strategy, Syn
 
 from .loop import Loop
 from .loss_scale import LossScale
+from .state import TrainingState
+from .uneven import join
 
 
 class Optimizer(Protocol):
@@ -97,7 +99,8 @@ class ArrayLoop:
         self._tensors = _Arrays()
         self._optimizer: Optimizer | None = None
         self._loop = Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)
-        self._loop.fix_order()
+        self._loop.backward_order.is_known = True  # that of `weights`
+        self._state = TrainingState(self._loop, self.strategy.name)
         if self.synchronizer.shared is not None:
             self.close()
             message = f"{self.strategy!r}: arrays stay where they are, and only gradientflow.torch shares weights"
@@ -173,21 +176,20 @@ class ArrayLoop:
         """Give up the iteration, for example after an exception; the other ranks get `AbandonedError`."""
         self._loop.zero(set_to_none=True)
 
-    @contextmanager
-    def join(self) -> Iterator[None]:
+    def join(self) -> AbstractContextManager[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
         A rank that leaves the block contributes zeros until all have left it. Then all get the weights and the
         optimizer state of a rank that had the most iterations.
         """
-        with self._loop.join():
-            yield
-            root = self._loop.take_part_until_all_have_left()
-            if root is not None:
-                for weight in self._loop.layout.weights:
-                    self.comm.broadcast(weight, root)
-                if self._optimizer is not None:
-                    self._optimizer.broadcast_state(self.comm, root)
+        return join(self._loop, self._broadcast)
+
+    def _broadcast(self, root: int) -> None:
+        """Broadcast the root's weights and optimizer state. Collective."""
+        for weight in self._loop.layout.weights:
+            self.comm.broadcast(weight, root)
+        if self._optimizer is not None:
+            self._optimizer.broadcast_state(self.comm, root)
 
     def finish(self) -> None:
         """End training: complete communication under way, and leave the same weights on all ranks. Collective."""
@@ -227,11 +229,11 @@ class ArrayLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's checkpoint of strategy and loss scale. Does not communicate."""
-        return self._loop.state(self.strategy.name, self._loop.synchronizer.state_dict())
+        return self._state.own()
 
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return a state that any number of ranks can load, the same on all. Collective."""
-        return self._loop.consolidated_state(self.strategy.name)
+        return self._state.consolidated()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state. Collective.
@@ -241,14 +243,8 @@ class ArrayLoop:
         gradientflow.errors.ArgumentError
             On every rank, if the state is of other tensors or another strategy. Nothing is changed then.
         """
-        error = None
-        try:
-            self._loop.check_state(state, self.strategy.name)
-        except ArgumentError as caught:
-            error = caught
-        self._loop.agree_on_state(state, error)
-        self._loop.load_synchronizer(state)
-        self._loop.load_loss_scale(state)
+        self._state.load(state, lambda: self._state.check(state))
+        self._state.load_loss_scale(state)
         if self._optimizer is not None:
             self._optimizer.update_masters()
 
@@ -256,7 +252,7 @@ class ArrayLoop:
         """Use the settings of an optimizer, such as learning rates, and its master weights."""
         self._loop.synchronizer.check_settings(settings)
         self._loop.settings = settings
-        self._loop.rates.now = lambda: (settings(0).rate,)
+        self._loop.status.rates.now = lambda: (settings(0).rate,)
         self._loop.use_masters(optimizer.masters, optimizer.round_masters, optimizer.update_masters)
         self._optimizer = optimizer
 

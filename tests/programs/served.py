@@ -39,7 +39,7 @@ def flat(arrays: Any) -> Floats:
 
 
 class Training:
-    """A loop of training with its optimizer."""
+    """A training loop with its optimizer."""
 
     def __init__(self, comm: gf.Communicator, words: str, dtype: Any = np.float32, **options: Any) -> None:
         rates = {"lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY}

@@ -1,0 +1,44 @@
+"""The order in which backpropagation reaches tensors, learned in the first iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradientflow.communicator import Communicator
+
+
+class BackwardOrder:
+    """Learns the order in which rank 0's gradients become final.
+
+    Attributes
+    ----------
+    is_known : bool
+        Whether the order is known, or does not matter.
+    """
+
+    def __init__(self, is_known: bool) -> None:
+        self.is_known = is_known
+        self._seen: list[int] = []
+
+    def note(self, final: Sequence[int]) -> None:
+        """Note the tensors whose gradients are final in this iteration, in their order on this rank."""
+        if not self.is_known:
+            self._seen = list(final)
+
+    def learn(self, comm: Communicator, count: int) -> list[int] | None:
+        """Return the order of all tensors, if it becomes known now. Collective, unless it is known."""
+        if self.is_known:
+            return None
+        seen = [*self._seen, *(index for index in range(count) if index not in set(self._seen))]
+        everything = np.array([bool(self._seen), *seen], np.int64)
+        comm.broadcast(everything)
+        if not everything[0]:
+            return None
+        self.is_known = True
+        order: list[int] = everything[1:].tolist()
+        return order
+
+
+__all__ = ["BackwardOrder"]

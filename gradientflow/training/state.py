@@ -1,0 +1,109 @@
+"""The state of training, as a checkpoint has it: of the strategy, of the loss scale, and whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from gradientflow.agreement import raise_together, require_same
+from gradientflow.errors import ArgumentError, GradientFlowError
+
+from .consolidation import consolidated
+from .loop import Loop
+
+_KEYS = {"of", "shapes", "loss_scale", "order_is_known", "synchronizer"}
+
+
+class TrainingState:
+    """Returns and loads the state of a training loop, for all frameworks.
+
+    Parameters
+    ----------
+    loop : Loop
+        The training loop.
+    kind : str
+        What has to be the same for loading, such as the name of the strategy.
+    """
+
+    def __init__(self, loop: Loop, kind: str) -> None:
+        self._loop = loop
+        self._kind = kind
+
+    def own(self) -> dict[str, Any]:
+        """Return this rank's state. Does not communicate."""
+        return self._with(self._loop.synchronizer.state_dict())
+
+    def common(self) -> dict[str, Any]:
+        """Return the state that is the same on all ranks, without that of the strategy. Does not communicate."""
+        return self._with(None)
+
+    def consolidated(self) -> dict[str, Any]:
+        """Return a state that any number of ranks can load, the same on all. Collective."""
+        state = self._with(self._loop.synchronizer.consolidated_state_dict())
+        return cast("dict[str, Any]", consolidated(self._loop.comm, state, means=False))
+
+    def _with(self, of_synchronizer: Mapping[str, Any] | None) -> dict[str, Any]:
+        scale = self._loop.loss_scale
+        return {
+            "of": self._kind,
+            "shapes": self._shapes,
+            "loss_scale": None if scale is None else scale.state_dict(),
+            "order_is_known": self._loop.backward_order.is_known,
+            "synchronizer": of_synchronizer,
+        }
+
+    @property
+    def _shapes(self) -> dict[str, list[int]]:
+        layout = self._loop.layout
+        return {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise unless a state is of this kind and of a model with these tensors."""
+        missing = _KEYS - set(state)
+        if missing:
+            message = f"the state has no {', '.join(sorted(missing))}: it was not made by a DistributedOptimizer"
+            raise ArgumentError(message)
+        if state["of"] != self._kind:
+            message = f"the state is of {state['of']}, and this is {self._kind}"
+            raise ArgumentError(message)
+        shapes = self._shapes
+        for name, shape in shapes.items():
+            if name not in state["shapes"]:
+                message = f"the state is of another model, which has no {name}"
+                raise ArgumentError(message)
+            if list(state["shapes"][name]) != shape:
+                message = f"the state is of another model, whose {name} has shape {state['shapes'][name]}, not {shape}"
+                raise ArgumentError(message)
+        for name in state["shapes"]:
+            if name not in shapes:
+                message = f"the state is of another model, which has {name}"
+                raise ArgumentError(message)
+        if state["synchronizer"] is not None:
+            self._loop.synchronizer.check_state_dict(state["synchronizer"])
+
+    def load(self, state: Mapping[str, Any] | None, check: Callable[[], object]) -> None:
+        """Load the strategy's part of a state; without one, the strategy begins anew. Collective.
+
+        `check` raises unless this rank can load it. Nothing is changed if it does so on any rank, or if the states of
+        the ranks do not belong together.
+        """
+        error = None
+        try:
+            check()
+        except GradientFlowError as caught:
+            error = caught
+        raise_together(self._loop.comm, error)
+        own = None if state is None else state["synchronizer"]
+        entries = {"the kind of state": "a state of an optimizer alone" if own is None else "a state of a strategy"}
+        entries |= {} if own is None else self._loop.synchronizer.summary(own)
+        require_same(self._loop.comm, "states", entries)
+        self._loop.load(own, state is not None and bool(state["order_is_known"]))
+
+    def load_loss_scale(self, state: Mapping[str, Any] | None) -> None:
+        """Load the loss scale of a state."""
+        scale = self._loop.loss_scale
+        if state is not None and state["loss_scale"] is not None and scale is not None:
+            scale.load_state_dict(state["loss_scale"])
+
+
+__all__ = ["TrainingState"]

@@ -1,0 +1,105 @@
+"""The status that travels with gradients: which tensors have one, which ranks have batches, which gave up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.communicator import Communicator
+
+from .rates import Rates
+
+Numbers = npt.NDArray[np.float64]
+
+
+class Outcome(NamedTuple):
+    """What the ranks have said in an exchange.
+
+    Attributes
+    ----------
+    present : sequence of bool or None
+        Which tensors have a gradient on any rank; None if all have one on all ranks.
+    any_has_batches : bool
+        Whether any rank has batches.
+    given_up : list of int
+        The ranks that gave up the iteration.
+    rates_differ : bool
+        Whether two ranks make steps with different learning rates.
+    """
+
+    present: Sequence[bool] | None
+    any_has_batches: bool
+    given_up: list[int]
+    rates_differ: bool
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether all ranks drop the iteration."""
+        return bool(self.given_up) or self.rates_differ
+
+
+class Status:
+    """Writes this rank's status into `Synchronizer.extra`, and reads that of all from the means.
+
+    It has, for each tensor, 1 if it has a gradient on this rank; 1 if any tensor has none; 1 unless this rank is out of
+    batches; for each rank, 1 if it gives up the iteration; the learning rates, as `Rates` encodes them. A mean is
+    nonzero if the number is nonzero on any rank, so no further communication is needed.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    tensors : int
+        How many tensors there are.
+    is_sent : bool
+        Whether gradients are averaged, and the status with them. Otherwise a rank knows only its own.
+
+    Attributes
+    ----------
+    count : int
+        How many numbers are sent.
+    rates : Rates
+        The learning rates, which are compared if all ranks make the same step.
+    """
+
+    def __init__(self, comm: Communicator, tensors: int, is_sent: bool) -> None:
+        self.rates = Rates()
+        self._rank = comm.rank
+        self._tensors = tensors
+        self._complete = np.array([1.0] * tensors + [0.0, 1.0] + [0.0] * comm.size) if is_sent else np.zeros(0)
+        self.count = len(self._complete) + Rates.numbers if is_sent else 0
+
+    def write(
+        self, extra: Numbers, used: Sequence[bool] | None, has_batches: bool = True, gives_up: bool = False
+    ) -> None:
+        """Write the status, with the tensors that have a gradient in `used`; None if all have one."""
+        if not self.count:
+            return
+        status = extra[: len(self._complete)]
+        status[:] = self._complete
+        if used is not None:
+            status[: self._tensors] = used
+            status[self._tensors] = 1
+            status[self._tensors + 1] = has_batches
+            status[self._tensors + 2 + self._rank] = gives_up
+        self.rates.write(extra[len(self._complete) :], has_step=has_batches and not gives_up)
+
+    def read(self, means: Numbers, used: Sequence[bool]) -> Outcome:
+        """Read the means over the ranks; where none are sent, the outcome is that of this rank."""
+        if not self.count:
+            return Outcome(used, True, [], False)
+        status = means[: len(self._complete)]
+        present = (status[: self._tensors] != 0).tolist() if status[self._tensors] else None
+        given_up = np.flatnonzero(status[self._tensors + 2 :]).tolist()
+        rates_differ = Rates.differ(means[len(self._complete) :])
+        return Outcome(present, self.any_has_batches(means), given_up, rates_differ)
+
+    def any_has_batches(self, means: Numbers) -> bool:
+        """Tell whether any rank has batches, also where the exchange has raised an error."""
+        return not self.count or bool(means[self._tensors + 1])
+
+
+__all__ = ["Outcome", "Status"]
