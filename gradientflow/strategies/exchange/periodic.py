@@ -39,19 +39,24 @@ class PeriodicStrategy(Strategy):
     ----------
     period : int
         Steps from one exchange to the next.
-    fragments : int, default 1
+
+    Attributes
+    ----------
+    fragments : int
         Parts of the model, which take turns: each is exchanged every `period` steps.
-    delay : int, default 0
+    delay : int
         Steps after which the result of an exchange is applied; it travels meanwhile. Below `period`.
-    mixing : float, optional
+    mixing : float or None
         The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
-    wire : {"float16", "bfloat16"}, optional
+    wire : {"float16", "bfloat16"} or None
         What values are rounded to between nodes.
     """
 
     gradients = "local"
-    options = ("wire",)
-    wire: str | None
+    fragments: int = 1
+    delay: int = 0
+    mixing: float | None = None
+    wire: str | None = None
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
     nesterov: bool = False
@@ -59,23 +64,14 @@ class PeriodicStrategy(Strategy):
         ("density", "ratio"), "sparse_loco is the method that sends the largest changes of weights and keeps the rest"
     )
 
-    def __init__(
-        self,
-        period: int,
-        *,
-        fragments: int = 1,
-        delay: int = 0,
-        mixing: float | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, period: int, **options: Any) -> None:
         super().__init__(**options)
         self.period = checked_int("period", period, 1)
-        self.fragments = checked_int("fragments", fragments, 1)
+
+    def _apply_later(self, delay: int, mixing: float | None) -> None:
+        """Check and keep when the result of an exchange is applied, and the share of a rank's own weights then."""
         self.delay = checked_int("delay", delay)
         self.mixing = mixing
-        if self.fragments > self.period:
-            message = f"fragments is at most period, {self.period}, not {fragments!r}"
-            raise ArgumentError(message)
         if self.delay >= self.period:
             message = f"delay is below period, {self.period}, not {delay!r}"
             raise ArgumentError(message)

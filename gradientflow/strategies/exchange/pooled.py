@@ -124,6 +124,8 @@ class PoolSynchronizer(Synchronizer):
         self.pools: tuple[Any, ...] = tuple(pools)
         if all(isinstance(pool, GradientPool) for pool in pools):
             self.gradient_source = "any_place"
+        # `ready` of a GradientPool is an object of the core (`gradientflow._fast_paths`): a call goes on in
+        # bindings/bind_gradient_pool.cpp, and from there in engine::GradientPool::ready, which sends what is complete.
         places = {
             index: partial(pool.ready, place)
             for pool, (_, indices) in zip(pools, layout.groups, strict=True)

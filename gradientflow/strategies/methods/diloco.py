@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradientflow.arguments import checked_float
+from gradientflow.arguments import checked_float, checked_int
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.periodic import PeriodicStrategy
 
@@ -36,6 +36,7 @@ class DiLoCo(PeriodicStrategy):
     """
 
     name = "diloco"
+    options = ("wire",)
 
     def __init__(
         self,
@@ -44,9 +45,17 @@ class DiLoCo(PeriodicStrategy):
         outer_momentum: float = 0.9,
         *,
         nesterov: bool = True,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(period, **options)
+        self._apply_later(delay, mixing)
+        self.fragments = checked_int("fragments", fragments, 1)
+        if self.fragments > self.period:
+            message = f"fragments is at most period, {self.period}, not {fragments!r}"
+            raise ArgumentError(message)
         if not checked_float("outer_rate", outer_rate) > 0:
             message = f"outer_rate is above 0, not {outer_rate!r}"
             raise ArgumentError(message)

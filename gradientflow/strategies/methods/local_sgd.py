@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradientflow.strategies.exchange.periodic import PeriodicStrategy
 
 
@@ -26,10 +28,11 @@ class LocalSGD(PeriodicStrategy):
         "diloco has it; diloco(outer_rate=1.0, outer_momentum=0.0) is local_sgd",
     )
 
-    def __init__(
-        self, period: int = 8, *, delay: int = 0, mixing: float | None = None, wire: str | None = None
-    ) -> None:
-        super().__init__(period, delay=delay, mixing=mixing, wire=wire)
+    options = ("wire",)
+
+    def __init__(self, period: int = 8, *, delay: int = 0, mixing: float | None = None, **options: Any) -> None:
+        super().__init__(period, **options)
+        self._apply_later(delay, mixing)
 
 
 __all__ = ["LocalSGD"]

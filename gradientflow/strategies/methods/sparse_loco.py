@@ -48,8 +48,8 @@ class SparseLoCo(PeriodicStrategy):
         | {"wire": "what it sends has two bits already", "outer_momentum": "the residuals take its place"}
     )
 
-    def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95) -> None:
-        super().__init__(period)
+    def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95, **options: Any) -> None:
+        super().__init__(period, **options)
         if not checked_float("outer_rate", outer_rate) > 0:
             message = f"outer_rate is above 0, not {outer_rate!r}"
             raise ArgumentError(message)
