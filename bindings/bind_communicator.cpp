@@ -59,9 +59,10 @@ void synchronize(const collective::Placement& placement) {
 BoundCall bind_call(const Communicator& communicator, Request request, const LabelText& label, py::handle x,
                     py::handle out) {
   const bool is_root = request.root == communicator.rank();
-  const bool in_place = out.is_none() && engine::works_in_place(request.kind);
-  const bool puts_in = engine::has_input(request.kind, is_root);
-  const bool gets = engine::has_result(request.kind, is_root);
+  const transport::KindTraits& traits = transport::traits_of(request.kind);
+  const bool in_place = out.is_none() && traits.is_in_place;
+  const bool puts_in = traits.has_input(is_root);
+  const bool gets = traits.has_result(is_root);
   BoundCall bound;
   if (puts_in) {
     bound.input = view_tensor(x, in_place && gets ? Access::write : Access::read, "the tensor");

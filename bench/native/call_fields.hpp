@@ -186,7 +186,7 @@ Call call_of(const pybind11::sequence& values, const pybind11::dict& named = {})
   each_field(call, [&](const char* name, auto& field) {
     if (given < values.size()) {
       set(field, values[given++]);
-    } else if (named.contains(name)) {
+    } else if (!named.empty() && named.contains(name)) {
       set(field, named[name]);
       ++used;
     }

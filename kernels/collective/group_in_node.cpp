@@ -44,9 +44,7 @@ void Group::run_alone(const Call& call) {
 
 void Group::announce_inline(const Call& call) {
   const std::size_t bytes = input_count(call, mpi_.size(), mpi_.rank()) * call.element();
-  const bool from_root =
-      call.signature.kind == transport::CallKind::broadcast || call.signature.kind == transport::CallKind::scatter;
-  const bool sends = !from_root || call.signature.root == mpi_.rank();
+  const bool sends = transport::traits_of(call.signature.kind).input.is_held(call.signature.root == mpi_.rank());
   node_->announce(call.signature, {}, {}, {call.input, sends ? bytes : 0});
 }
 

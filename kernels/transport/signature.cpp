@@ -1,14 +1,12 @@
 #include "signature.hpp"
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
 namespace gradientflow::transport {
 namespace {
 
-constexpr std::array<std::string_view, call_kind_count> kinds = {"barrier",   "allreduce",      "broadcast", "reduce",
-                                                                 "allgather", "reduce_scatter", "alltoall",  "gather",
-                                                                 "scatter",   "allgatherv",     "allocate",  "split"};
 constexpr std::array<std::string_view, algorithm_count> algorithms = {
     "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi", "nccl"};
 
@@ -29,19 +27,14 @@ Choice from_name(const std::array<std::string_view, size>& names, std::string_vi
 
 }  // namespace
 
-std::string_view name_of(CallKind kind) { return kinds.at(static_cast<std::size_t>(kind)); }
+std::string_view name_of(CallKind kind) { return traits_of(kind).name; }
 std::string_view name_of(Algorithm algorithm) { return algorithms.at(static_cast<std::size_t>(algorithm)); }
 
-bool has_op(CallKind kind) {
-  return kind == CallKind::allreduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter;
+CallKind kind_from_name(std::string_view name) {
+  std::array<std::string_view, call_kind_count> names;
+  std::transform(call_kinds.begin(), call_kinds.end(), names.begin(), [](const KindTraits& kind) { return kind.name; });
+  return from_name<CallKind>(names, name, "kind of call");
 }
-
-bool has_root(CallKind kind) {
-  return kind == CallKind::broadcast || kind == CallKind::reduce || kind == CallKind::gather ||
-         kind == CallKind::scatter;
-}
-
-CallKind kind_from_name(std::string_view name) { return from_name<CallKind>(kinds, name, "kind of call"); }
 Algorithm algorithm_from_name(std::string_view name) { return from_name<Algorithm>(algorithms, name, "algorithm"); }
 
 std::string describe(const Signature& signature, std::string_view label) {
@@ -61,10 +54,10 @@ std::string describe(const Signature& signature, std::string_view label) {
   }
   text += " of " + std::string(label) + (label.empty() ? "" : ", ") + std::to_string(signature.count) + " " +
           std::string(name_of(signature.dtype));
-  if (has_op(signature.kind)) {
+  if (traits_of(signature.kind).has_op) {
     text += ", op " + std::string(name_of(signature.op));
   }
-  if (has_root(signature.kind)) {
+  if (traits_of(signature.kind).has_root) {
     text += ", root " + std::to_string(signature.root);
   }
   if (signature.algorithm != Algorithm::automatic) {

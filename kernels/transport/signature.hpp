@@ -44,13 +44,64 @@ inline constexpr int algorithm_count = 8;
 // Where a tensor is: in memory of the host, or on a CUDA device.
 enum class Memory : std::uint8_t { host, device };
 
+// The ranks that have an operand of a call: a tensor, one block of a tensor, or the blocks of all ranks.
+enum class Holder : std::uint8_t { nobody, all, root, others };
+struct Operand {
+  Holder holder = Holder::nobody;
+  bool has_all_blocks = false;
+
+  [[nodiscard]] constexpr bool is_held(bool by_root) const {
+    return holder == Holder::all || holder == (by_root ? Holder::root : Holder::others);
+  }
+};
+
+// What follows from the kind of a call. call_kinds is the only list of these.
+struct KindTraits {
+  std::string_view name;
+  Operand input = {};
+  Operand output = {};
+  bool has_op = false;
+  bool has_root = false;
+  bool is_in_place = false;        // the output may be the input
+  bool counts_all_blocks = false;  // the signature's count is that of all blocks, which may differ, not of each
+
+  // Whether a rank gives an input, and whether it gets a result. In place, the tensor is the input on every rank.
+  [[nodiscard]] constexpr bool has_input(bool is_root) const { return input.is_held(is_root) || is_in_place; }
+  [[nodiscard]] constexpr bool has_result(bool is_root) const { return output.is_held(is_root); }
+};
+
+inline constexpr Operand everywhere{Holder::all};
+inline constexpr Operand blocks_everywhere{Holder::all, true};
+inline constexpr Operand on_root{Holder::root};
+inline constexpr Operand blocks_on_root{Holder::root, true};
+
+// In the order of enum class CallKind.
+inline constexpr std::array<KindTraits, call_kind_count> call_kinds = {{
+    {.name = "barrier"},
+    {.name = "allreduce", .input = everywhere, .output = everywhere, .has_op = true, .is_in_place = true},
+    {.name = "broadcast", .input = on_root, .output = {Holder::others}, .has_root = true, .is_in_place = true},
+    {.name = "reduce", .input = everywhere, .output = on_root, .has_op = true, .has_root = true, .is_in_place = true},
+    {.name = "allgather", .input = everywhere, .output = blocks_everywhere},
+    {.name = "reduce_scatter",
+     .input = blocks_everywhere,
+     .output = everywhere,
+     .has_op = true,
+     .counts_all_blocks = true},
+    {.name = "alltoall", .input = blocks_everywhere, .output = blocks_everywhere},
+    {.name = "gather", .input = everywhere, .output = blocks_on_root, .has_root = true},
+    {.name = "scatter", .input = blocks_on_root, .output = everywhere, .has_root = true},
+    {.name = "allgatherv", .input = everywhere, .output = blocks_everywhere, .counts_all_blocks = true},
+    {.name = "allocate"},
+    {.name = "split"},
+}};
+
+[[nodiscard]] constexpr const KindTraits& traits_of(CallKind kind) {
+  return call_kinds[static_cast<std::size_t>(kind)];
+}
 [[nodiscard]] std::string_view name_of(CallKind kind);
 [[nodiscard]] std::string_view name_of(Algorithm algorithm);
 [[nodiscard]] CallKind kind_from_name(std::string_view name);        // throws Error(value)
 [[nodiscard]] Algorithm algorithm_from_name(std::string_view name);  // throws Error(value)
-
-[[nodiscard]] bool has_op(CallKind kind);
-[[nodiscard]] bool has_root(CallKind kind);
 
 // The part of a call on which all ranks must agree.
 struct Signature {

@@ -60,58 +60,42 @@ struct Call {
   return *call.placement;
 }
 
-[[nodiscard]] inline std::size_t input_count(const Call& call, int ranks, int rank) {
-  const auto number = static_cast<std::size_t>(ranks);
-  switch (call.signature.kind) {
-    case transport::CallKind::alltoall:
-      return number * call.signature.count;
-    case transport::CallKind::scatter:
-      return rank == call.signature.root ? number * call.signature.count : 0;
-    case transport::CallKind::allgatherv:
-      return call.counts[static_cast<std::size_t>(rank)];
-    case transport::CallKind::allreduce:
-    case transport::CallKind::broadcast:
-    case transport::CallKind::reduce:
-    case transport::CallKind::allgather:
-    case transport::CallKind::reduce_scatter:
-    case transport::CallKind::gather:
-    case transport::CallKind::barrier:
-    case transport::CallKind::allocate:
-    case transport::CallKind::split:
-      break;
+// The elements of rank `rank`'s block, or of the tensor where there are no blocks.
+[[nodiscard]] inline std::size_t block_count(const transport::Signature& signature,
+                                             const std::vector<std::size_t>& counts, int ranks, int rank) {
+  const auto index = static_cast<std::size_t>(rank);
+  if (!transport::traits_of(signature.kind).counts_all_blocks) {
+    return signature.count;
   }
-  return call.signature.count;
+  return counts.empty() ? block(signature.count, static_cast<std::size_t>(ranks), index).size() : counts[index];
+}
+
+// The elements of the blocks of all ranks.
+[[nodiscard]] inline std::size_t count_of_all(const transport::Signature& signature, int ranks) {
+  const bool counted = transport::traits_of(signature.kind).counts_all_blocks;
+  return signature.count * (counted ? 1 : static_cast<std::size_t>(ranks));
+}
+
+[[nodiscard]] inline std::size_t input_count(const Call& call, int ranks, int rank) {
+  const transport::Operand& input = transport::traits_of(call.signature.kind).input;
+  if (input.has_all_blocks) {
+    return input.is_held(rank == call.signature.root) ? count_of_all(call.signature, ranks) : 0;
+  }
+  return block_count(call.signature, call.counts, ranks, rank);
 }
 
 [[nodiscard]] inline std::size_t output_count(const transport::Signature& signature, int ranks, int rank) {
-  const auto number = static_cast<std::size_t>(ranks);
-  switch (signature.kind) {
-    case transport::CallKind::allgather:
-    case transport::CallKind::alltoall:
-      return number * signature.count;
-    case transport::CallKind::gather:
-      return rank == signature.root ? number * signature.count : 0;
-    case transport::CallKind::reduce_scatter:
-      return block(signature.count, number, static_cast<std::size_t>(rank)).size();
-    case transport::CallKind::reduce:
-      return rank == signature.root ? signature.count : 0;
-    case transport::CallKind::allreduce:
-    case transport::CallKind::broadcast:
-    case transport::CallKind::scatter:
-    case transport::CallKind::allgatherv:
-    case transport::CallKind::barrier:
-    case transport::CallKind::allocate:
-    case transport::CallKind::split:
-      break;
+  const transport::Operand& output = transport::traits_of(signature.kind).output;
+  if (output.holder == transport::Holder::root && rank != signature.root) {
+    return 0;
   }
-  return signature.count;
+  return output.has_all_blocks ? count_of_all(signature, ranks) : block_count(signature, {}, ranks, rank);
 }
 
 // The largest input of any rank in bytes, the same number on all ranks.
 [[nodiscard]] inline std::size_t largest_input(const transport::Signature& signature, int ranks) {
-  const bool of_blocks =
-      signature.kind == transport::CallKind::alltoall || signature.kind == transport::CallKind::scatter;
-  return signature.count * size_of(signature.dtype) * (of_blocks ? static_cast<std::size_t>(ranks) : 1);
+  const bool of_blocks = transport::traits_of(signature.kind).input.has_all_blocks;
+  return size_of(signature.dtype) * (of_blocks ? count_of_all(signature, ranks) : signature.count);
 }
 
 // The offset of rank `rank`'s part in the result of an allgatherv, in elements.

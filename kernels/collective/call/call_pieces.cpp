@@ -30,7 +30,7 @@ void add(std::vector<Move>& moves, std::size_t tensor, std::size_t buffer, std::
 CallPieces::CallPieces(const Call& call, int ranks, int rank, std::size_t capacity)
     : call_(call), ranks_(static_cast<std::size_t>(ranks)), rank_(static_cast<std::size_t>(rank)) {
   const std::size_t element = call.element();
-  length_ = capacity / ((is_in_place(call.signature.kind) ? 1 : ranks_) * element);
+  length_ = capacity / ((transport::traits_of(call.signature.kind).is_in_place ? 1 : ranks_) * element);
   if (length_ == 0) {
     throw Error(ErrorKind::internal, "a buffer of " + std::to_string(capacity) +
                                          " bytes has no room for an element of " + std::to_string(ranks) + " ranks");
@@ -46,25 +46,7 @@ CallPieces::CallPieces(const Call& call, int ranks, int rank, std::size_t capaci
 }
 
 std::size_t CallPieces::of_block(std::size_t rank) const {
-  switch (call_.signature.kind) {
-    case CallKind::reduce_scatter:
-      return block(call_.signature.count, ranks_, rank).size();
-    case CallKind::allgatherv:
-      return call_.counts[rank];
-    case CallKind::allreduce:
-    case CallKind::broadcast:
-    case CallKind::reduce:
-    case CallKind::allgather:
-    case CallKind::alltoall:
-    case CallKind::gather:
-    case CallKind::scatter:
-      return call_.signature.count;
-    case CallKind::barrier:
-    case CallKind::allocate:
-    case CallKind::split:
-      break;
-  }
-  throw Error(ErrorKind::internal, "a call without tensors was cut into pieces");
+  return block_count(call_.signature, call_.counts, static_cast<int>(ranks_), static_cast<int>(rank));
 }
 
 // Piece k has elements [k * length, (k + 1) * length) of the tensor, or of every rank's block of it. With
@@ -72,7 +54,6 @@ std::size_t CallPieces::of_block(std::size_t rank) const {
 // of the last piece, as in block() of the sum of their lengths.
 CallPiece CallPieces::at(std::size_t index) const {
   const std::size_t element = call_.element();
-  const bool is_root = static_cast<std::int32_t>(rank_) == call_.signature.root;
   const auto part = [&](std::size_t rank) { return piece({0, of_block(rank)}, length_, index); };
   const Range mine = part(rank_);
 
@@ -95,56 +76,26 @@ CallPiece CallPieces::at(std::size_t index) const {
     return buffer;
   };
 
-  switch (call_.signature.kind) {
-    case CallKind::allreduce:
-      one(cut.in);
-      one(cut.out);
-      break;
-    case CallKind::broadcast:
-      one(is_root ? cut.in : cut.out);
-      break;
-    case CallKind::reduce:
-      one(cut.in);
-      if (is_root) {
-        one(cut.out);
-      }
-      break;
-    case CallKind::allgather:
-      one(cut.in);
-      all(cut.out);
-      break;
-    case CallKind::gather:
-      one(cut.in);
-      if (is_root) {
-        all(cut.out);
-      }
-      break;
-    case CallKind::alltoall:
-      all(cut.in);
-      all(cut.out);
-      break;
-    case CallKind::scatter:
-      if (is_root) {
-        all(cut.in);
-      }
-      one(cut.out);
-      break;
-    case CallKind::reduce_scatter:
-      cut.call.signature.count = all(cut.in);
-      one(cut.out);
-      break;
-    case CallKind::allgatherv:
-      one(cut.in);
-      cut.call.signature.count = all(cut.out);
-      for (std::size_t rank = 0; rank < ranks_; ++rank) {
-        cut.call.counts.push_back(part(rank).size());
-      }
-      cut.call.signature.detail = hash_of(cut.call.counts);
-      break;
-    case CallKind::barrier:
-    case CallKind::allocate:
-    case CallKind::split:
-      break;
+  const transport::KindTraits& kind = transport::traits_of(call_.signature.kind);
+  const auto move = [&](const transport::Operand& operand, std::vector<Move>& moves) {
+    if (!operand.has_all_blocks) {
+      one(moves);
+    } else if (const std::size_t count = all(moves); kind.counts_all_blocks) {
+      cut.call.signature.count = count;
+    }
+  };
+  const bool is_root = static_cast<std::int32_t>(rank_) == call_.signature.root;
+  if (kind.input.is_held(is_root)) {
+    move(kind.input, cut.in);
+  }
+  if (kind.output.is_held(is_root)) {
+    move(kind.output, cut.out);
+  }
+  if (call_.signature.kind == CallKind::allgatherv) {
+    for (std::size_t rank = 0; rank < ranks_; ++rank) {
+      cut.call.counts.push_back(part(rank).size());
+    }
+    cut.call.signature.detail = hash_of(cut.call.counts);
   }
   return cut;
 }

@@ -43,9 +43,4 @@ class CallPieces {
   std::size_t size_;
 };
 
-[[nodiscard]] inline bool is_in_place(transport::CallKind kind) {
-  return kind == transport::CallKind::allreduce || kind == transport::CallKind::broadcast ||
-         kind == transport::CallKind::reduce;
-}
-
 }  // namespace gradientflow::collective

@@ -133,7 +133,7 @@ void HostStaging::copy_down(const Call& call, const CallPiece& piece, std::size_
 void HostStaging::copy_up(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
   const cuda::Runtime& runtime = cuda::runtime();
   const Slot& slot = slots_[index];
-  const std::byte* const buffer = is_in_place(call.signature.kind) ? slot.input : slot.output;
+  const std::byte* const buffer = transport::traits_of(call.signature.kind).is_in_place ? slot.input : slot.output;
   for (const Move& move : piece.out) {
     if (rounded) {
       const DType wire = piece.call.signature.dtype;
@@ -150,7 +150,7 @@ void HostStaging::copy_up(const Call& call, const CallPiece& piece, std::size_t 
 
 Call HostStaging::call_on_host(Call piece, const Slot& slot) {
   piece.input = slot.input;
-  piece.output = is_in_place(piece.signature.kind) ? slot.input : slot.output;
+  piece.output = transport::traits_of(piece.signature.kind).is_in_place ? slot.input : slot.output;
   return piece;
 }
 

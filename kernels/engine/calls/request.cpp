@@ -43,7 +43,7 @@ std::size_t sum_of(const std::vector<std::size_t>& counts, std::size_t element) 
 std::size_t count_of(const Communicator& communicator, const Request& request, const Array& known) {
   const auto ranks = static_cast<std::size_t>(communicator.size());
   const auto rank = static_cast<std::size_t>(communicator.rank());
-  const bool is_root = request.root == communicator.rank();
+  const transport::KindTraits& traits = transport::traits_of(request.kind);
   if (request.kind == CallKind::allgatherv) {
     if (request.counts.size() != ranks) {
       throw Error(ErrorKind::value, "allgatherv needs a count for each of the " + std::to_string(ranks) +
@@ -55,7 +55,8 @@ std::size_t count_of(const Communicator& communicator, const Request& request, c
     }
     return sum_of(request.counts, size_of(known.dtype));
   }
-  if (request.kind != CallKind::alltoall && (request.kind != CallKind::scatter || !is_root)) {
+  const bool has_blocks = traits.input.has_all_blocks && traits.input.is_held(request.root == communicator.rank());
+  if (!has_blocks || traits.counts_all_blocks) {
     return known.count;
   }
   if (known.count % ranks != 0) {
@@ -91,7 +92,7 @@ void check_result(const Request& request, std::size_t count) {
   if (!overlap(input, output)) {
     return;
   }
-  if (!works_in_place(request.kind)) {
+  if (!transport::traits_of(request.kind).is_in_place) {
     throw Error(ErrorKind::value,
                 "input and output overlap in " + std::string(name_of(request.kind)) + ", which does not work in place");
   }
@@ -145,17 +146,6 @@ std::string text_of(const Label& label, const Request& request) {
 
 }  // namespace
 
-bool has_input(CallKind kind, bool is_root) { return kind != CallKind::scatter || is_root; }
-
-bool has_result(CallKind kind, bool is_root) {
-  const bool of_root = kind == CallKind::gather || kind == CallKind::reduce;
-  return of_root ? is_root : kind != CallKind::broadcast || !is_root;
-}
-
-bool works_in_place(CallKind kind) {
-  return kind == CallKind::allreduce || kind == CallKind::broadcast || kind == CallKind::reduce;
-}
-
 void check_fits(std::size_t count, std::size_t element) {
   if (count > PTRDIFF_MAX / element) {
     throw Error(ErrorKind::value, std::to_string(count) + " are more elements than memory can hold");
@@ -164,12 +154,13 @@ void check_fits(std::size_t count, std::size_t element) {
 
 Call make_call(const Communicator& communicator, const Request& request) {
   communicator.check_process();
-  if (has_root(request.kind)) {
+  const transport::KindTraits& traits = transport::traits_of(request.kind);
+  if (traits.has_root) {
     communicator.check_rank(request.root, "root");
   }
   const bool is_root = request.root == communicator.rank();
-  const bool puts_in = has_input(request.kind, is_root);
-  const bool gets = has_result(request.kind, is_root);
+  const bool puts_in = traits.has_input(is_root);
+  const bool gets = traits.has_result(is_root);
   const Array& known = puts_in ? request.input : request.output;
 
   Call call;
@@ -181,7 +172,7 @@ Call make_call(const Communicator& communicator, const Request& request) {
                .op = request.op,
                .algorithm = request.algorithm,
                .memory = known.placement ? transport::Memory::device : transport::Memory::host};
-  if (has_op(request.kind)) {
+  if (traits.has_op) {
     check_reducible(signature.dtype, signature.op);
   }
   if (request.wire) {

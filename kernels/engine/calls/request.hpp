@@ -40,12 +40,6 @@ struct Request {
   Array output = {};  // in broadcast, the input too
 };
 
-// Whether a rank has an input, and whether it has a result (`is_root`: the rank is the root); whether both may be the
-// same memory.
-[[nodiscard]] bool has_input(transport::CallKind kind, bool is_root);
-[[nodiscard]] bool has_result(transport::CallKind kind, bool is_root);
-[[nodiscard]] bool works_in_place(transport::CallKind kind);
-
 // Throws Error(value) where no memory can hold `count` elements of `element` bytes.
 void check_fits(std::size_t count, std::size_t element);
 
