@@ -21,8 +21,8 @@
 #include "../kernels/transport/mpi/launcher.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "fast_path.hpp"
 #include "gil.hpp"
-#include "short_way.hpp"
 #include "tensor.hpp"
 
 namespace gradientflow::bindings {
@@ -99,7 +99,7 @@ void keep_if_requests_are_abandoned(const Communicator& communicator, Tensors&..
 void run(Communicator& communicator, BoundCall bound) {
   try {
     {
-      GilToLetGo gil;
+      ReleaseGil gil;
       communicator.run(bound.call, std::ref(gil));
     }
     if (bound.call.placement && !bound.streams_are_known) {
@@ -153,14 +153,14 @@ void start(BoundPreparedCall& prepared, py::handle self) {
     }
   }
   {
-    GilToLetGo gil;
+    ReleaseGil gil;
     prepared.call->start(std::ref(gil));
   }
   prepared.self = py::reinterpret_borrow<py::object>(self);
 }
 
 // MPI may still write to the tensors of a call that was given up: then it is kept for ever.
-void let_go(BoundPreparedCall& prepared) {
+void stop_keeping(BoundPreparedCall& prepared) {
   if (!prepared.call->under_way() && !prepared.call->communicator().group().has_abandoned_requests()) {
     prepared.self = py::none();
   }
@@ -168,17 +168,17 @@ void let_go(BoundPreparedCall& prepared) {
 
 py::object wait_for_prepared(BoundPreparedCall& prepared, const Timeout& timeout) {
   try {
-    GilToLetGo gil;
+    ReleaseGil gil;
     prepared.call->wait(timeout.value, std::ref(gil));
   } catch (...) {
-    let_go(prepared);
+    stop_keeping(prepared);
     throw;
   }
   if (prepared.call->call().placement) {
     order_result(*prepared.call->handle(), prepared.result);
   }
   py::object result = prepared.result;
-  let_go(prepared);
+  stop_keeping(prepared);
   return result;
 }
 
@@ -214,7 +214,7 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
           });
 }
 
-// The short ways of calls in place, without out, wire and label, as programs make them on small tensors.
+// The fast paths of calls in place, without out, wire and label, as programs make them on small tensors.
 py::object allreduce(Communicator& communicator, Given given, py::handle /*self*/) {
   if (given[0] == nullptr || !is_none(given[3]) || !is_none(given[4]) || !is_none(given[5])) {
     return {};
@@ -242,7 +242,7 @@ py::object broadcast(Communicator& communicator, Given given, py::handle /*self*
 }
 
 void meet(Communicator& communicator) {
-  GilToLetGo gil;
+  ReleaseGil gil;
   communicator.run(make_call(communicator, {.kind = CallKind::barrier}), std::ref(gil));
 }
 
@@ -382,8 +382,8 @@ void bind_communicator(py::module_& module) {
       .def("wait", &wait_for_prepared, py::arg("timeout"))
       .def_property_readonly("done", [](BoundPreparedCall& self) { return self.call->done(); })
       .def_property_readonly("nonfinite", [](const BoundPreparedCall& self) { return self.call->outcome().nonfinite; });
-  def_short_way<&start_short>(prepared, "start", {});
-  def_short_way<&wait_short>(prepared, "wait", {"timeout"});
+  def_fast_path<&start_short>(prepared, "start", {});
+  def_fast_path<&wait_short>(prepared, "wait", {"timeout"});
 
   module.def(
       "launcher_mismatch",
@@ -413,7 +413,7 @@ void bind_communicator(py::module_& module) {
              const MPI_Comm comm = *reinterpret_cast<MPI_Comm*>(mpi_comm_address);  // NOLINT: from mpi4py
              const WithoutGil release;
              auto made = Communicator::make(comm, config, within);
-             made->attend_with(&attend_to_signals);
+             made->poll_signals_with(&poll_signals);
              return made;
            }),
            py::arg("mpi_comm_address"), py::arg("overrides"), py::arg("within") = nullptr)
@@ -458,9 +458,9 @@ void bind_communicator(py::module_& module) {
   def_collective<>(communicator, CallKind::alltoall);
   def_collective<Root>(communicator, CallKind::gather);
   def_collective<Root>(communicator, CallKind::scatter);
-  def_short_way<&allreduce>(communicator, "allreduce", {"x", "op", "algorithm", "out", "wire", "*", "label"});
-  def_short_way<&broadcast>(communicator, "broadcast", {"x", "root", "algorithm", "*", "label"});
-  def_short_way<&barrier>(communicator, "barrier", {});
+  def_fast_path<&allreduce>(communicator, "allreduce", {"x", "op", "algorithm", "out", "wire", "*", "label"});
+  def_fast_path<&broadcast>(communicator, "broadcast", {"x", "root", "algorithm", "*", "label"});
+  def_fast_path<&barrier>(communicator, "barrier", {});
   Communicator::watch_forks();
 }
 

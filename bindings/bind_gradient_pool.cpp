@@ -12,9 +12,9 @@
 #include "../kernels/engine/exchange/gradient_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "fast_path.hpp"
 #include "gil.hpp"
 #include "pool.hpp"
-#include "short_way.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -54,7 +54,7 @@ std::shared_ptr<GradientPool> make_gradient_pool(Communicator& communicator, con
   return std::make_shared<GradientPool>(communicator, counts, type, options);
 }
 
-// The short ways of `ready` and `wait`, for calls without a stream.
+// The fast paths of `ready` and `wait`, for calls without a stream.
 py::object ready(GradientPool& pool, Given given, py::handle /*self*/) {
   if (!is_none(given[1])) {
     return {};
@@ -106,8 +106,8 @@ void bind_gradient_pool(py::module_& module) {
           "count_nonfinite",
           [](const GradientPool& pool, Number stream) { return pool.count_nonfinite(stream_of(stream)); },
           py::arg("stream"), py::call_guard<WithoutGil>());
-  def_short_way<&ready>(cls, "ready", {"index", "stream"});
-  def_short_way<&wait>(cls, "wait", {"timeout", "stream"});
+  def_fast_path<&ready>(cls, "ready", {"index", "stream"});
+  def_fast_path<&wait>(cls, "wait", {"timeout", "stream"});
   module.def("fuse", &fuse, py::arg("bytes"), py::arg("threshold"), "(First tensor, one past the last) of each range.");
 }
 

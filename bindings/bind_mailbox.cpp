@@ -41,7 +41,7 @@ class Unneeded {
     const std::lock_guard lock(mutex_);
     objects_.push_back(object);
   }
-  void let_go() {
+  void release() {
     std::vector<PyObject*> objects;
     {
       const std::lock_guard lock(mutex_);
@@ -65,16 +65,16 @@ Unneeded& unneeded() {
 void drop(PyObject* object) {
   unneeded().add(object);
   if (Py_IsInitialized() != 0) {
-    const auto let_go = [](void*) {
-      unneeded().let_go();
+    const auto release = [](void*) {
+      unneeded().release();
       return 0;
     };
-    Py_AddPendingCall(let_go, nullptr);  // if it refuses, the next letter does it
+    Py_AddPendingCall(release, nullptr);  // if it refuses, the next letter does it
   }
 }
 
 Mailbox::Owner owner_of(const py::object& object) {
-  unneeded().let_go();
+  unneeded().release();
   PyObject* const held = py::object(object).release().ptr();
   return {held, [](const PyObject* each) { drop(const_cast<PyObject*>(each)); }};  // NOLINT(*-const-cast): was not
 }
@@ -101,7 +101,7 @@ Mailbox::Deadline after(std::optional<double> seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(*seconds, 0.0, 1e9)));
 }
 
-// Waits in steps, between which the main thread attends to signals: step(deadline) says whether the wait is over.
+// Waits in steps, between which the main thread polls signals: step(deadline) says whether the wait is over.
 // Returns false if the deadline passes first.
 template <class Step>
 bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
@@ -114,7 +114,7 @@ bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
     if (is_last) {
       return false;
     }
-    attend_to_signals();
+    poll_signals();
   }
 }
 

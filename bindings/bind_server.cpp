@@ -67,7 +67,7 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
                                          .shapes = shapes,
                                          .optimizer = {optimizer, beta1, beta2, eps},
                                          .policy = policy,
-                                         .attend = &attend_to_signals};
+                                         .poll_signals = &poll_signals};
   const auto make_policy = maker_of(start, workers.value_or(everybody.size()));
   const WithoutGil release;
   return {new ParameterServer(everybody, counts, options, make_policy), [](ParameterServer* server) {

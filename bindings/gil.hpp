@@ -31,8 +31,8 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Keeps the GIL until the core calls it, and releases it from then on: an engine::Communicator::LetGo, by reference.
-class GilToLetGo {
+// Keeps the GIL until the core calls it, and releases it from then on: an engine::Communicator::Release, by reference.
+class ReleaseGil {
  public:
   void operator()() {
     if (!released_) {
@@ -60,7 +60,7 @@ auto with_gil(Work work) -> decltype(work()) {
 
 // Runs the handlers of Python's pending signals, which Python does in the main thread only. Throws what they raise. To
 // be called without the GIL.
-inline void attend_to_signals() {
+inline void poll_signals() {
   if (getpid() != gettid()) {
     return;
   }

@@ -1,7 +1,7 @@
 """Fast paths into the core, for methods whose usual calls need not pass through Python.
 
 A Python method that forwards to `self._native` remains the definition: it has the signature and the documentation, and
-serves every unusual call. If the core has a fast path for it (``bindings/short_way.hpp``), the fast path replaces the
+serves every unusual call. If the core has a fast path for it (``bindings/fast_path.hpp``), the fast path replaces the
 method in its class once the core is loaded, unless a program has already replaced it.
 """
 

@@ -46,7 +46,7 @@ int count_forks() {
 
 // The communicator in whose call this thread runs signal handlers: that call has the turn, so a handler cannot wait for
 // it.
-thread_local const Communicator* attending = nullptr;
+thread_local const Communicator* polling = nullptr;
 
 bool uses_mpi(const collective::Call& call) { return call.choice && !collective::is_inside_node(call.choice->path); }
 
@@ -169,7 +169,7 @@ void Communicator::check_rank(int rank, const char* what) const {
 }
 
 void Communicator::check_usable() const {
-  if (attending == this) {
+  if (polling == this) {
     throw Error(ErrorKind::value,
                 "a signal's handler can make no call on the communicator whose call the signal has interrupted");
   }
@@ -250,12 +250,12 @@ Error Communicator::with_untold_failure(const Error& error) const {
 // `next_ticket_`. Both are sequentially consistent, so at least one sees the other. The same holds for `usable_`, which
 // is read after a ticket is drawn, and for threads that wait until all tickets are served.
 template <class Work>
-auto Communicator::in_turn(Work work, const LetGo& let_go) {
+auto Communicator::in_turn(Work work, const Release& release) {
   check_usable();
   const std::uint64_t ticket = next_ticket_.fetch_add(1);
   if (serving_.load() != ticket) {
-    if (let_go) {
-      let_go();
+    if (release) {
+      release();
     }
     std::unique_lock lock(mutex_);
     wait_for(lock, [&] { return serving_.load() == ticket; });
@@ -305,11 +305,11 @@ bool Communicator::finish_open(std::unique_lock<std::mutex>& lock) {
 
 // Begins the call if it is next in turn. Otherwise it goes to the progress thread, as the calls before it may take
 // long.
-void Communicator::start(PreparedCall& prepared, const LetGo& let_go) {
+void Communicator::start(PreparedCall& prepared, const Release& release) {
   const collective::Call& call = prepared.call_;
   const auto hand_over = [&] {
-    if (let_go) {
-      let_go();
+    if (release) {
+      release();
     }
     prepared.handle_ = submit(call);
   };
@@ -350,18 +350,19 @@ bool Communicator::take(PreparedCall& prepared) {
   return open_.compare_exchange_strong(open, nullptr);
 }
 
-collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout, const LetGo& let_go) {
+collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout,
+                                         const Release& release) {
   check_process();
   const bool mine = take(prepared);
-  if (let_go && !(mine && collective::Group::is_short(prepared.call_) && group_->is_confirmed_soon())) {
-    let_go();
+  if (release && !(mine && collective::Group::is_short(prepared.call_) && group_->is_confirmed_soon())) {
+    release();
   }
   if (mine) {
     if (!timeout || group_->is_confirmed() || !usable_.load()) {
       const std::unique_ptr<Communicator, LeaveTurn> turn(this);
       prepared.handle_ = nullptr;
       check_usable();
-      return guarded([&] { return group_->finish(prepared.call_, let_go); });
+      return guarded([&] { return group_->finish(prepared.call_, release); });
     }
     offer(prepared);
   }
@@ -397,28 +398,28 @@ bool Communicator::is_finished(PreparedCall& prepared) {
   return prepared.handle_ != nullptr && prepared.handle_->done();
 }
 
-collective::Outcome Communicator::run(const collective::Call& call, const LetGo& let_go) {
+collective::Outcome Communicator::run(const collective::Call& call, const Release& release) {
   admit(call);
   if (!recorded_.load(std::memory_order_relaxed)) {
-    return in_turn([&] { return execute(call, let_go); }, let_go);
+    return in_turn([&] { return execute(call, release); }, release);
   }
-  if (let_go) {
-    let_go();
+  if (release) {
+    release();
   }
   const auto queued = Times::Clock::now();
   return in_turn([&] { return serve(call, queued).outcome; });
 }
 
-collective::Outcome Communicator::execute(const collective::Call& call, const LetGo& let_go) {
-  if (let_go && collective::Group::is_short(call)) {
+collective::Outcome Communicator::execute(const collective::Call& call, const Release& release) {
+  if (release && collective::Group::is_short(call)) {
     group_->begin(call);
     if (!group_->is_confirmed_soon()) {
-      let_go();
+      release();
     }
-    return group_->finish(call, let_go);
+    return group_->finish(call, release);
   }
-  if (let_go) {
-    let_go();
+  if (release) {
+    release();
   }
   const collective::Outcome outcome = call.placement ? run_on_device(call) : group_->run(call);
   sent_->add(outcome.bytes_sent);
@@ -516,7 +517,7 @@ std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name, t
     return make(group_->mpi().get(), config, this);
   });
   copy->name_ = name;
-  copy->attend_ = attend_;
+  copy->poll_signals_ = poll_signals_;
   const std::lock_guard lock(mutex_);
   check_usable();
   std::erase_if(duplicates_, [](const auto& each) { return each.expired(); });
@@ -640,15 +641,15 @@ void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes, transport::Pages pages) {
   check_process();
-  const auto attend = [this] {
-    const auto restore = [](const Communicator** before) { attending = *before; };
-    const Communicator* before = std::exchange(attending, this);
+  const auto poll_signals = [this] {
+    const auto restore = [](const Communicator** before) { polling = *before; };
+    const Communicator* before = std::exchange(polling, this);
     const std::unique_ptr<const Communicator*, decltype(restore)> until(&before, restore);
-    if (attend_) {
-      attend_();
+    if (poll_signals_) {
+      poll_signals_();
     }
   };
-  return in_turn([&] { return group_->allocate(bytes, pages, attend); });
+  return in_turn([&] { return group_->allocate(bytes, pages, poll_signals); });
 }
 
 std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int device, std::size_t bytes) {
@@ -786,7 +787,7 @@ void Communicator::close(bool drain) noexcept {
   for (const auto& copy : duplicates()) {
     copy->close(drain);
   }
-  if (attending == this) {  // the call under way in this thread ends next; its caller then closes
+  if (polling == this) {  // the call under way in this thread ends next; its caller then closes
     group_->interrupt();
     return;
   }

@@ -72,11 +72,11 @@ class Communicator {
   // Releases what the caller holds and other threads want, such as Python's GIL. Called, perhaps more than once, before
   // anything that may take longer than some microseconds: to release and regain a lock costs more than a small call for
   // which the other ranks are ready.
-  using LetGo = std::function<void()>;
+  using Release = std::function<void()>;
 
   // Serves a call made and checked by make_call (request.hpp). The tensors must not change meanwhile. On a device the
   // call may still be running when this returns: work put into the call's stream afterwards sees the result.
-  collective::Outcome run(const collective::Call& call, const LetGo& let_go = {});
+  collective::Outcome run(const collective::Call& call, const Release& release = {});
 
   // The same in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
@@ -90,8 +90,8 @@ class Communicator {
 
   // For PreparedCall. Prepared calls are served in turn, in the order in which they are started; finish() throws the
   // call's error, or Error(timeout) if the time is over first: then the call goes on.
-  void start(PreparedCall& prepared, const LetGo& let_go);
-  collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout, const LetGo& let_go);
+  void start(PreparedCall& prepared, const Release& release);
+  collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
   // As run(), from within such work. Reads `times.queued`, and sets when the call began and ended.
@@ -127,7 +127,7 @@ class Communicator {
   // Sets a function that threads call several times a second while they allocate large node memory. If it throws, the
   // call ends and the communicator is broken. Duplicates inherit it. Call this before other threads use the
   // communicator.
-  void attend_with(std::function<void()> attend) { attend_ = std::move(attend); }
+  void poll_signals_with(std::function<void()> poll_signals) { poll_signals_ = std::move(poll_signals); }
 
   // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
   // beyond the communicator. Collective.
@@ -166,7 +166,7 @@ class Communicator {
   [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;
   [[nodiscard]] Error with_untold_failure(const Error& error) const;
   template <class Work>
-  auto in_turn(Work work, const LetGo& let_go = {});
+  auto in_turn(Work work, const Release& release = {});
   template <class Work>
   auto guarded(Work work);
   template <class Work>
@@ -183,7 +183,7 @@ class Communicator {
   void leave_turn();
   void wait_until_served(std::unique_lock<std::mutex>& lock);
   std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
-  collective::Outcome execute(const collective::Call& call, const LetGo& let_go = {});
+  collective::Outcome execute(const collective::Call& call, const Release& release = {});
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
   void take_device(int device);
   collective::DeviceGroup& device_group(int device, const collective::Call& call);
@@ -215,7 +215,7 @@ class Communicator {
   std::thread progress_thread_;
   std::vector<std::weak_ptr<Communicator>> duplicates_;
   std::string name_ = "collectives";  // in the timeline
-  std::function<void()> attend_;
+  std::function<void()> poll_signals_;
   std::atomic<bool> recorded_{false};  // whether there is a timeline
   std::shared_ptr<Timeline> timeline_;
   int track_ = 0;

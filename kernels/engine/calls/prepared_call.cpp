@@ -19,21 +19,21 @@ PreparedCall::~PreparedCall() {
   }
 }
 
-void PreparedCall::start(const Communicator::LetGo& let_go) {
+void PreparedCall::start(const Communicator::Release& release) {
   if (under_way_) {
     throw Error(ErrorKind::value, "the prepared call has been started already: wait for it before it is started again");
   }
-  communicator_->start(*this, let_go);
+  communicator_->start(*this, release);
   under_way_ = true;
 }
 
-void PreparedCall::wait(std::optional<double> timeout, const Communicator::LetGo& let_go) {
+void PreparedCall::wait(std::optional<double> timeout, const Communicator::Release& release) {
   if (!under_way_) {
     throw Error(ErrorKind::value, "the prepared call has not been started: start it before waiting for it");
   }
   check_timeout(timeout);
   try {
-    outcome_ = communicator_->finish(*this, timeout, let_go);
+    outcome_ = communicator_->finish(*this, timeout, release);
   } catch (...) {
     if (handle_ != nullptr && !handle_->done()) {
       throw;

@@ -27,8 +27,8 @@ class PreparedCall {
   // One thread at a time. The tensors must not be used between start() and wait(). start() throws Error(value) if the
   // call is under way already, wait() if it is not; both also throw as Communicator::submit and Handle::wait do. After
   // any error of wait() but its own timeout the call is no longer under way.
-  void start(const Communicator::LetGo& let_go = {});
-  void wait(std::optional<double> timeout = {}, const Communicator::LetGo& let_go = {});
+  void start(const Communicator::Release& release = {});
+  void wait(std::optional<double> timeout = {}, const Communicator::Release& release = {});
   [[nodiscard]] bool under_way() const { return under_way_; }
   // Whether wait() would return at once: nothing is under way, or it has ended.
   [[nodiscard]] bool done();

@@ -154,7 +154,7 @@ void ChunkPool::complete_remaining(Stream stream) {
   {
     const auto lock = stop_work();
     if (abandoned_) {
-      send_nothing_of_what_is_left(stream);
+      skip_remaining(stream);
       return;
     }
     ready_.for_each_missing(tensors(), [&](std::size_t tensor) {
@@ -166,7 +166,7 @@ void ChunkPool::complete_remaining(Stream stream) {
 }
 
 // In an abandoned iteration: sends zeros for chunks that are not full, which keep their residuals.
-void ChunkPool::send_nothing_of_what_is_left(Stream stream) {
+void ChunkPool::skip_remaining(Stream stream) {
   work_->order(stream);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (done_[chunk] == 0 && important_[chunk] != 0) {

@@ -110,7 +110,7 @@ class ChunkPool final : public ResidualPool {
   // With mutex_ held; appends the chunks that are full now.
   void mark(std::size_t tensor, Stream stream, std::vector<std::size_t>& full);
   void process(const std::vector<std::size_t>& full, Stream stream);
-  void send_nothing_of_what_is_left(Stream stream);  // with mutex_ held
+  void skip_remaining(Stream stream);  // with mutex_ held
 
   void complete_remaining(Stream stream) override;
   void exchange(Deadline deadline, Stream stream) override;

@@ -161,7 +161,7 @@ void TopKPool::complete_remaining(Stream stream) {
       static_cast<void>(mark(tensor, now, stream));
     });
     if (abandoned_) {
-      send_nothing_of_what_is_left(stream);
+      skip_remaining(stream);
       start_due_messages();
       return;
     }
@@ -175,7 +175,7 @@ void TopKPool::complete_remaining(Stream stream) {
 }
 
 // In an abandoned iteration: sends nothing of layers that are not complete.
-void TopKPool::send_nothing_of_what_is_left(Stream stream) {
+void TopKPool::skip_remaining(Stream stream) {
   for (std::size_t layer = 0; layer < layers(); ++layer) {
     const TopKLayer& its = plan_.layers[layer];
     if (!progress_[layer].done && its.count > 0) {

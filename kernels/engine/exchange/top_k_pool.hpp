@@ -156,7 +156,7 @@ class TopKPool final : public ResidualPool {
   void select_from_layer(std::size_t layer, std::byte* elsewhere = nullptr);
   void clear_layer(std::size_t layer, Stream stream);
   void find_nonfinite_tensor(std::size_t layer);
-  void send_nothing_of_what_is_left(Stream stream);
+  void skip_remaining(Stream stream);
 
   void start_due_messages();  // with mutex_ held
   void write_trailer();

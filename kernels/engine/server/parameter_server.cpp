@@ -49,15 +49,15 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
 }
 
 // The parameter servers of this process: the open ones, and closed ones that still serve other ranks.
-struct Ours {
+struct Registry {
   std::mutex mutex;
   std::set<const ParameterServer*> open;
   std::vector<std::shared_ptr<ParameterServer>> serving;
 };
 
 // Never destroyed: the servers that still serve have threads.
-Ours& ours() {
-  static auto* const all = new Ours;  // NOLINT(*-owning-memory)
+Registry& registry() {
+  static auto* const all = new Registry;  // NOLINT(*-owning-memory)
   return *all;
 }
 
@@ -104,7 +104,7 @@ Entries entries_of(const std::vector<std::size_t>& counts, const ServerRoles& ro
 
 ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std::size_t>& counts,
                                  const Options& options, Server::MakePolicy make_policy)
-    : attend_(options.attend), process_(getpid()) {
+    : poll_signals_(options.poll_signals), process_(getpid()) {
   const std::size_t threshold = options.fusion_threshold.value_or(default_threshold);
   static_cast<void>(index_among_floats(options.wire, "a wire is float32, float16 or bfloat16"));
   const ServerOptimizer& optimizer = options.optimizer;
@@ -125,7 +125,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
                                              options.names, ServerMemory(*communicator_, layout, roles, options.wire));
   const double timeout = communicator_->group().config().timeout;
   if (communicator_->rank() < roles.workers) {
-    worker_ = std::make_unique<ServerWorker>(*shared_, timeout, options.attend);
+    worker_ = std::make_unique<ServerWorker>(*shared_, timeout, options.poll_signals);
   }
   if (const int number = roles.server_at(communicator_->rank()); number >= 0) {
     const auto here = static_cast<std::size_t>(std::count_if(
@@ -145,8 +145,8 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
     }
   }
   end_what_has_served();
-  const std::lock_guard lock(ours().mutex);
-  ours().open.insert(this);
+  const std::lock_guard lock(registry().mutex);
+  registry().open.insert(this);
 }
 
 // A forked process does not have the server's thread, and locks that the thread held stay locked.
@@ -183,7 +183,7 @@ void ParameterServer::serve() {
     throw Error(ErrorKind::value,
                 "rank " + std::to_string(communicator_->rank()) + " is a worker: it serves in a thread");
   }
-  server_->run(attend_);
+  server_->run(poll_signals_);
 }
 
 // The server's error comes first: the other ranks have been told it, and the worker's may be a copy.
@@ -208,14 +208,14 @@ void ParameterServer::close(bool orderly) noexcept {
   }
   std::vector<std::shared_ptr<ParameterServer>> serving;
   {
-    const std::lock_guard lock(ours().mutex);
-    ours().open.erase(this);
-    if (auto self = weak_from_this().lock(); self != nullptr && orderly && serves_ && !ours().open.empty()) {
-      ours().serving.push_back(std::move(self));
+    const std::lock_guard lock(registry().mutex);
+    registry().open.erase(this);
+    if (auto self = weak_from_this().lock(); self != nullptr && orderly && serves_ && !registry().open.empty()) {
+      registry().serving.push_back(std::move(self));
       return;
     }
-    if (ours().open.empty()) {
-      serving.swap(ours().serving);
+    if (registry().open.empty()) {
+      serving.swap(registry().serving);
     }
   }
   const double timeout = std::min(communicator_->group().config().timeout, 1e9);
@@ -232,8 +232,8 @@ void ParameterServer::close(bool orderly) noexcept {
 void ParameterServer::end_what_has_served() noexcept {
   std::vector<std::shared_ptr<ParameterServer>> done;
   {
-    const std::lock_guard lock(ours().mutex);
-    auto& serving = ours().serving;
+    const std::lock_guard lock(registry().mutex);
+    auto& serving = registry().serving;
     const auto first =
         std::partition(serving.begin(), serving.end(), [](const auto& each) { return each->serves_.load(); });
     std::move(first, serving.end(), std::back_inserter(done));

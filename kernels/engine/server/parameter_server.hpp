@@ -30,8 +30,8 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
     std::vector<std::string> names = {};                // of the tensors, for error messages; may be empty
     std::vector<std::vector<std::size_t>> shapes = {};  // of the tensors, the same on all ranks; may be empty
     ServerOptimizer optimizer = {};
-    std::string policy = "bsp";         // its description, the same on all ranks
-    std::function<void()> attend = {};  // called several times a second by waiting threads; it may throw
+    std::string policy = "bsp";               // its description, the same on all ranks
+    std::function<void()> poll_signals = {};  // called several times a second by waiting threads; it may throw
   };
 
   // `counts`: elements of each tensor, in the order in which gradients become ready. Collective over `everybody`.
@@ -70,7 +70,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   [[nodiscard]] std::optional<Error> failure() const;  // of the server or the worker of this rank
 
   std::shared_ptr<Communicator> communicator_;  // its own
-  std::function<void()> attend_;
+  std::function<void()> poll_signals_;
   int process_;
   std::unique_ptr<Server::Shared> shared_;
   std::unique_ptr<Server> server_;

@@ -25,9 +25,9 @@ Server::Server(Shared& shared, std::size_t number, std::size_t threads, MakePoli
   }
 }
 
-void Server::run(const std::function<void()>& attend) {
+void Server::run(const std::function<void()>& poll_signals) {
   try {
-    serve(attend);
+    serve(poll_signals);
   } catch (const Error& error) {
     fail(error);
     throw;
@@ -37,7 +37,7 @@ void Server::run(const std::function<void()>& attend) {
   }
 }
 
-void Server::serve(const std::function<void()>& attend) {
+void Server::serve(const std::function<void()>& poll_signals) {
   for (int w = 0; w < shared_.roles.workers; ++w) {
     expect_push(w);
   }
@@ -71,8 +71,8 @@ void Server::serve(const std::function<void()>& attend) {
       if (!moved && !have_closed()) {
         lock.unlock();
         shared_.mailbox->until(has_work, Clock::now() + between_looks);
-        if (attend) {
-          attend();
+        if (poll_signals) {
+          poll_signals();
         }
         lock.lock();
       }
@@ -92,7 +92,7 @@ void Server::serve(const std::function<void()>& attend) {
 bool Server::step(bool helps) {
   bool moved = take_notes();
   for (int w = 0; w < shared_.roles.workers; ++w) {
-    moved = take_up(w) || moved;
+    moved = process_notes(w) || moved;
   }
   while (!decisions_.empty() && !(helps && is_end_due()) && can_do(decisions_.front())) {
     const Decision decision = std::move(decisions_.front());

@@ -67,9 +67,9 @@ class Server {
   // workers have departed; its policies answer as policy::Checked demands.
   Server(Shared& shared, std::size_t number, std::size_t threads, MakePolicy make_policy);
 
-  // Serves until all workers have closed, or `stop` is called. `attend` is called several times a second, and may
+  // Serves until all workers have closed, or `stop` is called. `poll_signals` is called several times a second, and may
   // throw. After an error, tells the workers and throws it.
-  void run(const std::function<void()>& attend = {});
+  void run(const std::function<void()>& poll_signals = {});
   void stop() noexcept { stops_ = true; }  // for any thread, as all below
 
   // The error that has ended `run`, if one has.
@@ -128,7 +128,7 @@ class Server {
   [[nodiscard]] int rank() const { return shared_.mailbox->rank(); }
   [[nodiscard]] Worker& worker(int number) { return workers_[static_cast<std::size_t>(number)]; }
   [[nodiscard]] bool is_here(int number) const { return shared_.memory.is_here(number); }
-  void serve(const std::function<void()>& attend);
+  void serve(const std::function<void()>& poll_signals);
   bool step(bool helps);
   [[nodiscard]] bool may_be_helped() const { return policy_ == nullptr || policy_->is_for_any_thread(); }
   [[nodiscard]] bool is_end_due() const {
@@ -139,8 +139,8 @@ class Server {
   void load(const ReceivedNote& received);
   void expect_push(int number);
   [[nodiscard]] bool is_whole(const Worker& of) const;
-  bool take_up(int number);
-  void take_up_push(int number, const ReceivedNote& received);
+  bool process_notes(int number);
+  void process_push(int number, const ReceivedNote& received);
   void ask_policy(int number, bool departed);
   void decide(std::vector<Decision> decisions);
   [[nodiscard]] bool can_do(const Decision& decision);

@@ -21,9 +21,9 @@ void ServerMemory::provide_version(std::size_t server, std::size_t version) cons
   }
 }
 
-void ServerMemory::provide_place(int worker) const {
-  if (!has_ready_places_) {
-    on_demand_->provide(place(worker), place_bytes_);
+void ServerMemory::provide_pull_buffer(int worker) const {
+  if (!has_ready_pull_buffers_) {
+    on_demand_->provide(pull_buffer(worker), pull_buffer_bytes_);
   }
 }
 
@@ -31,10 +31,10 @@ void ServerMemory::provide_place(int worker) const {
 ServerMemory::ServerMemory(Communicator& communicator, const ServerLayout& layout, const ServerRoles& roles, DType wire)
     : wire_(wire),
       slot_bytes_(layout.size() * size_of(wire)),
-      place_bytes_(layout.size() * sizeof(float)),
+      pull_buffer_bytes_(layout.size() * sizeof(float)),
       words_bytes_(static_cast<std::size_t>(roles.workers) * sizeof(ServerWord)),
       slots_(static_cast<std::size_t>(roles.workers)),
-      places_(slots_.size()),
+      pull_buffers_(slots_.size()),
       words_(roles.servers.size()),
       further_versions_(words_.size()) {
   for (std::size_t s = 0; s < layout.servers(); ++s) {
@@ -43,13 +43,13 @@ ServerMemory::ServerMemory(Communicator& communicator, const ServerLayout& layou
   const transport::Topology& topology = communicator.group().topology();
   struct Bytes {
     std::size_t slots = 0;
-    std::size_t place = 0;
+    std::size_t pull_buffer = 0;
     std::size_t words = 0;
     std::size_t versions = 0;
-    std::size_t further_place = 0;
+    std::size_t further_pull_buffer = 0;
     std::size_t further_versions = 0;
-    [[nodiscard]] std::size_t now() const { return slots + place + words + versions; }
-    [[nodiscard]] std::size_t on_demand() const { return further_place + further_versions; }
+    [[nodiscard]] std::size_t now() const { return slots + pull_buffer + words + versions; }
+    [[nodiscard]] std::size_t on_demand() const { return further_pull_buffer + further_versions; }
   };
   const auto versions_of = [&](const std::vector<int>& members) {
     return 2 + static_cast<std::size_t>(
@@ -64,9 +64,9 @@ ServerMemory::ServerMemory(Communicator& communicator, const ServerLayout& layou
     if (rank < roles.workers) {
       bytes.slots = 2 * slot_bytes_;
       if (!has_all_servers(members)) {
-        bytes.place = place_bytes_;
+        bytes.pull_buffer = pull_buffer_bytes_;
       } else if (roles.servers.size() > 1) {
-        bytes.further_place = place_bytes_;
+        bytes.further_pull_buffer = pull_buffer_bytes_;
       }
     }
     if (const int server = roles.server_at(rank); server >= 0) {
@@ -96,7 +96,7 @@ ServerMemory::ServerMemory(Communicator& communicator, const ServerLayout& layou
       now, on_demand_);
   const auto& here = topology.local();
   versions_ = versions_of(here);
-  has_ready_places_ = !has_all_servers(here);
+  has_ready_pull_buffers_ = !has_all_servers(here);
   here_.assign(topology.node_of.size(), false);
   std::byte* at = now->part(0);
   std::byte* further = on_demand_->part(0);
@@ -105,11 +105,11 @@ ServerMemory::ServerMemory(Communicator& communicator, const ServerLayout& layou
     const Bytes bytes = bytes_of(rank, here);
     if (rank < roles.workers) {
       slots_[static_cast<std::size_t>(rank)] = at;
-      places_[static_cast<std::size_t>(rank)] = has_ready_places_ ? at + bytes.slots : further;
+      pull_buffers_[static_cast<std::size_t>(rank)] = has_ready_pull_buffers_ ? at + bytes.slots : further;
     }
     if (const int server = roles.server_at(rank); server >= 0) {
-      words_[static_cast<std::size_t>(server)] = at + bytes.slots + bytes.place;
-      further_versions_[static_cast<std::size_t>(server)] = further + bytes.further_place;
+      words_[static_cast<std::size_t>(server)] = at + bytes.slots + bytes.pull_buffer;
+      further_versions_[static_cast<std::size_t>(server)] = further + bytes.further_pull_buffer;
     }
     at += bytes.now();
     further += bytes.on_demand();

@@ -1,12 +1,12 @@
 // The shared memory of a parameter server on a node: gradients pushed and weights pulled by its workers, the weights of
 // its servers, and atomic words by which they hand memory to each other. All ranks of a node map all of it.
 //
-// A worker has two slots for its pushes, used in turn, and one place, laid out as the flat vector, for pulled tensors
+// A worker has two slots for its pushes, used in turn, and one pull buffer, laid out as the flat vector, for tensors
 // that are not contiguous in the memory of a server of this node. A server has two more versions of its weights than
 // the node has workers. A worker that pulls reads a version in place and holds a lease on it, one per server at a time.
 // So a server always finds a version to write to that is neither the present one nor leased. The first three versions
-// have pages from the beginning, which is all that workers in step ever need; further ones, and places that may never
-// be used, get pages on first use.
+// have pages from the beginning, which is all that workers in step ever need; further ones, and pull buffers that may
+// never be used, get pages on first use.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ class ServerMemory {
   }
   [[nodiscard]] std::size_t slot_bytes() const { return slot_bytes_; }
   // For the weights that a worker pulls.
-  [[nodiscard]] std::byte* place(int worker) const { return places_[static_cast<std::size_t>(worker)]; }
+  [[nodiscard]] std::byte* pull_buffer(int worker) const { return pull_buffers_[static_cast<std::size_t>(worker)]; }
   [[nodiscard]] ServerWord& word(std::size_t server, int worker) const {
     return reinterpret_cast<ServerWord*>(words_[server])[worker];
   }
@@ -61,14 +61,14 @@ class ServerMemory {
     return reinterpret_cast<float*>(at);
   }
   // The weights in the dtype of the wire: the same memory where that is float32.
-  [[nodiscard]] std::byte* travelling(std::size_t server, std::size_t version) const {
+  [[nodiscard]] std::byte* wire_weights(std::size_t server, std::size_t version) const {
     std::byte* const exact = reinterpret_cast<std::byte*>(weights(server, version));
     return wire_ == DType::float32 ? exact : exact + shard_sizes_[server] * sizeof(float);
   }
 
-  // Allocate the pages of a version, or of a worker's place, before its first use. Throw Error(memory).
+  // Allocate the pages of a version, or of a pull buffer, before its first use. Throw Error(memory).
   void provide_version(std::size_t server, std::size_t version) const;
-  void provide_place(int worker) const;
+  void provide_pull_buffer(int worker) const;
 
  private:
   static constexpr std::size_t ready_versions = 3;
@@ -77,15 +77,15 @@ class ServerMemory {
   std::vector<std::size_t> shard_sizes_;
   DType wire_;
   std::size_t slot_bytes_;
-  std::size_t place_bytes_;
+  std::size_t pull_buffer_bytes_;
   std::size_t words_bytes_;
   std::size_t versions_ = 0;
-  bool has_ready_places_ = false;
+  bool has_ready_pull_buffers_ = false;
   std::vector<bool> here_;
   std::shared_ptr<transport::Segment> on_demand_;
   std::shared_ptr<const void> owner_;
   std::vector<std::byte*> slots_;
-  std::vector<std::byte*> places_;
+  std::vector<std::byte*> pull_buffers_;
   std::vector<std::byte*> words_;  // followed by the first versions
   std::vector<std::byte*> further_versions_;
 };

@@ -81,7 +81,7 @@ void Server::send_weights(int number, bool exact, std::size_t range) {
   std::byte* const values = copy.values.get() + piece.shard * item;
   if (range == copy.ranges) {
     const std::byte* const weights =
-        exact ? reinterpret_cast<const std::byte*>(shard_.latest()) : shard_.latest_travelling();
+        exact ? reinterpret_cast<const std::byte*>(shard_.latest()) : shard_.latest_wire_weights();
     std::memcpy(values, weights + piece.shard * item, piece.count * item);
     ++copy.ranges;
   }

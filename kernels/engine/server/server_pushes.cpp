@@ -39,7 +39,7 @@ bool Server::is_whole(const Worker& of) const {
                                                          [](const auto& transfer) { return transfer->ended(); }));
 }
 
-bool Server::take_up(int number) {
+bool Server::process_notes(int number) {
   Worker& of = worker(number);
   bool any = false;
   while (!of.notes.empty() && is_whole(of)) {
@@ -47,7 +47,7 @@ bool Server::take_up(int number) {
     of.notes.pop_front();
     any = true;
     if (received.note.kind == NoteKind::push) {
-      take_up_push(number, received);
+      process_push(number, received);
     } else if (received.note.kind == NoteKind::depart) {
       of.departed = true;
       if (leads()) {
@@ -65,7 +65,7 @@ bool Server::take_up(int number) {
   return any;
 }
 
-void Server::take_up_push(int number, const ReceivedNote& received) {
+void Server::process_push(int number, const ReceivedNote& received) {
   Worker& of = worker(number);
   for (const auto& transfer : of.parts) {
     transfer->check();

@@ -51,7 +51,7 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
       const std::size_t at = part.shard + begin;
       const void* const gradient = mean_of(round, part, begin, count, scratch);
       const Block block{
-          present + at, weights + at, rounds ? memory_->travelling(server_, next) + at * size_of(wire_) : nullptr,
+          present + at, weights + at, rounds ? memory_->wire_weights(server_, next) + at * size_of(wire_) : nullptr,
           gradient,     at,           count};
       if (optimizer_.is_adam()) {
         step_adam(block, mean_dtype(round), setting, scale);
@@ -97,7 +97,7 @@ void ServerShard::step_momentum(const Block& block, DType gradient, const Server
                                 float scale) {
   compute::step(compute::MomentumStep{
       .weight = block.weights,
-      .parameter = block.travelling,
+      .parameter = block.wire_weights,
       .parameter_dtype = wire_,
       .gradient = block.gradient,
       .gradient_dtype = gradient,
@@ -117,7 +117,7 @@ void ServerShard::step_adam(const Block& block, DType gradient, const ServerSett
   const double bias_1 = 1.0 - std::pow(optimizer_.beta_1, updates);
   const double bias_2 = 1.0 - std::pow(optimizer_.beta_2, updates);
   compute::step(compute::AdamStep{.weight = block.weights,
-                                  .parameter = block.travelling,
+                                  .parameter = block.wire_weights,
                                   .parameter_dtype = wire_,
                                   .gradient = block.gradient,
                                   .gradient_dtype = gradient,
@@ -196,7 +196,7 @@ void ServerShard::average(std::span<const Contribution> round, const TensorPart&
 
 void ServerShard::round_weights() {
   if (wire_ != DType::float32) {
-    compute::cast(memory_->travelling(server_, version_), wire_, weights(), DType::float32, size(), 1.0F);
+    compute::cast(memory_->wire_weights(server_, version_), wire_, weights(), DType::float32, size(), 1.0F);
   }
 }
 

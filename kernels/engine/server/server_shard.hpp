@@ -40,11 +40,11 @@ class ServerShard {
   [[nodiscard]] std::size_t size() const { return layout_->shard_size(server_); }
   [[nodiscard]] std::size_t version() const { return version_; }
   [[nodiscard]] const float* weights() const { return memory_->weights(server_, version_); }
-  [[nodiscard]] const std::byte* travelling() const { return memory_->travelling(server_, version_); }
+  [[nodiscard]] const std::byte* wire_weights() const { return memory_->wire_weights(server_, version_); }
 
   // The same; during an update, the version that it writes, of which only the ranges done are valid.
   [[nodiscard]] const float* latest() const { return memory_->weights(server_, latest_); }
-  [[nodiscard]] const std::byte* latest_travelling() const { return memory_->travelling(server_, latest_); }
+  [[nodiscard]] const std::byte* latest_wire_weights() const { return memory_->wire_weights(server_, latest_); }
 
   // Gives a worker of this node a lease on the present version, to read it until the worker gives the lease back.
   void lease_to(int worker);
@@ -58,7 +58,7 @@ class ServerShard {
   struct Block {  // of a part: one step of an update
     const float* before;
     float* weights;
-    void* travelling;  // nullptr if the wire is float32
+    void* wire_weights;  // nullptr if the wire is float32
     const void* gradient;
     std::size_t at;  // in the shard
     std::size_t count;

@@ -17,10 +17,10 @@ constexpr double longest_wait = 1e9;
 
 }  // namespace
 
-ServerWorker::ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend)
+ServerWorker::ServerWorker(Server::Shared& shared, double timeout, std::function<void()> poll_signals)
     : shared_(shared),
       timeout_(timeout),
-      attend_(std::move(attend)),
+      poll_signals_(std::move(poll_signals)),
       ready_(shared.layout.tensors()),
       answers_(shared.roles.servers.size()),
       has_answered_(answers_, true) {
@@ -123,8 +123,8 @@ void ServerWorker::wait(Lock& lock, Seconds timeout, const std::string& what, co
         },
         std::min(deadline, soon));
     helper.reset();
-    if (attend_) {
-      attend_();
+    if (poll_signals_) {
+      poll_signals_();
     }
     lock.lock();
     if (!came && Clock::now() >= deadline) {
@@ -139,7 +139,7 @@ void ServerWorker::send_to(std::size_t server, const Note& note, std::span<const
 }
 
 // Adds to `error`, a timeout, the ranks with the fewest pushes, which server 0 knows.
-Error ServerWorker::naming_the_missing(const Error& error) {
+Error ServerWorker::with_slowest_ranks(const Error& error) {
   std::vector<int> last;
   double fewest = 0.0;
   try {

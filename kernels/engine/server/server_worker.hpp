@@ -30,8 +30,8 @@ class ServerWorker {
  public:
   using Seconds = std::optional<double>;
 
-  // `attend`: called several times a second by a waiting thread; it may throw.
-  ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend);
+  // `poll_signals`: called several times a second by a waiting thread; it may throw.
+  ServerWorker(Server::Shared& shared, double timeout, std::function<void()> poll_signals);
 
   // Sets the server of this rank, which the worker helps while it waits. Call it before anything else.
   void help(Server* server) { server_ = server; }
@@ -78,7 +78,7 @@ class ServerWorker {
   void take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout);
 
   // Waits for all of a pull, and returns the address and dtype of a tensor: in the version of a server of this node
-  // where it is contiguous there, else in this worker's place. The data does not change before the next pull or
+  // where it is contiguous there, else in this worker's pull buffer. The data does not change before the next pull or
   // `close`. Throws as `take`.
   struct Weights {
     const std::byte* data;  // nullptr where the tensor is empty
@@ -127,7 +127,7 @@ class ServerWorker {
   void take_notes();
   void check_losses(const std::string& what);
   void wait(Lock& lock, Seconds timeout, const std::string& what, const std::function<bool()>& done);
-  [[nodiscard]] Error naming_the_missing(const Error& error);
+  [[nodiscard]] Error with_slowest_ranks(const Error& error);
   template <class Work>
   auto or_naming_the_missing(Work work) -> decltype(work()) {
     try {
@@ -136,7 +136,7 @@ class ServerWorker {
       if (error.kind() != ErrorKind::timeout) {
         throw;
       }
-      throw naming_the_missing(error);
+      throw with_slowest_ranks(error);
     }
   }
   [[nodiscard]] bool slot_is_free();
@@ -164,7 +164,7 @@ class ServerWorker {
   Server::Shared& shared_;
   double timeout_;
   Server* server_ = nullptr;
-  std::function<void()> attend_;
+  std::function<void()> poll_signals_;
 
   mutable std::mutex mutex_;
   std::optional<Error> failure_;
@@ -191,7 +191,7 @@ class ServerWorker {
   bool exact_ = false;                      // the last pull
   std::size_t answers_;                     // number of servers that have answered it
   std::vector<bool> has_answered_;          // by server
-  std::vector<bool> gathered_;              // by tensor: its parts at servers of this node are copied to the place
+  std::vector<bool> gathered_;  // by tensor: its parts at servers of this node are copied to the pull buffer
   bool has_place_ = false;
   Transfers answers_under_way_;  // by server, then by range; null where none is expected
   std::uint64_t reports_asked_ = 0;

@@ -42,12 +42,12 @@ void ServerWorker::expect_answers(bool exact) {
   for (std::size_t s = 0; s < servers(); ++s) {
     for (std::size_t r = 0; r < shared_.layout.ranges().size(); ++r) {
       const Piece& piece = shared_.layout.piece(r, s);
-      answers_under_way_.push_back(is_here(s) || piece.count == 0
-                                       ? nullptr
-                                       : shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.pulled(),
-                                                                  shared_.memory.place(rank()) + piece.flat * item,
-                                                                  piece.count * item, shared_.memory.owner(),
-                                                                  transport::Route::in_parts));
+      answers_under_way_.push_back(
+          is_here(s) || piece.count == 0
+              ? nullptr
+              : shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.pulled(),
+                                         shared_.memory.pull_buffer(rank()) + piece.flat * item, piece.count * item,
+                                         shared_.memory.owner(), transport::Route::in_parts));
     }
   }
   ++pulls_;
@@ -119,16 +119,16 @@ void ServerWorker::await_part(Lock& lock, std::uint64_t pull, const TensorPart& 
   }
 }
 
-// The address of a part that has come: in the leased version, or in the worker's place.
+// The address of a part that has come: in the leased version, or in the worker's pull buffer.
 const std::byte* ServerWorker::address_of(const TensorPart& part) const {
   const std::size_t item = size_of(pulled());
   if (!is_here(part.server)) {
-    return shared_.memory.place(rank()) + part.flat * item;
+    return shared_.memory.pull_buffer(rank()) + part.flat * item;
   }
   const std::size_t version = shared_.memory.word(part.server, rank()).lease.load(std::memory_order_acquire) - 1;
   const std::byte* const weights =
       exact_ ? reinterpret_cast<const std::byte*>(shared_.memory.weights(part.server, version))
-             : shared_.memory.travelling(part.server, version);
+             : shared_.memory.wire_weights(part.server, version);
   return weights + part.shard * item;
 }
 
@@ -180,20 +180,20 @@ ServerWorker::Weights ServerWorker::weights(std::uint64_t pull, std::size_t tens
       return Weights{address_of(parts.front()), pulled()};
     }
     const std::size_t item = size_of(pulled());
-    std::byte* const place = shared_.memory.place(rank());
+    std::byte* const buffer = shared_.memory.pull_buffer(rank());
     if (!gathered_[tensor]) {
       if (!std::exchange(has_place_, true)) {
-        shared_.memory.provide_place(rank());
+        shared_.memory.provide_pull_buffer(rank());
       }
       for (const TensorPart& part : parts) {
         if (is_here(part.server)) {
-          compute::copy(place + part.flat * item, address_of(part), part.count * item,
+          compute::copy(buffer + part.flat * item, address_of(part), part.count * item,
                         store_for(shared_.layout.counts()[tensor] * item));
         }
       }
       gathered_[tensor] = true;
     }
-    return Weights{place + shared_.layout.offset(tensor) * item, pulled()};
+    return Weights{buffer + shared_.layout.offset(tensor) * item, pulled()};
   });
 }
 

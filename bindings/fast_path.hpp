@@ -1,11 +1,11 @@
-// Short ways from Python into the core, past the methods in Python. A method such as
+// Fast paths from Python into the core, past the methods in Python. A method such as
 //
 //     def allreduce(self, x, op="sum", algorithm="auto", out=None, wire=None, *, label=None):
 //     self._native.allreduce(...)
 //
-// has a short way that replaces it in the class: an object that takes the arguments as CPython has them on its stack,
+// has a fast path that replaces it in the class: an object that takes the arguments as CPython has them on its stack,
 // gets `self._native`, and calls the core. That saves a small call half of its time. Arguments are converted by the
-// same types as in pybind11's bindings. Unusual calls (another type of `_native`, an argument that the short way does
+// same types as in pybind11's bindings. Unusual calls (another type of `_native`, an argument that the fast path does
 // not know) go to the method itself, whose name, signature and documentation the object has, too.
 #pragma once
 
@@ -27,11 +27,11 @@ using Given = std::span<PyObject* const>;
 [[nodiscard]] inline bool is_none(PyObject* given) { return given == nullptr || given == Py_None; }
 
 // Returns a new reference; nullptr without a Python error set means that the method has to serve the call.
-using ShortWay = PyObject* (*)(PyObject* native, Given given);
+using FastPath = PyObject* (*)(PyObject* native, Given given);
 
-// The Python object of a short way to objects of the type `native`. `parameters` has the names of the parameters after
+// The Python object of a fast path to objects of the type `native`. `parameters` has the names of the parameters after
 // `self`; those after "*" are keyword-only.
-pybind11::object make_short_way(const pybind11::type& native, ShortWay way,
+pybind11::object make_fast_path(const pybind11::type& native, FastPath path,
                                 std::initializer_list<const char*> parameters);
 
 // An argument as the bindings convert it; throws what they throw.
@@ -48,7 +48,7 @@ T converted(PyObject* given, T by_default) {
 // `function` takes the object of the core, the arguments, and the Python object that holds the first; it returns the
 // result, an empty object if the method has to serve the call.
 template <class T, pybind11::object (*function)(T&, Given, pybind11::handle)>
-PyObject* short_way(PyObject* native, Given given) {
+PyObject* fast_path(PyObject* native, Given given) {
   try {
     auto* const holder = reinterpret_cast<pybind11::detail::instance*>(native)->get_value_and_holder().value_ptr();
     return function(*static_cast<T*>(holder), given, native).release().ptr();
@@ -62,14 +62,14 @@ PyObject* short_way(PyObject* native, Given given) {
   return nullptr;
 }
 
-// Adds a short way to the attribute `short_ways` of a bound class, which has them by the name of the method.
+// Adds a fast path to the attribute `short_ways` of a bound class, which has them by the name of the method.
 template <auto function, class T, class... Options>
-void def_short_way(pybind11::class_<T, Options...>& cls, const char* name,
+void def_fast_path(pybind11::class_<T, Options...>& cls, const char* name,
                    std::initializer_list<const char*> parameters) {
   if (!pybind11::hasattr(cls, "short_ways")) {
     cls.attr("short_ways") = pybind11::dict();
   }
-  cls.attr("short_ways")[name] = make_short_way(cls, &short_way<T, function>, parameters);
+  cls.attr("short_ways")[name] = make_fast_path(cls, &fast_path<T, function>, parameters);
 }
 
 }  // namespace gradientflow::bindings

@@ -1,4 +1,4 @@
-#include "short_way.hpp"
+#include "fast_path.hpp"
 
 #include <structmember.h>
 
@@ -19,7 +19,7 @@ struct Object {
       vectorcallfunc call;
   PyObject* method;  // of the class, which this replaces; nullptr as long as it replaces none
   PyTypeObject* native;
-  ShortWay way;
+  FastPath path;
   PyObject* native_name;  // "_native"
   std::array<PyObject*, most_parameters> parameters;
   std::size_t parameter_count;
@@ -51,7 +51,7 @@ PyObject* call(PyObject* object, PyObject* const* arguments, std::size_t flags, 
   const Object& self = *reinterpret_cast<Object*>(object);
   const auto number = static_cast<std::size_t>(PyVectorcall_NARGS(flags));
   if (self.method == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "this short way stands before no method");
+    PyErr_SetString(PyExc_TypeError, "this fast path stands before no method");
     return nullptr;
   }
   std::array<PyObject*, most_parameters> given{};
@@ -61,7 +61,7 @@ PyObject* call(PyObject* object, PyObject* const* arguments, std::size_t flags, 
     if (!native) {
       PyErr_Clear();
     } else if (Py_TYPE(native.ptr()) == self.native) {
-      PyObject* const result = self.way(native.ptr(), places);
+      PyObject* const result = self.path(native.ptr(), places);
       if (result != nullptr || PyErr_Occurred() != nullptr) {
         return result;
       }
@@ -108,7 +108,7 @@ py::object make_type() {
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)},
       {},
   }};
-  static PyType_Spec spec = {"gradientflow._core.ShortWay", sizeof(Object), 0,
+  static PyType_Spec spec = {"gradientflow._core.FastPath", sizeof(Object), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
                              slots.data()};
   auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
@@ -120,7 +120,7 @@ py::object make_type() {
 
 }  // namespace
 
-py::object make_short_way(const py::type& native, ShortWay way, std::initializer_list<const char*> parameters) {
+py::object make_fast_path(const py::type& native, FastPath path, std::initializer_list<const char*> parameters) {
   const py::object type = make_type();
   auto* const as_type = reinterpret_cast<PyTypeObject*>(type.ptr());
   auto object = py::reinterpret_steal<py::object>(as_type->tp_alloc(as_type, 0));
@@ -130,7 +130,7 @@ py::object make_short_way(const py::type& native, ShortWay way, std::initializer
   auto& self = *reinterpret_cast<Object*>(object.ptr());  // filled with zeros by tp_alloc
   self.call = &call;
   self.native = reinterpret_cast<PyTypeObject*>(native.ptr());
-  self.way = way;
+  self.path = path;
   self.native_name = PyUnicode_InternFromString("_native");
   self.positional_count = parameters.size();
   for (const char* const parameter : parameters) {
