@@ -82,7 +82,7 @@ def write_directly(model: torch.nn.Module, gradients: ParameterGradients, kinds:
             module.__class__ = kind
 
 
-def write_as_usual(model: torch.nn.Module) -> None:
+def restore_layers(model: torch.nn.Module) -> None:
     """Make the layers of a model ordinary layers again."""
     module: Any
     for module in model.modules():

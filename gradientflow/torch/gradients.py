@@ -63,16 +63,6 @@ class ParameterGradients:
         self._indices: dict[int, int] = {}  # of the parameters, by their ids
         self._overwritten: list[int | None] = []  # the backward pass that writes there, until the gradient arrives
 
-    def layout(self) -> Layout:
-        """Return the layout of the parameters."""
-        return Layout(
-            tuple(self.names),
-            tuple(tuple(parameter.shape) for parameter in self.parameters),
-            tuple(str(parameter.dtype).removeprefix("torch.") for parameter in self.parameters),
-            pool_device(self.device),
-            tuple(_weights(parameter) for parameter in self.parameters),
-        )
-
     # ---- for the training loop -----------------------------------------------------------------------------------
 
     @property
@@ -322,6 +312,17 @@ class ParameterGradients:
             "it first, or close the optimizer and make a new one"
         )
         raise ArgumentError(message)
+
+
+def layout_of(parameters: Mapping[str, torch.Tensor]) -> Layout:
+    """Return the layout of parameters on one device, by name."""
+    return Layout(
+        tuple(parameters),
+        tuple(tuple(parameter.shape) for parameter in parameters.values()),
+        tuple(str(parameter.dtype).removeprefix("torch.") for parameter in parameters.values()),
+        pool_device(devices.device_of(next(iter(parameters.values())))),
+        tuple(_weights(parameter) for parameter in parameters.values()),
+    )
 
 
 def _is_for_the_parameter(parameter: torch.Tensor) -> bool:

@@ -92,17 +92,28 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
         require_same(comm, "optimizers", {"the class": type(optimizer).__name__, **groups})
         if comm.size == 1:
             return
-        state_of = getattr(optimizer, "_common_state_dict", optimizer.state_dict)
-        load = getattr(optimizer, "_load_common_state_dict", optimizer.load_state_dict)
+        # That of a DistributedOptimizer, whose state dict has more than what is common to the ranks.
+        checkpoint = getattr(optimizer, "_checkpoint", None)
         stream = io.BytesIO()
         if comm.rank == root:
-            torch.save(state_of(), stream)
+            torch.save(optimizer.state_dict() if checkpoint is None else checkpoint.common(), stream)
         size = comm.broadcast(np.array([stream.tell()]), root)
         data = bytearray(stream.getbuffer()) if comm.rank == root else bytearray(size[0])
         comm.broadcast(data, root)
         if comm.rank != root:
             # Onto the host: the root's device may belong to another rank. The optimizer copies it to its own device.
-            load(torch.load(io.BytesIO(data), weights_only=False, map_location="cpu"))
+            state = torch.load(io.BytesIO(data), weights_only=False, map_location="cpu")
+            (optimizer.load_state_dict if checkpoint is None else checkpoint.load_common)(state)
+
+
+def make_equal(
+    model: torch.nn.Module, added: Mapping[str, torch.Tensor] | None, broadcast: bool, comm: Communicator
+) -> None:
+    """Make added parameters the same on all ranks, or check that they are; without `added` the model. Collective."""
+    if broadcast:
+        broadcast_parameters(model if added is None else added, comm=comm)
+    else:
+        require_same_values(dict(model.named_parameters()) if added is None else added, comm)
 
 
 def require_same_values(tensors: Mapping[str, torch.Tensor], comm: Communicator) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +15,26 @@ from .parameters import is_lazy
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+# The DistributedOptimizer of each parameter, by the id of the parameter.
+_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-def trained_parameters(optimizer: Any, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters to train by name, after checking that the optimizer has them, and their kind."""
+
+def reserve(parameters: Iterable[torch.Tensor], owner: Any) -> None:
+    """Reserve parameters for a DistributedOptimizer."""
+    _owners.update({id(parameter): owner for parameter in parameters})
+
+
+def release(owner: Any) -> None:
+    """End the reservations of a DistributedOptimizer."""
+    for key in [key for key, each in _owners.items() if each is owner]:
+        del _owners[key]
+
+
+def trained_parameters(optimizer: Any, model: torch.nn.Module, owner: Any) -> dict[str, torch.Tensor]:
+    """Return the parameters to train by name.
+
+    Raises unless the optimizer has them, and no other, they can be trained, and no other than `owner` has them.
+    """
     named: dict[str, torch.Tensor] = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     optimized: set[int] = set()
@@ -36,6 +54,10 @@ def trained_parameters(optimizer: Any, model: torch.nn.Module) -> dict[str, torc
         message = "the model has no parameter that requires gradients"
         raise ArgumentError(message)
     _check_parameters(trained)
+    for name, parameter in trained.items():
+        if _owners.get(id(parameter), owner) is not owner:
+            message = f"{name} belongs to another DistributedOptimizer already: close() that one first"
+            raise ArgumentError(message)
     return trained
 
 

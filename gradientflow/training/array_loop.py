@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -176,13 +176,15 @@ class ArrayLoop:
         """Give up the iteration, for example after an exception; the other ranks get `AbandonedError`."""
         self._loop.zero(set_to_none=True)
 
-    def join(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def join(self) -> Iterator[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
         A rank that leaves the block contributes zeros until all have left it. Then all get the weights and the
         optimizer state of a rank that had the most iterations.
         """
-        return join(self._loop, self._broadcast)
+        with join(self._loop, self._broadcast):
+            yield
 
     def _broadcast(self, root: int) -> None:
         """Broadcast the root's weights and optimizer state. Collective."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradientflow.agreement import raise_together
 from gradientflow.communicator import Communicator
-from gradientflow.errors import AbandonedError, ArgumentError, MismatchError, NonFiniteError
+from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
 from gradientflow.strategies.update import Iteration, SettingsOf
 
@@ -254,19 +254,7 @@ class Loop:
         if self.synchronizer is not previous and update.kind == "apply" and not outcome.is_dropped:
             update = self.synchronizer.update()
         self.must_zero = outcome.is_dropped
-        if outcome.given_up:
-            ranks = ", ".join(map(str, outcome.given_up))
-            message = (
-                f"{'rank' if len(outcome.given_up) == 1 else 'ranks'} {ranks} gave up the iteration, after an error "
-                "there: all ranks drop it, and no weight was changed; call zero_grad() and go on with the next one"
-            )
-            raise AbandonedError(message)
-        if outcome.rates_differ:
-            message = (
-                f"{self.status.rates.difference(self.comm, self.batches.here)}: all ranks drop the iteration; give "
-                "all the same, call zero_grad() and go on with the next one"
-            )
-            raise MismatchError(message)
+        self.status.raise_if_dropped(outcome, self.batches.here)
         self.batches.exchanged += self.batches.here
         self.update = update
 

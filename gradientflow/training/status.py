@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
+from gradientflow.errors import AbandonedError, MismatchError
 
 from .rates import Rates
 
@@ -67,7 +68,7 @@ class Status:
 
     def __init__(self, comm: Communicator, tensors: int, is_sent: bool) -> None:
         self.rates = Rates()
-        self._rank = comm.rank
+        self._comm = comm
         self._tensors = tensors
         self._complete = np.array([1.0] * tensors + [0.0, 1.0] + [0.0] * comm.size) if is_sent else np.zeros(0)
         self.count = len(self._complete) + Rates.numbers if is_sent else 0
@@ -84,7 +85,7 @@ class Status:
             status[: self._tensors] = used
             status[self._tensors] = 1
             status[self._tensors + 1] = has_batches
-            status[self._tensors + 2 + self._rank] = gives_up
+            status[self._tensors + 2 + self._comm.rank] = gives_up
         self.rates.write(extra[len(self._complete) :], has_step=has_batches and not gives_up)
 
     def read(self, means: Numbers, used: Sequence[bool]) -> Outcome:
@@ -96,6 +97,22 @@ class Status:
         given_up = np.flatnonzero(status[self._tensors + 2 :]).tolist()
         rates_differ = Rates.differ(means[len(self._complete) :])
         return Outcome(present, self.any_has_batches(means), given_up, rates_differ)
+
+    def raise_if_dropped(self, outcome: Outcome, has_batches: bool) -> None:
+        """Raise if all ranks drop the iteration. Collective then."""
+        if outcome.given_up:
+            ranks = ", ".join(map(str, outcome.given_up))
+            message = (
+                f"{'rank' if len(outcome.given_up) == 1 else 'ranks'} {ranks} gave up the iteration, after an error "
+                "there: all ranks drop it, and no weight was changed; call zero_grad() and go on with the next one"
+            )
+            raise AbandonedError(message)
+        if outcome.rates_differ:
+            message = (
+                f"{self.rates.difference(self._comm, has_batches)}: all ranks drop the iteration; give all the same, "
+                "call zero_grad() and go on with the next one"
+            )
+            raise MismatchError(message)
 
     def any_has_batches(self, means: Numbers) -> bool:
         """Tell whether any rank has batches, also where the exchange has raised an error."""

@@ -435,7 +435,7 @@ def kill_one_in_a_step() -> None:
     for use in [*uses, optimizer.state_dict]:
         with raises(CommunicationError, wanted):
             use()
-    optimizer._end(RuntimeError, None, None)
+    optimizer.__exit__(RuntimeError, None, None)
     for use in uses:
         with raises(CommunicationError, wanted):
             use()

@@ -1193,9 +1193,10 @@ def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communic
             assert optimizer.synchronizer is not None
             if not reads:  # it is another synchronizer, once the order is known
                 optimizer.synchronizer.gradient_source = "place"
-            address_of = optimizer._gradients.address_elsewhere
+            gradients: Any = optimizer._bound.gradients
+            address_of = gradients.address_elsewhere
             addresses: list[int | None] = []
-            optimizer._gradients.address_elsewhere = lambda i, of=address_of, to=addresses: to.append(of(i)) or to[-1]
+            gradients.address_elsewhere = lambda i, of=address_of, to=addresses: to.append(of(i)) or to[-1]
             inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(100 * step + RANK))
             if step == 3:
                 kept = model.first.weight.grad
@@ -1217,7 +1218,7 @@ def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communic
             assert optimizer.synchronizer.gradients[0].ctypes.data in {
                 parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None
             }
-            optimizer._gradients.address_elsewhere = address_of
+            gradients.address_elsewhere = address_of
             if step == 8:
                 for parameter in model.first.parameters():
                     parameter.grad.data.add_(parameter.data, alpha=0.1)  # which PyTorch does not count as a change

@@ -1,0 +1,214 @@
+"""A model whose parameters a strategy is bound to: with a training loop, gradients in their places, and hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.strategies import Settings, Strategy, Synchronizer
+from gradientflow.training import Loop, LossScale, join
+
+from . import devices
+from .direct_layer import restore_layers, write_directly
+from .embedding import DirectEmbedding
+from .fused_step import FusedStep, settings_of_group
+from .gradients import ParameterGradients, layout_of
+from .hooks import BackwardHooks
+from .linear import DirectLinear
+from .parameters import broadcast_optimizer_state, broadcast_parameters
+
+_DIRECT_LAYERS = (DirectLinear, DirectEmbedding)
+
+
+class BoundModel:
+    """Binds a strategy to the parameters of a model. Collective.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model.
+    optimizer : torch.optim.Optimizer
+        The optimizer of its parameters, which has their settings.
+    trained : dict of str to torch.Tensor
+        The parameters to train, by name.
+    comm, strategy, accumulation_steps, loss_scale
+        As in `DistributedOptimizer`.
+    fused_step : FusedStep or None
+        What makes the step, if the core does.
+    previous : Synchronizer or None
+        A previous synchronizer for some of the parameters, whose state is taken over.
+
+    Attributes
+    ----------
+    loop : Loop
+        The training loop.
+    gradients : ParameterGradients
+        The gradients of the parameters.
+    parameters : set of int
+        The parameters, by their ids.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        trained: dict[str, torch.Tensor],
+        comm: Communicator,
+        strategy: Strategy,
+        *,
+        accumulation_steps: int,
+        loss_scale: LossScale | None,
+        fused_step: FusedStep | None,
+        previous: Synchronizer | None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._fused_step = fused_step
+        self.parameters = {id(parameter) for parameter in trained.values()}
+        ordered = dict(reversed(trained.items()))  # mostly as backpropagation reaches them
+        self.gradients = ParameterGradients(ordered, self._settings_of)
+        self.loop = Loop(
+            comm,
+            strategy,
+            layout_of(ordered),
+            self.gradients,
+            accumulation_steps=accumulation_steps,
+            loss_scale=loss_scale,
+            previous=previous,
+        )
+        self.loop.status.rates.now = self._rates
+        self._known_parameters = self._model_parameters()
+        self._hooks: BackwardHooks | None = None
+
+    def start(self, number: int, synchronize: Callable[[], object]) -> None:
+        """Register hooks; the other arguments are those of `BackwardHooks`."""
+        self.loop.synchronizer.check_settings(self.gradients.settings)
+        self._hooks = BackwardHooks(self.loop, self.gradients, number, self.check, synchronize)
+        self.loop.on_new_order = self._use_places
+        self._use_places()
+
+    def _use_places(self) -> None:
+        """Use new places of gradients: in the hooks, in layers that write there, and in the core's step."""
+        assert self._hooks is not None
+        self._hooks.register()
+        if self.gradients.takes_any_content:
+            write_directly(self._model, self.gradients, _DIRECT_LAYERS)
+        step, loop = self._fused_step, self.loop
+        if step is not None:
+            step.lay_out(self.gradients, loop.layout, loop.synchronizer.shared)
+            if loop.writes_weights:
+                loop.use_masters(step.masters(loop.layout), step.round_masters, step.update_masters)
+
+    def detach(self) -> Synchronizer:
+        """Detach from the model and its gradients. Return the synchronizer, which the caller closes."""
+        if self._hooks is not None:
+            self._hooks.remove()
+        restore_layers(self._model)
+        self.gradients.detach_unused(self.loop.used)
+        return self.loop.synchronizer
+
+    # ---- the optimizer's groups ----------------------------------------------------------------------------------
+
+    def _rates(self) -> list[float]:
+        """Return the learning rates of the parameter groups; 0 for those on a device, which the host would wait for."""
+        rates = (group.get("lr") for group in self._optimizer.param_groups)
+        return [0.0 if rate is None or getattr(rate, "is_cuda", False) else float(rate) for rate in rates]
+
+    def _settings_of(self, parameter: torch.Tensor) -> Settings:
+        for group in self._optimizer.param_groups:
+            if any(parameter is each for each in group["params"]):
+                return settings_of_group(group)
+        message = "a parameter is no longer in the optimizer"
+        raise ArgumentError(message)
+
+    # ---- checks --------------------------------------------------------------------------------------------------
+
+    def _model_parameters(self) -> list[int]:
+        return [id(parameter) for module in self._model.modules() for parameter in module._parameters.values()]
+
+    def check(self) -> None:
+        """Raise if the model has other parameters now, or others of the optimizer require gradients."""
+        if self._fused_step is not None and self._fused_step.shared_model is not None:
+            self._fused_step.shared_model.check()
+        if self._model_parameters() != self._known_parameters:
+            message = (
+                "the model has other parameters now: a model must not change after DistributedOptimizer has been made; "
+                "change it first, or close the optimizer and make a new one"
+            )
+            raise ArgumentError(message)
+        optimized = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        if any(parameter.requires_grad and id(parameter) not in self.parameters for parameter in optimized):
+            message = (
+                "the optimizer has a parameter that requires gradients now and did not when DistributedOptimizer was "
+                "made: close it and make a new one, or leave such parameters out of the optimizer until add_param_group"
+            )
+            raise ArgumentError(message)
+
+    def check_weights(self) -> None:
+        """Raise if the strategy writes weights, and they have moved."""
+        if self.loop.writes_weights and self.gradients.weights_have_moved:
+            message = (
+                "parameters have memory of their own now: a model must not change after DistributedOptimizer has been "
+                "made; change it first, or close the optimizer and make a new one"
+            )
+            raise ArgumentError(message)
+
+    # ---- exchanges -----------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Replace all gradients by their means, if a backward pass has not yet done so. Collective."""
+        if self.loop.update is None or self.gradients.replaced:
+            self.check()
+            self.loop.synchronize()
+
+    def unscale(self) -> None:
+        """Divide the mean gradients by the loss scale, once."""
+        if self.loop.loss_scale is not None and not self.loop.unscaled:
+            self.gradients.scale(1 / self.loop.loss_scale.value)
+        self.loop.unscaled = True
+
+    def weights_are_written(self) -> None:
+        """Let PyTorch know that parameters have changed, if the strategy writes them."""
+        if self.loop.writes_weights:
+            torch.autograd.graph.increment_version(self.gradients.parameters)
+
+    def finish(self) -> None:
+        """End training; where weights may differ between ranks, average buffers. Collective."""
+        self.check_weights()
+        pending: NonFiniteError | None = None
+        try:
+            self.loop.finish()
+        except NonFiniteError as error:  # other ranks may not know of it
+            pending = error
+        self.weights_are_written()
+        if self.loop.writes_weights:
+            for buffer in self._model.buffers():
+                if buffer.is_floating_point() and buffer.is_contiguous():
+                    self.loop.comm.allreduce(devices.shared(buffer), "mean")
+        if pending is not None:
+            raise pending
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Put the weights common to all ranks in place for a ``with`` block."""
+        with self.loop.common_weights():
+            torch.autograd.graph.increment_version(self.gradients.parameters)
+            yield
+        torch.autograd.graph.increment_version(self.gradients.parameters)
+
+    def join(self, optimizer: Any) -> AbstractContextManager[None]:
+        """Allow the ranks different numbers of iterations in a ``with`` block, of this DistributedOptimizer."""
+        if self.loop.synchronizer.shared is not None:
+            message = "join() does not go with share='node': every rank makes a part of every step"
+            raise ArgumentError(message)
+
+        def broadcast(root: int) -> None:
+            broadcast_parameters(dict(self._model.named_parameters()), root, comm=self.loop.comm)
+            broadcast_optimizer_state(optimizer, root, comm=self.loop.comm)
+
+        return join(self.loop, broadcast)

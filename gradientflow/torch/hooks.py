@@ -1,0 +1,133 @@
+"""Hooks of parameters: they tell the training loop which gradients are final, and when backward passes begin and end.
+
+The path of a gradient begins here: `BackwardHooks` -> `Loop.ready` -> `Synchronizer.ready` -> a pool, which sends it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradientflow.training import Loop
+
+from .gradients import ParameterGradients
+
+_NO_TASK = -1
+
+_current_task: Callable[[], int] = torch._C._current_graph_task_id  # which backward pass runs in this thread
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+
+class _Flushed(threading.local):
+    """The hooks of optimizers that have flushed gradients in the current backward pass of this thread."""
+
+    def __init__(self) -> None:
+        self.all: list[BackwardHooks] = []
+
+
+_flushed = _Flushed()
+
+
+class BackwardHooks:
+    """The hooks of all parameters of an optimizer.
+
+    Parameters
+    ----------
+    loop : Loop
+        The training loop.
+    gradients : ParameterGradients
+        The gradients of the parameters.
+    number : int
+        The number of the optimizer: those that share a backward pass wait for their means in this order, the same on
+        all ranks.
+    check : callable
+        Raises if the model has changed; called before gradients are handed over.
+    synchronize : callable
+        Waits for the means, after the backward pass.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        gradients: ParameterGradients,
+        number: int,
+        check: Callable[[], object],
+        synchronize: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._gradients = gradients
+        self._number = number
+        self._check = check
+        self._synchronize = synchronize
+        self._task = _NO_TASK  # the id of the current backward pass
+        self._handles: list[Any] = []
+
+    def register(self) -> None:
+        """Register a hook with each parameter, in place of the previous ones."""
+        self.remove()
+        for index, parameter in enumerate(self._gradients.parameters):
+            register: Any = parameter.register_post_accumulate_grad_hook
+            self._handles.append(register(self._hook(index)))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        """Return the hook to call when a parameter has received its gradient in a backward pass."""
+        loop, gradients = self._loop, self._gradients
+        view, ready, used = gradients.views[index], loop.ready, loop.used
+
+        def has_gradient(parameter: torch.Tensor) -> None:
+            if _current_task() != self._task:
+                self._begin_pass()
+            used[index] = True
+            elsewhere = None
+            if parameter.grad is not view:
+                elsewhere = None if loop.hold else gradients.address_elsewhere(index)
+                if elsewhere is None:
+                    gradients.arrive(index)
+            if elsewhere is not None:
+                try:
+                    ready(index, elsewhere)
+                finally:
+                    gradients.has_been_read(index)
+            elif not loop.hold:
+                ready(index)
+
+        return has_gradient
+
+    def _begin_pass(self) -> None:
+        self._task = _current_task()
+        self._loop.begin_pass()
+        _queue_callback(self._end_pass)
+
+    def _end_pass(self) -> None:
+        if self._task == _NO_TASK:
+            return
+        # A nested backward pass, as of gradient checkpointing, ends the outer one only if all gradients are final.
+        if _current_node() is not None and len(self._loop.order) < len(self._loop.layout):
+            return
+        self._task = _NO_TASK
+        self._check()
+        if self._loop.end_pass():
+            _flushed.all.append(self)
+            _queue_callback(_synchronize_flushed)  # runs after other optimizers have flushed, too
+
+    def _synchronize_if_flushed(self) -> None:
+        if self._handles and self._loop.flushed:
+            self._synchronize()
+
+
+def _synchronize_flushed() -> None:
+    """Wait for the means of several optimizers, in the order of their construction, the same on all ranks."""
+    flushed = sorted(_flushed.all, key=lambda hooks: hooks._number)
+    _flushed.all.clear()
+    for hooks in flushed:
+        hooks._synchronize_if_flushed()
