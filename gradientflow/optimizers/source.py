@@ -33,7 +33,7 @@ class PoolSource:
         self, pool: GradientPool | SparseGradientPool, correction: bool, loss_scale: LossScale | float | str | None
     ) -> None:
         self._pool = pool
-        self._everywhere = not (pool.corrects_momentum and correction)
+        self._updates_every_weight = not (pool.corrects_momentum and correction)
         self.rate_in_momentum = pool.corrects_momentum and correction
         self.shapes: Sequence[Any] = pool.shapes
         self.groups: Groups = [(pool.dtype, range(len(pool.shapes)))]
@@ -57,7 +57,7 @@ class PoolSource:
 
     def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
         """Return the pool's update, and whether the step is to apply or to skip it."""
-        update = self._pool.update(self._everywhere)
+        update = self._pool.update(self._updates_every_weight)
         skipped = self.loss_scale is not None and self._pool.has_nonfinite(stream)
         return (update,), "skipped" if skipped else "apply"
 

@@ -54,12 +54,12 @@ class ParameterGradients:
         self._settings_of = settings_of
         self._dtypes = {name: parameter.dtype for name, parameter in self._by_name.items()}
         self._addresses: list[int] = []
-        self._places: list[int] = []
+        self._weight_addresses: list[int] = []
         self._flat: list[torch.Tensor] = []  # by dtype
         self._groups: dict[int, int] = {}  # the index in `_flat`, by that of a gradient
         self._versions: list[int] = []  # of `_flat`, when the synchronizer knew what each held; or -1
         self._synchronizer: Synchronizer | None = None
-        self._kept: list[torch.Tensor | None] = []
+        self._read_until_wait: list[torch.Tensor | None] = []
         self._indices: dict[int, int] = {}  # of the parameters, by their ids
         self._overwritten: list[int | None] = []  # the backward pass that writes there, until the gradient arrives
 
@@ -85,7 +85,7 @@ class ParameterGradients:
         self.names = list(layout.names)
         self.parameters = [self._by_name[name] for name in self.names]
         self._synchronizer = synchronizer
-        self._kept.clear()
+        self._read_until_wait.clear()
         self._flat = [
             devices.tensor_over(synchronizer.memory(group), getattr(torch, dtype))
             for group, (dtype, _) in enumerate(layout.groups)
@@ -101,7 +101,7 @@ class ParameterGradients:
         self._addresses = [view.data_ptr() for view in views]
         self._overwritten = [None] * len(views)
         self._indices = {id(parameter): index for index, parameter in enumerate(self.parameters)}
-        self._places = [parameter.data_ptr() for parameter in self.parameters]
+        self._weight_addresses = [parameter.data_ptr() for parameter in self.parameters]
         for index, (name, parameter, view) in enumerate(zip(self.names, self.parameters, views, strict=True)):
             if name in before:
                 view.copy_(before[name])
@@ -149,7 +149,7 @@ class ParameterGradients:
         content of their places: then backpropagation need not add to zeros.
         """
         assert self._synchronizer is not None
-        self._kept.clear()
+        self._read_until_wait.clear()
         self._overwritten = [None] * len(self.views)
         leave_all = set_to_none and self.takes_any_content
         for group, flat in enumerate(self._flat):
@@ -170,7 +170,7 @@ class ParameterGradients:
     def exchanged(self) -> None:
         """Note that the gradients are now those left by the synchronizer."""
         self._versions = [flat._version for flat in self._flat]
-        self._kept.clear()
+        self._read_until_wait.clear()
         self._overwritten = [None] * len(self.views)
 
     def settings(self, index: int) -> Settings:
@@ -245,7 +245,7 @@ class ParameterGradients:
         """Set ``grad`` to its place, after the synchronizer has read the gradient elsewhere."""
         assert self._synchronizer is not None
         if self._synchronizer.gradient_source == "elsewhere_until_wait":
-            self._kept.append(self.parameters[index].grad)
+            self._read_until_wait.append(self.parameters[index].grad)
         self.set_present(index, present=True)
 
     def store(self, index: int) -> None:
@@ -295,7 +295,8 @@ class ParameterGradients:
     def weights_have_moved(self) -> bool:
         """Whether a parameter has moved in memory since its layout was made."""
         return any(
-            parameter.data_ptr() != place for parameter, place in zip(self.parameters, self._places, strict=True)
+            parameter.data_ptr() != place
+            for parameter, place in zip(self.parameters, self._weight_addresses, strict=True)
         )
 
     def detach_unused(self, used: list[bool]) -> None:

@@ -58,7 +58,7 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
             if comm.size > 1:
                 there = [tensor for tensor in tensors.values() if devices.device_of(tensor) == device]
                 _broadcast_tensors(comm, there, root)
-    shared_model.broadcast_done()
+    shared_model.accept_broadcast()
 
 
 def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicator | None = None) -> None:

@@ -116,7 +116,7 @@ class SharedModel:
         self._known = {}
 
 
-def broadcast_done() -> None:
+def accept_broadcast() -> None:
     """Accept the parameters of all models: a broadcast has written them, alike on all ranks."""
     for each in list(_living):
         each.accept()

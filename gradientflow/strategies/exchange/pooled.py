@@ -154,6 +154,8 @@ class PoolSynchronizer(Synchronizer):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        # To `ready` of pools/base.py. That of a GradientPool is replaced by one in bindings/bind_gradient_pool.cpp
+        # (`_fast_paths`), which serves calls without a stream, and passes on the others.
         self._ready[index](stream)
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
