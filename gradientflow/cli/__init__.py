@@ -17,7 +17,7 @@ from functools import partial
 import click
 
 import gradientflow as gf
-from gradientflow.cli.job import tell_end
+from gradientflow.cli.job import report_end
 from gradientflow.cli.lazy import LazyCommand
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import rank_of_this_process
@@ -61,7 +61,7 @@ def main() -> None:
         status = _complain(str(error), 2)
     except (click.Abort, KeyboardInterrupt):
         if not rank_of_this_process():
-            tell_end(signal.SIGINT)
+            report_end(signal.SIGINT)
         status = 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of our output has left; output still buffered must not make the interpreter complain at exit.

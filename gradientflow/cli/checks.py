@@ -145,7 +145,7 @@ def live_job() -> list[Check]:
     report = next((line[len(MARK) :] for line in text.splitlines() if line.startswith(MARK)), None)
     if status != 0 or report is None:
         what = f"no end within {_PROBE_SECONDS:g} s" if status == TIMED_OUT else f"exit status {status}"
-        return [Check(name, "fail", what, _last_words(text))]
+        return [Check(name, "fail", what, _last_lines(text))]
     return judge(json.loads(report))
 
 
@@ -251,6 +251,6 @@ def _simd_flags() -> list[str]:
     return [flag for flag in _SIMD_FLAGS if flag in present]
 
 
-def _last_words(text: str) -> str:
+def _last_lines(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip(" -")]
     return " | ".join(lines[-6:]) or "it printed nothing"

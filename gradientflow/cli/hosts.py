@@ -54,7 +54,7 @@ def _why_unknown(name: str) -> str:
 def _is_known_to_ssh(name: str) -> bool:
     """Tell whether the settings of ssh replace a name by another one, or go through another host."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run(
+        printed = subprocess.run(
             ["ssh", "-G", name],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -63,7 +63,7 @@ def _is_known_to_ssh(name: str) -> bool:
             timeout=_SSH_SECONDS,
             check=False,
         ).stdout
-        settings = dict(line.split(maxsplit=1) for line in told.splitlines() if " " in line)
+        settings = dict(line.split(maxsplit=1) for line in printed.splitlines() if " " in line)
         goes_through_another = not {"proxyjump", "proxycommand"}.isdisjoint(settings)
         return goes_through_another or settings.get("hostname", name).lower() != name.lower()
     return False

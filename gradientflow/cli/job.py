@@ -112,12 +112,12 @@ def run_job(job: Job) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     if cause is not None:
         if cause != TIMED_OUT:
-            tell_end(signal.Signals(cause - 128), "with all ranks")
+            report_end(signal.Signals(cause - 128), "with all ranks")
         return cause
     return launcher.returncode if launcher.returncode >= 0 else 128 - launcher.returncode
 
 
-def tell_end(number: signal.Signals, more: str = "") -> None:
+def report_end(number: signal.Signals, more: str = "") -> None:
     """Say on standard error, if it still has a reader, which signal has ended this command."""
     what = "Ctrl-C" if number == signal.SIGINT else number.name
     with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 # Set by batch systems inside an allocation, where the launcher knows hosts and slots by itself.
-_SIGNS_OF_AN_ALLOCATION = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
+_ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
 # Steps from this number on are made by Slurm itself, such as the one that a shell of an allocation runs in: no ranks.
 _FIRST_STEP_OF_SLURM = 0xFFFFFF00
 
@@ -24,7 +24,7 @@ def rank_of_this_process() -> int | None:
 
 def in_allocation() -> bool:
     """Tell whether this process runs in an allocation of a batch system."""
-    return any(os.environ.get(name) for name in _SIGNS_OF_AN_ALLOCATION)
+    return any(os.environ.get(name) for name in _ALLOCATION_VARIABLES)
 
 
 def _ranks_of_this_step() -> int | None:

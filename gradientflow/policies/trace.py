@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, GradientFlowError
 
 from .parsing import as_policy
-from .policy import Answer, RunningPolicy
+from .policy import Answer
 from .simulation import Event, Simulation, checked
 
 _KINDS = ("push", "departure")
@@ -63,14 +64,7 @@ class Trace:
         object.__setattr__(self, "events", [_event(position, event, self.workers) for position, event in events])
         if self.began is not None:
             checked_float("began", self.began)
-        here: set[int] = set()
-        for position, event in enumerate(self.events):
-            here = here or set(range(self.workers))
-            if event.worker not in here:
-                message = f"event {position} is of worker {event.worker}, which has departed"
-                raise ArgumentError(message)
-            if event.kind == "departure":
-                here.discard(event.worker)
+        self._runs()
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -109,17 +103,14 @@ class Trace:
             If the words name no policy, or an event or an answer is invalid.
         """
         description = as_policy(self.policy if policy is None else policy)
-        here: set[int] = set()
-        running: RunningPolicy | None = None
-        for position, event in enumerate(self.events):
-            if running is None or not here:
-                running, here = checked(description.start(self.workers), self.workers), set(range(self.workers))
-            ask = running.pushed if event.kind == "push" else running.departed
-            answer = ask(event.worker, event.seconds)
-            if event.kind == "departure":
-                here.discard(event.worker)
-            if answer != event.answer:
-                return Difference(position, event, answer)
+        position = itertools.count()
+        for run in self._runs():
+            running = checked(description.start(self.workers), self.workers)
+            for event in run:
+                ask = running.pushed if event.kind == "push" else running.departed
+                answer, number = ask(event.worker, event.seconds), next(position)
+                if answer != event.answer:
+                    return Difference(number, event, answer)
         return None
 
     def durations(self) -> list[list[float]]:
@@ -128,21 +119,17 @@ class Trace:
         That is the time from a worker's last push, or the answer that let it go on if this came later, to its next
         push. Where `began` is None, the first iteration counts as long as the second.
         """
-        before = self._start
-        free = [before] * self.workers
-        here = set(range(self.workers))
-        found: list[list[float]] = [[] for _ in here]
-        for event in self.events:
-            if not here:  # all start anew
-                here, free = set(range(self.workers)), [before] * self.workers
-            if event.kind == "push":
-                found[event.worker].append(event.seconds - free[event.worker])
-                free[event.worker] = event.seconds
-            else:
-                here.discard(event.worker)
-            for worker in event.answer.go_on:
-                free[worker] = event.seconds
-            before = event.seconds
+        began = self._start
+        found: list[list[float]] = [[] for _ in range(self.workers)]
+        for run in self._runs():
+            free = [began] * self.workers
+            for event in run:
+                if event.kind == "push":
+                    found[event.worker].append(event.seconds - free[event.worker])
+                    free[event.worker] = event.seconds
+                for worker in event.answer.go_on:
+                    free[worker] = event.seconds
+            began = run[-1].seconds
         if self.began is None:
             for row in found:
                 row[:1] = row[1:2] or row[:1]
@@ -153,6 +140,22 @@ class Trace:
         found = load_core().account_of(self.workers, self.events, self._start)
         events = [Event(*event) for event in found.pop("events")]
         return Simulation(computed=[sum(row) for row in self.durations()], events=events, **found)
+
+    def _runs(self) -> list[list[Event]]:
+        """Return the events in runs, each of which ends when all workers have departed."""
+        runs: list[list[Event]] = []
+        present: set[int] = set()
+        for position, event in enumerate(self.events):
+            if not present:
+                present = set(range(self.workers))
+                runs.append([])
+            if event.worker not in present:
+                message = f"event {position} is of worker {event.worker}, which has departed"
+                raise ArgumentError(message)
+            runs[-1].append(event)
+            if event.kind == "departure":
+                present.discard(event.worker)
+        return runs
 
     @property
     def _start(self) -> float:

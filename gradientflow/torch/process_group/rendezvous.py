@@ -26,7 +26,7 @@ _LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
 _PROBE_SECONDS = 5.0  # for trying one address of the master
 _HIGHEST_PORT = 65535
-_SIGNS_OF_A_JOB = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+_JOB_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 
 def position(rank: int = -1, size: int = -1) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def position(rank: int = -1, size: int = -1) -> tuple[int, int]:
     comm = computing_ranks()
     given_rank = _given(rank, "RANK")
     given_size = _given(size, "WORLD_SIZE")
-    alone = comm.size == 1 and not any(sign in os.environ for sign in _SIGNS_OF_A_JOB)
+    alone = comm.size == 1 and not any(name in os.environ for name in _JOB_VARIABLES)
     if alone and given_size != 1:
         message = (
             "the backend gradientflow runs in an MPI job, and this process was not started as one: start the script "
