@@ -15,7 +15,7 @@ namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 
 // Sums and products of integers wrap around, so they are computed unsigned. A bool is a byte, 0 or 1, of which the
 // maximum is "or" and the minimum "and".
-const KernelTable kernels = {
+constinit const KernelTable kernels = {
     .reduce =
         {
             // sum, mean, max, min, prod of float16, bfloat16, float32, float64, int8, uint8, int32, int64, bool

@@ -152,7 +152,7 @@ void step(const Step& call) {
 }
 
 template <class Step>
-constexpr StepKernels<Step> step_kernels() {
+constexpr StepKernels<Step> step_kernels() noexcept {
   if constexpr (requires(Step call) { call.parameter; }) {
     return {{{step<Step, Float16, Float16>, step<Step, Float16, BFloat16>, step<Step, Float16, NoCopy>},
              {step<Step, BFloat16, Float16>, step<Step, BFloat16, BFloat16>, step<Step, BFloat16, NoCopy>},
@@ -165,7 +165,7 @@ constexpr StepKernels<Step> step_kernels() {
 }
 
 template <class... Steps>
-constexpr StepTable all_steps(StepList<Steps...> /*steps*/) {
+constexpr StepTable all_steps(StepList<Steps...> /*steps*/) noexcept {
   return {step_kernels<Steps>()...};
 }
 
