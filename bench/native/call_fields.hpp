@@ -179,13 +179,13 @@ std::string field_names() {
 
 // The call with these values of its first fields and these by name; others keep their defaults.
 template <class Call>
-Call call_of(const pybind11::sequence& values, const pybind11::dict& named = {}) {
+Call call_of(const pybind11::tuple& values, const pybind11::dict& named = {}) {
   Call call{};
   std::size_t given = 0;
   std::size_t used = 0;
   each_field(call, [&](const char* name, auto& field) {
     if (given < values.size()) {
-      set(field, values[given++]);
+      set(field, PyTuple_GET_ITEM(values.ptr(), given++));
     } else if (!named.empty() && named.contains(name)) {
       set(field, named[name]);
       ++used;

@@ -143,9 +143,9 @@ Launch with_numbers(NumbersKernel<Call> kernel, const std::vector<Call>& calls, 
 
 // The calls of a list, each of them a sequence of its fields.
 template <class Call>
-std::vector<Call> calls_of(const std::vector<py::sequence>& fields) {
+std::vector<Call> calls_of(const std::vector<py::tuple>& fields) {
   std::vector<Call> calls;
-  for (const py::sequence& values : fields) {
+  for (const py::tuple& values : fields) {
     calls.push_back(call_of<Call>(values));
   }
   return calls;
@@ -230,7 +230,7 @@ template <class Call, class Prepare>
 void define_list(py::module_& module, const char* name, Prepare prepare) {
   module.def(
       name,
-      [prepare](const std::vector<py::sequence>& fields, const std::string& dtype, std::size_t skipped) {
+      [prepare](const std::vector<py::tuple>& fields, const std::string& dtype, std::size_t skipped) {
         const std::vector<Call> calls = calls_of<Call>(fields);
         const py::gil_scoped_release released;
         return prepare(calls, dtype, skipped);
