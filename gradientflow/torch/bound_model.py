@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, NonFiniteError
-from gradientflow.strategies import Settings, Strategy, Synchronizer
-from gradientflow.training import Loop, LossScale, join
+from gradientflow.strategies import Synchronizer
+from gradientflow.training import Loop
+from gradientflow.training.uneven import join
 
 from . import devices
 from .direct_layer import restore_layers, write_directly
 from .embedding import DirectEmbedding
-from .fused_step import FusedStep, settings_of_group
-from .gradients import ParameterGradients, layout_of
+from .fused_step import FusedStep
+from .gradients import ParameterGradients
 from .hooks import BackwardHooks
 from .linear import DirectLinear
 from .parameters import broadcast_optimizer_state, broadcast_parameters
@@ -26,67 +26,28 @@ _DIRECT_LAYERS = (DirectLinear, DirectEmbedding)
 
 
 class BoundModel:
-    """Binds a strategy to the parameters of a model. Collective.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        The model.
-    optimizer : torch.optim.Optimizer
-        The optimizer of its parameters, which has their settings.
-    trained : dict of str to torch.Tensor
-        The parameters to train, by name.
-    comm, strategy, accumulation_steps, loss_scale
-        As in `DistributedOptimizer`.
-    fused_step : FusedStep or None
-        What makes the step, if the core does.
-    previous : Synchronizer or None
-        A previous synchronizer for some of the parameters, whose state is taken over.
-
-    Attributes
-    ----------
-    loop : Loop
-        The training loop.
-    gradients : ParameterGradients
-        The gradients of the parameters.
-    parameters : set of int
-        The parameters, by their ids.
-    """
+    """A model, the training loop of its parameters, and their optimizer, whose step `fused_step` may make."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: Any,
-        trained: dict[str, torch.Tensor],
-        comm: Communicator,
-        strategy: Strategy,
-        *,
-        accumulation_steps: int,
-        loss_scale: LossScale | None,
+        loop: Loop,
+        gradients: ParameterGradients,
         fused_step: FusedStep | None,
-        previous: Synchronizer | None,
     ) -> None:
+        self.loop = loop
+        self.gradients = gradients
         self._model = model
         self._optimizer = optimizer
         self._fused_step = fused_step
-        self.parameters = {id(parameter) for parameter in trained.values()}
-        ordered = dict(reversed(trained.items()))  # mostly as backpropagation reaches them
-        self.gradients = ParameterGradients(ordered, self._settings_of)
-        self.loop = Loop(
-            comm,
-            strategy,
-            layout_of(ordered),
-            self.gradients,
-            accumulation_steps=accumulation_steps,
-            loss_scale=loss_scale,
-            previous=previous,
-        )
-        self.loop.status.rates.now = self._rates
+        self._trained = {id(parameter) for parameter in gradients.parameters}
         self._known_parameters = self._model_parameters()
         self._hooks: BackwardHooks | None = None
 
     def start(self, number: int, synchronize: Callable[[], object]) -> None:
-        """Register hooks; the other arguments are those of `BackwardHooks`."""
+        """Begin to train; the arguments are those of `BackwardHooks`."""
+        self.loop.status.rates.now = self._rates
         self.loop.synchronizer.check_settings(self.gradients.settings)
         self._hooks = BackwardHooks(self.loop, self.gradients, number, self.check, synchronize)
         self.loop.on_new_order = self._use_places
@@ -112,19 +73,10 @@ class BoundModel:
         self.gradients.detach_unused(self.loop.used)
         return self.loop.synchronizer
 
-    # ---- the optimizer's groups ----------------------------------------------------------------------------------
-
     def _rates(self) -> list[float]:
         """Return the learning rates of the parameter groups; 0 for those on a device, which the host would wait for."""
         rates = (group.get("lr") for group in self._optimizer.param_groups)
         return [0.0 if rate is None or getattr(rate, "is_cuda", False) else float(rate) for rate in rates]
-
-    def _settings_of(self, parameter: torch.Tensor) -> Settings:
-        for group in self._optimizer.param_groups:
-            if any(parameter is each for each in group["params"]):
-                return settings_of_group(group)
-        message = "a parameter is no longer in the optimizer"
-        raise ArgumentError(message)
 
     # ---- checks --------------------------------------------------------------------------------------------------
 
@@ -142,7 +94,7 @@ class BoundModel:
             )
             raise ArgumentError(message)
         optimized = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        if any(parameter.requires_grad and id(parameter) not in self.parameters for parameter in optimized):
+        if any(parameter.requires_grad and id(parameter) not in self._trained for parameter in optimized):
             message = (
                 "the optimizer has a parameter that requires gradients now and did not when DistributedOptimizer was "
                 "made: close it and make a new one, or leave such parameters out of the optimizer until add_param_group"

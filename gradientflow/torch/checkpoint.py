@@ -11,7 +11,8 @@ import torch
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
-from gradientflow.training import TrainingState, consolidated
+from gradientflow.training import consolidated
+from gradientflow.training.state import TrainingState
 
 from .bound_model import BoundModel
 from .fused_step import FusedStep
@@ -22,17 +23,7 @@ _NO_STATE: dict[str, Any] = {"momentum": {}, "master_weights": {}}  # of the cor
 
 
 class Checkpoint:
-    """Returns and loads state dicts.
-
-    Parameters
-    ----------
-    bound : BoundModel
-        The model that is trained.
-    optimizer : torch.optim.Optimizer
-        The optimizer, without the strategy.
-    fused_step : FusedStep or None
-        What makes the step, if the core does.
-    """
+    """Returns and loads the state of a bound model, of its optimizer, and of the core, if this makes the step."""
 
     def __init__(self, bound: BoundModel, optimizer: Any, fused_step: FusedStep | None) -> None:
         self._bound = bound

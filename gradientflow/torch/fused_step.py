@@ -390,6 +390,15 @@ def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
     return parameter.numel() == 0 or all(size == 1 or stride == wanted for size, stride, wanted in places)
 
 
+def settings_of_parameter(optimizer: Any, parameter: torch.Tensor) -> Settings:
+    """Return the optimizer's settings of a parameter in the next step."""
+    for group in optimizer.param_groups:
+        if any(parameter is each for each in group["params"]):
+            return settings_of_group(group)
+    message = "a parameter is no longer in the optimizer"
+    raise ArgumentError(message)
+
+
 def settings_of_group(group: Mapping[str, Any]) -> Settings:
     """Return the settings of a parameter group; 0 for those that it lacks."""
     rate, momentum, decay, trust = (float(group.get(name, 0)) for name in ("lr", "momentum", "weight_decay", "trust"))

@@ -35,19 +35,8 @@ _flushed = _Flushed()
 class BackwardHooks:
     """The hooks of all parameters of an optimizer.
 
-    Parameters
-    ----------
-    loop : Loop
-        The training loop.
-    gradients : ParameterGradients
-        The gradients of the parameters.
-    number : int
-        The number of the optimizer: those that share a backward pass wait for their means in this order, the same on
-        all ranks.
-    check : callable
-        Raises if the model has changed; called before gradients are handed over.
-    synchronize : callable
-        Waits for the means, after the backward pass.
+    After a backward pass `check` raises if the model has changed, then gradients are handed over, then `synchronize`
+    waits for the means: if several optimizers share a pass, in the order of their `number`, the same on all ranks.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,13 +16,14 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
 from gradientflow.job import init
 from gradientflow.pools.base import RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy
-from gradientflow.training import Batches, LossScale, require_same
+from gradientflow.training import Loop, LossScale, require_same
+from gradientflow.training.uneven import Batches
 
 from . import devices
 from .bound_model import BoundModel
 from .checkpoint import Checkpoint, load_alone
-from .fused_step import FusedStep, check_can_step, why_fused
-from .gradients import layout_of
+from .fused_step import FusedStep, check_can_step, settings_of_parameter, why_fused
+from .gradients import ParameterGradients, layout_of
 from .parameters import make_equal
 from .step import Step
 from .trained import release, reserve, trained_parameters
@@ -183,26 +185,28 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         }
         require_same(self.comm, "models", {**entries, **settings})
         if self.comm.size > 1:
-            known = None if self._bound is None else self._bound.parameters
-            added = None if known is None else {name: each for name, each in trained.items() if id(each) not in known}
+            added = None
+            if self._bound is not None:
+                has_place = self._bound.gradients.has_place_for
+                added = {name: each for name, each in trained.items() if not has_place(each)}
             make_equal(self._model, added, self._broadcast, self.comm)
         previous = self._detach()
         reserve(trained.values(), self)
         if self.comm.size == 1 and self._fused_step is None and self.strategy.is_identity_on_one_rank:
             self.strategy.bind(self.comm, Layout(("nothing",), ((0,),), ("float32",))).close()  # checks the settings
             return
-        bound = BoundModel(
-            self._model,
-            self._inner,
-            trained,
+        ordered = dict(reversed(list(trained.items())))  # mostly as backpropagation reaches them
+        gradients = ParameterGradients(ordered, partial(settings_of_parameter, self._inner))
+        loop = Loop(
             self.comm,
             self.strategy,
+            layout_of(ordered),
+            gradients,
             accumulation_steps=self.accumulation_steps,
             loss_scale=self.loss_scale,
-            fused_step=self._fused_step,
             previous=previous,
         )
-        self._bound = bound
+        self._bound = bound = BoundModel(self._model, self._inner, loop, gradients, self._fused_step)
         self._checkpoint = Checkpoint(bound, self._inner, self._fused_step)
         self._step = Step(bound, self._inner, self._fused_step)
         if previous is not None:

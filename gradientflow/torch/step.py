@@ -17,17 +17,7 @@ _Optimizer: Any = torch.optim.Optimizer
 
 
 class Step:
-    """Makes steps with the gradients of a bound model. Collective.
-
-    Parameters
-    ----------
-    bound : BoundModel
-        The model.
-    optimizer : torch.optim.Optimizer
-        The optimizer whose step is made.
-    fused_step : FusedStep or None
-        What makes the step in its place, if the core does.
-    """
+    """Makes steps with the gradients of a bound model, by an optimizer, or by `fused_step` in its place. Collective."""
 
     def __init__(self, bound: BoundModel, optimizer: Any, fused_step: FusedStep | None) -> None:
         self._bound = bound

@@ -8,19 +8,6 @@ from .array_loop import ArrayLoop
 from .consolidation import consolidated
 from .loop import Loop
 from .loss_scale import LossScale
-from .state import TrainingState
 from .tensors import Tensors
-from .uneven import Batches, join
 
-__all__ = [
-    "ArrayLoop",
-    "Batches",
-    "Loop",
-    "LossScale",
-    "Tensors",
-    "TrainingState",
-    "consolidated",
-    "join",
-    "raise_together",
-    "require_same",
-]
+__all__ = ["ArrayLoop", "Loop", "LossScale", "Tensors", "consolidated", "raise_together", "require_same"]

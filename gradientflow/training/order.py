@@ -10,16 +10,10 @@ from gradientflow.communicator import Communicator
 
 
 class BackwardOrder:
-    """Learns the order in which rank 0's gradients become final.
-
-    Attributes
-    ----------
-    is_known : bool
-        Whether the order is known, or does not matter.
-    """
+    """Learns the order in which rank 0's gradients become final."""
 
     def __init__(self, is_known: bool) -> None:
-        self.is_known = is_known
+        self.is_known = is_known  # or does not matter
         self._seen: list[int] = []
 
     def note(self, final: Sequence[int]) -> None:

@@ -17,12 +17,7 @@ _KEYS = {"of", "shapes", "loss_scale", "order_is_known", "synchronizer"}
 class TrainingState:
     """Returns and loads the state of a training loop, for all frameworks.
 
-    Parameters
-    ----------
-    loop : Loop
-        The training loop.
-    kind : str
-        What has to be the same for loading, such as the name of the strategy.
+    Its `kind`, such as the name of the strategy, has to be the same for loading.
     """
 
     def __init__(self, loop: Loop, kind: str) -> None:

@@ -17,24 +17,12 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
-    """What the ranks have said in an exchange.
+    """What the ranks have said in an exchange."""
 
-    Attributes
-    ----------
-    present : sequence of bool or None
-        Which tensors have a gradient on any rank; None if all have one on all ranks.
-    any_has_batches : bool
-        Whether any rank has batches.
-    given_up : list of int
-        The ranks that gave up the iteration.
-    rates_differ : bool
-        Whether two ranks make steps with different learning rates.
-    """
-
-    present: Sequence[bool] | None
-    any_has_batches: bool
-    given_up: list[int]
-    rates_differ: bool
+    present: Sequence[bool] | None  # which tensors have a gradient on any rank; None if all have one on all ranks
+    any_has_batches: bool  # whether any rank has
+    given_up: list[int]  # the ranks that gave up the iteration
+    rates_differ: bool  # whether two ranks make steps with different learning rates
 
     @property
     def is_dropped(self) -> bool:
@@ -47,27 +35,12 @@ class Status:
 
     It has, for each tensor, 1 if it has a gradient on this rank; 1 if any tensor has none; 1 unless this rank is out of
     batches; for each rank, 1 if it gives up the iteration; the learning rates, as `Rates` encodes them. A mean is
-    nonzero if the number is nonzero on any rank, so no further communication is needed.
-
-    Parameters
-    ----------
-    comm : Communicator
-        Whose ranks take part.
-    tensors : int
-        How many tensors there are.
-    is_sent : bool
-        Whether gradients are averaged, and the status with them. Otherwise a rank knows only its own.
-
-    Attributes
-    ----------
-    count : int
-        How many numbers are sent.
-    rates : Rates
-        The learning rates, which are compared if all ranks make the same step.
+    nonzero if the number is nonzero on any rank, so no further communication is needed. If gradients are not averaged,
+    nothing is sent, and a rank knows only its own status.
     """
 
     def __init__(self, comm: Communicator, tensors: int, is_sent: bool) -> None:
-        self.rates = Rates()
+        self.rates = Rates()  # compared if all ranks make the same step
         self._comm = comm
         self._tensors = tensors
         self._complete = np.array([1.0] * tensors + [0.0, 1.0] + [0.0] * comm.size) if is_sent else np.zeros(0)

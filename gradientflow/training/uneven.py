@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,26 +15,14 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
+@dataclass
 class Batches:
-    """Which ranks have batches left.
+    """Which ranks have batches left."""
 
-    Attributes
-    ----------
-    are_uneven : bool
-        Whether a `join` is under way, so that ranks may be out of batches.
-    here : bool
-        Whether this rank has batches.
-    anywhere : bool
-        Whether any rank had batches at the last exchange.
-    exchanged : int
-        The exchanges in this `join` for which this rank had batches.
-    """
-
-    def __init__(self) -> None:
-        self.are_uneven = False
-        self.here = True
-        self.anywhere = True
-        self.exchanged = 0
+    are_uneven: bool = False  # a `join` is under way, so that ranks may be out of batches
+    here: bool = True  # on this rank
+    anywhere: bool = True  # on any rank, at the last exchange
+    exchanged: int = 0  # exchanges in this `join` for which this rank had batches
 
     @contextmanager
     def uneven(self) -> Iterator[None]:
@@ -52,12 +41,8 @@ class Batches:
 def join(loop: Loop, broadcast: Callable[[int], object]) -> Iterator[None]:
     """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
-    Parameters
-    ----------
-    loop : Loop
-        The training loop.
-    broadcast : callable
-        ``broadcast(root)`` broadcasts weights and optimizer state of a rank that had the most iterations.
+    Unless all had equally many, ``broadcast(root)`` then broadcasts the weights and the optimizer state of a rank that
+    had the most.
     """
     if loop.strategy.gradients != "mean":
         message = f"join() does not go with {loop.strategy.name}: it needs gradients that are averaged in every step"
