@@ -3,37 +3,15 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <new>
 #include <string>
 #include <utility>
 
-#include "../../base/thread.hpp"
-#include "prepared_call.hpp"
+#include "turns.hpp"
 
 namespace gradientflow::engine {
 namespace {
 
 using transport::CallKind;
-
-// Whether the ranks may be in different states after an error of this kind.
-bool breaks(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::value:
-    case ErrorKind::type:
-    case ErrorKind::mismatch:
-    case ErrorKind::memory:
-    case ErrorKind::nonfinite:
-      return false;
-    case ErrorKind::closed:
-    case ErrorKind::peer:
-    case ErrorKind::timeout:
-    case ErrorKind::mpi:
-    case ErrorKind::system:
-    case ErrorKind::internal:
-      return true;
-  }
-  return true;
-}
 
 // Number of forks between the first process that counts and this one.
 std::atomic<int> forks{0};
@@ -47,8 +25,6 @@ int count_forks() {
 // The communicator in whose call this thread runs signal handlers: that call has the turn, so a handler cannot wait for
 // it.
 thread_local const Communicator* polling = nullptr;
-
-bool uses_mpi(const collective::Call& call) { return call.choice && !collective::is_inside_node(call.choice->path); }
 
 }  // namespace
 
@@ -107,67 +83,6 @@ void Communicator::admit(const collective::Call& call) const {
   }
 }
 
-void Communicator::check_device(int device) const {
-  const std::lock_guard lock(mutex_);
-  if (device_ && *device_ != device) {
-    throw Error(ErrorKind::value, "the tensor is on CUDA device " + std::to_string(device) +
-                                      ", but this communicator has served device " + std::to_string(*device_) +
-                                      " before; a rank has one device, another communicator may have another");
-  }
-}
-
-// Binds the communicator to a device: from the first call on it, even before that call is served.
-void Communicator::take_device(int device) {
-  check_device(device);
-  const std::lock_guard lock(mutex_);
-  device_ = device;
-}
-
-const collective::DeviceGroup* Communicator::device_group() const {
-  const std::lock_guard lock(mutex_);
-  return device_group_.get();
-}
-
-// Aborts device calls, so that no stream waits for ranks that will not come.
-void Communicator::abort_on_device() noexcept {
-  collective::DeviceGroup* devices = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    devices = device_group_.get();
-  }
-  if (devices != nullptr) {
-    devices->abort();
-  }
-}
-
-// Called in turn. Making the group is collective, so all ranks first agree on the call for which it is made: others may
-// be in a call on host memory.
-collective::DeviceGroup& Communicator::device_group(int device, const collective::Call& call) {
-  take_device(device);
-  if (device_group_ == nullptr) {
-    try {
-      if (size() > 1) {
-        group_->agree_on(call);
-      }
-      auto made = std::make_shared<collective::DeviceGroup>(*group_, device);
-      const std::lock_guard lock(mutex_);
-      device_group_ = std::move(made);
-    } catch (const Error&) {
-      const std::lock_guard lock(mutex_);
-      device_.reset();
-      throw;
-    }
-  }
-  return *device_group_;
-}
-
-void Communicator::check_rank(int rank, const char* what) const {
-  if (rank < 0 || rank >= size()) {
-    throw Error(ErrorKind::value, std::string(what) + " " + std::to_string(rank) + " is not a rank: ranks are 0 to " +
-                                      std::to_string(size() - 1));
-  }
-}
-
 void Communicator::check_usable() const {
   if (polling == this) {
     throw Error(ErrorKind::value,
@@ -180,222 +95,6 @@ void Communicator::check_usable() const {
     throw Error(ErrorKind::closed, "the communicator is closed");
   }
   throw Error(broken_->kind(), std::string("the communicator cannot be used any more, because of: ") + broken_->what());
-}
-
-// Runs `work`; an error that breaks the communicator is remembered, and the other ranks are told.
-template <class Work>
-auto Communicator::guarded(Work work) {
-  try {
-    try {
-      return work();
-    } catch (const std::bad_alloc&) {
-      throw Error(ErrorKind::system, "not enough memory in the middle of a call");
-    }
-  } catch (const Error& thrown) {
-    const Error error = with_untold_failure(thrown);
-    if (breaks(error.kind())) {
-      break_off(error);
-    }
-    throw Error(error);
-  } catch (...) {
-    break_off(Error(ErrorKind::closed, "a signal's handler ended a call with an exception"));
-    throw;
-  }
-}
-
-void Communicator::break_off(const Error& error) {
-  group_->fail(error);
-  {
-    const std::lock_guard lock(mutex_);
-    if (!broken_) {
-      broken_ = error;
-    }
-    usable_ = false;
-  }
-  abort_on_device();
-}
-
-std::shared_ptr<Failure> Communicator::untold_failure() const {
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_ && !failure_->told) {
-      return failure_;
-    }
-  }
-  for (const auto& copy : duplicates()) {
-    if (auto failure = copy->untold_failure()) {
-      return failure;
-    }
-  }
-  return nullptr;
-}
-
-// A timeout may come from an earlier asynchronous call that failed, and whose error no thread here has asked for: the
-// other ranks may know of it and make other calls.
-Error Communicator::with_untold_failure(const Error& error) const {
-  if (error.kind() != ErrorKind::timeout) {
-    return error;
-  }
-  const auto failure = untold_failure();
-  if (failure == nullptr) {
-    return error;
-  }
-  return {error.kind(),
-          std::string(error.what()) + "; before that, an asynchronous call of rank " + std::to_string(rank()) +
-              " had failed, and nobody has waited for its handle: " + failure->error.what(),
-          error.code()};
-}
-
-// A thread draws a ticket and then reads `serving_`; a thread that has been served advances `serving_` and then reads
-// `next_ticket_`. Both are sequentially consistent, so at least one sees the other. The same holds for `usable_`, which
-// is read after a ticket is drawn, and for threads that wait until all tickets are served.
-template <class Work>
-auto Communicator::in_turn(Work work, const Release& release) {
-  check_usable();
-  const std::uint64_t ticket = next_ticket_.fetch_add(1);
-  if (serving_.load() != ticket) {
-    if (release) {
-      release();
-    }
-    std::unique_lock lock(mutex_);
-    wait_for(lock, [&] { return serving_.load() == ticket; });
-  }
-  const std::unique_ptr<Communicator, LeaveTurn> turn(this);  // however `work` ends
-  check_usable();
-  return guarded(std::move(work));
-}
-
-void Communicator::leave_turn() {
-  const std::uint64_t next = serving_.load(std::memory_order_relaxed) + 1;  // nobody else writes it now
-  serving_.store(next);
-  if (next_ticket_.load() != next || draining_.load() > 0) {
-    const std::lock_guard lock(mutex_);
-    turn_.notify_all();
-  }
-}
-
-// Waits until `reached()`; finishes the open prepared call, if there is one, as it has the turn.
-template <class Reached>
-void Communicator::wait_for(std::unique_lock<std::mutex>& lock, Reached reached) {
-  while (!reached()) {
-    if (!finish_open(lock)) {
-      turn_.wait(lock);
-    }
-  }
-}
-
-// Finishes the open prepared call. Returns whether there was one: its own thread may have finished it.
-bool Communicator::finish_open(std::unique_lock<std::mutex>& lock) {
-  PreparedCall* const prepared = open_.exchange(nullptr);
-  if (prepared == nullptr) {
-    return false;
-  }
-  if (prepared->handle_ == nullptr) {
-    prepared->handle_ = std::make_shared<Handle>();
-  }
-  const std::shared_ptr<Handle> handle = prepared->handle_;
-  collective::Outcome outcome{};
-  std::shared_ptr<Failure> failure = attempt(lock, [&] { outcome = group_->finish(prepared->call_); });
-  lock.unlock();
-  leave_turn();
-  handle->finish(outcome, {}, nullptr, std::move(failure));
-  lock.lock();
-  return true;
-}
-
-// Begins the call if it is next in turn. Otherwise it goes to the progress thread, as the calls before it may take
-// long.
-void Communicator::start(PreparedCall& prepared, const Release& release) {
-  const collective::Call& call = prepared.call_;
-  const auto hand_over = [&] {
-    if (release) {
-      release();
-    }
-    prepared.handle_ = submit(call);
-  };
-  std::uint64_t ticket = next_ticket_.load();
-  if (!collective::Group::can_begin(call) || recorded_.load(std::memory_order_relaxed) || serving_.load() != ticket) {
-    hand_over();
-    return;
-  }
-  admit(call);
-  check_usable();
-  if (!next_ticket_.compare_exchange_strong(ticket, ticket + 1)) {
-    hand_over();
-    return;
-  }
-  prepared.handle_ = nullptr;
-  try {
-    check_usable();
-    guarded([&] { group_->begin(call); });
-  } catch (...) {
-    leave_turn();
-    throw;
-  }
-  offer(prepared);
-}
-
-// Offers the call to any thread that wants the turn. Memory order as in leave_turn.
-void Communicator::offer(PreparedCall& prepared) {
-  open_.store(&prepared);
-  if (next_ticket_.load() != serving_.load() + 1 || draining_.load() > 0) {
-    const std::lock_guard lock(mutex_);
-    turn_.notify_all();
-  }
-}
-
-// Takes an offered call back, unless another thread has it.
-bool Communicator::take(PreparedCall& prepared) {
-  PreparedCall* open = &prepared;
-  return open_.compare_exchange_strong(open, nullptr);
-}
-
-collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout,
-                                         const Release& release) {
-  check_process();
-  const bool mine = take(prepared);
-  if (release && !(mine && collective::Group::is_short(prepared.call_) && group_->is_confirmed_soon())) {
-    release();
-  }
-  if (mine) {
-    if (!timeout || group_->is_confirmed() || !usable_.load()) {
-      const std::unique_ptr<Communicator, LeaveTurn> turn(this);
-      prepared.handle_ = nullptr;
-      check_usable();
-      return guarded([&] { return group_->finish(prepared.call_, release); });
-    }
-    offer(prepared);
-  }
-  std::shared_ptr<Handle> handle;
-  bool hand_over = false;
-  {
-    const std::lock_guard lock(mutex_);
-    hand_over = prepared.handle_ == nullptr;
-    if (hand_over) {
-      prepared.handle_ = std::make_shared<Handle>();
-    }
-    handle = prepared.handle_;
-  }
-  if (hand_over) {  // to the progress thread, by an empty call behind it
-    try {
-      enqueue([](Served& /*served*/) {});
-    } catch (const Error&) {
-      return finish(prepared, {}, {});
-    }
-  }
-  handle->wait(timeout);
-  return handle->outcome();
-}
-
-bool Communicator::is_finished(PreparedCall& prepared) {
-  check_process();
-  if (take(prepared)) {
-    const bool is_confirmed = group_->is_confirmed();
-    offer(prepared);
-    return is_confirmed;
-  }
-  const std::lock_guard lock(mutex_);
-  return prepared.handle_ != nullptr && prepared.handle_->done();
 }
 
 collective::Outcome Communicator::run(const collective::Call& call, const Release& release) {
@@ -432,31 +131,6 @@ collective::Outcome Communicator::run_within(const collective::Call& call, Times
   return served.outcome;
 }
 
-// Also records when the device runs the call.
-collective::Outcome Communicator::run_on_device(const collective::Call& call) {
-  const collective::Placement& placement = placement_of(call);
-  const auto timeline = device_timeline(placement.device);
-  if (timeline == nullptr) {
-    return device_group(placement.device, call).run(call);
-  }
-  timeline->begin(placement.stream);
-  const collective::Outcome outcome = device_group(placement.device, call).run(call);
-  timeline->end(placement.stream, describe(call.signature, call.label),
-                R"("on_device": true, "path": ")" + std::string(name_of(outcome.path)) + "\"");
-  return outcome;
-}
-
-std::shared_ptr<DeviceTimeline> Communicator::device_timeline(int device) {
-  const std::lock_guard lock(mutex_);
-  if (timeline_ == nullptr) {
-    return nullptr;
-  }
-  if (device_timeline_ == nullptr) {
-    device_timeline_ = std::make_shared<DeviceTimeline>(timeline_, device, name_);
-  }
-  return device_timeline_;
-}
-
 // Runs the call, and records it.
 Communicator::Served Communicator::serve(const collective::Call& call, Times::Clock::time_point queued) {
   Served served{{}, {queued, Times::Clock::now(), {}}, {}};
@@ -472,38 +146,6 @@ Communicator::Served Communicator::serve(const collective::Call& call, Times::Cl
     throw Error(*failure);
   }
   return served;
-}
-
-void Communicator::record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
-                          const std::optional<Error>& failure) const {
-  if (!recorded_.load(std::memory_order_relaxed)) {
-    return;
-  }
-  std::shared_ptr<Timeline> timeline;
-  int track = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    timeline = timeline_;
-    track = track_;
-  }
-  if (timeline == nullptr) {
-    return;
-  }
-  const std::string name = describe(call.signature, call.label);
-  timeline->waited(track, name, times.queued, times.started);
-  std::string facts = "\"bytes\": " + std::to_string(call.bytes());
-  if (failure) {
-    facts += R"(, "failed": true)";
-  } else {
-    facts += ", \"path\": \"" + std::string(name_of(outcome.path)) + "\"";
-  }
-  if (outcome.bytes_sent) {
-    facts += ", \"bytes_sent\": " + std::to_string(*outcome.bytes_sent);
-  }
-  if (outcome.nonfinite) {
-    facts += ", \"nonfinite\": " + std::to_string(*outcome.nonfinite);
-  }
-  timeline->span(track, name, times.started, times.ended, facts);
 }
 
 // The detail of the signature says what the duplicate is for, so that a rank that splits instead gets an error: it
@@ -537,106 +179,9 @@ std::vector<std::shared_ptr<Communicator>> Communicator::duplicates() const {
   return found;
 }
 
-void Communicator::follow(const std::shared_ptr<Timeline>& timeline) {
-  const int track = timeline == nullptr ? 0 : timeline->add_track(name_);
-  std::shared_ptr<DeviceTimeline> former;  // destroyed after the lock is released
-  const std::lock_guard lock(mutex_);
-  former = std::exchange(device_timeline_, nullptr);
-  timeline_ = timeline;
-  track_ = track;
-  recorded_ = timeline != nullptr;
-}
-
-void Communicator::start_timeline(const std::string& path) {
-  check_process();
-  const collective::Group::Clock clock = in_turn([&] { return group_->compare_clocks(); });
-  constexpr double micro = 1e6;
-  const int world_rank = transport::world_rank();
-  const std::string own = path_of_rank(path, world_rank);
-  auto timeline = Timeline::find(own);
-  if (timeline == nullptr) {
-    timeline = Timeline::open(own, {world_rank, clock.run, clock.offset * micro});
-  }
-  follow(timeline);
-  for (const auto& copy : duplicates()) {
-    copy->follow(timeline);
-  }
-}
-
-void Communicator::stop_timeline() {
-  follow(nullptr);
-  for (const auto& copy : duplicates()) {
-    copy->follow(nullptr);
-  }
-}
-
-std::shared_ptr<Timeline> Communicator::timeline() const {
-  if (!recorded_.load(std::memory_order_relaxed)) {
-    return nullptr;
-  }
-  const std::lock_guard lock(mutex_);
-  return timeline_;
-}
-
 MPI_Comm Communicator::split(int color, int key) {
   check_process();
   return in_turn([&] { return group_->split(color, key); });
-}
-
-template <class Work>
-void Communicator::apart(int peer, Work work) {
-  check_process();
-  check_rank(peer, "peer");
-  if (peer == rank()) {
-    throw Error(ErrorKind::value, "rank " + std::to_string(peer) + " cannot send to itself, nor receive from itself");
-  }
-  group_->mpi().check_not_finalized();
-  if (!transport::mpi_thread_multiple()) {
-    in_turn(std::move(work));
-    return;
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    check_usable();
-    ++apart_;
-  }
-  struct Leave {
-    void operator()(Communicator* self) const {
-      const std::lock_guard lock(self->mutex_);
-      --self->apart_;
-      self->turn_.notify_all();
-    }
-  };
-  const std::unique_ptr<Communicator, Leave> leave(this);
-  guarded(std::move(work));
-}
-
-void Communicator::send(int to, const void* data, std::size_t count, DType dtype,
-                        const std::optional<collective::Placement>& placement) {
-  const std::size_t bytes = count * size_of(dtype);
-  if (!placement) {
-    apart(to, [&] { point_to_point_.send(to, data, count, dtype); });
-  } else {
-    const compute::cuda::UseDevice use(placement->device);
-    const transport::Buffer copy(group_->mpi(), bytes);
-    compute::cuda::runtime().copy(copy.data(), data, bytes, placement->stream);
-    compute::cuda::runtime().synchronize(placement->stream);
-    apart(to, [&] { point_to_point_.send(to, copy.data(), count, dtype); });
-  }
-  sent_->add(bytes);
-}
-
-void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
-                           const std::optional<collective::Placement>& placement) {
-  if (!placement) {
-    apart(from, [&] { point_to_point_.receive(from, data, count, dtype); });
-    return;
-  }
-  const compute::cuda::UseDevice use(placement->device);
-  const transport::Buffer copy(group_->mpi(), count * size_of(dtype));
-  apart(from, [&] { point_to_point_.receive(from, copy.data(), count, dtype); });
-  compute::cuda::runtime().copy(data, copy.data(), count * size_of(dtype), placement->stream);
-  compute::cuda::runtime().synchronize(placement->stream);
 }
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes, transport::Pages pages) {
@@ -650,134 +195,6 @@ std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes, tr
     }
   };
   return in_turn([&] { return group_->allocate(bytes, pages, poll_signals); });
-}
-
-std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int device, std::size_t bytes) {
-  check_process();
-  const collective::Call call{
-      .signature = {.count = bytes, .kind = CallKind::allocate, .memory = transport::Memory::device}};
-  return in_turn([&] { return device_group(device, call).allocate(bytes); });
-}
-
-std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
-  admit(call);
-  if (call.placement) {
-    if (size() > 1 && !transport::mpi_thread_multiple()) {
-      throw Error(ErrorKind::value, std::string("asynchronous calls on CUDA tensors need MPI_THREAD_MULTIPLE") +
-                                        transport::thread_level_advice());
-    }
-    take_device(placement_of(call).device);
-    const auto after = std::make_shared<StreamMarks>(placement_of(call).device);
-    after->mark(placement_of(call).stream);
-    return enqueue([this, call, after, queued = Times::Clock::now()](Served& served) {
-      serve_in_background(call, *after, queued, served);
-    });
-  }
-  if (uses_mpi(call) && !transport::mpi_thread_multiple()) {
-    throw Error(ErrorKind::value, std::string("asynchronous calls between nodes need MPI_THREAD_MULTIPLE") +
-                                      transport::thread_level_advice());
-  }
-  return enqueue([this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); });
-}
-
-std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const StreamMarks& after) {
-  admit(call);
-  return enqueue([this, call, &after, queued = Times::Clock::now()](Served& served) {
-    serve_in_background(call, after, queued, served);
-  });
-}
-
-// A call that fails may have left work in the stream: its tensors are in use until that has ended, too.
-void Communicator::serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,
-                                       Served& served) {
-  const int device = placement_of(call).device;
-  const compute::cuda::UseDevice use(device);
-  const compute::cuda::Stream stream = device_group(device, call).stream();
-  call.placement = collective::Placement{device, stream};
-  after.hold(stream);
-  const auto end = std::make_shared<OnDevice>(device, compute::cuda::OwnedEvent(), device_group_);
-  try {
-    served = serve(call, queued);
-  } catch (const Error&) {
-    compute::cuda::runtime().record(end->event.get(), stream);
-    served.end = end;
-    throw;
-  }
-  compute::cuda::runtime().record(end->event.get(), stream);
-  served.end = end;
-}
-
-std::shared_ptr<Handle> Communicator::submit(std::function<void(collective::Group&)> work) {
-  check_process();
-  return enqueue([this, work = std::move(work), queued = Times::Clock::now()](Served& served) {
-    served.times = {queued, Times::Clock::now(), {}};
-    work(*group_);
-    served.times.ended = Times::Clock::now();
-  });
-}
-
-std::shared_ptr<Handle> Communicator::enqueue(const std::function<void(Served&)>& work) {
-  auto handle = std::make_shared<Handle>();
-  const std::lock_guard lock(mutex_);
-  check_usable();
-  if (!progress_thread_.joinable()) {
-    progress_thread_ = start_thread("the progress thread of a communicator", [this] { progress(); });
-  }
-  pending_.push_back({0, work, handle});
-  pending_.back().ticket = next_ticket_.fetch_add(1);  // drawn when nothing can fail any more: each has to be served
-  turn_.notify_all();
-  return handle;
-}
-
-// Runs the work of an asynchronous call, without the lock. Returns its failure, which is kept until a caller is told.
-template <class Work>
-std::shared_ptr<Failure> Communicator::attempt(std::unique_lock<std::mutex>& lock, Work work) {
-  try {
-    check_usable();
-    lock.unlock();
-    guarded(work);
-    lock.lock();
-    return nullptr;
-  } catch (const Error& error) {
-    // Nobody need be told of calls that fail only because the communicator is closed or broken already.
-    const bool is_consequence = lock.owns_lock() || error.kind() == ErrorKind::closed;
-    auto failure = std::make_shared<Failure>(error, is_consequence);
-    if (!lock.owns_lock()) {
-      lock.lock();
-    }
-    if (!failure_ || failure_->told) {
-      failure_ = failure;
-    }
-    return failure;
-  }
-}
-
-void Communicator::progress() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    const auto is_next = [&] { return !pending_.empty() && pending_.front().ticket == serving_.load(); };
-    while (!is_next()) {
-      if (pending_.empty() && closed_) {
-        return;
-      }
-      if (pending_.empty() || !finish_open(lock)) {
-        turn_.wait(lock);
-      }
-    }
-    const Pending next = std::move(pending_.front());
-    pending_.pop_front();
-    Served served{};
-    std::shared_ptr<Failure> failure = attempt(lock, [&] { next.work(served); });
-    ++serving_;
-    turn_.notify_all();
-    next.handle->finish(served.outcome, served.times, std::move(served.end), std::move(failure));
-  }
-}
-
-void Communicator::wait_until_served(std::unique_lock<std::mutex>& lock) {
-  ++draining_;
-  wait_for(lock, [&] { return serving_.load() == next_ticket_.load() && apart_ == 0; });
-  --draining_;
 }
 
 void Communicator::close(bool drain) noexcept {

@@ -1,0 +1,72 @@
+// Messages between two ranks.
+#include <string>
+#include <utility>
+
+#include "turns.hpp"
+
+namespace gradientflow::engine {
+
+void Communicator::check_rank(int rank, const char* what) const {
+  if (rank < 0 || rank >= size()) {
+    throw Error(ErrorKind::value, std::string(what) + " " + std::to_string(rank) + " is not a rank: ranks are 0 to " +
+                                      std::to_string(size() - 1));
+  }
+}
+
+template <class Work>
+void Communicator::apart(int peer, Work work) {
+  check_process();
+  check_rank(peer, "peer");
+  if (peer == rank()) {
+    throw Error(ErrorKind::value, "rank " + std::to_string(peer) + " cannot send to itself, nor receive from itself");
+  }
+  group_->mpi().check_not_finalized();
+  if (!transport::mpi_thread_multiple()) {
+    in_turn(std::move(work));
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    check_usable();
+    ++apart_;
+  }
+  struct Leave {
+    void operator()(Communicator* self) const {
+      const std::lock_guard lock(self->mutex_);
+      --self->apart_;
+      self->turn_.notify_all();
+    }
+  };
+  const std::unique_ptr<Communicator, Leave> leave(this);
+  guarded(std::move(work));
+}
+
+void Communicator::send(int to, const void* data, std::size_t count, DType dtype,
+                        const std::optional<collective::Placement>& placement) {
+  const std::size_t bytes = count * size_of(dtype);
+  if (!placement) {
+    apart(to, [&] { point_to_point_.send(to, data, count, dtype); });
+  } else {
+    const compute::cuda::UseDevice use(placement->device);
+    const transport::Buffer copy(group_->mpi(), bytes);
+    compute::cuda::runtime().copy(copy.data(), data, bytes, placement->stream);
+    compute::cuda::runtime().synchronize(placement->stream);
+    apart(to, [&] { point_to_point_.send(to, copy.data(), count, dtype); });
+  }
+  sent_->add(bytes);
+}
+
+void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
+                           const std::optional<collective::Placement>& placement) {
+  if (!placement) {
+    apart(from, [&] { point_to_point_.receive(from, data, count, dtype); });
+    return;
+  }
+  const compute::cuda::UseDevice use(placement->device);
+  const transport::Buffer copy(group_->mpi(), count * size_of(dtype));
+  apart(from, [&] { point_to_point_.receive(from, copy.data(), count, dtype); });
+  compute::cuda::runtime().copy(data, copy.data(), count * size_of(dtype), placement->stream);
+  compute::cuda::runtime().synchronize(placement->stream);
+}
+
+}  // namespace gradientflow::engine
