@@ -11,6 +11,7 @@ import torch
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.optimizers.optimizer import state_array
+from gradientflow.pools.base import stream_number
 from gradientflow.strategies import Layout, NodeWeights, Settings, Strategy, Update
 from gradientflow.strategies.update import AdamSettings
 from gradientflow.training import LossScale
@@ -140,7 +141,7 @@ class FusedStep:
                 self._take_weights(weights)
                 weights.version = weights.parameter._version
 
-    def step(self, update: Update, gradient_scale: float, stream: int, error: Exception | None = None) -> None:
+    def step(self, update: Update, gradient_scale: float, stream: int | None, error: Exception | None = None) -> None:
         """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone.
 
         If the ranks of a node share weights, `error` is why this rank cannot make the step: then no rank of the node
@@ -180,11 +181,13 @@ class FusedStep:
                 settings[-1].append(found)
         return settings
 
-    def _step(self, settings: list[list[Settings | None]], update: Update, gradient_scale: float, stream: int) -> None:
+    def _step(
+        self, settings: list[list[Settings | None]], update: Update, gradient_scale: float, stream: int | None
+    ) -> None:
         for native, gradients, all_weights, of_group in zip(
             self._natives, update.gradients, self._weights, settings, strict=True
         ):
-            native.step(gradients, of_group, gradient_scale, stream=stream)
+            native.step(gradients, of_group, gradient_scale, stream=stream_number(stream))
             stepped = [weights for weights, each in zip(all_weights, of_group, strict=True) if each is not None]
             torch.autograd.graph.increment_version([weights.parameter for weights in stepped])
             for weights in stepped:

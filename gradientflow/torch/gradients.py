@@ -49,6 +49,7 @@ class ParameterGradients:
         self.names = list(self._by_name)
         self.parameters = list(self._by_name.values())
         self.device = devices.device_of(self.parameters[0])
+        self._on_host = self.device == devices.HOST
         self.views: list[torch.Tensor] = []
         self.bytes_copied = 0
         self._settings_of = settings_of
@@ -66,9 +67,9 @@ class ParameterGradients:
     # ---- for the training loop -----------------------------------------------------------------------------------
 
     @property
-    def stream(self) -> int:
-        """The current stream of the device, in which gradients are written and read."""
-        return devices.stream_number(self.device)
+    def stream(self) -> int | None:
+        """The current stream of the device, in which gradients are written and read; None on the host."""
+        return None if self._on_host else devices.stream_number(self.device)
 
     def default_stream(self) -> AbstractContextManager[object]:
         """Return a context that orders the default stream after the current one on entry, and before it on exit."""
@@ -183,7 +184,7 @@ class ParameterGradients:
     def takes_any_content(self) -> bool:
         """Whether gradients may overwrite any content of their places."""
         assert self._synchronizer is not None
-        return self._synchronizer.gradient_source == "any_place" and self.device == devices.HOST
+        return self._synchronizer.gradient_source == "any_place" and self._on_host
 
     @property
     def _reads_elsewhere(self) -> bool:
@@ -271,8 +272,7 @@ class ParameterGradients:
         assert self._synchronizer is not None
         for group, flat in enumerate(self._flat):
             is_known = self._versions[group] == flat._version
-            on_host = self.device == devices.HOST
-            for begin, end in self._synchronizer.spans(group) if on_host else [(0, flat.numel())]:
+            for begin, end in self._synchronizer.spans(group) if self._on_host else [(0, flat.numel())]:
                 flat[begin:end].mul_(factor)
             if is_known:
                 self._versions[group] = flat._version
