@@ -120,8 +120,9 @@ void ChunkPool::decide() {
     if (skip_nonfinite_) {
       found_nonfinite_.reset();
     } else {
-      find_nonfinite(norms);
-      failure_ = nonfinite_error(*found_nonfinite_);
+      const NonfinitePlace place = find_nonfinite(norms);
+      found_nonfinite_ = place;
+      failure_ = nonfinite_error(place);
     }
   } else if (!message_->has_same_next()) {
     failure_ = Error(ErrorKind::mismatch, "the ranks have different densities: this one wants to send " +
@@ -152,19 +153,19 @@ Error ChunkPool::different_loss_scales() const {
 
 // Finds the first rank with a gradient that is not finite, and the place there. If all gradients are finite, the place
 // is the chunk whose mean or norm is not. All ranks call this, or none.
-void ChunkPool::find_nonfinite(const std::vector<double>& norms) {
+NonfinitePlace ChunkPool::find_nonfinite(const std::vector<double>& norms) const {
   const NonfiniteTensors mine = nonfinite_tensors();
   std::vector<NonfiniteTensors> of_each(static_cast<std::size_t>(communicator_->size()));
   communicator_->run({.signature = {.count = 2, .kind = transport::CallKind::allgather, .dtype = DType::int64},
                       .input = reinterpret_cast<const std::byte*>(&mine),
                       .output = reinterpret_cast<std::byte*>(of_each.data()),
                       .counts = {}});
-  found_nonfinite_ = first_place(of_each);
-  if (!found_nonfinite_) {
-    const auto norm = std::find_if_not(norms.begin(), norms.end(), [](double each) { return std::isfinite(each); });
-    const auto [first, last] = layout_.tensors_of(static_cast<std::size_t>(norm - norms.begin()));
-    found_nonfinite_ = {-1, first, last};
+  if (const auto place = first_place(of_each)) {
+    return *place;
   }
+  const auto norm = std::find_if_not(norms.begin(), norms.end(), [](double each) { return std::isfinite(each); });
+  const auto [first, last] = layout_.tensors_of(static_cast<std::size_t>(norm - norms.begin()));
+  return {-1, first, last};
 }
 
 }  // namespace gradientflow::engine

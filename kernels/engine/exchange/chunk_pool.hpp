@@ -126,7 +126,7 @@ class ChunkPool final : public ResidualPool {
   void scatter_means(Deadline deadline, Stream stream);
   void give_up(Stream stream) noexcept;
   [[nodiscard]] Error different_loss_scales() const;
-  void find_nonfinite(const std::vector<double>& norms);
+  [[nodiscard]] NonfinitePlace find_nonfinite(const std::vector<double>& norms) const;
   void keep_residuals();
   void choose(std::vector<std::uint8_t> important);
 

@@ -52,8 +52,8 @@ void Pool::check_same(const std::string& things, const std::string& description)
 
 void Pool::wait_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare) {
   Deadline deadline;
+  check_timeout(timeout);
   if (timeout) {
-    check_timeout(*timeout);
     deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                   std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)));
   }
@@ -86,7 +86,7 @@ void Pool::wait_until(Deadline deadline, Stream stream, const std::function<void
   end_iteration(deadline, stream);
 }
 
-void Pool::abandon(Stream stream) {
+void Pool::abandon_iteration(Stream stream) {
   const std::uint64_t abandoned = iteration();
   const std::lock_guard one_at_a_time(waiting_);
   if (iteration() == abandoned && ready_count() > 0) {

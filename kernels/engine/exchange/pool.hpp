@@ -58,9 +58,6 @@ class Pool {
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
-  // Ends an iteration that has begun, without its result: the other ranks get zeros for what is not complete.
-  void abandon(Stream stream = nullptr);
-
   // Zeroes the gradients, between iterations.
   void zero(Stream stream = nullptr);
 
@@ -89,6 +86,7 @@ class Pool {
   // before the steps below.
   void wait_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare = {});
   void wait_until(Deadline deadline, Stream stream, const std::function<void()>& prepare = {});  // throws TimeOver
+  void abandon_iteration(Stream stream);                                                         // if it has begun
 
   template <class T>
   [[nodiscard]] T locked(const T& value) const {

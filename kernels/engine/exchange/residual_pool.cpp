@@ -41,7 +41,7 @@ ResidualPool::ResidualPool(const std::string& name, DType dtype, const std::vect
 
 void ResidualPool::abandon(Stream stream) {
   try {
-    Pool::abandon(stream);
+    abandon_iteration(stream);
   } catch (const Error& error) {  // these errors are for ranks that have not abandoned the iteration
     if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
       throw;

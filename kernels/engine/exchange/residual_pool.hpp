@@ -35,7 +35,7 @@ void check_kept(std::span<const float> numbers, std::size_t elements, const char
 
 class ResidualPool : public Pool {
  public:
-  // As that of Pool. Residuals of chunks or layers already sent may be removed.
+  // Ends an iteration that has begun, without its result: the other ranks get nothing of what is not complete.
   void abandon(Stream stream = nullptr);
 
   // Of the last iteration that has ended.
