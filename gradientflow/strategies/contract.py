@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.memory import itemsize
 from gradientflow.pools.base import RangeReport
 
-from .former import FORMER_OF_STRATEGIES, FORMER_OF_SYNCHRONIZERS, refuse_former
+from .former import FORMER_OF_STRATEGIES, FORMER_OF_SYNCHRONIZERS, refuse_former, refuse_former_signatures
 from .layout import Layout
 from .options import OPTIONS
 from .predict.explanation import Explanation, Subject, measure
@@ -75,15 +74,16 @@ class Strategy(Description, ABC):
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse attributes of the contract as it was."""
         super().__init_subclass__(**arguments)
-        refuse_former(cls.__name__, vars(cls), FORMER_OF_STRATEGIES)
+        refuse_former(cls, FORMER_OF_STRATEGIES)
 
     @classmethod
     def _keywords(cls) -> dict[str, Any]:
         return {name: OPTIONS[name].default for name in cls.options}
 
     def profile(self) -> Profile:
-        """Return what comparisons have to know of it; by default with `warmup` and `period` of the constructor."""
-        numbers = {name: value for name, value in self.settings.items() if isinstance(value, int) and value > 0}
+        """Return what comparisons have to know of it; by default with its attributes `warmup` and `period`, if any."""
+        found = {name: getattr(self, name, None) for name in ("warmup", "period")}
+        numbers = {name: value for name, value in found.items() if isinstance(value, int) and value > 0}
         return Profile(numbers.get("warmup", 0), numbers.get("period", 1))
 
     @classmethod
@@ -254,14 +254,20 @@ class Synchronizer(ABC):
 
     def check_complete(self) -> None:
         """Raise if attributes that it declares are missing, once `Strategy.bind` has returned it."""
-        refuse_former(type(self).__name__, vars(self), FORMER_OF_SYNCHRONIZERS)
+        refuse_former(self.strategy, FORMER_OF_STRATEGIES)
+        refuse_former(self, FORMER_OF_SYNCHRONIZERS)
+        refuse_former_signatures(self)
 
     def check_settings(self, settings: SettingsOf) -> None:  # noqa: B027 (most have nothing to do)
         """Raise if these settings of the optimizer do not go with the strategy."""
 
-    def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration: its settings hold from now on. What a strategy does then is in `prepare`."""
+    def set_iteration(self, iteration: Iteration) -> None:
+        """Let the settings of an iteration hold from now on."""
         self.settings, self.loss_scale, self.skips_nonfinite = iteration
+
+    def begin(self, iteration: Iteration) -> None:
+        """Begin an iteration. What a strategy does then is in `prepare`."""
+        self.set_iteration(iteration)
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027

@@ -773,6 +773,14 @@ class Outdated(ArraySynchronizer):
         self.reads_elsewhere = True
 
 
+class Declaring(Strategy):
+    def __init__(self) -> None:
+        self.averages = True
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return ArraySynchronizer(comm, layout, self)
+
+
 class BoundToOutdated(Strategy):
     def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
         return Outdated(comm, layout, self)
@@ -781,6 +789,8 @@ class BoundToOutdated(Strategy):
 def check_an_attribute_of_the_contract_as_it_was(comm: gf.Communicator) -> None:
     with raises(ArgumentError, "Outdated has reads_elsewhere", "say it by gradient_source"):
         ArrayLoop(comm, weights(), BoundToOutdated())
+    with raises(ArgumentError, "Declaring has averages", "is_lossless=True"):
+        ArrayLoop(comm, weights(), Declaring())
 
 
 def check_calls_in_begin(comm: gf.Communicator) -> None:

@@ -22,14 +22,26 @@ from gradientflow.strategies.parsing import BY_NAME
     ],
 )
 def test_an_attribute_of_the_contract_as_it_was_is_refused(base: type, name: str, sentence: str) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        type("Mine", (base,), {name: True})
-    assert str(caught.value) == f"Mine has {name}, which the contract of strategies no longer has: {sentence}"
+    for bases, own in (((base,), {name: True}), ((type("Mixin", (), {name: property(lambda self: 1)}), base), {})):
+        with pytest.raises(ArgumentError) as caught:
+            type("Mine", bases, own)
+        told = f"Mine has {name}, which the contract of strategies no longer has: {sentence}; "
+        assert str(caught.value).startswith(told)
 
 
-def test_a_begin_that_takes_no_iteration_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"begin\(\) of Mine takes no iteration: .* is prepare\(\) now"):
-        type("Mine", (ArraySynchronizer,), {"begin": lambda self: None})
+@pytest.mark.parametrize(
+    ("name", "attribute", "message"),
+    [
+        ("begin", lambda self: None, r"begin of Mine cannot be called as begin\(iteration\): .* is prepare\(\) now"),
+        ("check_settings", lambda self: None, r"as check_settings\(settings\)"),
+        ("abandon", lambda self, stream=None: None, r"as abandon\(stream, failed\)"),
+        ("exchanges_weights", property(lambda self: True), r"as exchanges_weights\(\): it is a method now"),
+        ("exchanges_weights", False, r"as exchanges_weights\(\): it is a method now"),
+    ],
+)
+def test_a_method_of_the_contract_as_it_was_is_refused(name: str, attribute: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        type("Mine", (ArraySynchronizer,), {name: attribute})
 
 
 class Two(Strategy):
