@@ -20,6 +20,13 @@ from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
 _ITEM = re.compile(r"""(?:[^;"'(]|"[^"]*"|'[^']*'|\((?:[^)"']|"[^"]*"|'[^']*')*\)|\()+""")
 
 
+class _Signature:
+    """The signature of a description, made when it is asked for: a decorator may add the constructor to the class."""
+
+    def __get__(self, instance: object, owner: type[Description]) -> inspect.Signature:
+        return owner._whole_signature()
+
+
 class Description:
     """The base class of descriptions: named parameters of something that runs elsewhere.
 
@@ -35,7 +42,7 @@ class Description:
     """
 
     name: ClassVar[str] = ""
-    __signature__: ClassVar[inspect.Signature]
+    __signature__: ClassVar[Any] = _Signature()
     not_taken: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -43,25 +50,29 @@ class Description:
         super().__init_subclass__(**arguments)
         if "name" not in vars(cls):
             cls.name = cls.__name__
-        cls.__signature__ = cls._whole_signature()
 
     @classmethod
     def _whole_signature(cls) -> inspect.Signature:
         """Return the signature of the constructor, with those arguments that it passes on as ``**options``."""
         found: dict[str, inspect.Parameter] = {}
-        for base in cls.__mro__[:-1]:
-            if "__init__" not in vars(base):
-                continue
-            own = [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
+        makers = [base for base in cls.__mro__[:-1] if "__init__" in vars(base)]
+        for maker in makers:
+            own = cls._own_parameters(maker)
             for each in own:
                 if each.kind is not inspect.Parameter.VAR_KEYWORD:
-                    found.setdefault(each.name, each)
+                    is_own = maker is makers[0]
+                    found.setdefault(each.name, each if is_own else each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in own):
                 break
         else:
             for name, default in cls._keywords().items():
                 found.setdefault(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
         return inspect.Signature(sorted(found.values(), key=lambda each: each.kind))
+
+    @classmethod
+    def _own_parameters(cls, maker: type) -> list[inspect.Parameter]:
+        """Return the parameters of a constructor, that of this class or of a base class."""
+        return [*inspect.signature(vars(maker)["__init__"]).parameters.values()][1:]
 
     @classmethod
     def _keywords(cls) -> dict[str, Any]:

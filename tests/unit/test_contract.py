@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -52,9 +53,23 @@ class Two(Strategy):
         raise NotImplementedError
 
 
-def test_a_profile_has_the_arguments_of_its_names() -> None:
+@dataclass(eq=False, repr=False)
+class Fields(Two):
+    period: int = 6
+    scale: float = 1.0
+
+
+def test_a_profile_has_the_attributes_of_its_names() -> None:
     assert Two(8).profile() == Profile(warmup=3, period=8)
     assert Two(0, "later").profile() == Profile()
+    assert Fields().profile() == Profile(period=6)
+
+
+def test_a_constructor_that_a_decorator_adds_is_the_signature() -> None:
+    mine = Fields(scale=2.0)
+    assert mine.settings == {"period": 6, "scale": 2.0}
+    assert mine != Fields()
+    assert repr(mine) == "Fields(scale=2.0)"
 
 
 class Passing(strategies.Dense):
@@ -70,6 +85,20 @@ def test_arguments_that_are_passed_on_belong_to_the_signature() -> None:
     assert repr(mine) == "Passing(scale=2.0, wire='float16')"
     with pytest.raises(TypeError, match=r"Passing\(\) got an unexpected keyword argument 'density'"):
         Passing(2.0, density=0.1)
+
+
+class Fixed(strategies.SSP):
+    def __init__(self, scale: float = 1.0, **options: Any) -> None:
+        super().__init__(3, **options)
+        self.scale = scale
+
+
+def test_arguments_that_are_passed_on_are_keywords() -> None:
+    parameters = inspect.signature(Fixed).parameters
+    assert [*parameters][:2] == ["scale", "staleness"]
+    assert parameters["staleness"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert Fixed(2.0) != Fixed()
+    assert Fixed(2.0, wire="float16") == Fixed(2.0, wire="float16")
 
 
 def test_every_strategy_has_its_arguments_as_attributes() -> None:

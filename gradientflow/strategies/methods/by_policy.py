@@ -27,9 +27,11 @@ class PolicyStrategy(ServedStrategy):
         vars(self).update(policy.settings)
 
     @classmethod
-    def _whole_signature(cls) -> inspect.Signature:
-        own = inspect.signature(cls.kind).parameters.values() if "kind" in dir(cls) else ()
-        return inspect.Signature([*own, *inspect.signature(ServedStrategy).parameters.values()])
+    def _own_parameters(cls, maker: type) -> list[inspect.Parameter]:
+        own = super()._own_parameters(maker)
+        if maker is PolicyStrategy and hasattr(cls, "kind"):
+            return [*inspect.signature(cls.kind).parameters.values(), own[-1]]
+        return own
 
     @property
     def policy(self) -> policies.Policy:
