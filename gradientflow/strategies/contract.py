@@ -207,7 +207,7 @@ class Synchronizer(ABC):
         The weights of the node, where its ranks train on one copy: each makes the core's step on one slice, and before
         the step gradients are the rank's own, and must not be changed.
     settings, loss_scale, skips_nonfinite
-        Those of the current `Iteration`, set by `begin`.
+        Those of the current `Iteration`, set by `set_iteration`.
     """
 
     gradient_source: Literal["place", "any_place", "elsewhere", "elsewhere_until_wait", "none"] = "place"
@@ -219,18 +219,19 @@ class Synchronizer(ABC):
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse attributes of the contract as it was."""
         super().__init_subclass__(**arguments)
-        refuse_former(cls.__name__, vars(cls), FORMER_OF_SYNCHRONIZERS)
-        if "begin" in vars(cls) and len(inspect.signature(cls.begin).parameters) < 2:
-            message = f"begin() of {cls.__name__} takes no iteration: what a strategy does then is prepare() now"
-            raise ArgumentError(message)
+        refuse_former(cls, FORMER_OF_SYNCHRONIZERS)
+        refuse_former_signatures(cls)
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         self.comm = comm
         self.layout = layout
         self.strategy = strategy
         self.extra: npt.NDArray[np.float64] = np.zeros(layout.extra)
-        self.weights: list[Any] = list(layout.weights)
         self.settings, self.loss_scale, self.skips_nonfinite = Iteration()
+
+    @cached_property
+    def weights(self) -> list[Any]:  # noqa: D102 (an attribute, made when it is first read)
+        return list(self.layout.weights)
 
     # ---- memory --------------------------------------------------------------------------------------------------
 

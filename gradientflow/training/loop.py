@@ -117,6 +117,7 @@ class Loop:
             self.strategy, self.comm, replace(layout, extra=self.status.count), self.tensors
         )
         self.layout = self.synchronizer.layout
+        self.synchronizer.set_iteration(self._iteration())  # bound again after an exchange, it makes no `begin`
         self._sent = self.synchronizer.bytes_sent
         if previous is not None:
             with self.tensors.default_stream():
@@ -163,14 +164,16 @@ class Loop:
         if self._begun:
             return
         self._update_masters()
-        scale = self.loss_scale
-        iteration = Iteration(self.settings, 1.0 if scale is None else scale.value, scale is not None)
         try:
-            self.synchronizer.begin(iteration)
+            self.synchronizer.begin(self._iteration())
         except BaseException:
             self._must_abandon = True  # the others may have begun
             raise
         self._begun = True
+
+    def _iteration(self) -> Iteration:
+        scale = self.loss_scale
+        return Iteration(self.settings, 1.0 if scale is None else scale.value, scale is not None)
 
     def ready(self, index: int, elsewhere: int | None = None) -> None:
         """Pass on a gradient that is final after its backward pass; `elsewhere` is as in `Synchronizer.ready`."""

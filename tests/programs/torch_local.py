@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest, mock
@@ -14,6 +15,7 @@ from tensor_places import PLACE, PLACED, on_host
 import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
+from gradientflow.strategies import ArraySynchronizer, Layout, Strategy
 
 torch.set_num_threads(1)
 
@@ -315,6 +317,56 @@ def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator) -> None:
         optimizer.finish()
         same_everywhere(comm, model)
         optimizer.close()
+
+
+class Ordered(Strategy):
+    """Averages gradients, and notes what it is told after each step."""
+
+    def __init__(self, *, reads_weights: bool = False) -> None:
+        self.reads_weights = reads_weights
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return InOrder(comm, layout, self)
+
+
+class InOrder(ArraySynchronizer):
+    uses_backward_order = True
+    strategy: Ordered
+
+    def __init__(self, comm: gf.Communicator, layout: Layout, strategy: Ordered) -> None:
+        super().__init__(comm, layout, strategy)
+        self.weights_read = [each.copy() for each in self.weights] if strategy.reads_weights else []
+        self.told: list[tuple[float, float]] = []
+
+    def backward_done(self) -> None:
+        for gradient in self.gradients:
+            self.comm.allreduce(gradient, "mean")
+
+    def after_step(self) -> None:
+        self.told.append((self.settings(0).rate, self.loss_scale))
+
+
+def check_a_strategy_that_is_bound_again_in_mid_iteration(comm: gf.Communicator) -> None:
+    """In the order of backpropagation, on the host and on a device; what holds for the iteration still does."""
+    late, early = torch.nn.Linear(5, 1), torch.nn.Linear(6, 5)
+    model = torch.nn.ModuleList([late, early]).to(PLACED)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.25)
+    with gft.DistributedOptimizer(sgd, model, comm, strategy=Ordered(), loss_scale=4.0) as optimizer:
+        before: Any = optimizer.synchronizer
+        optimizer.scale(late(early(torch.ones(2, 6, device=PLACED))).mean()).backward()
+        optimizer.step()
+        now: Any = optimizer.synchronizer
+        assert {name[0] for name in before.layout.names[:2]} == {"1"}
+        assert {name[0] for name in now.layout.names[:2]} == {"0"}
+        assert now.told == [(0.25, 4.0)], now.told
+
+
+def check_weights_that_a_strategy_may_read(comm: gf.Communicator) -> None:
+    """Of strategies that average gradients, on the host only."""
+    model = torch.nn.Linear(3, 2).to(PLACED)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.25)
+    with nullcontext() if PLACE == "host" else raises(ArgumentError, "weights on a CUDA device are copied"):
+        gft.DistributedOptimizer(sgd, model, comm, strategy=Ordered(reads_weights=True)).close()
 
 
 run_checks([{}])

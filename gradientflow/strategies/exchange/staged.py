@@ -67,8 +67,10 @@ class StagedSynchronizer(Synchronizer):
         self._mirrors = self._make_mirrors() if self.weights else []
         self._device_weights_stale = False  # whether weights written by the host are not on the device yet
         self._take_weights(_DEFAULT_STREAM)
-        self.host = strategy.bind(comm, replace(layout, device="cpu", weights=tuple(self._mirrors)))
+        mirrors = _NoWeights() if strategy.gradients == "mean" else tuple(self._mirrors)
+        self.host = strategy.bind(comm, replace(layout, device="cpu", weights=mirrors))
         self.extra = self.host.extra
+        self.uses_backward_order = self.host.uses_backward_order
         self._reads_gradients = self.host.gradient_source != "none"
         try:
             self._lay_out()
@@ -144,6 +146,10 @@ class StagedSynchronizer(Synchronizer):
 
     def check_settings(self, settings: SettingsOf) -> None:  # noqa: D102
         self.host.check_settings(settings)
+
+    def set_iteration(self, iteration: Iteration) -> None:  # noqa: D102
+        super().set_iteration(iteration)
+        self.host.set_iteration(iteration)
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if index in self._is_ready:
@@ -359,6 +365,17 @@ class StagedSynchronizer(Synchronizer):
     @property
     def bytes_sent(self) -> int | None:  # noqa: D102
         return self.host.bytes_sent  # type: ignore[no-any-return]
+
+
+class _NoWeights(tuple[Any, ...]):
+    """The weights of a layout whose strategy does not write any: they are not copied, and reading them is an error."""
+
+    def __iter__(self) -> Iterator[Any]:
+        message = (
+            "weights on a CUDA device are copied to the host for strategies that write them, whose gradients are "
+            "'local' or 'consumed'; this one has none"
+        )
+        raise ArgumentError(message)
 
 
 def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
