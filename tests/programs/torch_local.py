@@ -256,6 +256,25 @@ def check_a_checkpoint_that_is_loaded_in_mid_run(comm: gf.Communicator) -> None:
         assert abs(model.weight.mean() - 5) < 0.05
 
 
+def check_a_checkpoint_for_weights_that_have_moved(comm: gf.Communicator) -> None:
+    """On one rank: it is refused on all, and changes nothing."""
+    model = torch.nn.Linear(8, 4, bias=False).to(PLACED)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.001)
+    with gft.DistributedOptimizer(sgd, model, comm, strategy="hpsgd") as optimizer:
+        start = optimizer.state_dict()
+        step(model, optimizer)
+        before = model.weight.data
+        if RANK == 0:
+            model.weight.data = before.clone()
+        with raises(ArgumentError, "parameters have memory of their own now"):
+            optimizer.load_state_dict(start)
+        model.weight.data = before
+        optimizer.load_state_dict(start)
+        step(model, optimizer)
+        optimizer.finish()
+        same_everywhere(comm, model)
+
+
 def check_fragments_that_change(comm: gf.Communicator) -> None:
     """What travels in a fragment when parameters are added is applied once, to the tensors that it was measured of."""
     model = torch.nn.Sequential(*[torch.nn.Linear(4, 4, bias=False) for _ in range(4)]).to(PLACED)
