@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,10 @@ from .update import Iteration, Profile, Report, SettingsOf, Update
 
 if TYPE_CHECKING:
     from .exchange.shared import NodeWeights
+
+GradientsOfStep = Literal["mean", "local", "consumed"]
+StepMaker = Literal["any", "core", "core_rate_in_momentum"]
+GradientSource = Literal["place", "any_place", "elsewhere", "elsewhere_until_wait", "none"]
 
 
 class Strategy(Description, ABC):
@@ -56,8 +60,8 @@ class Strategy(Description, ABC):
         `torch.amp.GradScaler`, which changes the scale of gradients by itself.
     """
 
-    gradients: Literal["mean", "local", "consumed"] = "mean"
-    step: Literal["any", "core", "core_rate_in_momentum"] = "any"
+    gradients: GradientsOfStep = "mean"
+    step: StepMaker = "any"
     on_device: bool = False
     is_identity_on_one_rank: bool = False
     options: ClassVar[tuple[str, ...]] = ()
@@ -210,7 +214,7 @@ class Synchronizer(ABC):
         Those of the current `Iteration`, set by `set_iteration`.
     """
 
-    gradient_source: Literal["place", "any_place", "elsewhere", "elsewhere_until_wait", "none"] = "place"
+    gradient_source: GradientSource = "place"
     uses_backward_order: bool = False
     shared: NodeWeights | None = None
 
@@ -258,6 +262,9 @@ class Synchronizer(ABC):
         refuse_former(self.strategy, FORMER_OF_STRATEGIES)
         refuse_former(self, FORMER_OF_SYNCHRONIZERS)
         refuse_former_signatures(self)
+        require_one_of(self.strategy, "gradients", get_args(GradientsOfStep))
+        require_one_of(self.strategy, "step", get_args(StepMaker))
+        require_one_of(self, "gradient_source", get_args(GradientSource))
 
     def check_settings(self, settings: SettingsOf) -> None:  # noqa: B027 (most have nothing to do)
         """Raise if these settings of the optimizer do not go with the strategy."""
@@ -422,4 +429,18 @@ class Synchronizer(ABC):
         """Return the gradients of a dtype as arrays."""
 
 
-__all__ = ["Strategy", "Synchronizer"]
+def require_one_of(thing: object, name: str, known: Sequence[str]) -> None:
+    """Raise unless an attribute of an object has one of these values.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it has another.
+    """
+    value = getattr(thing, name)
+    if value not in known:
+        message = f"{name} of {type(thing).__name__} is {value!r}: what is needed is one of {', '.join(known)}"
+        raise ArgumentError(message)
+
+
+__all__ = ["Strategy", "Synchronizer", "require_one_of"]

@@ -895,6 +895,17 @@ class Misplacing(ArraySynchronizer):
         return None
 
 
+class Mistaken(Strategy):
+    def __init__(self, kind: Any = "mean", source: Any = "place") -> None:
+        self.gradients = self.kind = kind
+        self.source = source
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        synchronizer = ArraySynchronizer(comm, layout, self)
+        synchronizer.gradient_source = self.source
+        return synchronizer
+
+
 def check_bad_strategies(comm: gf.Communicator) -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: ArrayLoop(comm, weights(), NoSynchronizer()), "bind of NoSynchronizer returned a str"),
@@ -902,6 +913,8 @@ def check_bad_strategies(comm: gf.Communicator) -> None:
         (lambda: ArrayLoop(comm, weights(), Misnamed("steps")), "state_names of Named are 'steps': what is needed"),
         (lambda: ArrayLoop(comm, weights(), Misnamed(("rank",))), "other than names, rank and ranks"),
         (lambda: ArrayLoop(comm, weights(), Misnamed(("loss_scales",))), "have 'loss_scales', and it has no such"),
+        (lambda: ArrayLoop(comm, weights(), Mistaken("means")), "gradients of Mistaken is 'means': what is needed is"),
+        (lambda: ArrayLoop(comm, weights(), Mistaken(source="elsewhere")), "one of place, any_place, none"),
         (lambda: ArrayLoop(comm, [], "dense"), "no weights"),
         (lambda: ArrayLoop(comm, [3.0], "dense"), "weight 0 is a float"),
         (lambda: ArrayLoop(comm, weights(), "nothing.py:Mine"), "cannot be read"),

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-from gradientflow.strategies.contract import Strategy, Synchronizer
+from gradientflow.strategies.contract import Strategy, Synchronizer, require_one_of
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Iteration, Kind, Report, Update
 
@@ -96,8 +96,9 @@ class ArraySynchronizer(PlacedSynchronizer):
         return Report(getattr(self, "residuals", ()))
 
     def check_complete(self) -> None:
-        """Raise unless all attributes in `state_names` exist."""
+        """Raise unless all attributes in `state_names` exist, and gradients are read in their places, if at all."""
         super().check_complete()
+        require_one_of(self, "gradient_source", ("place", "any_place", "none"))
         for name in self.state_names:
             if not hasattr(self, name):
                 close = difflib.get_close_matches(name, vars(self), 1)
