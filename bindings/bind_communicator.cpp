@@ -367,8 +367,9 @@ void bind_communicator(py::module_& module) {
   py::class_<Handle, std::shared_ptr<Handle>>(module, "Handle")
       .def_property_readonly("done", &Handle::done)
       .def_property_readonly("device_done", &Handle::device_done)
-      .def_property_readonly("untold", &Handle::untold, "Why it failed, if it did and nobody has been told.")
-      .def("told", &Handle::told)
+      .def_property_readonly("unreported_error", &Handle::unreported_error,
+                             "Why it failed, if it did and nobody has been told.")
+      .def("mark_reported", &Handle::mark_reported)
       .def_property_readonly("path", [](const Handle& handle) { return collective::name_of(handle.outcome().path); })
       .def_property_readonly("nonfinite", [](const Handle& handle) { return handle.outcome().nonfinite; })
       .def_property_readonly("bytes_sent", [](const Handle& handle) { return handle.outcome().bytes_sent; })

@@ -62,14 +62,14 @@ PyObject* fast_path(PyObject* native, Given given) {
   return nullptr;
 }
 
-// Adds a fast path to the attribute `short_ways` of a bound class, which has them by the name of the method.
+// Adds a fast path to the attribute `fast_paths` of a bound class, which has them by the name of the method.
 template <auto function, class T, class... Options>
 void def_fast_path(pybind11::class_<T, Options...>& cls, const char* name,
                    std::initializer_list<const char*> parameters) {
-  if (!pybind11::hasattr(cls, "short_ways")) {
-    cls.attr("short_ways") = pybind11::dict();
+  if (!pybind11::hasattr(cls, "fast_paths")) {
+    cls.attr("fast_paths") = pybind11::dict();
   }
-  cls.attr("short_ways")[name] = make_fast_path(cls, &fast_path<T, function>, parameters);
+  cls.attr("fast_paths")[name] = make_fast_path(cls, &fast_path<T, function>, parameters);
 }
 
 }  // namespace gradientflow::bindings

@@ -31,8 +31,8 @@ def take_fast_paths(cls: type, native: Any) -> None:
     native : type
         The class of the core that has the fast paths.
     """
-    for name, way in native.short_ways.items():
+    for name, path in native.fast_paths.items():
         method = getattr(cls, name)
         if method in _definitions:
-            way.__wrapped__ = method
-            setattr(cls, name, way)
+            path.__wrapped__ = method
+            setattr(cls, name, path)

@@ -53,9 +53,10 @@ class Handle:
 
     def _warn_if_unreported(self) -> None:
         # The attributes are missing if the constructor raised.
-        reason = getattr(self._native, "untold", None) if getattr(self, "_process", None) == os.getpid() else None
+        is_ours = getattr(self, "_process", None) == os.getpid()
+        reason = getattr(self._native, "unreported_error", None) if is_ours else None
         if reason is not None:
-            self._native.told()
+            self._native.mark_reported()
             message = f"an asynchronous call has failed, and nobody has waited for its handle: {reason}"
             warnings.warn(message, GradientFlowWarning, stacklevel=1)
 

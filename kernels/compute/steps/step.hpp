@@ -9,9 +9,9 @@
 //   variants, variant()         in how many variants it comes, and which this call is
 //   access(variant)             which arrays are read and written
 //   memory()                    where they are
-//   apply<Math>(variant, raw_gradient, x)  its arithmetic: x are the values read, and become those to write. They are
-//   of
-//                               type V, a float or a vector of them; Math has canonical_nan and square_root for V.
+//   apply<Math>(variant, raw_gradient, x)
+//                               its arithmetic: x are the values read, and become those to write, of type V, a float or
+//                               a vector of them; Math has canonical_nan and square_root for V
 // All results that may be NaN pass through canonical_nan. There is no fused multiply-add, so that the bits are the same
 // at every SIMD level and on every device. No pointer needs an alignment beyond that of its elements; different
 // pointers of one call do not overlap. Counts may be 0.

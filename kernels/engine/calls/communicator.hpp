@@ -163,8 +163,8 @@ class Communicator {
   Communicator(MPI_Comm comm, const Config& config, const Communicator* within);
   void admit(const collective::Call& call) const;
   void check_usable() const;
-  [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;
-  [[nodiscard]] Error with_untold_failure(const Error& error) const;
+  [[nodiscard]] std::shared_ptr<Failure> unreported_failure() const;
+  [[nodiscard]] Error with_unreported_failure(const Error& error) const;
   template <class Work>
   auto in_turn(Work work, const Release& release = {});
   template <class Work>

@@ -38,7 +38,7 @@ void Communicator::break_off(const Error& error) {
   abort_on_device();
 }
 
-std::shared_ptr<Failure> Communicator::untold_failure() const {
+std::shared_ptr<Failure> Communicator::unreported_failure() const {
   {
     const std::lock_guard lock(mutex_);
     if (failure_ && !failure_->told) {
@@ -46,7 +46,7 @@ std::shared_ptr<Failure> Communicator::untold_failure() const {
     }
   }
   for (const auto& copy : duplicates()) {
-    if (auto failure = copy->untold_failure()) {
+    if (auto failure = copy->unreported_failure()) {
       return failure;
     }
   }
@@ -55,11 +55,11 @@ std::shared_ptr<Failure> Communicator::untold_failure() const {
 
 // A timeout may come from an earlier asynchronous call that failed, and whose error no thread here has asked for: the
 // other ranks may know of it and make other calls.
-Error Communicator::with_untold_failure(const Error& error) const {
+Error Communicator::with_unreported_failure(const Error& error) const {
   if (error.kind() != ErrorKind::timeout) {
     return error;
   }
-  const auto failure = untold_failure();
+  const auto failure = unreported_failure();
   if (failure == nullptr) {
     return error;
   }

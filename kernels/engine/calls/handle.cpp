@@ -71,12 +71,12 @@ std::optional<std::size_t> Handle::any_done_by(std::span<Handle* const> handles,
   return first_done();
 }
 
-std::optional<std::string> Handle::untold() const {
+std::optional<std::string> Handle::unreported_error() const {
   const std::lock_guard lock(mutex_);
   return failure_ && !failure_->told ? std::optional<std::string>(failure_->error.what()) : std::nullopt;
 }
 
-void Handle::told() const {
+void Handle::mark_reported() const {
   const std::lock_guard lock(mutex_);
   if (failure_) {
     failure_->told = true;

@@ -59,8 +59,8 @@ class Handle {
                                                 std::optional<Times::Clock::time_point> deadline);
 
   // The error of the call, if it failed and nobody has been told. `told` marks it as told.
-  [[nodiscard]] std::optional<std::string> untold() const;
-  void told() const;
+  [[nodiscard]] std::optional<std::string> unreported_error() const;
+  void mark_reported() const;
 
   // After `wait`, for device tensors, on which the call may still be running: `order` lets work put into the stream
   // from now on see the result; `synchronize` waits for it. Both throw errors of the device so far.

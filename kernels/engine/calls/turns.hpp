@@ -27,7 +27,7 @@ auto Communicator::guarded(Work work) {
       throw Error(ErrorKind::system, "not enough memory in the middle of a call");
     }
   } catch (const Error& thrown) {
-    const Error error = with_untold_failure(thrown);
+    const Error error = with_unreported_failure(thrown);
     if (breaks(error.kind())) {
       break_off(error);
     }
