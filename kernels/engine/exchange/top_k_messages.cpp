@@ -176,7 +176,7 @@ void TopKPool::decide() {
 
 // An exchange that has failed leaves no reports.
 void TopKPool::fail_exchange() {
-  if (failure_->kind() == ErrorKind::mismatch) {
+  if (failure_ && failure_->kind() == ErrorKind::mismatch) {
     failure_ = different_settings(*failure_);
   }
   const std::lock_guard lock(mutex_);

@@ -87,7 +87,7 @@ void TopKPool::check_options(const Communicator& communicator) const {
     throw Error(ErrorKind::value,
                 "the norm that gradients are clipped to is above 0, not " + format_number(*options_.clip));
   }
-  static_cast<void>(index_among_floats(rules_.values, "entries travel as"));
+  static_cast<void>(index_among_floats(rules_.values, "entries travel as float16, bfloat16 or float32"));
   // Checks the call of a dense layer: there may be one only with later ratios.
   static_cast<void>(make_average_of(communicator, {.count = 1, .dtype = DType::float32}));
 }
