@@ -24,7 +24,9 @@ class _Signature:
     """The signature of a description, made when it is asked for: a decorator may add the constructor to the class."""
 
     def __get__(self, instance: object, owner: type[Description]) -> inspect.Signature:
-        return owner._whole_signature()
+        if "_known_signature" not in vars(owner):
+            owner._known_signature = owner._whole_signature()
+        return owner._known_signature
 
 
 class Description:
@@ -43,6 +45,7 @@ class Description:
 
     name: ClassVar[str] = ""
     __signature__: ClassVar[Any] = _Signature()
+    _known_signature: ClassVar[inspect.Signature]
     not_taken: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
