@@ -48,7 +48,6 @@ class ServedStrategy(Strategy):
 
     gradients = "consumed"
     step = "core_rate_in_momentum"
-    pull_period: int = 1  # iterations from one pull to the next
     waits: bool = True  # for the servers, in every step
     options = ("wire", "fusion_threshold")
     wire: str | None
@@ -106,17 +105,18 @@ class ServedStrategy(Strategy):
             last_exchange=push / ranges + round_seconds - push + pull,
             local_update=self.local_seconds(comm, parameters),
         )
+        period = self.profile().period  # iterations from one pull to the next
         elsewhere = parameters * _WIDTHS[wire] * (comm.nodes - 1) / comm.nodes
         found = {each.name: getattr(dense, each.name) for each in fields(dense)}
         return ServedExplanation(
             **found
             | {
-                "bytes_sent": elsewhere * (1 + 1 / self.pull_period),
-                "communication_seconds": push + (times.communication - push) / self.pull_period,
+                "bytes_sent": elsewhere * (1 + 1 / period),
+                "communication_seconds": push + (times.communication - push) / period,
                 "bookkeeping_seconds": times.local_update,
             },
             times=times,
-            k=self.pull_period,
+            k=period,
             waits=self.waits,
             servers=servers,
         )

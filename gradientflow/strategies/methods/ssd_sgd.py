@@ -121,11 +121,6 @@ class SSDSGD(ServedStrategy):
         k = min(5, max(1, steps // 4))
         return cls(k, min(500, k * max(1, steps // (4 * k))))
 
-    @property
-    def pull_period(self) -> int:  # type: ignore[override]
-        """Iterations from one pull to the next."""
-        return self.k
-
     def profile(self) -> Profile:
         """Return the warm-up, and as period the iterations from one pull to the next."""
         return super().profile()._replace(period=self.k)
