@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -53,6 +54,17 @@ def raise_together(comm: Communicator, error: Exception | None) -> None:
         if text:
             message = f"rank {rank}: {text.decode()}"
             raise ArgumentError(message)
+
+
+@contextmanager
+def failing_together(comm: Communicator) -> Iterator[None]:
+    """Raise on all ranks, as `raise_together` does, if a ``with`` block fails on any. Collective."""
+    error: GradientFlowError | None = None
+    try:
+        yield
+    except GradientFlowError as caught:
+        error = caught
+    raise_together(comm, error)
 
 
 def on_rank_0(comm: Communicator, what: str, work: Callable[[], _Made]) -> _Made | None:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.agreement import on_rank_0, raise_together
+from gradientflow.agreement import failing_together, on_rank_0
 from gradientflow.arguments import checked_float, checked_instance, checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.description import words_of
-from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
+from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.memory import NodeArray, numpy_dtype
 from gradientflow.policies import Policy, Trace, as_policy
 from gradientflow.pools.base import native_threshold
@@ -387,12 +387,8 @@ class ParameterServer:
         gradientflow.errors.ArgumentError
             On every rank, if it is a state of other tensors or of another optimizer: before anything is changed.
         """
-        error: GradientFlowError | None = None
-        try:  # pushes under way would change the loaded state: every server answers after it has applied them
-            self._native.save(0, None)
-        except GradientFlowError as caught:
-            error = caught
-        raise_together(self._comm, error)
+        with failing_together(self._comm):
+            self._native.save(0, None)  # every server answers after it has applied the pushes under way
         on_rank_0(self._comm, "the state cannot be loaded", lambda: self._load(state))
 
     def save(self, path: str | os.PathLike[str]) -> None:

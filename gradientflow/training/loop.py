@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from gradientflow.agreement import raise_together
+from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
@@ -144,12 +144,8 @@ class Loop:
 
     def check_change(self) -> None:
         """Raise on all ranks unless the strategy can be bound to other tensors now. Collective."""
-        error = None
-        try:
+        with failing_together(self.comm):
             self.synchronizer.check_change()
-        except ArgumentError as caught:
-            error = caught
-        raise_together(self.comm, error)
 
     # ---- backward passes -----------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from gradientflow.agreement import raise_together, require_same
-from gradientflow.errors import ArgumentError, GradientFlowError
+from gradientflow.agreement import failing_together, require_same
+from gradientflow.errors import ArgumentError
 
 from .consolidation import consolidated
 from .loop import Loop
@@ -82,12 +82,8 @@ class TrainingState:
         `check` raises unless this rank can load it. Nothing is changed if it does so on any rank, or if the states of
         the ranks do not belong together.
         """
-        error = None
-        try:
+        with failing_together(self._loop.comm):
             check()
-        except GradientFlowError as caught:
-            error = caught
-        raise_together(self._loop.comm, error)
         own = None if state is None else state["synchronizer"]
         entries = {"the kind of state": "a state of an optimizer alone" if own is None else "a state of a strategy"}
         entries |= {} if own is None else self._loop.synchronizer.summary(own)
