@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "../../base/text.hpp"
-#include "../mpi/patience.hpp"
+#include "../patience.hpp"
 #include "mailbox.hpp"
 #include "mailbox_alarm.hpp"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "../../base/text.hpp"
-#include "../mpi/patience.hpp"
+#include "../patience.hpp"
 #include "../mpi/retirement.hpp"
 
 namespace gradientflow::transport {

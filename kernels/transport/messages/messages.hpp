@@ -19,7 +19,7 @@
 
 #include "../../base/error.hpp"
 #include "../mpi/mpi.hpp"
-#include "../mpi/patience.hpp"
+#include "../patience.hpp"
 #include "../node/node.hpp"
 #include "../signature.hpp"
 

@@ -11,7 +11,7 @@
 #include "../../base/error.hpp"
 #include "../../base/text.hpp"
 #include "../signature.hpp"
-#include "patience.hpp"
+#include "../patience.hpp"
 #include "retirement.hpp"
 #include "roll.hpp"
 #include "splitting.hpp"

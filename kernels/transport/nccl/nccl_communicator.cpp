@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../../base/text.hpp"
-#include "../mpi/patience.hpp"
+#include "../patience.hpp"
 
 namespace gradientflow::transport {
 namespace {

@@ -1,4 +1,4 @@
-// How a rank waits for the MPI library, which has to be called for anything to go on: it polls, then yields its core
+// How a rank waits for a transport that has to be called for anything to go on: it polls, then yields its core
 // between polls, then sleeps between them, so that whoever shares the core can work.
 #pragma once
 
