@@ -109,11 +109,18 @@ class Arrival {
 };
 
 struct Limits {
-  int tags = 0;                // 0 to tags - 1
-  std::size_t bytes = 0;       // of a message
-  std::size_t part_bytes = 0;  // large messages that cross travel best in parts of so many bytes; 0: whole
-  bool threads = true;         // whether several threads may call at once
+  int tags = 0;                    // 0 to tags - 1
+  std::size_t bytes = 0;           // of a message
+  std::size_t part_bytes = 0;      // large messages that cross travel best in parts of so many bytes; 0: whole
+  bool threads = true;             // whether several threads may call at once
+  const char* thread_advice = "";  // the end of an error about a call for which they would have to
 };
+
+// Up to so many ranks, all may exchange messages with all others, where that makes an error clearer.
+inline constexpr int few_ranks = 64;
+
+// How long a rank that gives up waiting listens for the other ranks, to name those that are missing.
+inline constexpr double roll_call_seconds = 1.0;
 
 // A rank whose process or host is known to have died.
 struct Death {
@@ -139,6 +146,8 @@ class Endpoint {
   [[nodiscard]] virtual Limits limits() const = 0;
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
+  // This process's rank in the whole job.
+  [[nodiscard]] int job_rank() const noexcept { return job_rank_; }
 
   // Starts to send, or to receive a message of at most `bytes` bytes. The memory must stay until the request has ended.
   // `until_taken`: the send ends when its message has been received or taken, not as soon as its memory is free.
@@ -201,15 +210,18 @@ class Endpoint {
   [[nodiscard]] bool interrupted() const noexcept { return interrupted_.load(); }
 
  protected:
-  void place(int rank, int size) noexcept {
+  void place(int rank, int size, int job_rank) noexcept {
     rank_ = rank;
     size_ = size;
+    job_rank_ = job_rank;
   }
+  void place(int rank, int size) noexcept { place(rank, size, rank); }  // of the whole job
   void note_abandoned_request() const noexcept { has_abandoned_requests_.store(true); }
 
  private:
   int rank_ = 0;
   int size_ = 1;
+  int job_rank_ = 0;
   std::atomic<bool> interrupted_{false};
   mutable std::atomic<bool> has_abandoned_requests_{false};
 };

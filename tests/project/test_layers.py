@@ -22,7 +22,7 @@ Graph = Mapping[str, set[str]]  # file or module -> what it includes or imports
 CPP_LAYERS: dict[str, set[str]] = {"base": set(), "compute": {"base"}, "compute/steps": {"base", "compute"}}
 CPP_LAYERS["compute/cpu"] = CPP_LAYERS["compute/cuda"] = {"base", "compute", "compute/steps"}
 CPP_LAYERS["transport"] = {"base", "compute", "compute/cuda"}
-CPP_LAYERS["transport/mpi"] = CPP_LAYERS["transport"] | {"transport"}
+CPP_LAYERS["transport/mpi"] = CPP_LAYERS["transport/tcp"] = CPP_LAYERS["transport"] | {"transport"}
 CPP_LAYERS["transport/node"] = CPP_LAYERS["transport/nccl"] = CPP_LAYERS["transport/mpi"] | {"transport/mpi"}
 CPP_LAYERS["transport/messages"] = CPP_LAYERS["transport/node"] | {"transport/node"}
 CPP_LAYERS["collective/call"] = CPP_LAYERS["transport/messages"] | {"transport/messages", "transport/nccl"}
