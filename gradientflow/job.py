@@ -11,7 +11,7 @@ from typing import Any
 from ._location import load_core
 from .communicator import Communicator
 from .errors import ArgumentError, MPILibraryError
-from .launch import SERVERS
+from .meeting import SERVERS
 from .server import ServerRanks, serve
 
 

@@ -5,12 +5,14 @@ Everything here is plain text and look-ups: nothing is started except ``mpirun -
 
 from __future__ import annotations
 
+from gradientflow.meeting import SERVERS
+
 from .command import SESSION_FOLDER, launch_environment, module_command, mpirun_command
 from .environment import in_allocation, rank_of_this_process, ranks_of_this_job
 from .hosts import read_hostfile, slots
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import cores
-from .rank_script import SERVERS, rank_program
+from .rank_script import rank_program
 
 __all__ = [
     "MPICH",

@@ -10,11 +10,11 @@ import shlex
 import socket
 from collections.abc import Sequence
 
+from gradientflow.meeting import SERVERS
+from gradientflow.meeting.slurm import first_node
+
 from .environment import in_allocation
 from .launcher import LaunchError
-
-# How many ranks of the job, the last ones, only serve the others.
-SERVERS = "GRADIENTFLOW_SERVERS"
 
 # Outside the ephemeral ports of Linux.
 _MASTER_PORTS = range(20000, 30000)
@@ -72,8 +72,8 @@ def _master_address(hosts: str | None) -> str:
     """Name the host of rank 0, as the others can reach it."""
     if hosts is not None:
         return re.split("[:,]", hosts, maxsplit=1)[0]
-    if match := re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", os.environ.get("SLURM_JOB_NODELIST", "")):
-        return "".join(match.groups(""))
+    if node := first_node(os.environ):
+        return node
     return socket.gethostname() if in_allocation() else "127.0.0.1"
 
 

@@ -110,16 +110,18 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._fast_paths"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.meeting": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.launch": {
         "gradientflow.errors",
         "gradientflow._location",
         "gradientflow.arguments",
+        "gradientflow.meeting",
         "gradientflow.mpi_start",
     },
     "gradientflow.device": {"gradientflow.errors", "gradientflow._location", "gradientflow.memory"},
 }
 PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
-PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch"}
+PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch", "gradientflow.meeting"}
 PYTHON_LAYERS["gradientflow.agreement"] = {"gradientflow.errors", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.whole_file"] = set()
 PYTHON_LAYERS["gradientflow.policies"] = {
@@ -142,7 +144,7 @@ PYTHON_LAYERS["gradientflow.job"] = {
     "gradientflow._location",
     "gradientflow.communicator",
     "gradientflow.errors",
-    "gradientflow.launch",
+    "gradientflow.meeting",
     "gradientflow.server",
 }
 # The rooms of the strategies, from below.

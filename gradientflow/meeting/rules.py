@@ -1,0 +1,275 @@
+"""How ranks meet: from arguments and variables of the environment to the way that applies.
+
+The ways are tried in order, and the first that applies is taken:
+
+1. what the program says: a communicator, a store, or where to meet;
+2. GRADIENTFLOW_MEET, with GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE;
+3. MPI's launcher, by its own variables, unless ``torchrun`` has started this process: below ``srun``, all processes
+   of ``torchrun`` inherit the same variables of MPI;
+4. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as ``torchrun`` and many others set them;
+5. Slurm's step;
+6. else this process is the only rank.
+
+GRADIENTFLOW_TRANSPORT, or an argument, decides by hand which transport is used: ``mpi`` is then MPI's job whatever the
+variables say, and ``tcp`` lets ranks that MPI has started meet through MPI. Everything here is a function of what it is
+given; nothing is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from gradientflow.errors import ArgumentError
+
+from .slurm import meeting_point, place_in_step
+from .variables import (
+    Place,
+    Variables,
+    checked_place,
+    join_address,
+    read_lenient,
+    read_number,
+    read_place,
+    read_port,
+    split_address,
+)
+from .way import ALONE, ARGUMENTS, MASTER, MEET, MPI_LAUNCHER, SLURM, Way
+
+SERVERS = "GRADIENTFLOW_SERVERS"  # how many processes of the job, the last ones, only serve the others
+TRANSPORTS = ("auto", "mpi", "tcp")
+
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+# What MPI's launchers set: this process's rank, and how many there are.
+_MPI_PLACES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+)
+_MPI_MARKS = ("PMIX_RANK", "PMI_CONTROL_PORT")  # of srun, which says the rest in variables of Slurm
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the program says, as arguments of `gradientflow.init`.
+
+    Attributes
+    ----------
+    communicator, store : bool
+        Whether it gives one.
+    meet : str, optional
+        ``host:port``, several of them with commas, or ``file:///path``.
+    rank, size : int, optional
+        This process, and how many there are.
+    mpi_size : int, optional
+        How many ranks the program's MPI has, where it has been started already.
+    """
+
+    communicator: bool = False
+    store: bool = False
+    meet: str | None = None
+    rank: int | None = None
+    size: int | None = None
+    mpi_size: int | None = None
+
+
+class Considered(NamedTuple):
+    """One way, and why it applies or not."""
+
+    name: str
+    applies: bool
+    why: str
+
+
+def find_way(variables: Variables, given: Given | None = None, transport: str = "auto") -> Way:
+    """Find the way that applies.
+
+    Parameters
+    ----------
+    variables : mapping of str to str
+        The environment.
+    given : Given, optional
+        What the program says.
+    transport : {"auto", "mpi", "tcp"}
+        What is to be used.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If variables contradict each other, some of those that belong together are missing, or a value is wrong.
+    """
+    answers = [answer for _, answer in _answers(variables, given or Given(), transport)]
+    assert isinstance(answers[-1], Way)  # the last rule always applies
+    return answers[-1]
+
+
+def consider_ways(variables: Variables, given: Given | None = None, transport: str = "auto") -> list[Considered]:
+    """List the ways up to the one that applies, with the reasons. The last one is an error if it does not apply."""
+    found: list[Considered] = []
+    name = ""
+    try:
+        for name, answer in _answers(variables, given or Given(), transport):
+            found.append(Considered(name, isinstance(answer, Way), str(answer)))
+    except ArgumentError as error:
+        missing = next(each for each in _RULES if each not in [name for name, _, _ in found])
+        found.append(Considered(missing, applies=False, why=str(error)))
+    return found
+
+
+def servers_of(variables: Variables) -> int:
+    """Return how many processes of the job only serve."""
+    return read_number(variables, SERVERS) or 0
+
+
+def _answers(variables: Variables, given: Given, transport: str) -> Iterator[tuple[str, Way | str]]:
+    """Ask one rule after the other, up to the first that applies: it gives a way, the others a reason."""
+    if transport not in TRANSPORTS:
+        message = f"transport is one of {', '.join(TRANSPORTS)}, not {transport!r}"
+        raise ArgumentError(message)
+    for name, rule in _RULES.items():
+        answer = rule(variables, given, transport)
+        if isinstance(answer, Way) and transport == "tcp":
+            answer = replace(answer, transport="tcp", by_mpi=answer.by_mpi and answer.name != ALONE)
+        yield name, answer
+        if isinstance(answer, Way):
+            return
+
+
+def _by_arguments(variables: Variables, given: Given, transport: str) -> Way | str:
+    del variables
+    said = ["store"] if given.store else []
+    said += [name for name in ("meet", "rank", "size") if getattr(given, name) is not None]
+    if given.communicator:
+        if said:
+            message = f"a communicator has its ranks already: give it, or {' and '.join(said)}, not both"
+            raise ArgumentError(message)
+        return Way(ARGUMENTS, "mpi", by_mpi=True)
+    if not said:
+        return "neither a communicator, a store nor meet= is given"
+    if given.store == (given.meet is not None):
+        message = "rank= and size= come with one of store= and meet=, by which the ranks find each other"
+        raise ArgumentError(message)
+    if given.rank is None or given.size is None:
+        message = f"{said[0]}= needs rank= and size=, of this process and of all that take part"
+        raise ArgumentError(message)
+    place = checked_place(given.rank, given.size, "rank", "size")
+    if transport == "mpi":
+        message = f"the transport is mpi, whose launcher introduces the ranks: leave {said[0]}= out, or use tcp"
+        raise ArgumentError(message)
+    return Way(ARGUMENTS, "tcp", *place, at=() if given.meet is None else _points(given.meet, "meet"))
+
+
+def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
+    del given
+    if transport == "mpi":
+        return "the transport is mpi"
+    names = ("GRADIENTFLOW_MEET", "GRADIENTFLOW_RANK", "GRADIENTFLOW_SIZE")
+    missing = [name for name in names if not variables.get(name)]
+    if len(missing) == len(names):
+        return "GRADIENTFLOW_MEET is not set"
+    if missing:
+        there = [name for name in names if name not in missing]
+        message = f"{' and '.join(there)} {_is(there)} set, but not {' and '.join(missing)}: all three are needed"
+        raise ArgumentError(message)
+    place = read_place(variables, *names[1:])
+    assert place is not None  # both are set
+    return Way(MEET, "tcp", *place, at=_points(variables[names[0]], names[0]))
+
+
+def _by_mpi(variables: Variables, given: Given, transport: str) -> Way | str:
+    if transport == "mpi":
+        return Way(MPI_LAUNCHER, "mpi", by_mpi=True)
+    if variables.get(_TORCHRUN):
+        return f"torchrun has started this process ({_TORCHRUN})"
+    places = [(read_lenient(variables, rank), read_lenient(variables, size), size) for rank, size in _MPI_PLACES]
+    marks = [name for names in (*_MPI_PLACES, _MPI_MARKS) for name in names if variables.get(name)]
+    if given.mpi_size is not None and given.mpi_size > 1:
+        return Way(MPI_LAUNCHER, "mpi", size=given.mpi_size, by_mpi=True)
+    if not marks:
+        return "none of its variables is set"
+    known = [(rank, size, name) for rank, size, name in places if size is not None]
+    _check_against_torch(variables, known)
+    rank, size, _ = known[0] if known else (None, None, "")
+    return Way(MPI_LAUNCHER, "mpi", rank, size, by_mpi=True)
+
+
+def _check_against_torch(variables: Variables, places: list[tuple[int | None, int, str]]) -> None:
+    """Raise if WORLD_SIZE or RANK says another thing than all of the variables of MPI's launchers."""
+    world, rank, servers = read_number(variables, "WORLD_SIZE"), read_number(variables, "RANK"), servers_of(variables)
+    if world is None or not places:
+        return
+    remedy = "unset those of the launcher that did not start this process, or say GRADIENTFLOW_TRANSPORT=mpi"
+    if all(size - servers != world for _, size, _ in places):
+        serving = f" of which {servers} serve ({SERVERS})," if servers else ""
+        message = f"{places[0][2]} says {places[0][1]} ranks,{serving} but WORLD_SIZE says {world}: {remedy}"
+        raise ArgumentError(message)
+    if rank is not None and all(each is not None and each != rank for each, _, _ in places):
+        message = f"{places[0][2].replace('SIZE', 'RANK')} is {places[0][0]}, but RANK is {rank}: {remedy}"
+        raise ArgumentError(message)
+
+
+def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
+    del given, transport
+    place = read_place(variables, "RANK", "WORLD_SIZE")
+    if place is None:
+        return "RANK and WORLD_SIZE are not set"
+    at: tuple[str, ...] = ()
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not variables.get(name)]:
+        if place.size > 1:
+            message = (
+                f"RANK is {place.rank} and WORLD_SIZE is {place.size}, but {' and '.join(missing)} {_is(missing)} not "
+                "set, and say where the ranks meet"
+            )
+            raise ArgumentError(message)
+    else:
+        at = (_master(variables),)
+    return Way(
+        MASTER,
+        "tcp",
+        *place,
+        at=at,
+        agent=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        restart=variables.get("TORCHELASTIC_RESTART_COUNT", ""),
+    )
+
+
+def _by_slurm(variables: Variables, given: Given, transport: str) -> Way | str:
+    del given, transport
+    place: Place | None = place_in_step(variables)
+    if place is None:
+        return "this is no step of several tasks"
+    return Way(SLURM, "tcp", *place, at=(meeting_point(variables),))
+
+
+def _alone(variables: Variables, given: Given, transport: str) -> Way:
+    del variables, given, transport
+    return Way(ALONE, "mpi", 0, 1, by_mpi=True)
+
+
+_RULES: dict[str, Callable[[Variables, Given, str], Way | str]] = {
+    ARGUMENTS: _by_arguments,
+    MEET: _by_meet,
+    MPI_LAUNCHER: _by_mpi,
+    MASTER: _by_master,
+    SLURM: _by_slurm,
+    ALONE: _alone,
+}
+
+
+def _points(text: str, what: str) -> tuple[str, ...]:
+    """Check and split where ranks meet."""
+    if text.startswith("file://"):
+        if not text.removeprefix("file://").startswith("/"):
+            message = f"{what} is {text!r}: a file is given with its whole path, as in file:///shared/meet"
+            raise ArgumentError(message)
+        return (text,)
+    return tuple(join_address(*split_address(each, what)) for each in text.split(","))
+
+
+def _master(variables: Variables) -> str:
+    return join_address(variables["MASTER_ADDR"].strip("[]"), read_port(variables["MASTER_PORT"], "MASTER_PORT"))
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"

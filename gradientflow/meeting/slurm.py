@@ -1,0 +1,54 @@
+"""What Slurm's variables say about a step: the processes that one ``srun`` has started."""
+
+from __future__ import annotations
+
+import re
+
+from gradientflow.errors import ArgumentError
+
+from .variables import Place, Variables, join_address, read_lenient
+
+TASKS = "SLURM_STEP_NUM_TASKS"
+RANK = "SLURM_PROCID"
+
+# Steps from this number on are made by Slurm itself, such as the one that a shell of an allocation runs in: no ranks.
+_FIRST_STEP_OF_SLURM = 0xFFFFFF00
+_PORTS = range(20000, 30000)  # outside the ephemeral ports of Linux
+_FIRST_NODE = re.compile(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)")
+
+
+def tasks_of_step(variables: Variables) -> int | None:
+    """Give the number of tasks of this process's step, or None outside a step and in a step of one task.
+
+    A step of one task may be a shell in which jobs are started.
+    """
+    step = read_lenient(variables, "SLURM_STEP_ID")
+    step = read_lenient(variables, "SLURM_STEPID") if step is None else step
+    tasks = read_lenient(variables, TASKS)
+    return tasks if step is not None and step < _FIRST_STEP_OF_SLURM and tasks is not None and tasks > 1 else None
+
+
+def place_in_step(variables: Variables) -> Place | None:
+    """Give this process's place in its step, or None as `tasks_of_step`."""
+    tasks, rank = tasks_of_step(variables), read_lenient(variables, RANK)
+    return Place(rank, tasks) if tasks is not None and rank is not None and rank < tasks else None
+
+
+def first_node(variables: Variables) -> str:
+    """Return the name of the first node, where rank 0 runs; empty if Slurm does not say."""
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
+    match = _FIRST_NODE.match(nodes)
+    return "".join(match.groups("")) if match else ""
+
+
+def meeting_point(variables: Variables) -> str:
+    """Return where the ranks of a step meet: its first node, and a port that they all find by its numbers."""
+    node = first_node(variables)
+    if not node:
+        message = (
+            f"{TASKS} is {variables.get(TASKS)}, but neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST says where the "
+            "ranks can meet: set GRADIENTFLOW_MEET, GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE"
+        )
+        raise ArgumentError(message)
+    numbers = [read_lenient(variables, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    return join_address(node, _PORTS[(numbers[0] * 31 + numbers[1]) % len(_PORTS)])

@@ -1,0 +1,97 @@
+"""Reading ranks, numbers of ranks and addresses from variables of the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gradientflow.errors import ArgumentError
+
+Variables = Mapping[str, str]
+
+_HIGHEST_PORT = 65535
+
+
+class Place(NamedTuple):
+    """The number of a process among all that take part, and how many these are."""
+
+    rank: int
+    size: int
+
+
+def read_number(variables: Variables, name: str) -> int | None:
+    """Return the number in a variable; None if it is not set, or empty.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is no number of 0 or more.
+    """
+    text = variables.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        message = f"{name} is {text!r}: it is a number of 0 or more"
+        raise ArgumentError(message)
+    return int(text)
+
+
+def read_place(variables: Variables, rank_name: str, size_name: str) -> Place | None:
+    """Return the place that two variables give together; None if neither is set.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If only one of them is set, one is no number, or there is no such rank.
+    """
+    rank, size = read_number(variables, rank_name), read_number(variables, size_name)
+    if rank is None and size is None:
+        return None
+    if rank is None or size is None:
+        given, missing = (size_name, rank_name) if rank is None else (rank_name, size_name)
+        message = f"{given} is {variables[given]}, but {missing} is not set: both are needed, or neither"
+        raise ArgumentError(message)
+    return checked_place(rank, size, rank_name, size_name)
+
+
+def checked_place(rank: int, size: int, rank_name: str, size_name: str) -> Place:
+    """Return a place, after checking that there is such a rank; the names are for the error."""
+    if size < 1:
+        message = f"{size_name} is {size}: a job has at least one rank"
+        raise ArgumentError(message)
+    if not 0 <= rank < size:
+        message = f"{rank_name} is {rank} and {size_name} is {size}: ranks are 0 to {size - 1}"
+        raise ArgumentError(message)
+    return Place(rank, size)
+
+
+def read_lenient(variables: Variables, name: str) -> int | None:
+    """Return the number in a variable that others set, in whatever form; None if it holds none."""
+    text = variables.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def read_port(text: str, what: str) -> int:
+    """Return the number of a port; `what` names it in the error."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= _HIGHEST_PORT):
+        message = f"{what} is {text!r}: a port is a number from 1 to {_HIGHEST_PORT}"
+        raise ArgumentError(message)
+    return int(text)
+
+
+def split_address(text: str, what: str) -> tuple[str, int]:
+    """Split ``host:port``, or ``[host]:port`` with an address of IPv6; `what` names it in the error."""
+    host, _, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not host:
+        message = f"{what} is {text!r}: an address is host:port, such as 10.0.0.1:29400 or [fe80::1%eth0]:29400"
+        raise ArgumentError(message)
+    return host, read_port(port, f"the port of {what}")
+
+
+def join_address(host: str, port: int) -> str:
+    """Write an address as `split_address` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

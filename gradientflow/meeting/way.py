@@ -1,0 +1,52 @@
+"""One way in which the ranks of a job can meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What every way is called, for people.
+ARGUMENTS = "arguments of init"
+MEET = "GRADIENTFLOW_MEET"
+MPI_LAUNCHER = "MPI's launcher"
+MASTER = "RANK and MASTER_ADDR"
+SLURM = "Slurm's step"
+ALONE = "one rank"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How this process meets the others of its job.
+
+    Attributes
+    ----------
+    name : str
+        The way, for people.
+    transport : str
+        "mpi" or "tcp": how the ranks then exchange messages.
+    rank, size : int or None
+        This process, and how many there are, with those that only serve; None where only MPI can tell.
+    at : tuple of str
+        Where they meet: ``host:port``, the first of them that answers; or ``file:///path``. Empty where the ranks have
+        something else in common, or nobody else is to come.
+    by_mpi : bool
+        Whether MPI is started: it moves the messages, or introduces the ranks to each other.
+    agent : bool
+        Whether ``torchrun`` has opened PyTorch's store at `at`; else, at an address of PyTorch's, rank 0 opens it.
+    restart : str
+        Which start of the same processes this is, as ``torchrun`` counts them.
+    """
+
+    name: str
+    transport: str
+    rank: int | None = None
+    size: int | None = None
+    at: tuple[str, ...] = ()
+    by_mpi: bool = False
+    agent: bool = False
+    restart: str = ""
+
+    def __str__(self) -> str:
+        """Say it in a few words."""
+        place = f"rank {self.rank} of {self.size}" if self.rank is not None and self.size is not None else ""
+        where = f"at {', '.join(self.at)}" if self.at else ""
+        return ", ".join(filter(None, [self.name, place, where]))
