@@ -126,6 +126,15 @@ std::string parse_library(const std::string& text) {
   return text;
 }
 
+std::string parse_transport(const std::string& text) { return parse_choice(text, {"auto", "mpi", "tcp"}); }
+
+std::string parse_interface(const std::string& text) {
+  if (text.empty() || std::any_of(text.begin(), text.end(), [](unsigned char c) { return std::isspace(c) != 0; })) {
+    refuse("the name of an interface, such as eth1, a network, such as 10.0.0.0/24, or auto", text);
+  }
+  return text;
+}
+
 std::size_t parse_inline(const std::string& text) {
   const std::size_t value = parse_bytes(text);
   if (value > 65536) {
@@ -232,6 +241,20 @@ const std::vector<Accessor>& accessors() {
         "environment."},
        [](const Config& c) { return c.cuda_library; },
        [](Config& c, const std::string& t) { c.cuda_library = parse_library(t); }},
+      {{"transport", "GRADIENTFLOW_TRANSPORT", "choice",
+        "What moves messages between processes: mpi, the MPI library; tcp, connections of GradientFlow's own; auto, "
+        "MPI for jobs that MPI's launcher has started, else TCP."},
+       [](const Config& c) { return c.transport; },
+       [](Config& c, const std::string& t) { c.transport = parse_transport(t); }},
+      {{"interface", "GRADIENTFLOW_INTERFACE", "name",
+        "The network interface (eth1), or the network (10.0.0.0/24, fd00::/64), through which other hosts reach this "
+        "one over TCP; auto takes the one that leads to the place where the ranks meet."},
+       [](const Config& c) { return c.interface; },
+       [](Config& c, const std::string& t) { c.interface = parse_interface(t); }},
+      {{"host_timeout", "GRADIENTFLOW_HOST_TIMEOUT", "seconds",
+        "Over TCP, a host that has acknowledged nothing for so long is gone."},
+       [](const Config& c) { return format_number(c.host_timeout); },
+       [](Config& c, const std::string& t) { c.host_timeout = parse_positive(t); }},
       {{"spin", "GRADIENTFLOW_SPIN", "count",
         "How often a waiting rank polls before it yields its core; not at all with more ranks than cores."},
        [](const Config& c) { return std::to_string(c.spin); },

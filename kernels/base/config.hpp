@@ -35,6 +35,9 @@ struct Config {
   std::size_t peer_bytes = 256 * kib;        // largest device tensors that are exchanged without NCCL inside a node
   std::string nccl_library = "auto";         // the NCCL to load; auto: finds one, off: none
   std::string cuda_library = "auto";         // the library of CUDA kernels; auto: the installed one
+  std::string transport = "auto";            // what moves messages: auto, mpi, tcp
+  std::string interface = "auto";            // the network interface or network that TCP uses; auto: finds one
+  double host_timeout = 3.0;                 // seconds without an acknowledgement after which a host is gone (TCP)
   int spin = 50;                             // polls of a flag before the rank yields its core
   int yields = 100;                          // yields before the rank sleeps
 };
@@ -43,7 +46,7 @@ struct Config {
 struct ConfigField {
   std::string_view name;      // as in Config, "timeout"
   std::string_view variable;  // "GRADIENTFLOW_TIMEOUT"
-  std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice"
+  std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice", "file", "name"
   std::string_view meaning;
 };
 

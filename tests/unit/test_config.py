@@ -85,7 +85,7 @@ def test_fields_are_complete() -> None:
     assert len({field.name for field in found}) == len(found)
     for field in found:
         assert field.variable == f"GRADIENTFLOW_{field.name.upper()}"
-        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice", "file")
+        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice", "file", "name")
         assert field.meaning.endswith(".")
     assert {field.name for field in found} == set(gf.Config())
 
@@ -123,6 +123,9 @@ GOOD: dict[str, list[tuple[object, str]]] = {
     "debug": [(True, "on"), (False, "off"), ("1", "on"), ("no", "off")],
     "timeline": [("off", "off"), ("0", "off"), ("no", "off"), (False, "off"), ("trace.json", "trace.json"),
                  ("/tmp/a b", "/tmp/a b"), ("./on", "./on"), (Path("t/x"), "t/x")],
+    "transport": [("auto", "auto"), ("mpi", "mpi"), ("tcp", "tcp")],
+    "interface": [("auto", "auto"), ("eth1", "eth1"), ("10.0.0.0/24", "10.0.0.0/24"), ("fd00::/64", "fd00::/64")],
+    "host_timeout": [(3, "3"), (0.5, "0.5"), ("60", "60")],
     "spin": [(0, "0"), (1000000, "1000000")],
     "yields": [(0, "0"), (7, "7")],
 }  # fmt: skip
@@ -149,6 +152,9 @@ BAD: dict[str, list[object]] = {
     "progress": ["threads", "AUTO", ""],
     "debug": ["maybe", "", "loud", 2],
     "timeline": ["traces/", "/", "", "on", "1", "true", "yes"],
+    "transport": ["TCP", "ucx", "", "tcp,mpi"],
+    "interface": ["", " ", "eth0 eth1", "eth0\n"],
+    "host_timeout": [0, -3, "nan", "inf", "3s", ""],
     "spin": [-1, 1.0, ""],
     "yields": ["-5", "x"],
 }
