@@ -12,6 +12,7 @@ from ._location import load_core
 from .communicator import Communicator
 from .errors import ArgumentError, MPILibraryError
 from .meeting import SERVERS
+from .mpi_library import load_mpi
 from .server import ServerRanks, serve
 
 
@@ -44,9 +45,7 @@ def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communica
     gradientflow.errors.MismatchError
         If a setting that all ranks must share differs between them.
     """
-    core = load_core()
-    from mpi4py import MPI
-
+    MPI, core = load_mpi(), load_core()  # noqa: N806
     mpi = MPI.COMM_WORLD if comm is None else comm
     if isinstance(mpi, MPI.Intracomm) and MPI.Is_initialized() and not MPI.Is_finalized():
         mismatch = core.launcher_mismatch(MPI._addressof(mpi))
@@ -63,9 +62,7 @@ def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communica
 
 def computing_ranks() -> Any:
     """Return the MPI communicator of the ranks that compute. Collective; does not return on a rank that serves."""
-    load_core()
-    from mpi4py import MPI
-
+    MPI = load_mpi()  # noqa: N806
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI.COMM_WORLD if _servers() == 0 else _split_job(None).computing.mpi

@@ -27,7 +27,7 @@ from gradientflow.bench.core.report import Output, progress, report
 from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.job import Job, die_with_parent, run_job
 from gradientflow.cli.lazy import LazyCommand
-from gradientflow.cli.library import built_with, keep_mpi_unstarted
+from gradientflow.cli.library import built_with
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import find_launcher, launch_environment, module_command, mpirun_command, ranks_of_this_job
 
@@ -99,7 +99,6 @@ class BenchCommand(click.Command):
             return self._measure_in_job(plan, _output(options, [0, 0]))
         if ranks is None:
             raise PlanError("say how many ranks to start, for example -n 2")
-        keep_mpi_unstarted()
         plan.check_job(ranks, on_this_machine=options["hosts"] is None)
         launcher = find_launcher(built_with())
         arguments = [*sys.argv[1:], "--columns", ",".join(map(str, _columns()))]

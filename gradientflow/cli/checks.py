@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradientflow._location import MPILibrary, explain_mpi4py, load_core
+from gradientflow._location import load_core
 from gradientflow.bench.core.environment import cpu_model, memory_limit, mpi_library, package_version
 from gradientflow.bench.core.plan import format_size
 from gradientflow.cli.job import TIMED_OUT, Job, run_job
@@ -31,6 +31,7 @@ from gradientflow.launch import (
     mpirun_command,
     ranks_of_this_job,
 )
+from gradientflow.mpi_library import MPILibrary, explain_mpi4py
 from gradientflow.mpi_start import TRANSPORTS, start_variables
 
 _PROBE_SECONDS = 60.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from gradientflow.cli.library import PACKAGE, keep_mpi_unstarted
+from gradientflow.cli.library import PACKAGE
 from gradientflow.cli.table import plain_table, print_table
 from gradientflow.config import fields
 from gradientflow.errors import GradientFlowError
@@ -75,7 +75,6 @@ def _print_settings() -> None:
     for heading in ("setting", "variable", "default", "unit"):
         table.add_column(heading, no_wrap=True)
     table.add_column("meaning", overflow="fold")
-    keep_mpi_unstarted()
     for name, variable, unit, default, meaning in fields():
         table.add_row(name, variable, str(default), str(unit or ""), meaning)
     print_table(table)

@@ -27,7 +27,7 @@ def built_with() -> str | None:
 
 
 def keep_mpi_unstarted() -> None:
-    """Have mpi4py, and so the core, loaded without starting MPI: this process only looks something up."""
+    """Have mpi4py loaded without starting MPI: this process only looks something up."""
     import mpi4py
 
     mpi4py.rc.initialize = False

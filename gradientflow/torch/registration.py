@@ -29,9 +29,9 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    from gradientflow._location import load_core
+    from gradientflow.mpi_library import load_mpi
 
-    load_core()  # or says what is wrong with MPI
+    load_mpi()  # or says what is wrong with MPI
     from .process_group import create
 
     return create(options, backend_options)
@@ -60,9 +60,9 @@ def _found(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``init_process_group`` that MPI provides, in view of those given."""
     from torch.distributed.constants import default_pg_timeout
 
-    from gradientflow._location import load_core
+    from gradientflow.mpi_library import load_mpi
 
-    load_core()  # or says what is wrong with MPI
+    load_mpi()  # or says what is wrong with MPI
     from .process_group.rendezvous import make_store, position
 
     url = urlsplit(given.get("init_method") or "env://")

@@ -104,7 +104,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.arguments": {"gradientflow.errors"},
     "gradientflow.description": {"gradientflow.errors"},
     "gradientflow.mpi_start": set(),
-    "gradientflow._location": {"gradientflow.errors", "gradientflow.mpi_start"},
+    "gradientflow._location": {"gradientflow.errors"},
+    "gradientflow.mpi_library": {"gradientflow.errors", "gradientflow._location", "gradientflow.mpi_start"},
     "gradientflow._fast_paths": set(),
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
@@ -145,6 +146,7 @@ PYTHON_LAYERS["gradientflow.job"] = {
     "gradientflow.communicator",
     "gradientflow.errors",
     "gradientflow.meeting",
+    "gradientflow.mpi_library",
     "gradientflow.server",
 }
 # The rooms of the strategies, from below.

@@ -16,10 +16,11 @@ from types import ModuleType
 import pytest
 
 import gradientflow
-from gradientflow import _location
-from gradientflow._location import MPILibrary, build_info, load_core
+from gradientflow import mpi_library
+from gradientflow._location import build_info
 from gradientflow.cli import checks
 from gradientflow.errors import CommunicationError, MPILibraryError
+from gradientflow.mpi_library import MPILibrary, load_mpi
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gradientflow.__file__).resolve().parent
@@ -155,21 +156,29 @@ def test_rpath_survives_the_build(library: Path) -> None:
         assert entry.startswith("$ORIGIN/") or Path(entry).is_dir()
 
 
-def test_core_and_mpi4py_use_one_mpi_library() -> None:
+LOAD_CORE = "from gradientflow._location import load_core; load_core()"
+LOAD_MPI = "from gradientflow.mpi_library import load_mpi; assert load_mpi().Is_initialized()"
+
+
+@pytest.mark.parametrize("order", [(LOAD_CORE, LOAD_MPI), (LOAD_MPI, LOAD_CORE)], ids=["core_first", "mpi4py_first"])
+def test_core_and_mpi4py_use_one_mpi_library(order: tuple[str, str]) -> None:
     """Both are loaded in a process of their own, which must hold one MPI library and not two."""
     if not Path("/proc/self/maps").exists():
         pytest.skip("needs /proc/self/maps")
-    maps = run(
-        sys.executable,
-        "-c",
-        "from gradientflow._location import load_core; load_core(); print(open('/proc/self/maps').read())",
-    )
+    maps = run(sys.executable, "-c", "; ".join([*order, "print(open('/proc/self/maps').read())"]))
     loaded = {path for path in re.findall(r"(/\S+)$", maps, re.MULTILINE) if re.search(r"/libmpi(_abi)?\.so", path)}
     assert len(loaded) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Importing
+
+
+def test_the_core_starts_no_mpi() -> None:
+    code = (
+        f"{LOAD_CORE}; import sys; print('mpi4py' in sys.modules); from mpi4py import MPI; print(MPI.get_vendor()[0])"
+    )
+    assert run(sys.executable, "-c", code).splitlines() == ["False", build_info()["mpi"]["name"]]
 
 
 def test_import_has_no_side_effects() -> None:
@@ -330,14 +339,14 @@ def test_import_from_the_repository_root_gets_what_is_installed(module: str, tmp
 
 @pytest.fixture
 def unloaded() -> None:
-    """The core counts as not loaded yet."""
-    load_core.cache_clear()
+    """MPI counts as not loaded yet."""
+    load_mpi.cache_clear()
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, built: MPILibrary) -> None:
     """Let the core be built against another library."""
     mpi = {"name": built.name, "version": built.version, "soname": built.soname}
-    monkeypatch.setattr(_location, "build_info", lambda: {"mpi": mpi})
+    monkeypatch.setattr(mpi_library, "build_info", lambda: {"mpi": mpi})
 
 
 @pytest.mark.usefixtures("unloaded")
@@ -346,7 +355,7 @@ def test_mismatch_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None
     other = MPICH if real == "Open MPI" else OPEN_MPI
     pretend(monkeypatch, other)
     with pytest.raises(MPILibraryError, match="built against") as caught:
-        load_core()
+        load_mpi()
     sentence = str(caught.value)
     assert sentence.startswith(f"gradientflow was built against {other.name} {other.version} ({other.soname}), ")
     assert f"but mpi4py loaded {real} " in sentence
@@ -360,7 +369,7 @@ def test_mismatch_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None
 def test_missing_mpi4py_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(MPILibraryError, match=r"^gradientflow needs mpi4py, which is not installed: `pip install"):
-        load_core()
+        load_mpi()
 
 
 @pytest.mark.usefixtures("unloaded")
@@ -371,7 +380,7 @@ def test_missing_mpi_library_is_one_clear_sentence(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(sys.modules, "mpi4py", WithoutLibrary("mpi4py"))
     with pytest.raises(MPILibraryError, match=r"^mpi4py cannot load an MPI library \(.*\); gradientflow was built aga"):
-        load_core()
+        load_mpi()
 
 
 @pytest.mark.parametrize(
@@ -395,9 +404,9 @@ def test_the_remedy_fits_the_name_of_the_library(
     pretend(monkeypatch, built)
     monkeypatch.setitem(sys.modules, "mpi4py", BuiltForAnotherName("mpi4py"))
     with pytest.raises(MPILibraryError, match=f"built against MPICH.*({built.soname})") as caught:
-        load_core()
+        load_mpi()
     assert remedy in str(caught.value)
-    monkeypatch.setattr(checks, "build_info", _location.build_info)
+    monkeypatch.setattr(checks, "build_info", mpi_library.build_info)
     failed = [check for check in checks.mpi() if check.status == "fail"][-1]  # what doctor says
     assert remedy in failed.advice
 

@@ -60,8 +60,9 @@ def test_without_a_launcher(tmp_path: Path) -> None:
 
 FORK = """
 import os, gradientflow as gf
-gf.Config(timeout=5)
-gf._location.load_core()  # with MPI, but without a communicator
+from gradientflow.mpi_library import load_mpi
+load_mpi()
+gf.Config(timeout=5)  # with MPI, but without a communicator
 if os.fork() == 0:
     try:
         gf.init()

@@ -179,9 +179,11 @@ def main() -> None:
             importlib.import_module(name)
     import gradientflow
     from gradientflow._location import load_core
+    from gradientflow.mpi_library import load_mpi
 
     for name in gradientflow.__all__:  # each of which is imported when it is first used
         getattr(gradientflow, name)
+    load_mpi()
     load_core()
     gc.collect()
     gc.freeze()  # their pages stay shared, and collections of the forks stay short

