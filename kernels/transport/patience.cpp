@@ -59,12 +59,27 @@ bool Patience::pause() {
   sleeps_ = true;
   const auto by_now = std::min<Clock::duration>((now - start_) / naps_of_a_wait, longest_nap);
   take_nap(std::max(nap_nanoseconds_, static_cast<long>(std::chrono::nanoseconds(by_now).count())));
+  return has_to_look(now);
+}
+
+bool Patience::has_to_look(Clock::time_point now) {
   if (now - looked_ < looking) {
     return false;
   }
   looked_ = now;
   return true;
 }
+
+bool Patience::polls(Clock::duration spin) {
+  const auto now = Clock::now();
+  if (start_ == Clock::time_point{}) {
+    start_ = looked_ = now;
+  }
+  sleeps_ = sleeps_ || now - start_ >= spin;
+  return !sleeps_;
+}
+
+bool Patience::has_slept() { return has_to_look(Clock::now()); }
 
 bool Patience::over() const {
   return start_ != Clock::time_point{} && std::chrono::duration<double>(Clock::now() - start_).count() > seconds_;

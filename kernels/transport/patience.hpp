@@ -19,6 +19,11 @@ class Patience {
   // look for what can go wrong.
   bool pause();
 
+  // For transports that wake a waiting thread: whether this one still polls, for up to `spin`; and, after each of its
+  // sleeps, what pause() returns.
+  bool polls(Clock::duration spin);
+  bool has_slept();
+
   [[nodiscard]] bool over() const;
 
   // How long the wait has lasted; nothing if it has only polled.
@@ -27,6 +32,8 @@ class Patience {
   }
 
  private:
+  bool has_to_look(Clock::time_point now);
+
   double seconds_;
   Clock::time_point awake_;
   bool sleeps_;

@@ -1,0 +1,101 @@
+// One connection to another process: what is to be sent through it, and where what comes out of it goes. It knows
+// nothing of ranks and messages, and never waits.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "operations.hpp"
+#include "socket.hpp"
+#include "wire.hpp"
+
+namespace gradientflow::transport::tcp {
+
+class Connection : public Watched {
+ public:
+  // Says where what comes goes to.
+  class Receiver {
+   public:
+    virtual ~Receiver() = default;
+    virtual void take_header(Connection& from, const Header& header) = 0;  // may call expect(); Error(peer): nonsense
+    virtual void take_landed(Connection& from) = 0;                        // all bytes that were expected are there
+  };
+
+  enum class Outcome : std::uint8_t { done, more, blocked, closed, failed };
+
+  Connection(Socket socket, int peer) : Watched(Kind::connection), socket_(std::move(socket)), peer_(peer) {}
+
+  [[nodiscard]] int peer() const noexcept { return peer_; }
+  [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
+
+  // Queues a greeting, which goes first; a header, with a part of the data of `sending` behind it; or one that
+  // overtakes data.
+  void put(const Greeting& greeting);
+  void put(const Header& header, Sending* sending = nullptr, std::size_t offset = 0, std::size_t length = 0);
+  void put_urgent(const Header& header);
+  // Queues a message that has been fetched, piece by piece, between those of others.
+  void put_pieces(const Header& first, Sending& sending);
+  [[nodiscard]] bool has_to_send() const noexcept { return !urgent_.empty() || !queue_.empty(); }
+
+  // Sends what can be sent: done, blocked, or failed with errno set. Sends that have left are added to `sent`.
+  Outcome flush(std::vector<Sending*>& sent);
+
+  // Receives what is there, or some of it: more (call again), done, closed by the other end, or failed with errno set.
+  Outcome read(std::span<std::byte> spill, Receiver& receiver);
+
+  // Where the bytes behind the last header go; to nobody where `to` is nullptr.
+  struct Landing {
+    std::byte* to = nullptr;
+    std::size_t left = 0;
+    Receiving* receiving = nullptr;
+    Arrived* arrived = nullptr;
+    std::uint64_t number = 0;  // of a piece's message
+    std::size_t bytes = 0;     // all that lie behind the header
+    std::size_t cost = 0;      // of credit, to be given back
+  };
+  void expect(const Landing& landing) noexcept { landing_ = landing; }
+  [[nodiscard]] Landing& landing() noexcept { return landing_; }
+
+  // Sends that have not left, and never will.
+  void take_unsent(std::vector<Sending*>& unsent);
+
+  // For whoever watches it.
+  bool is_connecting = false;
+  bool awaits_room = false;  // until the system can take more
+  bool is_lost = false;
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point> unacknowledged_since;
+
+ private:
+  struct Outgoing {
+    std::array<std::byte, sizeof(Greeting)> head;
+    std::size_t head_bytes;
+    Sending* sending;
+    std::size_t offset;
+    std::size_t length;
+    std::size_t done;  // of head and data
+    bool is_piece;
+  };
+
+  [[nodiscard]] static Outgoing with_head(const void* head, std::size_t bytes);
+  void advance(std::size_t bytes, std::vector<Sending*>& sent);
+  void finish(const Outgoing& outgoing, std::vector<Sending*>& sent);
+  void consume(std::span<const std::byte> bytes, Receiver& receiver);
+
+  Socket socket_;
+  int peer_;
+  std::deque<Outgoing> urgent_;
+  std::deque<Outgoing> queue_;
+  std::array<std::byte, sizeof(Header)> head_{};
+  std::size_t head_bytes_ = 0;
+  Landing landing_;
+};
+
+}  // namespace gradientflow::transport::tcp

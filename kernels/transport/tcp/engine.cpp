@@ -1,0 +1,299 @@
+#include "engine.hpp"
+
+#include <linux/sockios.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "tcp_endpoint.hpp"
+
+namespace gradientflow::transport::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int found_at_once = 64;
+constexpr auto look_every = 250ms;
+constexpr auto leave_time = 1s;
+constexpr std::size_t spill_bytes = std::size_t{64} << 10;
+
+Socket made(int descriptor, const char* what) {
+  if (descriptor < 0) {
+    throw system_error(std::string("cannot make ") + what, errno);
+  }
+  return Socket(descriptor);
+}
+
+Socket listen_at(const Address& address) {
+  Socket socket = made(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "a socket");
+  if (bind(socket.get(), address.get(), address.length()) != 0 || listen(socket.get(), SOMAXCONN) != 0) {
+    throw system_error("cannot listen at " + address.text(), errno);
+  }
+  return socket;
+}
+
+}  // namespace
+
+// A forked process closes its copies of all sockets: a connection whose other copy is alive would not tell that the
+// process has died.
+struct Forks {
+  std::mutex mutex;
+  std::vector<Engine*> engines;
+
+  static Forks& all() {
+    static Forks forks;
+    static const int watched = pthread_atfork(&before, &after_in_parent, &after_in_child);
+    static_cast<void>(watched);
+    return forks;
+  }
+
+ private:
+  static void before() {
+    all().mutex.lock();
+    for (Engine* const each : all().engines) {
+      each->mutex_.lock();
+    }
+  }
+  static void after_in_parent() {
+    for (Engine* const each : all().engines) {
+      each->mutex_.unlock();
+    }
+    all().mutex.unlock();
+  }
+  static void after_in_child() {
+    for (Engine* const each : all().engines) {
+      each->listener_ = Socket();
+      each->epoll_ = Socket();
+      each->alarm_ = Socket();
+      for (auto& peer : each->peers_) {
+        peer.connections.clear();
+      }
+      each->lost_.clear();
+      each->strangers_.clear();
+    }
+    after_in_parent();
+  }
+};
+
+std::shared_ptr<Network> Network::listen(const Options& options) { return std::make_shared<Engine>(options); }
+
+Engine::Engine(const Options& options)
+    : options_(options),
+      process_(getpid()),
+      listener_(listen_at(Address(options.address, 0))),
+      epoll_(made(epoll_create1(EPOLL_CLOEXEC), "an epoll")),
+      alarm_(made(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "an eventfd")),
+      address_(Address::of_socket(listener_.get())),
+      spill_(spill_bytes) {
+  epoll_event event{EPOLLIN, {.ptr = &watched_alarm_}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, alarm_.get(), &event);
+  Forks& forks = Forks::all();
+  const std::lock_guard lock(forks.mutex);
+  forks.engines.push_back(this);
+}
+
+Engine::~Engine() {
+  {
+    Forks& forks = Forks::all();
+    const std::lock_guard lock(forks.mutex);
+    std::erase(forks.engines, this);
+  }
+  if (!is_forked()) {
+    leave();
+  }
+}
+
+bool Engine::is_forked() const noexcept { return getpid() != process_; }
+
+std::string Engine::address() const { return address_.text(); }
+
+std::unique_ptr<Endpoint> Engine::join(int rank, std::vector<std::string> addresses, const Token& token) {
+  std::vector<int> everybody;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(has_joined_, true)) {
+      throw Error(ErrorKind::internal, "a network has been joined twice");
+    }
+    rank_ = rank;
+    token_ = token;
+    peers_ = std::vector<Peer>(addresses.size());
+    for (std::size_t r = 0; r < addresses.size(); ++r) {
+      static_cast<void>(Address(addresses[r]));  // throws
+      peers_[r].address = std::move(addresses[r]);
+      everybody.push_back(static_cast<int>(r));
+    }
+    epoll_event event{EPOLLIN, {.ptr = &watched_listener_}};
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event);
+  }
+  std::uint64_t id = 0;
+  std::memcpy(&id, token.data(), sizeof id);
+  return std::make_unique<TcpEndpoint>(shared_from_this(), std::move(everybody), id);
+}
+
+void Engine::handle(Watched& watched, std::uint32_t events) {
+  switch (watched.watched_kind) {
+    case Watched::Kind::listener:
+      accept_all();
+      break;
+    case Watched::Kind::alarm: {
+      std::uint64_t count = 0;
+      static_cast<void>(::read(alarm_.get(), &count, sizeof count));
+      break;
+    }
+    case Watched::Kind::stranger:
+      greet(static_cast<Stranger&>(watched));
+      break;
+    case Watched::Kind::connection: {
+      auto& connection = static_cast<Connection&>(watched);
+      if (!connection.is_lost && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
+        read(connection);
+      }
+      if (!connection.is_lost && (events & EPOLLOUT) != 0) {
+        connection.is_connecting = false;
+        flush(connection);
+      }
+      break;
+    }
+  }
+}
+
+// One thread is in epoll at a time. The others wait until it has found something, or leaves: then one of them goes in.
+void Engine::carry_on(std::chrono::milliseconds wait) {
+  std::unique_lock lock(mutex_);
+  if (is_polled_) {
+    if (wait > 0ms) {
+      ++waiting_;
+      found_.wait_for(lock, wait);
+      --waiting_;
+    }
+    return;
+  }
+  is_polled_ = true;
+  std::array<epoll_event, found_at_once> events;
+  int found = 0;
+  if (wait > 0ms) {
+    is_slept_in_ = true;
+    lock.unlock();
+    found = epoll_wait(epoll_.get(), events.data(), found_at_once, static_cast<int>(wait.count()));
+    lock.lock();
+    is_slept_in_ = false;
+  } else {
+    found = epoll_wait(epoll_.get(), events.data(), found_at_once, 0);
+  }
+  for (int i = 0; i < found; ++i) {
+    const epoll_event& event = events.at(static_cast<std::size_t>(i));
+    handle(*static_cast<Watched*>(event.data.ptr), event.events);
+  }
+  if (const auto now = Clock::now(); now - looked_ > look_every) {
+    looked_ = now;
+    look_after_peers(now);
+  }
+  settle();
+  lost_.clear();
+  gone_.clear();
+  is_polled_ = false;
+  if (waiting_ > 0) {
+    has_found_ = false;
+    found_.notify_all();
+  }
+}
+
+// Something has happened outside of carry_on: those who sleep look for it.
+void Engine::rouse() {
+  if (!std::exchange(has_found_, false)) {
+    return;
+  }
+  if (is_slept_in_) {
+    const std::uint64_t one = 1;
+    static_cast<void>(write(alarm_.get(), &one, sizeof one));
+  }
+  if (waiting_ > 0) {
+    found_.notify_all();
+  }
+}
+
+void Engine::carry_on(int rank) {
+  Peer& other = peer(rank);
+  for (std::size_t i = 0; i < other.connections.size(); ++i) {
+    read(*other.connections[i]);
+  }
+  if (other.out != nullptr && other.out->has_to_send()) {
+    flush(*other.out);
+  }
+  settle();
+}
+
+// Sends what has been queued, as far as the system takes it; the rest goes when there is room again.
+void Engine::settle() {
+  while (!with_output_.empty()) {
+    const int rank = with_output_.back();
+    with_output_.pop_back();
+    if (Connection* const out = peer(rank).out; out != nullptr && out->has_to_send() && !out->awaits_room) {
+      flush(*out);
+    }
+  }
+}
+
+bool Engine::test(const Operation& operation) {
+  if (operation.has_ended.load(std::memory_order_acquire)) {
+    return true;
+  }
+  const std::lock_guard lock(mutex_);
+  if (!operation.has_ended.load(std::memory_order_relaxed) && operation.peer != rank_) {
+    carry_on(operation.peer);
+    const bool has_ended = operation.has_ended.load(std::memory_order_relaxed);
+    rouse();
+    return has_ended;
+  }
+  return operation.has_ended.load(std::memory_order_relaxed);
+}
+
+bool Engine::has_left() const {
+  return std::all_of(peers_.begin(), peers_.end(), [](const Peer& other) {
+    int unacknowledged = 0;
+    return other.fate != Fate::alive || other.out == nullptr ||
+           (!other.out->has_to_send() && ioctl(other.out->descriptor(), SIOCOUTQ, &unacknowledged) == 0 &&
+            unacknowledged == 0);
+  });
+}
+
+// What has been sent must arrive, and a connection that is closed before it has all been acknowledged may lose it.
+void Engine::leave() noexcept {
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      for (Peer& other : peers_) {
+        if (other.out != nullptr) {
+          other.out->put({.kind = Header::Kind::bye});
+          flush(*other.out);
+        }
+      }
+    }
+    const auto deadline = Clock::now() + leave_time;
+    while (!has_left() && Clock::now() < deadline) {
+      carry_on(1ms);
+    }
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory to tell the others with
+  }
+  for (Peer& other : peers_) {
+    for (const auto& [number, sending] : std::exchange(other.announced, {})) {
+      end(sending);
+    }
+    std::vector<Sending*> unsent;
+    for (const auto& connection : other.connections) {
+      connection->take_unsent(unsent);
+    }
+    for (Sending* const sending : unsent) {
+      end(sending);
+    }
+  }
+}
+
+}  // namespace gradientflow::transport::tcp

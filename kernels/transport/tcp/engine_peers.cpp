@@ -1,0 +1,326 @@
+// The connections of an engine: how they are made, who may come in, and how they end.
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "../../base/text.hpp"
+#include "engine.hpp"
+
+namespace gradientflow::transport::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int unsent_bytes = 256 << 10;     // that the system takes beyond what is under way
+constexpr std::size_t most_strangers = 64;  // who have not shown the token yet
+constexpr auto patience_with_strangers = 5s;
+constexpr auto longest_connecting = 5s;      // at least
+constexpr std::size_t most_connections = 2;  // of a pair: both may have begun at once
+constexpr int reads_at_once = 16;            // of one connection, before others have their turn
+
+void set_option(int socket, int level, int name, int value) {
+  setsockopt(socket, level, name, &value, sizeof value);  // where the system refuses, it is only slower
+}
+
+std::string described(int code) { return system_error("", code).what() + 2; }
+
+}  // namespace
+
+// Probes where nothing is under way: a host that does not answer them is gone after the time that the settings say.
+void Engine::prepare(int socket) const {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, unsent_bytes);
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, std::max(1, static_cast<int>(std::lround(options_.host_timeout)) - 1));
+}
+
+void Engine::watch(const Connection& connection, int operation) {
+  const bool for_room = connection.is_connecting || connection.awaits_room;
+  epoll_event event{EPOLLIN | (for_room ? static_cast<std::uint32_t>(EPOLLOUT) : 0U),
+                    {.ptr = const_cast<Connection*>(&connection)}};  // NOLINT(*-const-cast): handle() gets it back
+  epoll_ctl(epoll_.get(), operation, connection.descriptor(), &event);
+}
+
+Connection& Engine::add_connection(int rank, Socket socket, bool is_connecting) {
+  Peer& other = peer(rank);
+  Connection& connection = *other.connections.emplace_back(std::make_unique<Connection>(std::move(socket), rank));
+  connection.is_connecting = is_connecting;
+  if (other.out == nullptr) {
+    other.out = &connection;
+  }
+  watch(connection, EPOLL_CTL_ADD);
+  return connection;
+}
+
+Connection* Engine::connection_to(int rank) {
+  Peer& other = peer(rank);
+  if (other.out != nullptr || other.fate != Fate::alive) {
+    return other.out;
+  }
+  const Address address(other.address);
+  Socket socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (socket.get() < 0) {
+    throw system_error("cannot make a socket for a connection to " + other.address, errno);
+  }
+  prepare(socket.get());
+  if (connect(socket.get(), address.get(), address.length()) != 0 && errno != EINPROGRESS) {
+    end_peer(rank, Fate::died, "cannot be reached: no connection to " + other.address + ": " + described(errno));
+    return nullptr;
+  }
+  Connection& connection = add_connection(rank, std::move(socket), true);
+  Greeting greeting;
+  greeting.from = static_cast<std::uint32_t>(rank_);
+  greeting.to = static_cast<std::uint32_t>(rank);
+  greeting.token = token_;
+  connection.put(greeting);
+  return &connection;
+}
+
+void Engine::accept_all() {
+  while (true) {
+    Socket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.get() < 0) {
+      if (errno == ECONNABORTED || errno == EINTR) {
+        continue;
+      }
+      return;  // nobody else is there, or the system has no more sockets now
+    }
+    prepare(socket.get());
+    if (strangers_.size() == most_strangers) {
+      gone_.push_back(std::move(strangers_.front()));
+      strangers_.pop_front();
+    }
+    Stranger& stranger = *strangers_.emplace_back(std::make_unique<Stranger>(std::move(socket), Clock::now()));
+    epoll_event event{EPOLLIN, {.ptr = static_cast<Watched*>(&stranger)}};
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stranger.socket.get(), &event);
+    greet(stranger);
+  }
+}
+
+// Whoever shows the token is one of the job; nothing is kept of the others.
+void Engine::greet(Stranger& stranger) {
+  const auto place =
+      std::find_if(strangers_.begin(), strangers_.end(), [&](const auto& each) { return each.get() == &stranger; });
+  if (place == strangers_.end()) {
+    return;  // dismissed meanwhile
+  }
+  const ssize_t received = recv(stranger.socket.get(), stranger.bytes.data() + stranger.count,
+                                stranger.bytes.size() - stranger.count, MSG_DONTWAIT);
+  if (received < 0 && (errno == EAGAIN || errno == EINTR)) {
+    return;
+  }
+  stranger.count += static_cast<std::size_t>(std::max<ssize_t>(received, 0));
+  if (received > 0 && stranger.count < stranger.bytes.size()) {
+    return;
+  }
+  const std::unique_ptr<Stranger>& kept = gone_.emplace_back(std::move(*place));
+  strangers_.erase(place);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, kept->socket.get(), nullptr);
+  Greeting greeting;
+  if (kept->count == kept->bytes.size()) {
+    std::memcpy(&greeting, kept->bytes.data(), sizeof greeting);
+    if (greeting.is_valid(rank_, static_cast<int>(peers_.size()), token_)) {
+      adopt(*kept, greeting);
+      return;
+    }
+  }
+  kept->socket = Socket();
+}
+
+void Engine::adopt(Stranger& stranger, const Greeting& greeting) {
+  const int rank = static_cast<int>(greeting.from);
+  Peer& other = peer(rank);
+  if (other.fate != Fate::alive || other.connections.size() == most_connections) {
+    stranger.socket = Socket();
+    return;
+  }
+  read(add_connection(rank, std::move(stranger.socket), false));
+}
+
+void Engine::flush(Connection& connection) {
+  if (connection.is_lost) {
+    return;
+  }
+  const Connection::Outcome outcome = connection.flush(sent_);
+  for (Sending* const sending : std::exchange(sent_, {})) {
+    end(sending);
+  }
+  if (outcome == Connection::Outcome::failed) {
+    const int code = errno;
+    read(connection);  // what has come before it failed
+    lose(connection, described(code));
+    return;
+  }
+  const bool is_blocked = outcome == Connection::Outcome::blocked;
+  if (is_blocked != connection.awaits_room) {
+    connection.awaits_room = is_blocked;
+    watch(connection, EPOLL_CTL_MOD);
+  }
+}
+
+void Engine::read(Connection& connection) {
+  auto outcome = Connection::Outcome::more;
+  for (int turn = 0; turn < reads_at_once && outcome == Connection::Outcome::more && !connection.is_lost; ++turn) {
+    try {
+      outcome = connection.read(spill_, *this);
+    } catch (const Error& error) {  // nonsense
+      lose(connection, error.what());
+      return;
+    }
+  }
+  if (connection.is_lost) {
+    return;
+  }
+  if (outcome == Connection::Outcome::closed) {
+    lose(connection, "it was closed at the other end");
+  } else if (outcome == Connection::Outcome::failed) {
+    lose(connection, described(errno));
+  }
+}
+
+// What the peer has sent through another connection comes first.
+void Engine::lose(Connection& connection, const std::string& how) {
+  if (std::exchange(connection.is_lost, true)) {
+    return;
+  }
+  const int rank = connection.peer();
+  Peer& other = peer(rank);
+  for (std::size_t i = 0; i < other.connections.size(); ++i) {
+    if (!other.connections[i]->is_lost) {
+      read(*other.connections[i]);
+    }
+  }
+  const bool was_made = !connection.is_connecting;
+  end_peer(rank, Fate::died,
+           was_made ? "has died: the connection to " + other.address + " has ended: " + how
+                    : "cannot be reached: no connection to " + other.address + ": " + how);
+}
+
+Error Engine::loss(int rank) const {
+  const Peer& other = peers_[static_cast<std::size_t>(rank)];
+  return {ErrorKind::peer, other.fate == Fate::left ? "has ended" : other.how};
+}
+
+std::optional<std::string> Engine::death_of(int rank) {
+  const std::lock_guard lock(mutex_);
+  return peer(rank).fate == Fate::died ? std::optional(peer(rank).how) : std::nullopt;
+}
+
+void Engine::end_peer(int rank, Fate fate, const std::string& how) {
+  Peer& other = peer(rank);
+  if (other.fate != Fate::alive) {
+    return;
+  }
+  other.fate = fate;
+  other.how = how;
+  other.out = nullptr;
+  deaths_ += fate == Fate::died ? 1 : 0;
+  has_found_ = true;
+  std::vector<Sending*> unsent;
+  for (auto& connection : std::exchange(other.connections, {})) {
+    connection->is_lost = true;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->descriptor(), nullptr);
+    shutdown(connection->descriptor(), SHUT_RDWR);
+    connection->take_unsent(unsent);
+    const Connection::Landing landing = std::exchange(connection->landing(), {});
+    if (landing.receiving != nullptr && landing.number == 0) {
+      end(*landing.receiving, 0, loss(rank));
+    }
+    if (landing.arrived != nullptr) {
+      landing.arrived->connection = nullptr;
+      landing.arrived->is_broken = true;
+    }
+    lost_.push_back(std::move(connection));
+  }
+  for (const auto& [number, sending] : std::exchange(other.announced, {})) {
+    unsent.push_back(sending);
+  }
+  for (Sending* const sending : unsent) {
+    end(sending, loss(rank));
+  }
+  for (const auto& [number, fetched] : std::exchange(other.fetched, {})) {
+    if (fetched.receiving != nullptr) {
+      end(*fetched.receiving, 0, loss(rank));
+    }
+  }
+  for (const auto& [id, inbox] : inboxes_) {
+    if (const auto posted = inbox->posted.find(rank); posted != inbox->posted.end()) {
+      for (Receiving* const receiving : std::exchange(posted->second, {})) {
+        receiving->inbox = nullptr;
+        end(*receiving, 0, loss(rank));
+      }
+    }
+    inbox->arrived.remove_if(
+        [&](const auto& each) { return each->source == rank && (each->is_broken || each->number > 0); });
+  }
+}
+
+// Whether the other end has acknowledged nothing for too long, although there was something to acknowledge.
+bool Engine::is_silent(Connection& connection, Clock::time_point now) const {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(connection.descriptor(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
+      (info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0)) {
+    connection.unacknowledged_since.reset();
+    return false;
+  }
+  if (!connection.unacknowledged_since) {
+    connection.unacknowledged_since = now;
+  }
+  const auto silent = std::min<Clock::duration>(now - *connection.unacknowledged_since,
+                                                std::chrono::milliseconds(info.tcpi_last_ack_recv));
+  return silent > std::chrono::duration<double>(options_.host_timeout);
+}
+
+void Engine::look_after_peers(Clock::time_point now) {
+  while (!strangers_.empty() && now - strangers_.front()->since > patience_with_strangers) {
+    gone_.push_back(std::move(strangers_.front()));
+    strangers_.pop_front();
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, gone_.back()->socket.get(), nullptr);
+  }
+  connect_to_awaited();
+  const auto connecting =
+      std::max<std::chrono::duration<double>>(longest_connecting, std::chrono::duration<double>(options_.host_timeout));
+  for (std::size_t r = 0; r < peers_.size(); ++r) {
+    for (std::size_t i = 0; i < peers_[r].connections.size(); ++i) {
+      Connection& connection = *peers_[r].connections[i];
+      const auto rank = static_cast<int>(r);
+      if (connection.is_connecting) {
+        if (now - connection.since > connecting) {
+          lose(connection, "no answer within " + format_number(connecting.count()) + " s");
+        }
+      } else if (is_silent(connection, now)) {
+        end_peer(rank, Fate::died,
+                 "cannot be reached any more: " + peers_[r].address + " has acknowledged nothing for " +
+                     format_number(options_.host_timeout) + " s (GRADIENTFLOW_HOST_TIMEOUT)");
+      }
+    }
+  }
+}
+
+// A rank that dies before it has sent anything is only noticed through a connection.
+void Engine::connect_to_awaited() {
+  std::vector<int> awaited;
+  for (const auto& [id, inbox] : inboxes_) {
+    for (const auto& [source, receives] : inbox->posted) {
+      if (!receives.empty() && source != rank_ && peer(source).connections.empty()) {
+        awaited.push_back(source);
+      }
+    }
+  }
+  for (const int rank : awaited) {
+    if (connection_to(rank) != nullptr) {
+      note_output(rank);
+    }
+  }
+}
+
+}  // namespace gradientflow::transport::tcp

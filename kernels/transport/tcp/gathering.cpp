@@ -1,0 +1,149 @@
+#include "gathering.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../../base/text.hpp"
+#include "../patience.hpp"
+#include "../signature.hpp"
+
+namespace gradientflow::transport::tcp {
+namespace {
+
+constexpr std::uint32_t numbers = 1U << 20;  // of gatherings, after which tags are used again
+constexpr double time_for_the_verdict = 1.0;
+constexpr std::size_t longest_reason = 2048;
+
+struct Verdict {  // of rank 0; what was gathered, or a reason, follows
+  std::uint32_t kind = 0;
+  std::uint32_t is_complete = 1;
+};
+
+class Gathering {
+ public:
+  Gathering(Endpoint& endpoint, std::uint32_t number, const Contribution& mine, const Endpoint::CheckPeers& check_peers)
+      : endpoint_(endpoint),
+        tag_(first_gathering_tag + static_cast<int>(number % numbers)),
+        mine_(mine),
+        check_peers_(check_peers),
+        ranks_(static_cast<std::size_t>(endpoint.size())) {}
+
+  std::vector<std::byte> collect() {
+    std::vector<std::byte> reply(sizeof(Verdict) + ranks_ * mine_.bytes);
+    std::byte* const all = reply.data() + sizeof(Verdict);
+    copy(all, mine_.data);
+    std::vector<Request> receives(ranks_);
+    for (std::size_t r = 1; r < ranks_; ++r) {
+      receives[r] = endpoint_.receive(static_cast<int>(r), tag_, all + r * mine_.bytes, mine_.bytes);
+    }
+    const Verdict complete;
+    std::memcpy(reply.data(), &complete, sizeof complete);
+    try {
+      wait(receives, mine_.timeouts * mine_.timeout);
+    } catch (const Error& error) {
+      const std::string_view reason = std::string_view(error.what()).substr(0, longest_reason);
+      const Verdict failed{static_cast<std::uint32_t>(error.kind()), 0};
+      std::vector<std::byte> told(sizeof failed + reason.size());
+      std::memcpy(told.data(), &failed, sizeof failed);
+      std::memcpy(told.data() + sizeof failed, reason.data(), reason.size());
+      tell(told);
+      throw;
+    }
+    tell(reply);
+    return {all, all + ranks_ * mine_.bytes};
+  }
+
+  std::vector<std::byte> contribute() {
+    std::vector<Request> requests(ranks_);
+    std::vector<std::byte> reply(sizeof(Verdict) + std::max(ranks_ * mine_.bytes, longest_reason));
+    Request sent = endpoint_.send(0, tag_, mine_.data, mine_.bytes);
+    requests[0] = endpoint_.receive(0, tag_, reply.data(), reply.size());
+    const std::size_t bytes = wait(requests, mine_.timeouts * mine_.timeout + time_for_the_verdict);
+    Verdict verdict;
+    std::memcpy(&verdict, reply.data(), sizeof verdict);
+    const std::byte* const behind = reply.data() + sizeof verdict;
+    if (verdict.is_complete == 0) {
+      const std::string reason(reinterpret_cast<const char*>(behind), bytes - sizeof verdict);
+      throw Error(static_cast<ErrorKind>(verdict.kind) == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
+                  reason);
+    }
+    return {behind, behind + ranks_ * mine_.bytes};
+  }
+
+ private:
+  void copy(std::byte* to, const void* from) const {
+    if (mine_.bytes > 0) {
+      std::memcpy(to, from, mine_.bytes);
+    }
+  }
+
+  // Sends that cannot leave now go on by themselves, in a copy.
+  void tell(const std::vector<std::byte>& reply) {
+    for (std::size_t r = 1; r < ranks_; ++r) {
+      static_cast<void>(endpoint_.send(static_cast<int>(r), tag_, reply.data(), reply.size()));
+    }
+  }
+
+  // Returns the bytes of the last message.
+  std::size_t wait(std::vector<Request>& requests, double seconds) {
+    Patience patience(seconds);
+    std::size_t bytes = 0;
+    const auto are_done = [&] {
+      bool all = true;
+      for (Request& request : requests) {
+        if (request.under_way()) {
+          const auto ended = endpoint_.test(request);
+          bytes = ended.value_or(bytes);
+          all = all && ended.has_value();
+        }
+      }
+      return all;
+    };
+    while (!are_done()) {
+      if (!endpoint_.pause(patience)) {
+        continue;
+      }
+      if (endpoint_.interrupted()) {
+        throw Error(ErrorKind::closed, "the communicator was closed during " + mine_.what);
+      }
+      if (check_peers_) {
+        check_peers_();
+      }
+      if (patience.over()) {
+        throw timeout_error(requests);
+      }
+    }
+    return bytes;
+  }
+
+  [[nodiscard]] Error timeout_error(const std::vector<Request>& requests) const {
+    std::vector<int> missing;
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      if (requests[r].under_way()) {
+        missing.push_back(static_cast<int>(r));
+      }
+    }
+    return {ErrorKind::timeout, mine_.what + " timed out after " + format_number(mine_.timeout) +
+                                    " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(endpoint_.rank()) +
+                                    ": no sign of " + name_ranks(missing)};
+  }
+
+  Endpoint& endpoint_;
+  int tag_;
+  const Contribution& mine_;
+  const Endpoint::CheckPeers& check_peers_;
+  std::size_t ranks_;
+};
+
+}  // namespace
+
+std::vector<std::byte> gather(Endpoint& endpoint, std::uint32_t number, const Contribution& mine,
+                              const Endpoint::CheckPeers& check_peers) {
+  Gathering gathering(endpoint, number, mine, check_peers);
+  return endpoint.rank() == 0 ? gathering.collect() : gathering.contribute();
+}
+
+}  // namespace gradientflow::transport::tcp

@@ -1,0 +1,32 @@
+// What a group of ranks has received: receives that wait for messages, and messages that wait for receives.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "operations.hpp"
+
+namespace gradientflow::transport::tcp {
+
+// Ranks of peers are those of the job.
+struct Inbox {
+  explicit Inbox(std::uint64_t id) : id(id) {}
+
+  std::uint64_t id;
+  std::unordered_map<int, std::deque<Receiving*>> posted;  // by source, the oldest first
+  std::list<std::unique_ptr<Arrived>> arrived;             // the oldest first
+
+  // Takes the oldest receive for a message, or the oldest message for a receive, out of the inbox.
+  [[nodiscard]] Receiving* take_posted(int source, int tag);
+  [[nodiscard]] std::unique_ptr<Arrived> take_arrived(int source, int tag);
+  [[nodiscard]] std::unique_ptr<Arrived> take_oldest(std::optional<int> tag);
+  void forget(const Receiving& receiving);
+};
+
+}  // namespace gradientflow::transport::tcp

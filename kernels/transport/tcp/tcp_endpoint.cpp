@@ -1,0 +1,189 @@
+#include "tcp_endpoint.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "engine.hpp"
+#include "gathering.hpp"
+
+namespace gradientflow::transport::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto spin = 30us;
+constexpr auto longest_sleep = 5ms;
+
+template <class Operation>
+Operation* operation_of(const Request& request) {
+  return reinterpret_cast<Operation*>(request.handle());  // NOLINT(*-no-int-to-ptr)
+}
+
+std::uint64_t handle_of(const void* operation) { return reinterpret_cast<std::uint64_t>(operation); }
+
+std::uint64_t mixed(std::uint64_t x) {
+  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31U);
+}
+
+}  // namespace
+
+TcpEndpoint::TcpEndpoint(std::shared_ptr<Engine> engine, std::vector<int> ranks, std::uint64_t id)
+    : engine_(std::move(engine)), ranks_(std::move(ranks)), id_(id), inbox_(engine_->open(id)) {
+  place(group_rank_of(engine_->rank()), static_cast<int>(ranks_.size()));
+}
+
+TcpEndpoint::~TcpEndpoint() { close({}, 0, false); }
+
+int TcpEndpoint::group_rank_of(int rank_of_job) const {
+  return static_cast<int>(std::find(ranks_.begin(), ranks_.end(), rank_of_job) - ranks_.begin());
+}
+
+Limits TcpEndpoint::limits() const {
+  return {.tags = first_gathering_tag,
+          .bytes = std::numeric_limits<std::size_t>::max() >> 8U,
+          .part_bytes = 0,
+          .threads = true};
+}
+
+Request TcpEndpoint::send(int to, int tag, const void* data, std::size_t bytes, bool until_taken) {
+  return {*this, handle_of(engine_->send(*inbox_, job_rank_of(to), tag, data, bytes, until_taken)), to,
+          Request::Kind::send};
+}
+
+Request TcpEndpoint::receive(int from, int tag, void* data, std::size_t bytes) {
+  return {*this, handle_of(engine_->receive(*inbox_, job_rank_of(from), tag, data, bytes)), from,
+          Request::Kind::receive};
+}
+
+std::optional<Arrival> TcpEndpoint::next(std::optional<int> tag) {
+  auto arrived = engine_->next(*inbox_, tag);
+  if (arrived == nullptr) {
+    engine_->carry_on(0ms);
+    arrived = engine_->next(*inbox_, tag);
+  }
+  if (arrived == nullptr) {
+    return std::nullopt;
+  }
+  const Envelope envelope{group_rank_of(arrived->source), arrived->tag, arrived->bytes};
+  return std::optional<Arrival>(std::in_place, *this, handle_of(arrived.release()), envelope);
+}
+
+Request TcpEndpoint::receive(Arrival& arrival, void* data) {
+  std::unique_ptr<Arrived> arrived(reinterpret_cast<Arrived*>(arrival.handle()));  // NOLINT(*-no-int-to-ptr)
+  arrival.end();
+  return {*this, handle_of(engine_->receive(std::move(arrived), data)), arrival.envelope().source,
+          Request::Kind::receive};
+}
+
+std::optional<std::size_t> TcpEndpoint::test(Request& request) {
+  const auto take = [&](auto* operation) -> std::optional<std::size_t> {
+    if (!engine_->test(*operation)) {
+      return std::nullopt;
+    }
+    const std::unique_ptr<std::remove_pointer_t<decltype(operation)>> ended(operation);
+    request.end();
+    if (ended->error) {
+      throw Error(ended->error->kind(), "rank " + std::to_string(request.peer()) + " " + ended->error->what());
+    }
+    return ended->bytes;
+  };
+  return request.kind() == Request::Kind::send ? take(operation_of<Sending>(request))
+                                               : take(operation_of<Receiving>(request));
+}
+
+bool TcpEndpoint::pause(Patience& patience) {
+  if (patience.polls(spin)) {
+    sched_yield();
+    engine_->carry_on(0ms);
+    return false;
+  }
+  engine_->carry_on(longest_sleep);
+  return patience.has_slept();
+}
+
+void TcpEndpoint::give_up(Request& request, Owner owner) noexcept {
+  if (request.kind() == Request::Kind::send) {
+    engine_->give_up(operation_of<Sending>(request), std::move(owner));
+  } else {
+    engine_->give_up(operation_of<Receiving>(request));
+  }
+}
+
+void TcpEndpoint::discard(Arrival& arrival) noexcept {
+  engine_->drop(std::unique_ptr<Arrived>(reinterpret_cast<Arrived*>(arrival.handle())));  // NOLINT(*-no-int-to-ptr)
+}
+
+std::vector<Death> TcpEndpoint::dead() {
+  std::vector<Death> found;
+  if (engine_->has_deaths()) {
+    for (int r = 0; r < size(); ++r) {
+      if (auto how = engine_->death_of(job_rank_of(r))) {
+        found.push_back({r, std::move(*how)});
+      }
+    }
+  }
+  return found;
+}
+
+std::uint64_t TcpEndpoint::new_id(int color) const {
+  return mixed(mixed(id_ + ++groups_) + static_cast<std::uint64_t>(color));
+}
+
+std::unique_ptr<Endpoint> TcpEndpoint::duplicate() const {
+  return std::make_unique<TcpEndpoint>(engine_, ranks_, new_id(0));
+}
+
+std::vector<std::byte> TcpEndpoint::gathered(const void* mine, std::size_t bytes, const std::string& what, int timeouts,
+                                             const CheckPeers& check_peers) const {
+  auto& self = const_cast<TcpEndpoint&>(*this);  // NOLINT(*-const-cast): its messages are no state that users see
+  return gather(self, gathers_++,
+                {mine, bytes, what + " " + std::to_string(size()) + " ranks", engine_->timeout(), timeouts},
+                check_peers);
+}
+
+std::vector<std::byte> TcpEndpoint::allgather(const void* mine, std::size_t bytes, int timeouts) const {
+  return gathered(mine, bytes, "an exchange between", timeouts, {});
+}
+
+std::unique_ptr<Endpoint> TcpEndpoint::split(int color, int key, const CheckPeers& check_peers) const {
+  struct Wish {
+    int color;
+    int key;
+  };
+  const Wish mine{color, key};
+  const std::uint64_t id = new_id(color);
+  std::vector<Wish> all(ranks_.size());
+  const auto raw = gathered(&mine, sizeof mine, "a split of", 1, check_peers);
+  std::memcpy(all.data(), raw.data(), raw.size());
+  if (color < 0) {
+    return nullptr;
+  }
+  std::vector<std::size_t> members;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r].color == color) {
+      members.push_back(r);
+    }
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [&](std::size_t a, std::size_t b) { return all[a].key < all[b].key; });
+  std::vector<int> ranks;
+  for (const std::size_t r : members) {
+    ranks.push_back(ranks_[r]);
+  }
+  return std::make_unique<TcpEndpoint>(engine_, std::move(ranks), id);
+}
+
+void TcpEndpoint::close(std::vector<int>, int, bool) noexcept {
+  if (inbox_ != nullptr && !engine_->is_forked()) {
+    engine_->close(std::exchange(inbox_, nullptr));
+  }
+}
+
+}  // namespace gradientflow::transport::tcp

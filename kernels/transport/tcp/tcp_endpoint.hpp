@@ -1,0 +1,58 @@
+// The endpoint of a group of ranks whose messages travel through connections of our own.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../endpoint.hpp"
+
+namespace gradientflow::transport::tcp {
+
+class Engine;
+struct Inbox;
+
+class TcpEndpoint : public Endpoint {
+ public:
+  // `ranks`: of the job, in the order of the group. `id`: the group's, the same on all of them and on no other group.
+  TcpEndpoint(std::shared_ptr<Engine> engine, std::vector<int> ranks, std::uint64_t id);
+  ~TcpEndpoint() override;
+  TcpEndpoint(const TcpEndpoint&) = delete;
+  TcpEndpoint& operator=(const TcpEndpoint&) = delete;
+
+  [[nodiscard]] TransportKind kind() const noexcept override { return TransportKind::tcp; }
+  [[nodiscard]] Limits limits() const override;
+  [[nodiscard]] Request send(int to, int tag, const void* data, std::size_t bytes, bool until_taken) override;
+  [[nodiscard]] Request receive(int from, int tag, void* data, std::size_t bytes) override;
+  [[nodiscard]] std::optional<Arrival> next(std::optional<int> tag) override;
+  [[nodiscard]] Request receive(Arrival& arrival, void* data) override;
+  [[nodiscard]] std::optional<std::size_t> test(Request& request) override;
+  bool pause(Patience& patience) override;
+  void give_up(Request& request, Owner owner) noexcept override;
+  void discard(Arrival& arrival) noexcept override;
+  [[nodiscard]] std::vector<Death> dead() override;
+  [[nodiscard]] bool has_ended() const noexcept override { return false; }
+  [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts) const override;
+  [[nodiscard]] std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const override;
+  [[nodiscard]] std::unique_ptr<Endpoint> duplicate() const override;
+  void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept override;
+
+ private:
+  [[nodiscard]] int group_rank_of(int rank_of_job) const;
+  [[nodiscard]] int job_rank_of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] std::uint64_t new_id(int color) const;
+  [[nodiscard]] std::vector<std::byte> gathered(const void* mine, std::size_t bytes, const std::string& what,
+                                                int timeouts, const CheckPeers& check_peers) const;
+
+  std::shared_ptr<Engine> engine_;
+  std::vector<int> ranks_;
+  std::uint64_t id_;
+  Inbox* inbox_;
+  mutable std::atomic<std::uint64_t> groups_{0};   // made of this one
+  mutable std::atomic<std::uint32_t> gathers_{0};  // so far
+};
+
+}  // namespace gradientflow::transport::tcp

@@ -1,0 +1,69 @@
+// What travels in a connection: first a greeting, then headers, some of which have data behind them. Nothing of it is
+// believed before it has been checked.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "network.hpp"
+
+namespace gradientflow::transport::tcp {
+
+static_assert(std::endian::native == std::endian::little, "numbers travel as they lie in memory");
+
+// A message of up to `largest_whole` bytes travels with its header, as long as its receiver has let the sender have
+// credit for it. Any other is announced, and its receiver fetches it once it has memory for it, in pieces.
+inline constexpr std::size_t largest_whole = std::size_t{1} << 20;
+inline constexpr std::size_t largest_piece = std::size_t{256} << 10;
+
+// Bytes that a process sends to another without knowing that there is memory for them. A message of no bytes costs as
+// much as its keeping.
+inline constexpr std::size_t credit_of_a_peer = std::size_t{16} << 20;
+inline constexpr std::size_t cost_of_keeping = 128;
+
+struct Header {
+  enum class Kind : std::uint8_t {
+    message,    // `bytes` bytes follow
+    announced,  // a message of `bytes` bytes, known to its sender by `number`
+    fetch,      // the announced message `number` is to be sent
+    dropped,    // the announced message `number` is not wanted
+    piece,      // the next `bytes` bytes of the fetched message `number` follow
+    withdrawn,  // the fetched message `number` does not come: its sender has given it up
+    credit,     // `bytes` bytes of messages have left the memory of their receiver
+    bye,        // nothing more comes: the process leaves in good order
+  };
+
+  Kind kind = Kind::message;
+  std::uint8_t magic = 0xf1;
+  std::uint16_t unused = 0;
+  std::int32_t tag = 0;
+  std::uint64_t group = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t number = 0;
+
+  // Whether a peer of this version may have sent it.
+  [[nodiscard]] bool is_valid() const noexcept;
+  [[nodiscard]] std::size_t bytes_behind() const noexcept {
+    return kind == Kind::message || kind == Kind::piece ? bytes : 0;
+  }
+};
+static_assert(sizeof(Header) == 32);
+
+struct Greeting {
+  std::array<char, 6> magic = {'G', 'F', 'L', 'O', 'W', '\n'};
+  std::uint16_t version = 1;
+  std::uint32_t from = 0;
+  std::uint32_t to = 0;
+  Token token{};
+
+  // Whether it is one from a rank other than `to`, of `size`, to rank `to`, with this token, in a time that does not
+  // tell how much of it was right.
+  [[nodiscard]] bool is_valid(int to, int size, const Token& token) const noexcept;
+};
+static_assert(sizeof(Greeting) == 48);
+
+}  // namespace gradientflow::transport::tcp
