@@ -113,6 +113,7 @@ class Netlab:
         self.ranks = hosts * ranks_per_host
         self.slots = ",".join(f"{_control_address(number)}:{ranks_per_host}" for number in range(hosts))
         self._names = [f"host{number}" for number in range(hosts)]
+        self.hosts_of_ranks = [name for name in self._names for _ in range(ranks_per_host)]
         self._rate = rate
         self._limit = _limit(rate)
         self._hosts: list[_Namespaces] = []
@@ -156,6 +157,22 @@ class Netlab:
         """
         return self._control.command(command)
 
+    @property
+    def agent(self) -> list[str]:
+        """What starts a command on a host from the control side: ``[*agent, host, command]``, as with ssh."""
+        return ["/bin/sh", self._agent.path]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that any job on the hosts finds. The setting of Gloo in this process's environment is kept."""
+        return {
+            _MARK: _mark(os.getpid()),
+            "NETLAB_HOSTS": self.slots,
+            "NETLAB_AGENT": " ".join(self.agent),
+            "NETLAB_RATE": "" if self._limit is None else self._rate,
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "eth0"),
+        }
+
     def environment(self, version: str) -> dict[str, str]:
         """Give the variables with which Open MPI's launcher starts jobs on the hosts from the control side.
 
@@ -167,26 +184,21 @@ class Netlab:
         Returns
         -------
         dict of str to str
-            The additional variables only. Settings of Open MPI and Gloo in this process's environment are kept.
+            The additional variables only. Settings of Open MPI in this process's environment are kept.
         """
         names = _SETTINGS_OF_4 if version.startswith("4.") else _SETTINGS_OF_5
-        agent = f"/bin/sh {self._agent.path}"
         settings = {
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_osc": "^ucx",
             "OMPI_MCA_btl": f"self,{names['memory']},tcp",
             "OMPI_MCA_btl_tcp_if_include": f"{_data_address(0)}/24",
             names["binding"]: "none",  # all hosts share the same cores
-            "GLOO_SOCKET_IFNAME": "eth0",
         }
         if self.ranks >= cores():  # the network and the launcher's daemons need a core as well
             settings["OMPI_MCA_mpi_yield_when_idle"] = "1"
         return {
-            _MARK: _mark(os.getpid()),
-            "NETLAB_HOSTS": self.slots,
-            "NETLAB_AGENT": agent,
-            "NETLAB_RATE": "" if self._limit is None else self._rate,
-            names["agent"]: agent,
+            **self.variables,
+            names["agent"]: " ".join(self.agent),
             names["hostfile"]: self._host_file.path,
             names["interface"]: f"{_control_address(0)}/24",
             names["folder"]: "/dev/shm",

@@ -37,7 +37,7 @@ def _load(name: str) -> click.Command:
 
 
 for _name, _summary in {
-    "run": "Start a program as an MPI job.",
+    "run": "Start a program as a job of several ranks.",
     "doctor": "Check this machine and installation.",
     "bench": "Measure ours and other libraries side by side in one run.",
     "netlab": "Run a job across hosts that are made on this machine for it.",

@@ -10,11 +10,13 @@ from gradientflow.cli.library import built_with
 from gradientflow.cli.run import executable
 from gradientflow.launch import (
     OPEN_MPI,
+    TcpJob,
     find_launcher,
     launch_environment,
     mpirun_command,
     rank_program,
     ranks_of_this_job,
+    tcp_command,
 )
 
 
@@ -30,6 +32,13 @@ from gradientflow.launch import (
 @click.option(
     "--ranks-per-host", type=int, default=1, show_default=True, metavar="K", help="How many ranks each host gets."
 )
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "mpi", "tcp"]),
+    default="auto",
+    envvar="GRADIENTFLOW_TRANSPORT",
+    help="mpi (default): start an MPI job; tcp: start the processes without MPI.",
+)
 @click.option("--shell", is_flag=True, help="Run COMMAND once, on no host: mpirun in it starts jobs on the hosts.")
 @click.option(
     "--link-down",
@@ -44,12 +53,13 @@ def netlab(
     hosts: int | None,
     rate: str,
     ranks_per_host: int,
+    transport: str,
     shell: bool,
     links_down: tuple[str, ...],
     clean: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Make N hosts on this machine, run COMMAND across them as an MPI job, and remove them.
+    """Make N hosts on this machine, run COMMAND across them as a job, and remove them.
 
     Hosts have addresses and names (host0, host1, ...) of their own and links of a limited rate. Needs root. The exit
     status is the job's; Ctrl-C ends all.
@@ -60,12 +70,18 @@ def netlab(
         click.echo(f"processes ended: {end_leftovers()}")
         return 0
     if (outer := ranks_of_this_job()) is not None:
-        raise NetlabError(f"this is already a rank of an MPI job of {outer}: start netlab outside mpirun")
+        raise NetlabError(f"this is already a rank of a job of {outer}: start netlab outside of it")
     if hosts is None or not program:
         raise NetlabError("say how many hosts to make and what to run, for example --hosts 2 -- hostname")
     lab = Netlab(hosts, rate, ranks_per_host)
     downs = [parse_link_down(text, hosts) for text in links_down]
     command = executable(program, elsewhere=False)
+    if transport == "tcp" and not shell:
+        with lab:
+            for host, seconds in downs:
+                lab.take_link_down(host, seconds)
+            started = tcp_command(TcpJob(command, lab.hosts_of_ranks, meet=lab.hosts_of_ranks[0], agent=lab.agent))
+            return run_job(Job(lab.command(started), lab.variables, reads_input=True))
     launcher = find_launcher(built_with())
     if launcher.library != OPEN_MPI:
         raise NetlabError(f"netlab starts jobs with Open MPI only, and {launcher.path} belongs to {launcher.library}")

@@ -1,4 +1,4 @@
-"""``gradientflow run``: start a program as an MPI job."""
+"""``gradientflow run``: start a program as a job of several ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.library import built_with
 from gradientflow.launch import (
     LaunchError,
+    command_lines,
     find_launcher,
+    job_here,
     launch_environment,
     mpirun_command,
     rank_program,
     ranks_of_this_job,
     read_hostfile,
+    tcp_command,
 )
 
 
@@ -34,12 +37,28 @@ from gradientflow.launch import (
     metavar="S",
     help="How many ranks to start beside them that serve parameters only.",
 )
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "mpi", "tcp"]),
+    default="auto",
+    envvar="GRADIENTFLOW_TRANSPORT",
+    help="mpi (default): start an MPI job; tcp: start the processes without MPI, on this machine.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    ranks: int, hosts: str | None, hostfile: str | None, servers: int, dry_run: bool, program: tuple[str, ...]
+    ranks: int,
+    hosts: str | None,
+    hostfile: str | None,
+    servers: int,
+    transport: str,
+    dry_run: bool,
+    program: tuple[str, ...],
 ) -> int:
-    """Start PROGRAM as an MPI job of N ranks, with the launcher of the MPI library in use and the flags it needs.
+    """Start PROGRAM as a job of N ranks.
+
+    That is an MPI job, with the launcher of the MPI library in use and the flags it needs, or, with --transport tcp,
+    processes that find each other without MPI.
 
     A .py file is run with this Python. The exit status is the program's; Ctrl-C ends all ranks. Every rank finds RANK,
     WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment.
@@ -48,11 +67,19 @@ def run(
     servers until all have closed, and then ends them.
     """
     if (outer := ranks_of_this_job()) is not None:
-        raise LaunchError(f"this is already a rank of an MPI job of {outer}: start the program itself, without 'run'")
+        raise LaunchError(f"this is already a rank of a job of {outer}: start the program itself, without 'run'")
     if hostfile is not None:
         if hosts is not None:
             raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
         hosts = read_hostfile(hostfile)
+    if transport == "tcp":
+        if hosts is not None:
+            raise LaunchError("--transport tcp starts processes on this machine only: leave --hosts out")
+        job = job_here(ranks, executable(program, elsewhere=False), servers)
+        if dry_run:
+            click.echo("\n".join(command_lines(job)))
+            return 0
+        return run_job(Job(tcp_command(job), {}, reads_input=True))
     command = rank_program(executable(program, elsewhere=hosts is not None), hosts, servers)
     launcher = find_launcher(built_with())
     command = mpirun_command(launcher, ranks, command, hosts, servers)

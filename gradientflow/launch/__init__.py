@@ -1,4 +1,4 @@
-"""Starting MPI jobs: the launcher of the MPI library in use, and the command lines for it.
+"""Starting jobs: the launcher of the MPI library in use or one of our own, and the command lines for them.
 
 Everything here is plain text and look-ups: nothing is started except ``mpirun --version``.
 """
@@ -13,6 +13,7 @@ from .hosts import read_hostfile, slots
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import cores
 from .rank_script import rank_program
+from .tcp import TcpJob, command_lines, job_here, tcp_command
 
 __all__ = [
     "MPICH",
@@ -21,9 +22,12 @@ __all__ = [
     "SESSION_FOLDER",
     "LaunchError",
     "Launcher",
+    "TcpJob",
+    "command_lines",
     "cores",
     "find_launcher",
     "in_allocation",
+    "job_here",
     "launch_environment",
     "module_command",
     "mpirun_command",
@@ -32,4 +36,5 @@ __all__ = [
     "ranks_of_this_job",
     "read_hostfile",
     "slots",
+    "tcp_command",
 ]

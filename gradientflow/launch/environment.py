@@ -1,4 +1,4 @@
-"""What this process was started in: an MPI job, an allocation of a batch system."""
+"""What this process was started in: a job, an allocation of a batch system."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"
 
 
 def ranks_of_this_job() -> int | None:
-    """Give the number of ranks of the MPI job this process was started in, or None outside one."""
-    ranks = _number_in_environment("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    """Give the number of ranks of the job that MPI's launcher or ours started this process in; None outside one."""
+    ranks = _number_in_environment("GRADIENTFLOW_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
     return ranks if ranks is not None else tasks_of_step(os.environ)
 
 
 def rank_of_this_process() -> int | None:
-    """Give this process's rank in the MPI job it was started in, or None outside one."""
-    rank = _number_in_environment("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    """Give this process's rank in the job that MPI's launcher or ours started it in; None outside one."""
+    rank = _number_in_environment("GRADIENTFLOW_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     return rank if rank is not None or tasks_of_step(os.environ) is None else _number_in_environment("SLURM_PROCID")
 
 

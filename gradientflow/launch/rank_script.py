@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import re
 import shlex
 import socket
@@ -14,10 +12,7 @@ from gradientflow.meeting import SERVERS
 from gradientflow.meeting.slurm import first_node
 
 from .environment import in_allocation
-from .launcher import LaunchError
-
-# Outside the ephemeral ports of Linux.
-_MASTER_PORTS = range(20000, 30000)
+from .ports import free_port
 
 # Runs on every rank in place of the program, sets variables, and becomes the program.
 _RANK_SCRIPT = (
@@ -59,7 +54,7 @@ def rank_program(program: Sequence[str], hosts: str | None = None, servers: int 
     """
     master = {
         "MASTER_ADDR": os.environ.get("MASTER_ADDR") or _master_address(hosts),
-        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
+        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(free_port()),
     }
     if servers > 0:
         master[SERVERS] = str(servers)
@@ -75,12 +70,3 @@ def _master_address(hosts: str | None) -> str:
     if node := first_node(os.environ):
         return node
     return socket.gethostname() if in_allocation() else "127.0.0.1"
-
-
-def _free_port() -> int:
-    """Choose a port at random that is free on this machine."""
-    for port in random.sample(_MASTER_PORTS, 50):
-        with contextlib.suppress(OSError), socket.socket() as trying:
-            trying.bind(("", port))
-            return port
-    raise LaunchError(f"none of 50 ports between {_MASTER_PORTS[0]} and {_MASTER_PORTS[-1]} is free: set MASTER_PORT")

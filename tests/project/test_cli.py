@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import struct
@@ -370,9 +371,11 @@ def test_open_mpi_is_told_before_it_is_initialized() -> None:
 # ---- run -------------------------------------------------------------------------------------------------------------
 
 
-def test_run_passes_the_exit_status_on() -> None:
-    assert gradientflow("run", "-n", "2", "--", "sh", "-c", "exit 7").returncode == 7
-    assert gradientflow("run", "-n", "2", "true").returncode == 0
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+def test_run_passes_the_exit_status_on(transport: str) -> None:
+    options = ("run", "-n", "2", "--transport", transport, "--")
+    assert gradientflow(*options, "sh", "-c", "exit 7").returncode == 7
+    assert gradientflow(*options, "true").returncode == 0
 
 
 def test_run_starts_python_files_as_ranks_of_one_job(tmp_path: Path) -> None:
@@ -435,9 +438,10 @@ def test_a_dry_run_prints_a_command_that_works() -> None:
 @pytest.mark.parametrize(
     ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
-def test_a_signal_ends_the_job_and_leaves_no_process(sent: signal.Signals, status: int) -> None:
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+def test_a_signal_ends_the_job_and_leaves_no_process(sent: signal.Signals, status: int, transport: str) -> None:
     tag = uuid.uuid4().hex
-    process = start("run", "-n", "2", "--", "sleep", "91.5", env={TAG: tag})
+    process = start("run", "-n", "2", "--transport", transport, "--", "sleep", "91.5", env={TAG: tag})
     try:
         wait_until(lambda: sum(line.strip() == "sleep 91.5" for line in tagged(tag)) == 2)
         process.send_signal(sent)
@@ -450,6 +454,48 @@ def test_a_signal_ends_the_job_and_leaves_no_process(sent: signal.Signals, statu
         wait_until(lambda: not tagged(tag))
     finally:
         process.kill()
+
+
+def test_ranks_without_mpi_find_their_place_and_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    show = "env | grep -E '^(GRADIENTFLOW_(RANK|SIZE|MEET|TOKEN|SERVERS)|RANK|WORLD_SIZE|MASTER_|LOCAL_|OMP_)' | sort"
+    ended = gradientflow("run", "-n", "2", "--servers", "1", "--transport", "tcp", "--", "sh", "-c", f"echo $({show})")
+    assert ended.returncode == 0, ended.stderr
+    ranks = [dict(each.split("=") for each in line.split()) for line in sorted(ended.stdout.splitlines())]
+    assert len(ranks) == 3
+    for name in ("GRADIENTFLOW_MEET", "GRADIENTFLOW_TOKEN", "MASTER_PORT"):
+        assert len({variables[name] for variables in ranks}) == 1
+    assert len(bytes.fromhex(ranks[0]["GRADIENTFLOW_TOKEN"])) == 32
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", ranks[0]["GRADIENTFLOW_MEET"])
+    assert ranks[0]["MASTER_PORT"] not in ranks[0]["GRADIENTFLOW_MEET"]
+    for variables in ranks:
+        assert variables["GRADIENTFLOW_SIZE"] == variables["LOCAL_WORLD_SIZE"] == "3"
+        assert (variables["WORLD_SIZE"], variables["GRADIENTFLOW_SERVERS"]) == ("2", "1")
+        assert (variables["MASTER_ADDR"], variables["OMP_NUM_THREADS"]) == (
+            "127.0.0.1",
+            str(max(1, len(os.sched_getaffinity(0)) // 3)),
+        )
+    places = [[variables[f"{name}RANK"] for name in ("GRADIENTFLOW_", "", "LOCAL_")] for variables in ranks]
+    assert sorted(places) == [[str(rank)] * 3 for rank in range(3)]
+
+
+def test_without_mpi_rank_0_reads_the_input() -> None:
+    command = module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--", "cat"])
+    done = subprocess.run(command, input="to rank 0", capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "to rank 0"
+
+
+def test_without_mpi_the_others_may_report_before_they_are_ended(tmp_path: Path) -> None:
+    """They do when a rank has failed, whose status it is; who then goes on is ended."""
+    program = tmp_path / "program.sh"
+    program.write_text(
+        "case $RANK in\n0) sleep 94.5;;\n1) kill -9 $$;;\n2) sleep 1; echo rank 2 has noticed; exit 9;;\nesac\n"
+    )
+    ended = gradientflow("run", "-n", "3", "--transport", "tcp", "--", "sh", str(program))
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert ended.stdout == "rank 2 has noticed\n"
+    assert re.fullmatch(r"gradientflow: rank 1 \(process \d+\) was ended by SIGKILL: ending the others\n", ended.stderr)
 
 
 def test_ctrl_c_ends_a_measurement_with_a_sentence() -> None:
@@ -473,9 +519,11 @@ def test_ctrl_c_ends_a_measurement_with_a_sentence() -> None:
     assert b"Traceback" not in said
 
 
-def test_a_killed_launcher_leaves_no_rank_and_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+def test_a_killed_launcher_leaves_no_rank_and_no_file(transport: str, tmp_path: Path) -> None:
     tag = uuid.uuid4().hex
-    process = start("run", "-n", "2", "--", "sleep", "92.5", env={TAG: tag, "TMPDIR": str(tmp_path)})
+    options = ("-n", "2", "--transport", transport, "--")
+    process = start("run", *options, "sleep", "92.5", env={TAG: tag, "TMPDIR": str(tmp_path)})
     try:
         wait_until(lambda: sum(line.strip() == "sleep 92.5" for line in tagged(tag)) == 2)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -540,6 +588,9 @@ def test_a_signal_ends_ranks_that_take_large_memory() -> None:
         ("run -n 0 true", "at least one rank"),
         ("run -n 2 --hosts a:0 true", "--hosts takes"),
         ("run -n 2 --hosts a:2 --hostfile b true", "leave one out"),
+        ("run -n 2 --transport tcp --hosts a:2 true", "on this machine only"),
+        ("run -n 0 --transport tcp true", "at least one rank"),
+        ("run -n 2 --transport tcp --servers -1 true", "servers is 0 or more"),
         ("run -n 2 --hostfile /no/such/file true", "/no/such/file cannot be read"),
         ("run -n 99999999999 true", "99999999999 ranks are too many"),
         ("run -np 4 --hosts a:2,b true", "4 ranks are too many for the 3 slots of the hosts"),

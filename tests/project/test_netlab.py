@@ -32,6 +32,9 @@ with gf.init() as comm:
     if places is not None:
         print(*places, *comm.describe()["nodes"], sep="|")
 """
+PLACES_WITHOUT_MPI = """
+echo $(hostname) $GRADIENTFLOW_RANK $LOCAL_RANK $LOCAL_WORLD_SIZE ${GRADIENTFLOW_MEET%:*} $(ip -brief addr show eth0)
+"""
 SILENT = """
 import subprocess, time
 from mpi4py import MPI
@@ -117,6 +120,20 @@ def test_ranks_have_the_environment_of_the_command(start_netlab: Start, tmp_path
     arguments = ("--hosts", "1", "--ranks-per-host", "2", str(program))
     finished = start_netlab(*arguments, env={"GRADIENTFLOW_NODE_SIZE": "1"}).finish()
     assert finished.stdout.strip() == "host0=10.0.0.1|host0=10.0.0.1|[0]|[1]", finished.output
+
+
+def test_hosts_without_mpi(start_netlab: Start) -> None:
+    arguments = ("--hosts", "2", "--ranks-per-host", "2", "--transport", "tcp", "--", "sh", "-c", PLACES_WITHOUT_MPI)
+    finished = start_netlab(*arguments).finish()
+    assert finished.returncode == 0, finished.output
+    ranks = [line.split() for line in sorted(finished.stdout.splitlines())]
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]  # the host of each rank, and its place there
+    assert [rank[:5] for rank in ranks] == [
+        [f"host{host}", str(rank), str(local), "2", "host0"] for rank, (host, local) in enumerate(places)
+    ]
+    assert [f"10.0.0.{host + 1}/24" in rank for rank, (host, _) in zip(ranks, places, strict=True)] == [True] * 4
+    ended = start_netlab("--hosts", "2", "--transport", "tcp", "--", "sh", "-c", "exit $((RANK * 7))").finish()
+    assert ended.returncode == 7, ended.output
 
 
 def test_the_exit_status_is_passed_on(start_netlab: Start) -> None:
@@ -292,7 +309,7 @@ def test_what_cannot_work_is_refused(arguments: tuple[str, ...], fragment: str) 
 
 def test_a_rank_cannot_make_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert "this is already a rank of an MPI job of 2" in complaint("--hosts", "2", "true")
+    assert "this is already a rank of a job of 2" in complaint("--hosts", "2", "true")
 
 
 def test_only_root_can_make_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
