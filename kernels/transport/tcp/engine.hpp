@@ -96,8 +96,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   };
 
   struct Stranger : Watched {
-    Stranger(Socket socket, Clock::time_point since)
-        : Watched(Kind::stranger), socket(std::move(socket)), since(since) {}
+    Stranger(Socket accepted, Clock::time_point now)
+        : Watched(Kind::stranger), socket(std::move(accepted)), since(now) {}
     Socket socket;
     Clock::time_point since;
     std::array<std::byte, sizeof(Greeting)> bytes{};

@@ -16,7 +16,7 @@ namespace gradientflow::transport::tcp {
 
 // Ranks of peers are those of the job.
 struct Inbox {
-  explicit Inbox(std::uint64_t id) : id(id) {}
+  explicit Inbox(std::uint64_t group) : id(group) {}
 
   std::uint64_t id;
   std::unordered_map<int, std::deque<Receiving*>> posted;  // by source, the oldest first
