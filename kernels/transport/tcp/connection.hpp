@@ -87,6 +87,7 @@ class Connection : public Watched {
   [[nodiscard]] static Outgoing with_head(const void* head, std::size_t bytes);
   void advance(std::size_t bytes, std::vector<Sending*>& sent);
   void finish(const Outgoing& outgoing, std::vector<Sending*>& sent);
+  void ask_for_much();
   void consume(std::span<const std::byte> bytes, Receiver& receiver);
 
   Socket socket_;
@@ -96,6 +97,7 @@ class Connection : public Watched {
   std::array<std::byte, sizeof(Header)> head_{};
   std::size_t head_bytes_ = 0;
   Landing landing_;
+  int least_worth_reading_ = 1;  // bytes, as the system has been told
 };
 
 }  // namespace gradientflow::transport::tcp
