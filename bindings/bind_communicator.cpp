@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,9 +17,10 @@
 #include "../kernels/engine/calls/communicator.hpp"
 #include "../kernels/engine/calls/prepared_call.hpp"
 #include "../kernels/engine/calls/request.hpp"
-#include "../kernels/transport/mpi/launcher.hpp"
+#include "../kernels/transport/mpi/mpi_library.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "bound_endpoint.hpp"
 #include "fast_path.hpp"
 #include "gil.hpp"
 #include "tensor.hpp"
@@ -87,7 +87,7 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
   return bound;
 }
 
-// MPI may still write to the tensors of a call that was given up: they must live for ever.
+// The endpoint may still write to the tensors of a call that was given up: they must live for ever.
 template <class... Tensors>
 void keep_if_requests_are_abandoned(const Communicator& communicator, Tensors&... tensors) {
   if (communicator.group().has_abandoned_requests()) {
@@ -159,7 +159,7 @@ void start(BoundPreparedCall& prepared, py::handle self) {
   prepared.self = py::reinterpret_borrow<py::object>(self);
 }
 
-// MPI may still write to the tensors of a call that was given up: then it is kept for ever.
+// The endpoint may still write to the tensors of a call that was given up: then it is kept for ever.
 void stop_keeping(BoundPreparedCall& prepared) {
   if (!prepared.call->under_way() && !prepared.call->communicator().group().has_abandoned_requests()) {
     prepared.self = py::none();
@@ -290,24 +290,14 @@ void receive(Communicator& communicator, py::handle x, const Rank<"source">& fro
   }
 }
 
-// An MPI handle, a pointer or an int, as the number by which mpi4py knows it.
-template <class MpiHandle>
-std::uintptr_t number_of(MpiHandle handle) {
-  if constexpr (std::is_pointer_v<MpiHandle>) {
-    return reinterpret_cast<std::uintptr_t>(handle);
-  } else {
-    return static_cast<std::uintptr_t>(handle);
-  }
-}
-
-// The new communicator, as this number.
-std::uintptr_t split(Communicator& communicator, const Color& color, const Key& key) {
+// The new endpoint; nothing for a rank without a color.
+std::unique_ptr<BoundEndpoint> split(Communicator& communicator, const Color& color, const Key& key) {
   if (color.value && *color.value < 0) {
     throw Error(ErrorKind::value, "a color is a number of 0 or more, or None, not " + std::to_string(*color.value));
   }
   const WithoutGil release;
-  const MPI_Comm part = communicator.split(color.value.value_or(-1), key.value.value_or(communicator.rank()));
-  return number_of(part);
+  auto part = communicator.split(color.value.value_or(-1), key.value.value_or(communicator.rank()));
+  return part == nullptr ? nullptr : std::make_unique<BoundEndpoint>(std::move(part));
 }
 
 // Records in the timeline, if any, what the calling thread did from `begin` to `end`, in seconds of the steady clock.
@@ -346,7 +336,10 @@ py::dict describe(const Communicator& communicator) {
   facts["allreduce_of_node_memory"] = ways(communicator, true);
   facts["direct_read"] = group.direct_read_remark().empty() ? "available" : group.direct_read_remark();
   facts["simd"] = name_of(compute::active_simd());
-  facts["mpi_library"] = transport::mpi_library_version();
+  facts["transport"] = name_of(group.endpoint().kind());
+  if (group.endpoint().kind() == transport::TransportKind::mpi) {
+    facts["mpi_library"] = transport::mpi_library_version();
+  }
   facts["staging_bytes_per_rank"] = 2 * group.node().staging_bytes();
   py::dict settings;
   for (const ConfigField& field : config_fields()) {
@@ -386,13 +379,6 @@ void bind_communicator(py::module_& module) {
   def_fast_path<&start_short>(prepared, "start", {});
   def_fast_path<&wait_short>(prepared, "wait", {"timeout"});
 
-  module.def(
-      "launcher_mismatch",
-      [](std::uintptr_t mpi_comm_address) {
-        return transport::launcher_mismatch(*reinterpret_cast<MPI_Comm*>(mpi_comm_address));  // NOLINT: from mpi4py
-      },
-      py::arg("mpi_comm_address"));
-
   py::class_<Segment, std::shared_ptr<Segment>>(module, "Segment", py::buffer_protocol())
       .def_buffer([](const Segment& segment) {
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(segment.mine()),
@@ -408,16 +394,15 @@ void bind_communicator(py::module_& module) {
 
   py::class_<Communicator, std::shared_ptr<Communicator>> communicator(module, "Communicator");
   communicator
-      .def(py::init([](std::uintptr_t mpi_comm_address, const std::map<std::string, std::string>& overrides,
+      .def(py::init([](BoundEndpoint& endpoint, const std::map<std::string, std::string>& overrides,
                        const Communicator* within) {
              const Config config = read_config(overrides);
-             const MPI_Comm comm = *reinterpret_cast<MPI_Comm*>(mpi_comm_address);  // NOLINT: from mpi4py
              const WithoutGil release;
-             auto made = Communicator::make(comm, config, within);
+             auto made = Communicator::make(endpoint.take(), config, within);
              made->poll_signals_with(&poll_signals);
              return made;
            }),
-           py::arg("mpi_comm_address"), py::arg("overrides"), py::arg("within") = nullptr)
+           py::arg("endpoint"), py::arg("overrides"), py::arg("within") = nullptr)
       .def("is_alive", &Communicator::is_alive, py::arg("rank"))
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
@@ -462,7 +447,6 @@ void bind_communicator(py::module_& module) {
   def_fast_path<&allreduce>(communicator, "allreduce", {"x", "op", "algorithm", "out", "wire", "*", "label"});
   def_fast_path<&broadcast>(communicator, "broadcast", {"x", "root", "algorithm", "*", "label"});
   def_fast_path<&barrier>(communicator, "barrier", {});
-  Communicator::watch_forks();
 }
 
 }  // namespace gradientflow::bindings

@@ -17,13 +17,14 @@
 #include "../kernels/transport/messages/mailbox.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "bound_endpoint.hpp"
 #include "gil.hpp"
 
 namespace gradientflow::bindings {
 namespace {
 
 namespace py = pybind11;
-using transport::Arrival;
+using Arrival = transport::Mailbox::Arrival;
 using transport::Mailbox;
 using transport::Tags;
 using transport::Transfer;
@@ -73,7 +74,7 @@ void drop(PyObject* object) {
   }
 }
 
-Mailbox::Owner owner_of(const py::object& object) {
+transport::Owner owner_of(const py::object& object) {
   unneeded().release();
   PyObject* const held = py::object(object).release().ptr();
   return {held, [](const PyObject* each) { drop(const_cast<PyObject*>(each)); }};  // NOLINT(*-const-cast): was not
@@ -176,10 +177,9 @@ void call_back(PyObject* callback) {
   }
 }
 
-std::shared_ptr<Mailbox> make(const std::shared_ptr<engine::Communicator>& communicator,
-                              std::uintptr_t mpi_comm_address, std::string name) {
-  const MPI_Comm comm = *reinterpret_cast<MPI_Comm*>(mpi_comm_address);  // NOLINT: from mpi4py
-  return Mailbox::make(std::make_unique<transport::MpiCommunicator>(comm), std::move(name),
+std::shared_ptr<Mailbox> make(const std::shared_ptr<engine::Communicator>& communicator, BoundEndpoint& endpoint,
+                              std::string name) {
+  return Mailbox::make(endpoint.take(), std::move(name),
                        [communicator](int rank) { return communicator->is_alive(rank); });
 }
 
@@ -216,14 +216,14 @@ void bind_mailbox(py::module_& module) {
           py::arg("callback"));
 
   py::class_<Mailbox, std::shared_ptr<Mailbox>>(module, "Mailbox")
-      .def(py::init(&make), py::arg("communicator"), py::arg("mpi_comm_address"), py::arg("name"))
+      .def(py::init(&make), py::arg("communicator"), py::arg("endpoint"), py::arg("name"))
       .def("draw", &Mailbox::draw, py::arg("count"))
       .def("draw_rest", &Mailbox::draw_rest)
       .def(
           "send",
           [](const std::shared_ptr<Mailbox>& self, std::uintptr_t address, std::size_t nbytes, const py::object& owner,
              const Rank<"dest">& to, const Tag& tag) {
-            Mailbox::Owner held = owner_of(owner);
+            transport::Owner held = owner_of(owner);
             return bound(self,
                          [&] { return self->send(to.value, tag.value, pointer(address), nbytes, std::move(held)); });
           },
@@ -232,7 +232,7 @@ void bind_mailbox(py::module_& module) {
           "receive",
           [](const std::shared_ptr<Mailbox>& self, std::uintptr_t address, std::size_t nbytes, const py::object& owner,
              const Source& from, const Tag& tag) {
-            Mailbox::Owner held = owner_of(owner);
+            transport::Owner held = owner_of(owner);
             return bound(self, [&] {
               return self->receive(rank_of(from), tag.value, pointer(address), nbytes, std::move(held));
             });
@@ -253,7 +253,7 @@ void bind_mailbox(py::module_& module) {
       .def(
           "take",
           [](const std::shared_ptr<Mailbox>& self, Arrival& arrival, std::uintptr_t address, const py::object& owner) {
-            Mailbox::Owner held = owner_of(owner);
+            transport::Owner held = owner_of(owner);
             return bound(self, [&] { return self->receive(arrival, pointer(address), std::move(held)); });
           },
           py::arg("arrival"), py::arg("address"), py::arg("owner"))

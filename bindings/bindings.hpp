@@ -9,6 +9,7 @@ void bind_errors(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_machine(pybind11::module_& module);
+void bind_endpoint(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_mailbox(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   bind_config(module);
   bind_device(module);
   bind_machine(module);
+  bind_endpoint(module);
   bind_communicator(module);
   bind_mailbox(module);
   bind_gradient_pool(module);

@@ -29,7 +29,7 @@ _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 class Communicator:
-    """The ranks of an MPI communicator, and the collectives among them.
+    """The ranks of a job or of a part of it, and the collectives among them.
 
     Made by `gradientflow.init`. All ranks must call the collectives in the same order; if their calls differ, all ranks
     get a `gradientflow.errors.MismatchError` that says which ones do. All methods may be called from any thread; calls
@@ -53,32 +53,24 @@ class Communicator:
     node, nodes : int
         This rank's node, and the number of nodes.
     mpi : mpi4py.MPI.Comm
-        The MPI communicator that this one was made from.
+        The MPI communicator that this one was made from. An `ArgumentError` where the ranks exchange messages without
+        MPI.
     server_ranks : gradientflow.server.ServerRanks or None
         The ranks that only serve as parameter servers, if there are any; they end when all workers have closed.
     """
 
     def __init__(
-        self, mpi: Any, config: Mapping[str, str] | None = None, *, within: Communicator | None = None
+        self, ranks: Any, config: Mapping[str, str] | None = None, *, within: Communicator | None = None
     ) -> None:
         core = load_core()
-        from mpi4py import MPI
-
-        if MPI.Is_finalized():
-            message = "MPI has been finalized: no communicator can be made any more"
-            raise ClosedError(message)
-        if not isinstance(mpi, MPI.Intracomm):
-            message = f"a communicator is made from an mpi4py intracommunicator, not from {type(mpi).__name__}"
-            raise ArgumentTypeError(message)
-        if mpi == MPI.COMM_NULL:
-            message = "MPI.COMM_NULL has no ranks"
-            raise ArgumentTypeError(message)
-        if not MPI.Is_initialized():
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        self.mpi = mpi
-        take_fast_paths(Communicator, core.Communicator)
+        self._mpi: Any = None
         self._config = settings(config)
-        self._native: Any = core.Communicator(MPI._addressof(mpi), self._config, within and within._native)
+        endpoint = ranks
+        if not isinstance(ranks, core.Endpoint):
+            self._mpi = ranks
+            endpoint = core.mpi_endpoint(_address_of(ranks), self._config)
+        take_fast_paths(Communicator, core.Communicator)
+        self._native: Any = core.Communicator(endpoint, self._config, within and within._native)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
         self.local_rank: int = self._native.local_rank
@@ -112,6 +104,15 @@ class Communicator:
     def _release_servers(self) -> None:
         if self.server_ranks is not None:
             self.server_ranks.close()
+
+    @property
+    def mpi(self) -> Any:
+        """The MPI communicator that this one was made from."""
+        if self._mpi is None:
+            transport = self.describe()["transport"]
+            message = f"this communicator was made without MPI: its ranks exchange messages over {transport.upper()}"
+            raise ArgumentError(message)
+        return self._mpi
 
     @property
     def closed(self) -> bool:
@@ -676,12 +677,14 @@ class Communicator:
         Communicator or None
             With the same settings as this one.
         """
+        endpoint = self._native.split(color, key)
+        if endpoint is None:
+            return None
+        if endpoint.mpi is None:
+            return Communicator(endpoint, self._config, within=self)
         from mpi4py import MPI
 
-        number = self._native.split(color, key)
-        part = MPI.Comm.fromhandle(number)
-        if part == MPI.COMM_NULL:
-            return None
+        part = MPI.Comm.fromhandle(endpoint.release_mpi())
         try:
             return _Part(part, self._config, within=self)
         except BaseException:
@@ -793,6 +796,24 @@ class Communicator:
             message = f"counts must have a number of elements for each of the {self.size} ranks, not {counts}"
             raise ArgumentError(message)
         return counts, new_like(x, (sum(counts),)) if out is None else out
+
+
+def _address_of(mpi: Any) -> int:
+    """Return where an mpi4py communicator has its handle; initialise MPI if need be."""
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        message = "MPI has been finalized: no communicator can be made any more"
+        raise ClosedError(message)
+    if not isinstance(mpi, MPI.Intracomm):
+        message = f"a communicator is made from an mpi4py intracommunicator, not from {type(mpi).__name__}"
+        raise ArgumentTypeError(message)
+    if mpi == MPI.COMM_NULL:
+        message = "MPI.COMM_NULL has no ranks"
+        raise ArgumentTypeError(message)
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return int(MPI._addressof(mpi))
 
 
 class _Part(Communicator):

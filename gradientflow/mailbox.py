@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from ._location import load_core
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from .communicator import Communicator
 
 _open: weakref.WeakSet[Mailbox] = weakref.WeakSet()
@@ -33,7 +31,7 @@ class MessageRequest(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly; polls MPI."""
+        """Whether it has ended, well or badly; polls."""
 
     @property
     def device_done(self) -> bool:
@@ -87,10 +85,10 @@ class Arrival(Protocol):
 
 
 class Mailbox(Protocol):
-    """Asynchronous messages among the ranks of an MPI communicator of its own.
+    """Asynchronous messages among the ranks of a communicator, over an endpoint of its own.
 
     Every message is under way from the moment it is made, whatever the ranks do meanwhile. Memory is kept, with its
-    owner, until MPI is done with it.
+    owner, until the endpoint is done with it.
     """
 
     def draw(self, count: int) -> Tags:
@@ -115,21 +113,19 @@ class Mailbox(Protocol):
         """Give up receives; if `orderly`, wait a moment for messages under way. Not collective; twice is harmless."""
 
 
-def make_mailbox(communicator: Communicator, mpi: MPI.Intracomm, name: str) -> Mailbox:
-    """Make a mailbox. Not collective.
+def make_mailbox(communicator: Communicator, name: str) -> Mailbox:
+    """Make a mailbox. Collective.
 
     Parameters
     ----------
     communicator : Communicator
-        A communicator of the same ranks; it knows which processes of the node are alive.
-    mpi : mpi4py.MPI.Intracomm
-        The MPI communicator, of the mailbox alone, which owns it from now on.
+        Of the same ranks. The endpoint of the mailbox is split from it, and it knows which processes of the node are
+        alive.
     name : str
         What has been closed, in error messages.
     """
-    from mpi4py import MPI
-
-    made: Mailbox = load_core().Mailbox(communicator._native, MPI._addressof(mpi), name)
+    native = communicator._native
+    made: Mailbox = load_core().Mailbox(native, native.split(0, None), name)
     _open.add(made)
     return made
 

@@ -22,10 +22,7 @@ class _Channel:
     """Messages of any length among all ranks of a job. Collective."""
 
     def __init__(self, everyone: Communicator) -> None:
-        from mpi4py import MPI
-
-        ranks = MPI.Intracomm(MPI.Comm.fromhandle(everyone._native.split(0, None)))
-        self._mailbox = make_mailbox(everyone, ranks, "the job")
+        self._mailbox = make_mailbox(everyone, "the job")
         self._tags = self._mailbox.draw_rest()
 
     def send(self, to: int, message: bytes) -> None:

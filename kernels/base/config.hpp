@@ -48,6 +48,7 @@ struct ConfigField {
   std::string_view variable;  // "GRADIENTFLOW_TIMEOUT"
   std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice", "file", "name"
   std::string_view meaning;
+  bool shared = false;  // whether it must be the same on all ranks
 };
 
 [[nodiscard]] const std::vector<ConfigField>& config_fields();

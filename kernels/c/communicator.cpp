@@ -3,13 +3,16 @@
 
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "../base/config.hpp"
 #include "../base/environment.hpp"
 #include "../transport/mpi/launcher.hpp"
 #include "../transport/mpi/mpi.hpp"
+#include "../transport/mpi/mpi_endpoint.hpp"
 #include "objects.hpp"
 #include "status.hpp"
 
@@ -22,14 +25,10 @@ using transport::check_mpi;
 void initialise_mpi() {
   static std::mutex one_at_a_time;  // two threads may create communicators at once
   const std::lock_guard lock(one_at_a_time);
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (finalized != 0) {
+  if (transport::mpi_finalized()) {
     throw Error(ErrorKind::closed, "MPI has been finalized: no communicator can be made any more");
   }
-  int initialised = 0;
-  MPI_Initialized(&initialised);
-  if (initialised == 0) {
+  if (!transport::mpi_initialised()) {
     int provided = MPI_THREAD_SINGLE;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   }
@@ -75,23 +74,6 @@ void tell_unknown_variables() {
   });
 }
 
-// An MPI communicator that is freed at the end of the block.
-class Part {
- public:
-  explicit Part(MPI_Comm mpi) : mpi_(mpi) {}
-  Part(const Part&) = delete;
-  Part& operator=(const Part&) = delete;
-  ~Part() {
-    if (mpi_ != MPI_COMM_NULL) {
-      MPI_Comm_free(&mpi_);
-    }
-  }
-  [[nodiscard]] MPI_Comm get() const { return mpi_; }
-
- private:
-  MPI_Comm mpi_;
-};
-
 // The result of `ask` for a communicator, or -1.
 template <class Ask>
 int number_of(const gf_communicator* communicator, Ask ask) {
@@ -112,7 +94,8 @@ gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** co
     initialise_mpi();
     check_intracommunicator(mpi);
     check_launcher(mpi);
-    result = new gf_communicator{Communicator::make(mpi, config)};
+    result = new gf_communicator{
+        Communicator::make(std::make_unique<gradientflow::transport::MpiEndpoint>(mpi, config.timeout), config)};
     if (result->engine->rank() == 0) {
       tell_unknown_variables();
     }
@@ -123,9 +106,8 @@ gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communi
   return guarded([&] {
     gf_communicator*& result = result_of(part, "part");
     Communicator& whole = *given(communicator, "communicator").engine;
-    const Part mpi(whole.split(color, key));
-    if (mpi.get() != MPI_COMM_NULL) {
-      result = new gf_communicator{Communicator::make(mpi.get(), whole.group().config(), &whole)};
+    if (auto endpoint = whole.split(color, key)) {
+      result = new gf_communicator{Communicator::make(std::move(endpoint), whole.group().config(), &whole)};
     }
   });
 }

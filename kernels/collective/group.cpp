@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <numeric>
 #include <sstream>
-#include <string_view>
+#include <utility>
 
 #include "../base/error.hpp"
 #include "between/clock.hpp"
@@ -20,23 +20,18 @@ namespace {
 using transport::CallKind;
 using transport::Signature;
 
-// Every rank selects the path of a call by itself, so these settings must be the same on all ranks.
-constexpr std::array<std::string_view, 16> agreed_fields = {
-    "node_size",     "direct_read",      "inline_bytes",      "staging_bytes",  "direct_read_bytes", "streaming_bytes",
-    "segment_bytes", "window",           "stretch_bytes",     "doubling_bytes", "ring_bytes",        "timeline",
-    "progress",      "host_piece_bytes", "device_slot_bytes", "peer_bytes"};
-
 }  // namespace
 
-Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm, config.timeout) {
+Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config)
+    : config_(config), endpoint_(std::move(endpoint)) {
   check_configuration();
-  topology_ = transport::group_ranks(mpi_.allgather(transport::host_key()), mpi_.rank(), config_.node_size);
-  topology_.pids = mpi_.allgather(getpid());
+  topology_ = transport::group_ranks(endpoint_->allgather(transport::host_key()), endpoint_->rank(), config_.node_size);
+  topology_.pids = endpoint_->allgather(getpid());
   std::string reason;
-  node_ = transport::Node::join(mpi_, topology_, config_, reason);
+  node_ = transport::Node::join(*endpoint_, topology_, config_, reason);
   if (node_ == nullptr) {
     topology_ = transport::isolate_ranks(topology_, reason);
-    node_ = transport::Node::join(mpi_, topology_, config_, reason);
+    node_ = transport::Node::join(*endpoint_, topology_, config_, reason);
     if (node_ == nullptr) {
       throw Error(ErrorKind::system, reason);
     }
@@ -45,18 +40,18 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm, 
   const auto [smallest, largest] = std::minmax_element(topology_.members.begin(), topology_.members.end(), by_size);
   smallest_node_ = static_cast<int>(smallest->size());
   largest_node_ = static_cast<int>(largest->size());
-  messages_ = std::make_unique<transport::Messages>(mpi_, *node_, topology_, config_.timeout);
+  messages_ = std::make_unique<transport::Messages>(*endpoint_, *node_, topology_, config_.timeout);
   std::vector<int> leaders;
   for (const auto& members : topology_.members) {
     leaders.push_back(members.front());
   }
   agreement_ = std::make_unique<Agreement>(*messages_, std::move(leaders), static_cast<std::size_t>(topology_.node()));
-  everybody_.resize(static_cast<std::size_t>(mpi_.size()));
+  everybody_.resize(static_cast<std::size_t>(endpoint_->size()));
   std::iota(everybody_.begin(), everybody_.end(), 0);
   probe_direct_reads();
 }
 
-// Memory that MPI may still read or write, because a message was abandoned, is leaked on purpose.
+// Memory that the endpoint may still read or write, because a message was abandoned, is leaked on purpose.
 Group::~Group() {
   if (has_abandoned_requests()) {
     static_cast<void>(agreement_.release());
@@ -64,28 +59,38 @@ Group::~Group() {
   }
 }
 
+// Every rank selects the path of a call by itself.
 void Group::check_configuration() const {
   using Text = std::array<char, 32>;
-  std::array<Text, agreed_fields.size()> mine{};
-  for (std::size_t i = 0; i < agreed_fields.size(); ++i) {
-    get_field(config_, agreed_fields.at(i)).copy(mine.at(i).data(), sizeof(Text) - 1);
+  std::vector<const ConfigField*> fields;
+  std::string mine;
+  for (const ConfigField& field : config_fields()) {
+    if (field.shared) {
+      Text text{};
+      get_field(config_, field.name).copy(text.data(), sizeof(Text) - 1);
+      mine.append(text.data(), sizeof(Text));
+      fields.push_back(&field);
+    }
   }
-  const auto all = mpi_.allgather(mine);
-  for (std::size_t i = 0; i < agreed_fields.size(); ++i) {
-    const auto other =
-        std::find_if(all.begin(), all.end(), [&](const auto& theirs) { return theirs.at(i) != all.front().at(i); });
-    if (other != all.end()) {
-      throw Error(ErrorKind::mismatch, "setting " + std::string(agreed_fields.at(i)) +
-                                           " differs between ranks: " + all.front().at(i).data() + " on rank 0, " +
-                                           other->at(i).data() + " on rank " + std::to_string(other - all.begin()));
+  const std::vector<std::byte> raw = endpoint_->allgather(static_cast<const void*>(mine.data()), mine.size());
+  const auto value = [&](std::size_t rank, std::size_t field) {
+    return std::string(reinterpret_cast<const char*>(raw.data()) + rank * mine.size() + field * sizeof(Text));
+  };
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    for (std::size_t r = 1; r < static_cast<std::size_t>(endpoint_->size()); ++r) {
+      if (value(r, i) != value(0, i)) {
+        throw Error(ErrorKind::mismatch, "setting " + std::string(fields[i]->name) +
+                                             " differs between ranks: " + value(0, i) + " on rank 0, " + value(r, i) +
+                                             " on rank " + std::to_string(r));
+      }
     }
   }
 }
 
 // Every rank reads a few bytes of every other rank of its node. All must succeed.
 void Group::probe_direct_reads() {
-  const std::uint64_t mine = 0x6772616466ULL + static_cast<std::uint64_t>(mpi_.rank());
-  const std::vector<std::uintptr_t> addresses = mpi_.allgather(reinterpret_cast<std::uintptr_t>(&mine));
+  const std::uint64_t mine = 0x6772616466ULL + static_cast<std::uint64_t>(endpoint_->rank());
+  const std::vector<std::uintptr_t> addresses = endpoint_->allgather(reinterpret_cast<std::uintptr_t>(&mine));
   int refused = 0;
   try {
     for (int local = 0; local < node_->size(); ++local) {
@@ -103,7 +108,7 @@ void Group::probe_direct_reads() {
     refused = 1;
     direct_read_remark_ = error.what();
   }
-  const std::vector<int> refusals = mpi_.allgather(refused);
+  const std::vector<int> refusals = endpoint_->allgather(refused);
   const auto refusing = std::find(refusals.begin(), refusals.end(), 1);
   direct_read_allowed_ = config_.direct_read && refusing == refusals.end();
   if (!config_.direct_read) {
@@ -116,17 +121,18 @@ void Group::probe_direct_reads() {
 Situation Group::situation(const Signature& signature, bool in_node_memory) const {
   return {.kind = signature.kind,
           .algorithm = signature.algorithm,
-          .bytes = largest_input(signature, mpi_.size()),
+          .bytes = largest_input(signature, endpoint_->size()),
           .wire = signature.wire.has_value(),
-          .ranks = mpi_.size(),
+          .ranks = endpoint_->size(),
           .nodes = topology_.nodes(),
           .smallest_node = smallest_node_,
           .largest_node = largest_node_,
           .in_node_memory = in_node_memory,
-          .direct_read_allowed = direct_read_allowed_};
+          .direct_read_allowed = direct_read_allowed_,
+          .transport = endpoint_->kind()};
 }
 
-// Node memory that MPI may still read or write, because a message was abandoned, is leaked on purpose.
+// Node memory that the endpoint may still read or write, because a message was abandoned, is leaked on purpose.
 Outcome Group::run(const Call& call) {
   const std::uint64_t before = messages_->bytes_sent();
   try {
@@ -164,9 +170,9 @@ Outcome Group::serve(const Call& call) {
       outcome.path = choice.path;
       break;
     case Path::mpi:
-      mpi_.check_not_finalized();
+      endpoint_->check_not_ended();
       announce(call, Payload::nothing);
-      mpi_collective(mpi_, call);
+      mpi_collective(*endpoint_, call);
       break;
     case Path::agreement:
     case Path::recursive_doubling:
@@ -176,7 +182,7 @@ Outcome Group::serve(const Call& call) {
     case Path::binomial:
     case Path::chain:
     case Path::pairwise:
-      mpi_.check_not_finalized();
+      endpoint_->check_not_ended();
       outcome.nonfinite = run_over_messages(call, choice);
       break;
     case Path::device_memory:
@@ -193,7 +199,7 @@ Outcome Group::serve(const Call& call) {
 }
 
 void Group::report(const Call& call, const Choice& choice) const {
-  if (mpi_.rank() == 0) {
+  if (endpoint_->rank() == 0) {
     const bool two_levels = choice.path == Path::hierarchical || choice.path == Path::hierarchical_lanes;
     std::ostringstream line;
     line << "gradientflow: " << describe(call.signature, call.label) << ": " << name_of(choice.path);
@@ -207,7 +213,7 @@ void Group::report(const Call& call, const Choice& choice) const {
 
 void Group::interrupt() noexcept {
   node_->interrupt();
-  mpi_.interrupt();
+  endpoint_->interrupt();
 }
 
 void Group::close() noexcept {
@@ -223,7 +229,7 @@ void Group::fail(const Error& reason) noexcept {
 std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport::Pages pages,
                                                     const std::function<void()>& attend) {
   if (topology_.nodes() > 1) {
-    mpi_.check_not_finalized();
+    endpoint_->check_not_ended();
     announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, Payload::nothing);
   }
   return node_->allocate(bytes, pages, attend);
@@ -231,28 +237,28 @@ std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport
 
 // One rank of each node asks rank 0 for the time, several times; the quickest answer counts.
 Group::Clock Group::compare_clocks() {
-  mpi_.check_not_finalized();
+  endpoint_->check_not_ended();
   announce({.signature = {.kind = CallKind::barrier}}, Payload::nothing);
   Clock mine{static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()), 0.0};
   mine.run = mine.run * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(getpid());
   const std::vector<int>& leaders = agreement_->leaders();
   messages_->expect(leaders);
-  if (mpi_.rank() == leaders.front()) {
+  if (endpoint_->rank() == leaders.front()) {
     for (auto leader = leaders.begin() + 1; leader != leaders.end(); ++leader) {
       answer_with_time(*messages_, *leader);
     }
   } else if (node_->rank() == 0) {
     mine.offset = ask_for_time(*messages_, leaders.front());
   }
-  const std::vector<Clock> all = mpi_.allgather(mine);
+  const std::vector<Clock> all = endpoint_->allgather(mine);
   return {all.front().run, all[static_cast<std::size_t>(node_->world_rank(0))].offset};
 }
 
-MPI_Comm Group::split(int color, int key) {
-  mpi_.check_not_finalized();
+std::unique_ptr<transport::Endpoint> Group::split(int color, int key) {
+  endpoint_->check_not_ended();
   const Signature signature{.kind = CallKind::split};
   announce({.signature = signature}, Payload::nothing);
-  return mpi_.split(color, key, [&] {
+  return endpoint_->split(color, key, [&] {
     if (const auto loss = node_->find_loss(signature)) {
       throw Error(*loss);
     }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "../base/config.hpp"
+#include "../transport/endpoint.hpp"
 #include "../transport/messages/messages.hpp"
-#include "../transport/mpi/mpi.hpp"
 #include "../transport/node/node.hpp"
 #include "../transport/topology.hpp"
 #include "between/agreement.hpp"
@@ -39,7 +39,7 @@ struct Workspace {
 class Group {
  public:
   // Finds the nodes, shares memory inside them, and checks that all ranks have the same configuration. Collective.
-  Group(MPI_Comm comm, const Config& config);
+  Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config);
 
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -80,12 +80,12 @@ class Group {
   // Collective.
   Clock compare_clocks();
 
-  // A communicator of the ranks with the same `color` of 0 or more, ordered by `key`; MPI_COMM_NULL for a negative
-  // color. The caller frees it. Collective.
-  MPI_Comm split(int color, int key);
+  // An endpoint of the ranks with the same `color` of 0 or more, ordered by `key`; nullptr for a negative color.
+  // Collective.
+  std::unique_ptr<transport::Endpoint> split(int color, int key);
 
-  // Whether MPI may still write to the tensors of an abandoned call.
-  [[nodiscard]] bool has_abandoned_requests() const { return mpi_.has_abandoned_requests(); }
+  // Whether the endpoint may still write to the tensors of an abandoned call.
+  [[nodiscard]] bool has_abandoned_requests() const { return endpoint_->has_abandoned_requests(); }
 
   // Makes a call that waits in another thread throw Error(closed).
   void interrupt() noexcept;
@@ -95,7 +95,8 @@ class Group {
   void fail(const Error& reason) noexcept;
 
   [[nodiscard]] const transport::Topology& topology() const { return topology_; }
-  [[nodiscard]] transport::MpiCommunicator& mpi() { return mpi_; }
+  [[nodiscard]] transport::Endpoint& endpoint() { return *endpoint_; }
+  [[nodiscard]] const transport::Endpoint& endpoint() const { return *endpoint_; }
   [[nodiscard]] transport::Messages& messages() { return *messages_; }
   [[nodiscard]] transport::Node& node() { return *node_; }
   [[nodiscard]] const transport::Node& node() const { return *node_; }
@@ -133,7 +134,7 @@ class Group {
   [[nodiscard]] Segments segments() const;
 
   Config config_;
-  transport::MpiCommunicator mpi_;
+  std::unique_ptr<transport::Endpoint> endpoint_;
   transport::Topology topology_;
   std::unique_ptr<transport::Node> node_;
   std::unique_ptr<transport::Messages> messages_;

@@ -6,7 +6,7 @@
 namespace gradientflow::collective {
 
 PartialReduction Group::partial_reduction_of(const transport::Signature& signature) const {
-  return {signature.dtype, signature.op, mpi_.size()};
+  return {signature.dtype, signature.op, endpoint_->size()};
 }
 
 // This node's partial result for a call that the agreement serves, in memory that the node's ranks read later.
@@ -70,8 +70,9 @@ bool Group::announce(const Call& call, Payload payload, PairwiseAllreduce* excha
   transport::Location input;
   transport::Location output;
   if (node_->size() > 1) {
-    input = node_->locate(call.input, input_count(call, mpi_.size(), mpi_.rank()) * call.element()).first;
-    output = node_->locate(call.output, output_count(signature, mpi_.size(), mpi_.rank()) * call.element()).first;
+    input = node_->locate(call.input, input_count(call, endpoint_->size(), endpoint_->rank()) * call.element()).first;
+    output = node_->locate(call.output, output_count(signature, endpoint_->size(), endpoint_->rank()) * call.element())
+                 .first;
   }
   if (topology_.nodes() == 1) {
     node_->exchange(signature, input, output, {}, call.label);
@@ -109,7 +110,7 @@ bool Group::announce(const Call& call, Payload payload, PairwiseAllreduce* excha
 void Group::raise_mismatch(const Call& call) {
   const transport::CallReport mine(call.signature, call.label);
   std::vector<transport::CallReport> reports(everybody_.size());
-  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
+  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(endpoint_->rank()), segments()};
   messages_->expect(everybody_);
   pairwise(everybody, {.signature = {.count = sizeof mine, .kind = transport::CallKind::allgather},
                        .input = reinterpret_cast<const std::byte*>(&mine),
@@ -120,7 +121,7 @@ void Group::raise_mismatch(const Call& call) {
 Segments Group::segments() const { return {config_.segment_bytes, static_cast<std::size_t>(config_.window)}; }
 
 bool Group::agree_on(const Call& call) {
-  mpi_.check_not_finalized();
+  endpoint_->check_not_ended();
   announce({.signature = call.signature, .counts = call.counts, .label = call.label}, Payload::nothing);
   return all_idle_;
 }

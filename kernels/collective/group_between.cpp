@@ -19,7 +19,7 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
     return {};
   }
   announce(call, Payload::nothing);
-  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
+  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(endpoint_->rank()), segments()};
   messages_->expect(everybody_);
   const Shape shape = choice.path == Path::chain ? Shape::chain : Shape::binomial;
   switch (call.signature.kind) {
@@ -59,7 +59,7 @@ void Group::gather_by_agreement(const Call& call) {
   announce(call, Payload::block);
   const std::vector<int>& ranks = agreement_->leaders();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const std::byte* const block = ranks[i] == mpi_.rank() ? call.input : agreement_->received(i);
+    const std::byte* const block = ranks[i] == endpoint_->rank() ? call.input : agreement_->received(i);
     compute::copy(call.output + static_cast<std::size_t>(ranks[i]) * call.bytes(), block, call.bytes(),
                   compute::Store::cached);
   }
@@ -74,7 +74,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
     const std::size_t nonfinite = run_hierarchical(call, choice, announce(call, Payload::nothing));
     return call.signature.wire && topology_.nodes() > 1 ? std::optional(nonfinite) : std::nullopt;
   }
-  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
+  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(endpoint_->rank()), segments()};
   Operands operands({call.input}, {call.output}, call.signature.count,
                     {partial_reduction_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
   if (choice.path == Path::pairwise) {

@@ -43,8 +43,8 @@ void Group::run_alone(const Call& call) {
 }
 
 void Group::announce_inline(const Call& call) {
-  const std::size_t bytes = input_count(call, mpi_.size(), mpi_.rank()) * call.element();
-  const bool sends = transport::traits_of(call.signature.kind).input.is_held(call.signature.root == mpi_.rank());
+  const std::size_t bytes = input_count(call, endpoint_->size(), endpoint_->rank()) * call.element();
+  const bool sends = transport::traits_of(call.signature.kind).input.is_held(call.signature.root == endpoint_->rank());
   node_->announce(call.signature, {}, {}, {call.input, sends ? bytes : 0});
 }
 
@@ -72,7 +72,7 @@ bool Group::in_node_memory(const transport::Signature& signature) const {
 }
 
 Choice Group::run_in_node(const Call& call, Choice choice) {
-  const std::size_t bytes = input_count(call, mpi_.size(), mpi_.rank()) * call.element();
+  const std::size_t bytes = input_count(call, endpoint_->size(), endpoint_->rank()) * call.element();
   const auto [input, input_segment] = node_->locate(call.input, bytes);
   const auto [output, output_segment] =
       call.output == call.input ? std::pair(input, input_segment) : node_->locate(call.output, call.bytes());

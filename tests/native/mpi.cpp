@@ -3,7 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <gradientflow/transport/mpi/mpi.hpp>
+#include <gradientflow/transport/mpi/mpi_endpoint.hpp>
 #include <memory>
 
 #include "native.hpp"
@@ -12,18 +12,18 @@ namespace gradientflow::native {
 namespace {
 
 namespace py = pybind11;
-using transport::MpiCommunicator;
+using transport::MpiEndpoint;
 
-std::unique_ptr<MpiCommunicator> make(std::uintptr_t address, double timeout) {
+std::unique_ptr<MpiEndpoint> make(std::uintptr_t address, double timeout) {
   const py::gil_scoped_release released;
-  return std::make_unique<MpiCommunicator>(*reinterpret_cast<MPI_Comm*>(address),  // NOLINT(*-no-int-to-ptr)
-                                           timeout);
+  return std::make_unique<MpiEndpoint>(*reinterpret_cast<MPI_Comm*>(address),  // NOLINT(*-no-int-to-ptr)
+                                       timeout);
 }
 
 // The part is given back at once.
-void split(const MpiCommunicator& whole, int color, int key) {
+void split(const MpiEndpoint& whole, int color, int key) {
   const py::gil_scoped_release released;
-  transport::free(whole.split(color, key, {}));
+  static_cast<void>(whole.split(color, key, {}));
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ PYBIND11_MODULE(mpi, module) {
   namespace py = pybind11;
   using namespace gradientflow::native;  // NOLINT(google-build-using-namespace)
   translate_errors();
-  py::class_<MpiCommunicator>(module, "Communicator")
+  py::class_<MpiEndpoint>(module, "Communicator")
       .def(py::init(&make), py::arg("address"), py::arg("timeout"))
       .def("split", &split, py::arg("color"), py::arg("key"));
 }

@@ -41,7 +41,7 @@ class Box:
     """A mailbox for arrays of bytes."""
 
     def __init__(self, comm: gf.Communicator) -> None:
-        self.native: Mailbox = make_mailbox(comm, WORLD.Dup(), "the mailbox")
+        self.native: Mailbox = make_mailbox(comm, "the mailbox")
         self.inner: Tags = self.native.draw(5)
         self.tags: Tags = self.native.draw_rest()
 

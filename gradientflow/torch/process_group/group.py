@@ -75,7 +75,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._context = WorkContext(world_ranks(mpi), own_timeout=settings != Config())
         self._thread = FutureThread(f"gradientflow futures {name}")
         self._collectives = Collectives(mpi, settings, self._context, self._thread)
-        self._messages = Messages(self._collectives.communicator, mpi, self._context, self._thread)
+        self._messages = Messages(self._collectives.communicator, self._context, self._thread)
         _open.add(self)
 
     # ---- life ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from mpi4py import MPI
 
 from gradientflow.communicator import Communicator
 from gradientflow.mailbox import MessageRequest, make_mailbox
@@ -28,21 +27,17 @@ class Messages:
     ----------
     communicator : Communicator
         Of the group.
-    mpi : mpi4py.MPI.Intracomm
-        Of the group; the mailbox sends through it.
     context : WorkContext
         Shared by the works of the group.
     thread : FutureThread
         Of the group.
     """
 
-    def __init__(
-        self, communicator: Communicator, mpi: MPI.Intracomm, context: WorkContext, thread: FutureThread
-    ) -> None:
-        self._rank, self._size = mpi.rank, mpi.size
+    def __init__(self, communicator: Communicator, context: WorkContext, thread: FutureThread) -> None:
+        self._rank, self._size = communicator.rank, communicator.size
         self._context = context
         self._thread = thread
-        self._mailbox = make_mailbox(communicator, mpi, "the process group")
+        self._mailbox = make_mailbox(communicator, "the process group")
         self._barrier_tags = self._mailbox.draw(1)
         self._alltoall_tags = self._mailbox.draw(2)  # for calls from callbacks, and for all others
         self._tags = self._mailbox.draw_rest()  # for users

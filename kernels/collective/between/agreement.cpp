@@ -7,8 +7,8 @@
 
 namespace gradientflow::collective {
 
-using transport::Message;
 using transport::Purpose;
+using transport::Request;
 
 static_assert(std::is_trivially_copyable_v<Statement>);
 
@@ -32,7 +32,7 @@ Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, st
   }
 }
 
-Message Agreement::send(std::size_t leader, const Statement& word, std::span<const std::byte> data) {
+Request Agreement::send(std::size_t leader, const Statement& word, std::span<const std::byte> data) {
   std::vector<std::byte>& buffer = outgoing_[leader % outgoing_.size()];
   std::memcpy(buffer.data(), &word, sizeof word);
   if (!data.empty()) {
@@ -41,7 +41,7 @@ Message Agreement::send(std::size_t leader, const Statement& word, std::span<con
   return messages_.send(leaders_[leader], Purpose::agreement, buffer.data(), sizeof word + data.size());
 }
 
-Message Agreement::receive(std::size_t leader) {
+Request Agreement::receive(std::size_t leader) {
   std::vector<std::byte>& buffer = incoming_[leader % incoming_.size()];
   return messages_.receive(leaders_[leader], Purpose::agreement, buffer.data(), buffer.size());
 }
@@ -58,8 +58,8 @@ bool Agreement::receive(Statement& word, std::size_t leader, std::size_t bytes, 
 Statement Agreement::agree_directly(Statement word, std::span<const std::span<const std::byte>> parts) {
   const std::size_t n = leaders_.size();
   const auto part = [&](std::size_t leader) { return parts.empty() ? std::span<const std::byte>() : parts[leader]; };
-  std::array<Message, 8> incoming;
-  std::array<Message, 8> outgoing;
+  std::array<Request, 8> incoming;
+  std::array<Request, 8> outgoing;
   for (std::size_t k = 1; k < n; ++k) {
     incoming.at(k) = receive((index_ + n - k) % n);
   }
@@ -80,8 +80,8 @@ Statement Agreement::agree_directly(Statement word, std::span<const std::span<co
 Statement Agreement::agree_by_doubling(Statement word, std::span<std::byte> payload, const compute::Reduction& how) {
   for (std::size_t i = 0; i < rounds_.size(); ++i) {
     const Round& round = rounds_[i];
-    Message incoming = round.receives ? receive(round.peer) : Message();
-    Message outgoing = round.sends ? send(round.peer, word, payload) : Message();
+    Request incoming = round.receives ? receive(round.peer) : Request();
+    Request outgoing = round.sends ? send(round.peer, word, payload) : Request();
     const std::size_t bytes = messages_.wait(incoming);
     messages_.wait(outgoing);
     if (!round.receives || !receive(word, round.peer, bytes, payload.size()) || payload.empty()) {

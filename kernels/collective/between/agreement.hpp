@@ -49,8 +49,8 @@ class Agreement {
   Statement agree_by_doubling(Statement word, std::span<std::byte> payload, const compute::Reduction& how);
 
  private:
-  transport::Message send(std::size_t leader, const Statement& word, std::span<const std::byte> data);
-  transport::Message receive(std::size_t leader);
+  transport::Request send(std::size_t leader, const Statement& word, std::span<const std::byte> data);
+  transport::Request receive(std::size_t leader);
 
   // Combines a leader's message, `bytes` long, with `word`. Returns whether its `expected` bytes of data are valid.
   bool receive(Statement& word, std::size_t leader, std::size_t bytes, std::size_t expected) const;

@@ -6,8 +6,8 @@
 namespace gradientflow::collective {
 namespace {
 
-using transport::Message;
 using transport::Purpose;
+using transport::Request;
 
 constexpr int questions = 10;
 
@@ -21,8 +21,8 @@ double ask_for_time(transport::Messages& messages, int peer) {
   for (int i = 0; i < questions; ++i) {
     double answer = 0.0;
     const double asked = now();
-    Message coming = messages.receive(peer, Purpose::data, &answer, sizeof answer);
-    Message question = messages.send(peer, Purpose::data, &asked, sizeof asked);
+    Request coming = messages.receive(peer, Purpose::data, &answer, sizeof answer);
+    Request question = messages.send(peer, Purpose::data, &asked, sizeof asked);
     messages.wait(question);
     messages.wait(coming);
     const double received = now();
@@ -37,10 +37,10 @@ double ask_for_time(transport::Messages& messages, int peer) {
 void answer_with_time(transport::Messages& messages, int peer) {
   for (int i = 0; i < questions; ++i) {
     double question = 0.0;
-    Message coming = messages.receive(peer, Purpose::data, &question, sizeof question);
+    Request coming = messages.receive(peer, Purpose::data, &question, sizeof question);
     messages.wait(coming);
     const double answer = now();
-    Message going = messages.send(peer, Purpose::data, &answer, sizeof answer);
+    Request going = messages.send(peer, Purpose::data, &answer, sizeof answer);
     messages.wait(going);
   }
 }

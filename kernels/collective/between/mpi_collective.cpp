@@ -3,6 +3,8 @@
 #include <array>
 
 #include "../../base/error.hpp"
+#include "../../transport/buffer.hpp"
+#include "../../transport/mpi/mpi_endpoint.hpp"
 #include "../call/partition.hpp"
 
 namespace gradientflow::collective {
@@ -82,7 +84,7 @@ class Operator {
 
 class Rounds {
  public:
-  Rounds(const transport::MpiCommunicator& mpi, const Call& call) : mpi_(mpi), call_(call) {}
+  Rounds(const transport::MpiEndpoint& mpi, const Call& call) : mpi_(mpi), call_(call) {}
 
   void run() {
     switch (call_.signature.kind) {
@@ -258,12 +260,14 @@ class Rounds {
     }
   }
 
-  const transport::MpiCommunicator& mpi_;
+  const transport::MpiEndpoint& mpi_;
   const Call& call_;
 };
 
 }  // namespace
 
-void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call) { Rounds(mpi, call).run(); }
+void mpi_collective(const transport::Endpoint& endpoint, const Call& call) {
+  Rounds(dynamic_cast<const transport::MpiEndpoint&>(endpoint), call).run();
+}
 
 }  // namespace gradientflow::collective

@@ -4,11 +4,12 @@
 // rounded once; a mean is the divided sum; waiting yields the core and ends after the timeout.
 #pragma once
 
-#include "../../transport/mpi/mpi.hpp"
+#include "../../transport/endpoint.hpp"
 #include "../call/call.hpp"
 
 namespace gradientflow::collective {
 
-void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call);
+// `endpoint`: an MpiEndpoint.
+void mpi_collective(const transport::Endpoint& endpoint, const Call& call);
 
 }  // namespace gradientflow::collective

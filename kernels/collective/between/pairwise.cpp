@@ -7,8 +7,8 @@ namespace gradientflow::collective {
 namespace {
 
 using transport::CallKind;
-using transport::Message;
 using transport::Purpose;
+using transport::Request;
 
 // A block of bytes of this rank's input or output; empty if this rank does not take part in it.
 struct Block {
@@ -74,14 +74,14 @@ void pairwise(const Lane& lane, const Call& call) {
     const std::size_t from = (me + n - (1 + t / segments)) % n;
     const Range range = part(blocks.in_output(from, me), t);
     return range.size() == 0
-               ? Message()
+               ? Request()
                : lane.messages.receive(lane.ranks[from], Purpose::data, call.output + range.begin, range.size());
   };
   const auto send = [&](std::size_t t) {
     const std::size_t to = (me + 1 + t / segments) % n;
     const Range range = part(blocks.in_input(me, to), t);
     return range.size() == 0
-               ? Message()
+               ? Request()
                : lane.messages.send(lane.ranks[to], Purpose::data, call.input + range.begin, range.size());
   };
   run_windowed(lane.messages, (n - 1) * segments, lane.segments.window, post, [](std::size_t) {}, send);

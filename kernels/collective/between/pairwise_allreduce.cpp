@@ -3,8 +3,8 @@
 namespace gradientflow::collective {
 namespace {
 
-using transport::Message;
 using transport::Purpose;
+using transport::Request;
 
 }  // namespace
 
@@ -38,10 +38,10 @@ std::span<const std::byte> PairwiseAllreduce::part_for(std::size_t to) {
   return {values, range.size() * wire_element_};
 }
 
-Message PairwiseAllreduce::receive_result(std::size_t from) {
+Request PairwiseAllreduce::receive_result(std::size_t from) {
   const Range range = slice_of(from);
   std::byte* const to = operands_.cast() ? slot(lane_.size() + from, wire_element_) : operands_.partial(range);
-  return range.size() == 0 ? Message()
+  return range.size() == 0 ? Request()
                            : lane_.messages.receive(lane_.ranks[from], Purpose::data, to, range.size() * wire_element_);
 }
 
@@ -83,8 +83,8 @@ void PairwiseAllreduce::finish(std::span<const std::byte* const> parts) {
 void pairwise_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
   const std::size_t n = lane.size();
   PairwiseAllreduce exchange(lane, operands, scratch);
-  std::vector<Message> incoming(n);
-  std::vector<Message> outgoing(n);
+  std::vector<Request> incoming(n);
+  std::vector<Request> outgoing(n);
   std::vector<const std::byte*> parts(n);
   for (std::size_t k = 1; k < n; ++k) {
     const std::size_t from = (lane.index + n - k) % n;

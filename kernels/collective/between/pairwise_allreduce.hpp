@@ -28,15 +28,15 @@ class PairwiseAllreduce {
  private:
   [[nodiscard]] Range slice_of(std::size_t member) const;
   [[nodiscard]] std::byte* slot(std::size_t index, std::size_t element);
-  [[nodiscard]] transport::Message receive_result(std::size_t from);
+  [[nodiscard]] transport::Request receive_result(std::size_t from);
 
   const Lane& lane_;
   Operands& operands_;
   Scratch& scratch_;
   std::size_t element_;
   std::size_t wire_element_;
-  std::vector<transport::Message> incoming_;
-  std::vector<transport::Message> outgoing_;
+  std::vector<transport::Request> incoming_;
+  std::vector<transport::Request> outgoing_;
 };
 
 // All members of the lane call it. The result has the same bits on all of them: every element is computed by one.

@@ -50,7 +50,7 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
     const Round round = round_of(t);
     const Range range = range_of(t);
     if (!round.receives || range.size() == 0) {
-      return transport::Message();
+      return transport::Request();
     }
     std::byte* const to = is_finished(t) && !operands.cast() ? operands.partial(range) : slot(t);
     return lane.messages.receive(lane.ranks[round.peer], transport::Purpose::data, to, range.size() * wire_element);
@@ -59,7 +59,7 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
     const Round round = round_of(t);
     const Range range = range_of(t);
     if (!round.sends || range.size() == 0) {
-      return transport::Message();
+      return transport::Request();
     }
     const std::byte* from = is_first(t) ? operands.contribute(range) : operands.partial(range);
     if (operands.cast()) {

@@ -9,8 +9,8 @@
 namespace gradientflow::collective {
 namespace {
 
-using transport::Message;
 using transport::Purpose;
+using transport::Request;
 
 // The elements of segment t. In step s a rank receives the chunk `s + 1` places before its own, and sends the one that
 // it received in the step before. `shift` rotates the ring: rank r ends the reduce-scatter with chunk r + 1 for 0, and
@@ -40,12 +40,12 @@ class Schedule {
   std::size_t segments_ = 1;
 };
 
-Message receive_into(const Lane& lane, std::byte* data, std::size_t bytes) {
-  return bytes == 0 ? Message() : lane.messages.receive(lane.left(), Purpose::data, data, bytes);
+Request receive_into(const Lane& lane, std::byte* data, std::size_t bytes) {
+  return bytes == 0 ? Request() : lane.messages.receive(lane.left(), Purpose::data, data, bytes);
 }
 
-Message send_from(const Lane& lane, const std::byte* data, std::size_t bytes) {
-  return bytes == 0 ? Message() : lane.messages.send(lane.right(), Purpose::data, data, bytes);
+Request send_from(const Lane& lane, const std::byte* data, std::size_t bytes) {
+  return bytes == 0 ? Request() : lane.messages.send(lane.right(), Purpose::data, data, bytes);
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 namespace gradientflow::collective {
 namespace {
 
-using transport::Message;
 using transport::Purpose;
+using transport::Request;
 
 // The ranks above and below this one.
 struct Relatives {
@@ -71,15 +71,15 @@ void tree_broadcast(const Lane& lane, const Call& call, const transport::Topolog
   const std::size_t segments = pieces(call.bytes(), lane.segments.bytes);
   const std::size_t window = std::max<std::size_t>(std::min(lane.segments.window, segments), 1);
   const auto range_of = [&](std::size_t t) { return piece({0, call.bytes()}, lane.segments.bytes, t); };
-  std::vector<Message> incoming(window);
-  std::vector<std::vector<Message>> outgoing(relatives.children.size());
+  std::vector<Request> incoming(window);
+  std::vector<std::vector<Request>> outgoing(relatives.children.size());
   for (auto& stream : outgoing) {
     stream.resize(window);
   }
   const auto post = [&](std::size_t t) {
     return relatives.parent && t < segments ? lane.messages.receive(*relatives.parent, Purpose::data,
                                                                     call.output + range_of(t).begin, range_of(t).size())
-                                            : Message();
+                                            : Request();
   };
   for (std::size_t t = 0; t < window; ++t) {
     incoming[t] = post(t);
@@ -95,7 +95,7 @@ void tree_broadcast(const Lane& lane, const Call& call, const transport::Topolog
     }
   }
   for (auto& stream : outgoing) {
-    for (Message& message : stream) {
+    for (Request& message : stream) {
       lane.messages.wait(message);
     }
   }
@@ -114,12 +114,12 @@ void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& 
   const auto slot = [&](std::size_t child, std::size_t t) {
     return scratch.at((child + 1) * window + t % window, lane.segments.bytes);
   };
-  std::vector<std::vector<Message>> incoming(children);
-  std::vector<Message> outgoing(window);
+  std::vector<std::vector<Request>> incoming(children);
+  std::vector<Request> outgoing(window);
   const auto post = [&](std::size_t child, std::size_t t) {
     return t < segments ? lane.messages.receive(relatives.children[child], Purpose::data, slot(child, t),
                                                 range_of(t).size() * element)
-                        : Message();
+                        : Request();
   };
   for (std::size_t child = 0; child < children; ++child) {
     for (std::size_t t = 0; t < window; ++t) {
@@ -156,7 +156,7 @@ void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& 
           as_it_is ? call.input + range.begin * element : static_cast<const std::byte*>(sum), range.size() * element);
     }
   }
-  for (Message& message : outgoing) {
+  for (Request& message : outgoing) {
     lane.messages.wait(message);
   }
 }

@@ -17,8 +17,8 @@ template <class Post, class Take, class Send>
 void run_windowed(transport::Messages& messages, std::size_t total, std::size_t window, Post post, Take take,
                   Send send) {
   window = std::max<std::size_t>(std::min(window, total), 1);
-  std::vector<transport::Message> incoming(window);
-  std::vector<transport::Message> outgoing(window);
+  std::vector<transport::Request> incoming(window);
+  std::vector<transport::Request> outgoing(window);
   for (std::size_t t = 0; t < std::min(window, total); ++t) {
     incoming[t] = post(t);
   }

@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "../../base/error.hpp"
-#include "../../transport/mpi/mpi.hpp"
+#include "../../transport/endpoint.hpp"
 
 namespace gradientflow::collective {
 
 // Collective. Throws "rank 2 WHAT: why", the same on all ranks: Error(memory) if that rank lacks memory, otherwise
 // Error(value). Nothing was sent, and the communicator stays usable.
 template <class Work>
-void on_all_ranks(const transport::MpiCommunicator& mpi, const std::string& what, Work work) {
+void on_all_ranks(const transport::Endpoint& endpoint, const std::string& what, Work work) {
   struct Failure {
     std::array<char, 400> text;
     bool of_memory;
@@ -27,7 +27,7 @@ void on_all_ranks(const transport::MpiCommunicator& mpi, const std::string& what
     std::string_view(error.what()).copy(failure.text.data(), failure.text.size() - 1);
     failure.of_memory = error.kind() == ErrorKind::memory;
   }
-  const auto failures = mpi.size() == 1 ? std::vector{failure} : mpi.allgather(failure);
+  const auto failures = endpoint.size() == 1 ? std::vector{failure} : endpoint.allgather(failure);
   const auto failed =
       std::find_if(failures.begin(), failures.end(), [](const auto& each) { return each.text[0] != '\0'; });
   if (failed != failures.end()) {

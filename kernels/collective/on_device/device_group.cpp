@@ -51,18 +51,18 @@ std::string reason_without_nccl(const std::vector<Equipment>& all) {
 }  // namespace
 
 DeviceGroup::DeviceGroup(Group& group, int device) : group_(group), device_(device) {
-  if (group_.mpi().size() > 1) {
-    group_.mpi().check_not_finalized();
+  if (group_.endpoint().size() > 1) {
+    group_.endpoint().check_not_ended();
   }
   std::optional<cuda::UseDevice> use;
   std::string bus_id;
-  on_all_ranks(group_.mpi(), "cannot use CUDA device " + std::to_string(device_), [&] {
+  on_all_ranks(group_.endpoint(), "cannot use CUDA device " + std::to_string(device_), [&] {
     use.emplace(device_);
     stream_ = std::make_unique<cuda::OwnedStream>();
     last_ = std::make_unique<cuda::OwnedEvent>();
     bus_id = cuda::runtime().bus_id(device_);
   });
-  if (group_.mpi().size() > 1) {
+  if (group_.endpoint().size() > 1) {
     find_nccl(bus_id);
     if (group_.topology().nodes() == 1) {
       peers_ = std::make_unique<PeerExchange>(group_.node(), group_.config().device_slot_bytes);
@@ -85,7 +85,7 @@ void DeviceGroup::find_nccl(const std::string& bus_id) {
   mine.host = transport::host_key();
   const char* const several = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // NOLINT(concurrency-mt-unsafe): read only
   mine.several_ranks = several != nullptr && std::string_view(several) == "1";
-  const std::vector<Equipment> all = group_.mpi().allgather(mine);
+  const std::vector<Equipment> all = group_.endpoint().allgather(mine);
   no_nccl_ = reason_without_nccl(all);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t other = 0; other < rank; ++other) {
@@ -111,7 +111,8 @@ DeviceSituation DeviceGroup::situation(const Signature& signature, bool in_devic
 Outcome DeviceGroup::run(const Call& call) {
   const cuda::UseDevice use(device_);
   const cuda::Runtime& runtime = cuda::runtime();
-  if (group_.mpi().size() == 1 && call.signature.algorithm == transport::Algorithm::nccl && nccl_library_ == nullptr) {
+  if (group_.endpoint().size() == 1 && call.signature.algorithm == transport::Algorithm::nccl &&
+      nccl_library_ == nullptr) {
     find_nccl(cuda::runtime().bus_id(device_));  // a single rank loads NCCL only on request
   }
   Choice choice = select_on_device(situation(call.signature, false), group_.config());
@@ -247,7 +248,7 @@ std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
 // A segment of memory that no other rank maps; all ranks throw if one of them lacks memory.
 std::shared_ptr<DeviceSegment> DeviceGroup::allocate_apart(std::size_t bytes) {
   cuda::DeviceMemory memory;
-  on_all_ranks(group_.mpi(), "cannot get " + std::to_string(bytes) + " bytes of memory of its device", [&] {
+  on_all_ranks(group_.endpoint(), "cannot get " + std::to_string(bytes) + " bytes of memory of its device", [&] {
     memory = cuda::DeviceMemory(std::max(bytes, std::size_t{1}));
     cuda::runtime().clear(memory.data(), bytes, stream_->get());
     cuda::runtime().synchronize(stream_->get());

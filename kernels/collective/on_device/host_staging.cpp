@@ -24,7 +24,7 @@ std::unique_ptr<cuda::Pinned> pin(const transport::Segment& memory) {
 // A rank may fail to get its own resources; then all must know before the first call.
 HostStaging::HostStaging(Group& group)
     : group_(group), capacity_(group.config().host_piece_bytes), memory_(group.allocate(2 * slots * capacity_)) {
-  on_all_ranks(group_.mpi(), "cannot get what it takes to have tensors of its device pass through the host", [&] {
+  on_all_ranks(group_.endpoint(), "cannot get what it takes to have tensors of its device pass through the host", [&] {
     down_ = std::make_unique<cuda::OwnedStream>();
     up_ = std::make_unique<cuda::OwnedStream>();
     begin_ = std::make_unique<cuda::OwnedEvent>();
@@ -71,10 +71,10 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
     whole.signature.op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
   }
   if (rounded && rounded_.data() == nullptr) {
-    on_all_ranks(group_.mpi(), "cannot get memory of its device to round values in",
+    on_all_ranks(group_.endpoint(), "cannot get memory of its device to round values in",
                  [&] { rounded_ = cuda::DeviceMemory(slots * capacity_); });
   }
-  const CallPieces pieces(whole, group_.mpi().size(), group_.mpi().rank(), capacity_);
+  const CallPieces pieces(whole, group_.endpoint().size(), group_.endpoint().rank(), capacity_);
   runtime.record(begin_->get(), placement_of(call).stream);
   runtime.wait(down_->get(), begin_->get());
   runtime.wait(up_->get(), begin_->get());
@@ -122,7 +122,7 @@ void HostStaging::copy_down(const Call& call, const CallPiece& piece, std::size_
       const bool divides = call.signature.op == ReduceOp::mean;
       std::byte* const target = rounded_.data() + index * capacity_ + move.buffer;
       runtime.cast(target, wire, call.input + move.tensor / size_of(wire) * call.element(), call.signature.dtype, count,
-                   divides ? 1.0F / static_cast<float>(group_.mpi().size()) : 1.0F, down_->get());
+                   divides ? 1.0F / static_cast<float>(group_.endpoint().size()) : 1.0F, down_->get());
       source = target;
     }
     runtime.copy(slot.input + move.buffer, source, move.bytes, down_->get());

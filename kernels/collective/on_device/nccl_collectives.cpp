@@ -87,8 +87,9 @@ std::vector<int> ranks_up_to(int size) {
 NcclCollectives::NcclCollectives(Group& group, std::shared_ptr<const transport::NcclLibrary> library)
     : group_(group),
       library_(std::move(library)),
-      all_(Communicator::make(library_, group_.mpi(), ranks_up_to(group_.mpi().size()), group_.config().timeout)),
-      watch_(group_.node(), group_.mpi().rank(), group_.config().timeout) {
+      all_(Communicator::make(library_, group_.endpoint(), ranks_up_to(group_.endpoint().size()),
+                              group_.config().timeout)),
+      watch_(group_.node(), group_.endpoint().rank(), group_.config().timeout) {
   watch_.add(all_);
 }
 
@@ -200,7 +201,7 @@ void NcclCollectives::make_levels() {
   const transport::Topology& topology = group_.topology();
   const double timeout = group_.config().timeout;
   auto levels = std::make_unique<Levels>();
-  levels->node = Communicator::make(library_, group_.mpi(), topology.local(), timeout);
+  levels->node = Communicator::make(library_, group_.endpoint(), topology.local(), timeout);
   watch_.add(levels->node);
   std::vector<int> leaders;
   if (topology.local_rank() == 0) {
@@ -208,7 +209,7 @@ void NcclCollectives::make_levels() {
       leaders.push_back(members.front());
     }
   }
-  levels->leaders = Communicator::make(library_, group_.mpi(), leaders, timeout);
+  levels->leaders = Communicator::make(library_, group_.endpoint(), leaders, timeout);
   if (levels->leaders != nullptr) {
     watch_.add(levels->leaders);
   }
@@ -219,7 +220,7 @@ void NcclCollectives::make_levels() {
 nccl::Op NcclCollectives::divided_sum(DType dtype) {
   std::optional<nccl::Op>& op = levels_->divided_sum.at(static_cast<std::size_t>(dtype));
   if (!op) {
-    const double exact = 1.0 / group_.mpi().size();
+    const double exact = 1.0 / group_.endpoint().size();
     const auto rounded = static_cast<float>(exact);
     std::array<std::byte, sizeof(double)> scalar{};
     if (dtype == DType::float64) {
@@ -251,7 +252,7 @@ void NcclCollectives::allreduce_in_wire(const Call& call, bool hierarchical) {
     nonfinite_ = cuda::DeviceMemory(sizeof(std::uint64_t));
   }
   const bool is_mean = signature.op == ReduceOp::mean;
-  const float scale = is_mean ? 1.0F / static_cast<float>(group_.mpi().size()) : 1.0F;
+  const float scale = is_mean ? 1.0F / static_cast<float>(group_.endpoint().size()) : 1.0F;
   runtime.cast(wire_.data(), wire, call.input, signature.dtype, signature.count, scale, stream);
   allreduce({wire_.data(), wire_.data(), signature.count, wire, is_mean ? ReduceOp::sum : signature.op}, hierarchical,
             stream);

@@ -131,6 +131,9 @@ Choice select(const Situation& s, const Config& config) {
       }
       return s.ranks == 1 ? alone : choose_inside_node(s, config);
     case Algorithm::mpi:
+      if (s.transport != transport::TransportKind::mpi) {
+        refuse(s, "hands calls over to the MPI library, and this job's ranks exchange messages over TCP");
+      }
       if (s.wire) {
         refuse(s, "has no wire dtype");
       }

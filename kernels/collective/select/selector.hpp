@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../../base/config.hpp"
+#include "../../transport/endpoint.hpp"
 #include "../../transport/signature.hpp"
 #include "../call/path.hpp"
 
@@ -21,8 +22,9 @@ struct Situation {
   int nodes;
   int smallest_node;  // number of its ranks
   int largest_node;
-  bool in_node_memory;       // the tensors of all ranks lie in one segment
-  bool direct_read_allowed;  // by the kernel, on every rank
+  bool in_node_memory;                                                 // the tensors of all ranks lie in one segment
+  bool direct_read_allowed;                                            // by the kernel, on every rank
+  transport::TransportKind transport = transport::TransportKind::mpi;  // what messages between ranks travel over
 };
 
 // The choice inside a node if the tensors of all ranks lie in one segment, and are not small.

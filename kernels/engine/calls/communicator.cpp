@@ -1,11 +1,9 @@
 #include "communicator.hpp"
 
-#include <pthread.h>
-
-#include <atomic>
 #include <string>
 #include <utility>
 
+#include "../../base/forks.hpp"
 #include "turns.hpp"
 
 namespace gradientflow::engine {
@@ -13,55 +11,39 @@ namespace {
 
 using transport::CallKind;
 
-// Number of forks between the first process that counts and this one.
-std::atomic<int> forks{0};
-
-int count_forks() {
-  static const int watched = pthread_atfork(nullptr, nullptr, [] { ++forks; });
-  static_cast<void>(watched);
-  return forks.load(std::memory_order_relaxed);
-}
-
 // The communicator in whose call this thread runs signal handlers: that call has the turn, so a handler cannot wait for
 // it.
 thread_local const Communicator* polling = nullptr;
 
 }  // namespace
 
-Communicator::Communicator(MPI_Comm comm, const Config& config, const Communicator* within)
-    : group_(std::make_unique<collective::Group>(comm, config)),
+Communicator::Communicator(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
+                           const Communicator* within)
+    : group_(std::make_unique<collective::Group>(std::move(endpoint), config)),
       sent_(std::make_shared<SentBytes>(within != nullptr ? within->sent_ : nullptr)),
       point_to_point_(group_->messages()),
       forks_(count_forks()) {}
 
-// In a forked process a communicator is never destroyed: neither MPI nor the parent's flags may be touched there, and a
-// lock or condition variable that was in use at the fork stays so.
-std::shared_ptr<Communicator> Communicator::make(MPI_Comm comm, const Config& config, const Communicator* within) {
-  if (count_forks() > 0) {
-    throw Error(ErrorKind::closed,
-                "MPI belongs to the process that this one was forked from: no communicator can be made here");
-  }
-  std::shared_ptr<Communicator> communicator(new Communicator(comm, config, within), [](const Communicator* instance) {
-    if (instance->forks_ == count_forks()) {
-      delete instance;
-    }
-  });
+// In a forked process a communicator is never destroyed: neither its endpoint nor the parent's flags may be touched
+// there, and a lock or condition variable that was in use at the fork stays so.
+std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
+                                                 const Communicator* within) {
+  std::shared_ptr<Communicator> communicator(new Communicator(std::move(endpoint), config, within),
+                                             [](const Communicator* instance) {
+                                               if (instance->forks_ == count_forks()) {
+                                                 delete instance;
+                                               }
+                                             });
   if (!config.timeline.empty()) {
     communicator->start_timeline(config.timeline);
   }
   return communicator;
 }
 
-void Communicator::watch_forks() noexcept {
-  if (transport::mpi_initialised()) {
-    count_forks();
-  }
-}
-
 Communicator::~Communicator() { close(false); }
 
 void Communicator::check_process() const {
-  if (forks_ != forks.load(std::memory_order_relaxed)) {
+  if (forks_ != count_forks()) {
     throw Error(ErrorKind::closed, "the communicator belongs to the process that this one was forked from");
   }
 }
@@ -78,8 +60,8 @@ void Communicator::check_open() const {
 
 void Communicator::admit(const collective::Call& call) const {
   check_process();
-  if (uses_mpi(call)) {
-    group_->mpi().check_not_finalized();
+  if (sends_messages(call)) {
+    group_->endpoint().check_not_ended();
   }
 }
 
@@ -149,14 +131,14 @@ Communicator::Served Communicator::serve(const collective::Call& call, Times::Cl
 }
 
 // The detail of the signature says what the duplicate is for, so that a rank that splits instead gets an error: it
-// would wait in MPI for ever.
+// would wait there for ever.
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name, transport::MadeFor what) {
   check_process();
   Config config = group_->config();
   config.timeline.clear();
   const std::shared_ptr<Communicator> copy = in_turn([&] {
     group_->agree_on({.signature = {.kind = CallKind::split, .detail = static_cast<std::uint32_t>(what)}});
-    return make(group_->mpi().get(), config, this);
+    return make(group_->endpoint().duplicate(), config, this);
   });
   copy->name_ = name;
   copy->poll_signals_ = poll_signals_;
@@ -179,7 +161,7 @@ std::vector<std::shared_ptr<Communicator>> Communicator::duplicates() const {
   return found;
 }
 
-MPI_Comm Communicator::split(int color, int key) {
+std::unique_ptr<transport::Endpoint> Communicator::split(int color, int key) {
   check_process();
   return in_turn([&] { return group_->split(color, key); });
 }

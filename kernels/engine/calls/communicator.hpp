@@ -36,14 +36,9 @@ class PreparedCall;
 
 class Communicator {
  public:
-  // Collective over `comm`, which is duplicated. MPI must be initialised. Throws Error(closed) in a process that was
-  // forked off one with MPI, as far as this is known: see watch_forks. `within`: a communicator whose bytes_sent()
-  // includes those of the new one.
-  static std::shared_ptr<Communicator> make(MPI_Comm comm, const Config& config = read_config(),
-                                            const Communicator* within = nullptr);
-  // If MPI is initialised, processes forked off this one from now on can make no communicator. Making a communicator
-  // has the same effect.
-  static void watch_forks() noexcept;
+  // Collective over the ranks of `endpoint`. `within`: a communicator whose bytes_sent() includes those of the new one.
+  static std::shared_ptr<Communicator> make(std::unique_ptr<transport::Endpoint> endpoint,
+                                            const Config& config = read_config(), const Communicator* within = nullptr);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -65,7 +60,7 @@ class Communicator {
   void check_rank(int rank, const char* what) const;  // throws Error(value) if there is no such rank
   void check_device(int device) const;                // throws Error(value) if calls have used another one
   void check_open() const;
-  // Whether the process of a rank lives, as far as known without asking MPI: for ranks of this node.
+  // Whether the process of a rank lives, as far as known without asking the endpoint: for ranks of this node.
   [[nodiscard]] bool is_alive(int rank) const;
   void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
 
@@ -97,17 +92,16 @@ class Communicator {
   // As run(), from within such work. Reads `times.queued`, and sets when the call began and ended.
   collective::Outcome run_within(const collective::Call& call, Times& times);
 
-  // Sends one tensor to rank `to`, or receives one from rank `from`. Where the MPI library can be called from several
-  // threads at once, neither waits for collective calls or for other sends and receives. Tensors on devices pass
+  // Sends one tensor to rank `to`, or receives one from rank `from`. Where several threads can use the endpoint
+  // at once, neither waits for collective calls or for other sends and receives. Tensors on devices pass
   // through host memory, and the device is waited for.
   void send(int to, const void* data, std::size_t count, DType dtype,
             const std::optional<collective::Placement>& placement = {});
   void receive(int from, void* data, std::size_t count, DType dtype,
                const std::optional<collective::Placement>& placement = {});
 
-  // A communicator of the ranks with the same color, in the order of `key`; MPI_COMM_NULL for a negative color. The
-  // caller frees it. Collective.
-  MPI_Comm split(int color, int key);
+  // An endpoint of the ranks with the same color, in the order of `key`; nullptr for a negative color. Collective.
+  std::unique_ptr<transport::Endpoint> split(int color, int key);
 
   // A communicator of the same ranks with a progress thread of its own, so that its calls and those of this one do not
   // wait for each other. It is closed with this one, and writes to the same timeline, under `name`. Collective.
@@ -160,9 +154,10 @@ class Communicator {
     void operator()(Communicator* self) const { self->leave_turn(); }
   };
 
-  Communicator(MPI_Comm comm, const Config& config, const Communicator* within);
+  Communicator(std::unique_ptr<transport::Endpoint> endpoint, const Config& config, const Communicator* within);
   void admit(const collective::Call& call) const;
   void check_usable() const;
+  void check_threads(const char* what) const;
   [[nodiscard]] std::shared_ptr<Failure> unreported_failure() const;
   [[nodiscard]] Error with_unreported_failure(const Error& error) const;
   template <class Work>

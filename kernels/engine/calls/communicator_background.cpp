@@ -7,12 +7,17 @@
 
 namespace gradientflow::engine {
 
+void Communicator::check_threads(const char* what) const {
+  if (const transport::Limits limits = group_->endpoint().limits(); !limits.threads) {
+    throw Error(ErrorKind::value, std::string(what) + " need MPI_THREAD_MULTIPLE" + limits.thread_advice);
+  }
+}
+
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
   admit(call);
   if (call.placement) {
-    if (size() > 1 && !transport::mpi_thread_multiple()) {
-      throw Error(ErrorKind::value, std::string("asynchronous calls on CUDA tensors need MPI_THREAD_MULTIPLE") +
-                                        transport::thread_level_advice());
+    if (size() > 1) {
+      check_threads("asynchronous calls on CUDA tensors");
     }
     take_device(placement_of(call).device);
     const auto after = std::make_shared<StreamMarks>(placement_of(call).device);
@@ -21,9 +26,8 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
       serve_in_background(call, *after, queued, served);
     });
   }
-  if (uses_mpi(call) && !transport::mpi_thread_multiple()) {
-    throw Error(ErrorKind::value, std::string("asynchronous calls between nodes need MPI_THREAD_MULTIPLE") +
-                                      transport::thread_level_advice());
+  if (sends_messages(call)) {
+    check_threads("asynchronous calls between nodes");
   }
   return enqueue([this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); });
 }

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "../../transport/buffer.hpp"
 #include "turns.hpp"
 
 namespace gradientflow::engine {
@@ -20,8 +21,8 @@ void Communicator::apart(int peer, Work work) {
   if (peer == rank()) {
     throw Error(ErrorKind::value, "rank " + std::to_string(peer) + " cannot send to itself, nor receive from itself");
   }
-  group_->mpi().check_not_finalized();
-  if (!transport::mpi_thread_multiple()) {
+  group_->endpoint().check_not_ended();
+  if (!group_->endpoint().limits().threads) {
     in_turn(std::move(work));
     return;
   }
@@ -48,7 +49,7 @@ void Communicator::send(int to, const void* data, std::size_t count, DType dtype
     apart(to, [&] { point_to_point_.send(to, data, count, dtype); });
   } else {
     const compute::cuda::UseDevice use(placement->device);
-    const transport::Buffer copy(group_->mpi(), bytes);
+    const transport::Buffer copy(group_->endpoint(), bytes);
     compute::cuda::runtime().copy(copy.data(), data, bytes, placement->stream);
     compute::cuda::runtime().synchronize(placement->stream);
     apart(to, [&] { point_to_point_.send(to, copy.data(), count, dtype); });
@@ -63,7 +64,7 @@ void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
     return;
   }
   const compute::cuda::UseDevice use(placement->device);
-  const transport::Buffer copy(group_->mpi(), count * size_of(dtype));
+  const transport::Buffer copy(group_->endpoint(), count * size_of(dtype));
   apart(from, [&] { point_to_point_.receive(from, copy.data(), count, dtype); });
   compute::cuda::runtime().copy(data, copy.data(), count * size_of(dtype), placement->stream);
   compute::cuda::runtime().synchronize(placement->stream);

@@ -20,11 +20,11 @@ void Communicator::start_timeline(const std::string& path) {
   check_process();
   const collective::Group::Clock clock = in_turn([&] { return group_->compare_clocks(); });
   constexpr double micro = 1e6;
-  const int world_rank = transport::world_rank();
-  const std::string own = path_of_rank(path, world_rank);
+  const int job_rank = group_->endpoint().job_rank();
+  const std::string own = path_of_rank(path, job_rank);
   auto timeline = Timeline::find(own);
   if (timeline == nullptr) {
-    timeline = Timeline::open(own, {world_rank, clock.run, clock.offset * micro});
+    timeline = Timeline::open(own, {job_rank, clock.run, clock.offset * micro});
   }
   follow(timeline);
   for (const auto& copy : duplicates()) {

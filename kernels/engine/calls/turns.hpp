@@ -13,7 +13,7 @@ namespace gradientflow::engine {
 // Whether the ranks may be in different states after an error of this kind.
 [[nodiscard]] bool breaks(ErrorKind kind);
 
-[[nodiscard]] inline bool uses_mpi(const collective::Call& call) {
+[[nodiscard]] inline bool sends_messages(const collective::Call& call) {
   return call.choice && !collective::is_inside_node(call.choice->path);
 }
 

@@ -85,7 +85,7 @@ GradientPool::Progress GradientPool::progress_of(const Communicator& communicato
   }
   if (communicator.nodes() > 1 || options.device ||
       (options.algorithm != transport::Algorithm::automatic && options.algorithm != transport::Algorithm::shared)) {
-    return transport::mpi_thread_multiple() ? Progress::thread : Progress::in_wait;
+    return communicator.group().endpoint().limits().threads ? Progress::thread : Progress::in_wait;
   }
   const std::string& choice = communicator.group().config().progress;
   const std::size_t enough = 2 * static_cast<std::size_t>(communicator.local_size());

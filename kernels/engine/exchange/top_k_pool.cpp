@@ -41,8 +41,8 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
                    const Options& options)
     : ResidualPool("top-k gradient pool", dtype, lay_out(counts, dtype), options.extra, options.skip_nonfinite),
       options_(options),
-      has_thread_(communicator.size() > 1 &&
-                  (BlockMemory::is_for(communicator, options.algorithm) || transport::mpi_thread_multiple())),
+      has_thread_(communicator.size() > 1 && (BlockMemory::is_for(communicator, options.algorithm) ||
+                                              communicator.group().endpoint().limits().threads)),
       rules_{.ranks = static_cast<std::size_t>(communicator.size()),
              .gradients = dtype,
              .values = options.wire.value_or(dtype == DType::bfloat16 ? dtype : DType::float32),

@@ -116,9 +116,8 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   communicator_ = everybody.duplicate("parameter server", transport::MadeFor::parameter_server);
   communicator_->count_as_sent({});  // transfers of a mailbox are not counted
   check_same_on_all_ranks(*communicator_, "parameter servers", entries_of(counts, roles, threshold, options));
-  const MPI_Comm ranks = communicator_->split(0, communicator_->rank());
   auto mailbox =
-      transport::Mailbox::make(std::make_unique<transport::MpiCommunicator>(ranks), "the parameter server",
+      transport::Mailbox::make(communicator_->split(0, communicator_->rank()), "the parameter server",
                                [communicator = communicator_](int rank) { return communicator->is_alive(rank); });
   ServerTags tags(*mailbox);
   shared_ = std::make_unique<Server::Shared>(std::move(mailbox), tags, layout, roles, options.wire, optimizer,

@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "../mpi/retirement.hpp"
 #include "mailbox_alarm.hpp"
 
 namespace gradientflow::transport {
@@ -13,51 +12,46 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int fewest_tags = 32768;  // that every MPI library offers
-
-int highest_tag(MPI_Comm comm) {
-  int* highest = nullptr;
-  int known = 0;
-  check_mpi(MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&highest), &known), "MPI_Comm_get_attr");
-  return known != 0 ? *highest : fewest_tags - 1;
-}
-
 }  // namespace
 
-Arrival::~Arrival() {
-  if (message_ != MPI_MESSAGE_NULL) {
-    if (const std::shared_ptr<Mailbox> mailbox = mailbox_.lock()) {
-      mailbox->drop(*this);
-    }
+Mailbox::Arrival::~Arrival() {
+  if (!message_) {
+    return;
+  }
+  if (const std::shared_ptr<Mailbox> mailbox = mailbox_.lock()) {
+    mailbox->drop(*this);
+  } else {
+    message_->end();
   }
 }
 
-std::shared_ptr<Mailbox> Mailbox::make(std::unique_ptr<MpiCommunicator> ranks, std::string name,
+std::shared_ptr<Mailbox> Mailbox::make(std::unique_ptr<Endpoint> endpoint, std::string name,
                                        std::function<bool(int)> is_alive) {
-  if (!mpi_thread_multiple()) {
-    throw Error(ErrorKind::value, name + " needs an MPI that several threads may call" + thread_level_advice());
+  if (const Limits limits = endpoint->limits(); !limits.threads) {
+    throw Error(ErrorKind::value, name + " needs an MPI that several threads may call" + limits.thread_advice);
   }
-  std::shared_ptr<Mailbox> made(new Mailbox(std::move(ranks), std::move(name), std::move(is_alive)));
+  std::shared_ptr<Mailbox> made(new Mailbox(std::move(endpoint), std::move(name), std::move(is_alive)));
   made->self_ = made;
   return made;
 }
 
-Mailbox::Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::function<bool(int)> is_alive)
-    : mpi_(std::move(ranks)),
+Mailbox::Mailbox(std::unique_ptr<Endpoint> endpoint, std::string name, std::function<bool(int)> is_alive)
+    : endpoint_(std::move(endpoint)),
+      limits_(endpoint_->limits()),
       name_(std::move(name)),
       is_alive_(std::move(is_alive)),
       process_(getpid()),
-      notice_tag_(highest_tag(mpi_->get())),
+      notice_tag_(limits_.tags - 1),
       alarm_(std::make_shared<Alarm>()),
       tags_left_(notice_tag_),
-      parts_under_way_(static_cast<std::size_t>(mpi_->size())),
-      peers_(static_cast<std::size_t>(mpi_->size())),
+      parts_under_way_(static_cast<std::size_t>(endpoint_->size())),
+      peers_(static_cast<std::size_t>(endpoint_->size())),
       known_peers_(peers_.size()) {}
 
-// In a forked process MPI must not be called, and the mailbox's thread does not exist.
+// In a forked process the endpoint must not be used, and the mailbox's thread does not exist.
 Mailbox::~Mailbox() {
   if (is_forked()) {
-    static_cast<void>(mpi_.release());
+    static_cast<void>(endpoint_.release());
     return;
   }
   close(false);
@@ -67,11 +61,8 @@ Mailbox::~Mailbox() {
       awaited.push_back(r);
     }
   }
-  // Messages that have been drawn and not received would stay with MPI; and of many ranks, not all send notices.
-  if (!arrived_.empty() || taken_ > 0 || size() > few_ranks) {
-    mpi_->never_free();
-  }
-  mpi_->await_last_messages(std::move(awaited), notice_tag_);
+  // Messages that have been drawn and not received stay with the endpoint; and of many ranks, not all send notices.
+  endpoint_->close(std::move(awaited), notice_tag_, !arrived_.empty() || taken_ > 0 || size() > few_ranks);
 }
 
 bool Mailbox::is_forked() const noexcept { return getpid() != process_; }
@@ -92,7 +83,7 @@ void Mailbox::check_usable() const {
   if (closed_) {
     throw Error(ErrorKind::closed, name_ + " has been closed");
   }
-  mpi_->check_not_finalized();
+  endpoint_->check_not_ended();
 }
 
 void Mailbox::check_rank(int rank, bool may_be_any) const {
@@ -106,8 +97,7 @@ Tags Mailbox::draw(std::int64_t count) {
   const auto held = lock();
   if (count < 1 || count > tags_left_) {
     throw Error(ErrorKind::value, std::to_string(count) + " tags cannot be drawn: there are " +
-                                      std::to_string(tags_left_) + " left of the " + std::to_string(notice_tag_) +
-                                      " that the MPI library offers");
+                                      std::to_string(tags_left_) + " left of " + std::to_string(notice_tag_));
   }
   tags_left_ -= static_cast<int>(count);
   return {tags_left_, static_cast<int>(count)};
@@ -159,10 +149,10 @@ void Mailbox::close(bool orderly, const std::optional<Error>& reason) noexcept {
       end(transfer, given_up(*transfer, why));
     }
     for (const auto& transfer : std::exchange(in_flight_, {})) {
-      finish_later(std::move(transfer->owner_), {transfer->request_});
+      transfer->request_.give_up(std::move(transfer->owner_));
       end(transfer, given_up(*transfer, why));
     }
-    if (!mpi_->finalized()) {
+    if (!endpoint_->has_ended()) {
       tell(orderly ? State::closed : State::failed, reason);
     }
     has_left_ = true;

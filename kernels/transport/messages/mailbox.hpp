@@ -1,22 +1,21 @@
-// Messages that may come from anybody at any time, on an MPI communicator of their own.
+// Messages that may come from anybody at any time, over an endpoint of their own.
 //
-// Every message that arrives is drawn from MPI at the next poll (MPI_Improbe, from any rank, with any tag), so its
+// Every message that arrives is drawn from the endpoint at the next poll, from any rank, with any tag, so its
 // source, tag and size are known before it is received. It goes to the oldest receive posted for it, or waits until one
-// is posted, or until next() asks for it. So MPI never has a receive that would have to be cancelled, a message of
-// another size than expected is an error that names both sizes, and the last message of a rank, its notice that it has
-// closed, comes after everything else that it has sent.
+// is posted, or until next() asks for it. So the endpoint never has a receive that would have to be cancelled, a
+// message of another size than expected is an error that names both sizes, and the last message of a rank, its notice
+// that it has closed, comes after everything else that it has sent.
 //
 // Between two ranks, messages with one tag are received in the order in which they were sent.
 //
 // A thread that waits makes progress on all messages of the mailbox; while none waits, the mailbox's own thread does,
 // between naps of up to 5 ms. It starts with the first message, and sleeps while nothing is pending.
 //
-// A message may travel in parts, each of which MPI sends at once, without a handshake, and of which few are under way
-// to a rank at a time. Where large messages cross on TCP, Open MPI's handshakes wait behind data, and links are idle:
-// parts fill them.
+// A message may travel in parts, if the endpoint says that it pays (Limits::part_bytes); few of them are under way to a
+// rank at a time.
 //
-// Inside a node, too, MPI carries the messages: its shared memory transport is as fast as a direct read with a
-// handshake. docs/architecture.md has the figures.
+// Inside a node, too, the endpoint carries the messages: MPI's shared memory transport is as fast as a direct read with
+// a handshake. docs/architecture.md has the figures.
 #pragma once
 
 #include <sys/types.h>
@@ -25,16 +24,17 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../base/error.hpp"
-#include "../mpi/mpi.hpp"
+#include "../endpoint.hpp"
 #include "transfer.hpp"
 
 namespace gradientflow::transport {
@@ -44,20 +44,37 @@ class Mailbox {
  public:
   using Clock = std::chrono::steady_clock;
   using Deadline = std::optional<Clock::time_point>;
-  using Owner = std::shared_ptr<const void>;  // of memory: kept until MPI is done with it, perhaps for ever
   static constexpr int any_source = Envelope::any_source;
 
-  // Not collective. `ranks`: for this mailbox alone. `name`: what has been closed, in errors. `is_alive`: whether the
-  // process of a rank lives, as far as that is known other than from MPI; called by any thread. Throws Error(value)
-  // where MPI cannot be called from several threads.
-  static std::shared_ptr<Mailbox> make(std::unique_ptr<MpiCommunicator> ranks, std::string name,
+  // A message that has been taken out of a mailbox, to be received once there is memory for it. If it is destroyed
+  // instead, the message is discarded, and its sender need not wait.
+  class Arrival {
+   public:
+    Arrival(transport::Arrival&& message, std::weak_ptr<Mailbox> mailbox)
+        : envelope_(message.envelope()), message_(std::move(message)), mailbox_(std::move(mailbox)) {}
+    Arrival(const Arrival&) = delete;
+    Arrival& operator=(const Arrival&) = delete;
+    ~Arrival();
+    [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
+
+   private:
+    friend class Mailbox;
+    Envelope envelope_;
+    std::optional<transport::Arrival> message_;  // until it is received
+    std::weak_ptr<Mailbox> mailbox_;
+  };
+
+  // Not collective. `endpoint`: for this mailbox alone. `name`: what has been closed, in errors. `is_alive`: whether
+  // the process of a rank lives, as far as that is known other than from the endpoint; called by any thread. Throws
+  // Error(value) where several threads cannot use the endpoint.
+  static std::shared_ptr<Mailbox> make(std::unique_ptr<Endpoint> endpoint, std::string name,
                                        std::function<bool(int rank)> is_alive);
   ~Mailbox();  // closes it, not orderly
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Draws unused tags, from the upper end of those that MPI offers; draw_rest: all that are left. All ranks must make
-  // the same draws. Throws Error(value) where too few are left.
+  // Draws unused tags, from the upper end of those that the endpoint offers; draw_rest: all that are left. All ranks
+  // must make the same draws. Throws Error(value) where too few are left.
   [[nodiscard]] Tags draw(std::int64_t count);
   [[nodiscard]] Tags draw_rest();
 
@@ -114,17 +131,17 @@ class Mailbox {
   // harmless: the second call waits for the first. Not collective.
   void close(bool orderly, const std::optional<Error>& reason = {}) noexcept;
 
-  [[nodiscard]] int rank() const noexcept { return mpi_->rank(); }
-  [[nodiscard]] int size() const noexcept { return mpi_->size(); }
+  [[nodiscard]] int rank() const noexcept { return endpoint_->rank(); }
+  [[nodiscard]] int size() const noexcept { return endpoint_->size(); }
 
  private:
-  friend class Arrival;
   enum class State : std::int32_t { open, closed, failed, died };
 
   struct PeerState {  // what is known of another rank
     State state = State::open;
     Clock::time_point since{};
     std::optional<Error> reason = {};  // why it has given up, if it has said so
+    std::string how = {};              // it has died, if that is known
   };
   struct Notice {  // followed by the text of the reason, if there is one
     State state = State::failed;
@@ -135,7 +152,7 @@ class Mailbox {
 
   static constexpr std::chrono::seconds leave_time{1};  // for what is on its way when a mailbox is closed
 
-  Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::function<bool(int)> is_alive);
+  Mailbox(std::unique_ptr<Endpoint> endpoint, std::string name, std::function<bool(int)> is_alive);
   [[nodiscard]] bool is_forked() const noexcept;
   void check_process() const;
   [[nodiscard]] std::unique_lock<std::mutex> lock() const;
@@ -145,15 +162,15 @@ class Mailbox {
   void check_usable() const;
   [[nodiscard]] std::unique_ptr<Arrival> find_arrival(int from, const Tags& tags);
   void check_rank(int rank, bool may_be_any) const;
-  [[nodiscard]] std::shared_ptr<Transfer> make_transfer(Transfer::Kind kind, int peer, std::int64_t tag,
+  [[nodiscard]] std::shared_ptr<Transfer> make_transfer(Request::Kind kind, int peer, std::int64_t tag,
                                                         std::size_t bytes, Owner owner);
-  [[nodiscard]] static std::shared_ptr<Transfer> next_part(const std::shared_ptr<Transfer>& whole);
+  [[nodiscard]] std::size_t parts_of(std::size_t bytes, Route route) const;
+  [[nodiscard]] std::shared_ptr<Transfer> next_part(const std::shared_ptr<Transfer>& whole) const;
   void send_parts();
-  void begin_receive(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message);
+  void begin_receive(const std::shared_ptr<Transfer>& transfer, transport::Arrival& message);
   void start(const std::shared_ptr<Transfer>& transfer);
-  void begin(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message);
-  void discard(const Envelope& envelope, MPI_Message& message);
-  void deliver(const Envelope& envelope, MPI_Message& message);
+  void begin(const std::shared_ptr<Transfer>& transfer, transport::Arrival& message);
+  void deliver(transport::Arrival message);
   void end(const std::shared_ptr<Transfer>& transfer, std::optional<Error> error = {});
   void end_part(const Transfer& part);
   [[nodiscard]] static Error given_up(const Transfer& transfer, const std::string& why);
@@ -162,8 +179,8 @@ class Mailbox {
   bool progress(bool look);
   bool draw_messages();
   void check_peers();
-  void read_notice(const Envelope& envelope, MPI_Message& message);
-  void note(int rank, State state, std::optional<Error> reason = {});
+  void read_notice(transport::Arrival& message);
+  void note(int rank, State state, std::optional<Error> reason = {}, std::string how = {});
   void end_posted_in_vain();
   void end_all(const Error& error);
   [[nodiscard]] std::optional<Error> loss(int peer, const std::string& what) const;
@@ -175,7 +192,8 @@ class Mailbox {
   [[nodiscard]] bool work(std::chrono::nanoseconds& nap);
   static void thread_main(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm);
 
-  std::unique_ptr<MpiCommunicator> mpi_;
+  std::unique_ptr<Endpoint> endpoint_;
+  Limits limits_;
   std::string name_;
   std::function<bool(int)> is_alive_;
   pid_t process_;
@@ -186,8 +204,8 @@ class Mailbox {
   mutable std::mutex mutex_;
   int tags_left_;
   std::vector<std::shared_ptr<Transfer>> posted_;     // receives whose message has not come, the oldest first
-  std::deque<std::unique_ptr<Arrival>> arrived_;      // messages that nobody has asked for, the oldest first
-  std::vector<std::shared_ptr<Transfer>> in_flight_;  // what MPI works on
+  std::list<transport::Arrival> arrived_;             // messages that nobody has asked for, the oldest first
+  std::vector<std::shared_ptr<Transfer>> in_flight_;  // what the endpoint works on
   std::vector<std::shared_ptr<Transfer>> leaving_;    // sends of which parts have not begun, the oldest first
   std::vector<std::size_t> parts_under_way_;          // by rank
   std::vector<std::shared_ptr<Transfer>> ended_;      // since the last finish()
@@ -196,10 +214,9 @@ class Mailbox {
   std::vector<PeerState> peers_;                      // by rank
   std::vector<bool> known_peers_;                     // by rank: messages have passed, or are awaited
   int lost_ = 0;                                      // ranks that are no longer open
-  bool is_told_of_deaths_ = false;                    // by MPI, since check_peers() was called
   bool has_thread_ = false;
   bool closed_ = false;
-  std::atomic<bool> has_left_{false};  // the thread that closes it is done with MPI
+  std::atomic<bool> has_left_{false};  // the thread that closes it is done with the endpoint
   std::atomic<int> waiters_{0};
 };
 

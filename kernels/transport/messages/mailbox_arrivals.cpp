@@ -1,4 +1,4 @@
-// The messages that a mailbox draws from MPI, and those that wait to be asked for.
+// The messages that a mailbox draws from its endpoint, and those that wait to be asked for.
 #include <algorithm>
 
 #include "mailbox.hpp"
@@ -8,30 +8,23 @@ namespace {
 
 constexpr int drawn_at_once = 256;
 
-Envelope envelope_of(const MPI_Status& status) {
-  MPI_Count bytes = 0;
-  MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
-  return {status.MPI_SOURCE, status.MPI_TAG, static_cast<std::size_t>(bytes)};
-}
-
 }  // namespace
 
-std::unique_ptr<Arrival> Mailbox::find_arrival(int from, const Tags& tags) {
+std::unique_ptr<Mailbox::Arrival> Mailbox::find_arrival(int from, const Tags& tags) {
   check_usable();
   const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& each) {
-    return tags.has(each->envelope_.tag) && each->envelope_.is_from(from);
+    return tags.has(each.envelope().tag) && each.envelope().is_from(from);
   });
   if (found == arrived_.end()) {
     return nullptr;
   }
-  std::unique_ptr<Arrival> arrival = std::move(*found);
+  auto arrival = std::make_unique<Arrival>(std::move(*found), self_);
   arrived_.erase(found);
-  arrival->mailbox_ = self_;
   ++taken_;
   return arrival;
 }
 
-std::unique_ptr<Arrival> Mailbox::take(int from, const Tags& tags) {
+std::unique_ptr<Mailbox::Arrival> Mailbox::take(int from, const Tags& tags) {
   check_rank(from, true);
   const auto held = lock();
   return find_arrival(from, tags);
@@ -39,61 +32,48 @@ std::unique_ptr<Arrival> Mailbox::take(int from, const Tags& tags) {
 
 bool Mailbox::has(const Tags& tags) const {
   const auto held = lock();
-  return std::any_of(arrived_.begin(), arrived_.end(), [&](const auto& each) { return tags.has(each->envelope_.tag); });
+  return std::any_of(arrived_.begin(), arrived_.end(), [&](const auto& each) { return tags.has(each.envelope().tag); });
 }
 
 void Mailbox::drop(Arrival& arrival) noexcept {
   if (is_forked()) {
+    arrival.message_->end();
     return;
   }
-  try {
-    auto held = lock();
-    if (!closed_ && !mpi_->finalized()) {
-      discard(arrival.envelope_, arrival.message_);
-      --taken_;
-    }
-    finish(held);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): MPI keeps it
+  const auto held = lock();
+  if (closed_) {
+    arrival.message_->end();
+  } else {
+    arrival.message_.reset();
+    --taken_;
   }
 }
 
-void Mailbox::deliver(const Envelope& envelope, MPI_Message& message) {
+void Mailbox::deliver(transport::Arrival message) {
+  const Envelope& envelope = message.envelope();
   known_peers_[static_cast<std::size_t>(envelope.source)] = true;
   if (envelope.tag == notice_tag_) {
-    read_notice(envelope, message);
+    read_notice(message);
     return;
   }
   const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const auto& transfer) {
     return transfer->tag_ == envelope.tag && envelope.is_from(transfer->peer_);
   });
   if (found != posted_.end()) {
-    begin_receive(std::shared_ptr<Transfer>(*found), envelope, message);  // which may take it out of the list
+    begin_receive(std::shared_ptr<Transfer>(*found), message);  // which may take it out of the list
     return;
   }
-  auto arrival = std::make_unique<Arrival>();
-  arrival->envelope_ = envelope;
-  arrival->message_ = message;
-  arrived_.push_back(std::move(arrival));
+  arrived_.push_back(std::move(message));
 }
 
-// MPI tells of ranks that have died whenever it is asked about any rank, until that is acknowledged.
 bool Mailbox::draw_messages() {
   int drawn = 0;
-  for (int turn = 0; turn < drawn_at_once; ++turn) {
-    int there = 0;
-    MPI_Message message = MPI_MESSAGE_NULL;
-    MPI_Status status;
-    const int code = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_->get(), &there, &message, &status);
-    if (code != MPI_SUCCESS && is_process_failure(code)) {
-      acknowledge_failures(mpi_->get());
-      is_told_of_deaths_ = true;
-      continue;
-    }
-    mpi_->check(code, "MPI_Improbe");
-    if (there == 0) {
+  while (drawn < drawn_at_once) {
+    std::optional<transport::Arrival> message = endpoint_->next();
+    if (!message) {
       break;
     }
-    deliver(envelope_of(status), message);
+    deliver(std::move(*message));
     ++drawn;
   }
   return drawn > 0;

@@ -1,9 +1,10 @@
 // What a mailbox knows of the other ranks: who has closed, given up or died, and what follows for transfers.
+#include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <thread>
 #include <utility>
 
-#include "../mpi/retirement.hpp"
 #include "mailbox.hpp"
 
 namespace gradientflow::transport {
@@ -28,25 +29,28 @@ bool Mailbox::has_closed(int rank) const {
   return peers_[static_cast<std::size_t>(rank)].state == State::closed;
 }
 
-void Mailbox::read_notice(const Envelope& envelope, MPI_Message& message) {
-  std::string bytes(envelope.bytes, '\0');
-  mpi_->check(MPI_Mrecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, &message, MPI_STATUS_IGNORE),
-              "MPI_Mrecv of a notice");
+void Mailbox::read_notice(transport::Arrival& message) {
+  const int source = message.envelope().source;
+  std::string bytes(message.envelope().bytes, '\0');
+  Request receive = endpoint_->receive(message, bytes.data());
+  while (!endpoint_->test(receive)) {  // it is here: so small a message comes in one piece
+    std::this_thread::yield();
+  }
   Notice notice;
-  std::memcpy(&notice, bytes.data(), sizeof notice);
+  std::memcpy(&notice, bytes.data(), std::min(sizeof notice, bytes.size()));
   std::optional<Error> reason;
   if (bytes.size() > sizeof notice) {
     reason.emplace(notice.kind, bytes.substr(sizeof notice));
   }
-  note(envelope.source, notice.state, std::move(reason));
+  note(source, notice.state, std::move(reason));
 }
 
-void Mailbox::note(int rank, State state, std::optional<Error> reason) {
+void Mailbox::note(int rank, State state, std::optional<Error> reason, std::string how) {
   PeerState& known = peers_[static_cast<std::size_t>(rank)];
   if (known.state != State::open || rank == this->rank()) {
     return;
   }
-  known = {state, Clock::now(), std::move(reason)};
+  known = {state, Clock::now(), std::move(reason), std::move(how)};
   ++lost_;
   end_posted_in_vain();
 }
@@ -84,7 +88,8 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
       }
       return Error(ErrorKind::peer, rank_text(peer) + " has given up" + ending());
     case State::died:
-      return Error(ErrorKind::peer, rank_text(peer) + " has died" + ending());
+      return Error(ErrorKind::peer,
+                   rank_text(peer) + " has died" + (known.how.empty() ? "" : " (" + known.how + ")") + ending());
   }
   return std::nullopt;
 }
@@ -92,34 +97,33 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
 // Notes ranks that have died, and gives up messages under way to or from ranks that left a while ago. A receive from a
 // rank that has closed goes on: its message may still be arriving, however long that takes.
 void Mailbox::check_peers() {
-  std::vector<int> dead;
-  if (std::exchange(is_told_of_deaths_, false)) {
-    dead = failed_ranks(mpi_->get());
-  }
+  std::vector<Death> deaths = endpoint_->dead();
+  std::erase_if(
+      deaths, [this](const Death& death) { return peers_[static_cast<std::size_t>(death.rank)].state != State::open; });
   for (int r = 0; r < size(); ++r) {
     if (peers_[static_cast<std::size_t>(r)].state == State::open && r != rank() && !is_alive_(r)) {
-      dead.push_back(r);
+      deaths.push_back({r, ""});
     }
   }
-  if (!dead.empty()) {
+  if (!deaths.empty()) {
     while (draw_messages() || draw_messages()) {  // what they have sent: MPI finds it when it is asked the second time
     }
   }
-  for (const int r : dead) {
-    note(r, State::died);
+  for (Death& death : deaths) {
+    note(death.rank, State::died, {}, std::move(death.how));
   }
   if (lost_ == 0) {
     return;
   }
   const auto now = Clock::now();
   std::erase_if(in_flight_, [&](const auto& transfer) {
-    const int peer = transfer->kind_ == Transfer::Kind::send ? transfer->peer_ : transfer->envelope_.source;
+    const int peer = transfer->kind_ == Request::Kind::send ? transfer->peer_ : transfer->envelope_.source;
     const PeerState& known = peers_[static_cast<std::size_t>(peer)];
-    const bool may_come = known.state == State::closed && transfer->kind_ == Transfer::Kind::receive;
+    const bool may_come = known.state == State::closed && transfer->kind_ == Request::Kind::receive;
     if (known.state == State::open || may_come || now - known.since < leave_time) {
       return false;
     }
-    finish_later(std::move(transfer->owner_), {transfer->request_});
+    transfer->request_.give_up(std::move(transfer->owner_));
     end(transfer, loss(peer, transfer->what()));
     return true;
   });
@@ -131,15 +135,16 @@ void Mailbox::tell(State state, const std::optional<Error>& reason) {
   if (reason) {
     *notice += std::string_view(reason->what()).substr(0, longest_reason);
   }
-  std::vector<MPI_Request> requests;
   for (int r = 0; r < size(); ++r) {
     const bool knows = size() <= few_ranks || known_peers_[static_cast<std::size_t>(r)];
-    if (r != rank() && knows && peers_[static_cast<std::size_t>(r)].state != State::died) {
-      MPI_Isend(notice->data(), static_cast<int>(notice->size()), MPI_BYTE, r, notice_tag_, mpi_->get(),
-                &requests.emplace_back(MPI_REQUEST_NULL));
+    if (r == rank() || !knows || peers_[static_cast<std::size_t>(r)].state == State::died) {
+      continue;
+    }
+    try {
+      endpoint_->send(r, notice_tag_, notice->data(), notice->size()).give_up(notice);
+    } catch (const Error&) {  // it cannot be told
     }
   }
-  finish_later(std::move(notice), std::move(requests));
 }
 
 }  // namespace gradientflow::transport

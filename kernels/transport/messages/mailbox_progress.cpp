@@ -18,7 +18,7 @@ constexpr std::size_t told_in_errors = 3;
 
 }  // namespace
 
-std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadline& deadline) {
+std::unique_ptr<Mailbox::Arrival> Mailbox::next(int from, const Tags& tags, const Deadline& deadline) {
   std::unique_ptr<Arrival> arrival;
   std::optional<Error> error;
   check_rank(from, true);
@@ -46,17 +46,14 @@ bool Mailbox::progress(bool look) {
   if (closed_ && in_flight_.empty()) {
     return false;
   }
-  if (mpi_->finalized()) {
-    end_all(Error(ErrorKind::closed, "MPI has been finalized on rank " + std::to_string(rank())));
-    return true;
-  }
   const std::size_t before = in_flight_.size();
   try {
+    endpoint_->check_not_ended();
     test_all();
     const bool ended = in_flight_.size() != before;
     send_parts();
     const bool drawn = !closed_ && draw_messages();
-    if (!closed_ && (look || is_told_of_deaths_)) {
+    if (!closed_ && look) {
       check_peers();
     }
     return drawn || ended;
@@ -97,7 +94,7 @@ bool Mailbox::wait_until(const Deadline& deadline, Done done) {
     if (deadline && Clock::now() >= *deadline) {
       return false;
     }
-    look = patience.pause();
+    look = endpoint_->pause(patience);
   }
   return true;
 }
@@ -122,11 +119,12 @@ Error Mailbox::timeout_error(const Transfer& transfer, double seconds) const {
   std::string text = transfer.what() + " was not done within " + format_number(seconds) + " s on rank " +
                      std::to_string(rank()) + "; it goes on";
   const auto held = lock();
-  if (transfer.kind_ == Transfer::Kind::receive && !arrived_.empty()) {
+  if (transfer.kind_ == Request::Kind::receive && !arrived_.empty()) {
     text += ". Nobody has asked for ";
-    for (std::size_t i = 0; i < std::min(arrived_.size(), told_in_errors); ++i) {
-      const Envelope& envelope = arrived_[i]->envelope_;
-      text += (i > 0 ? ", " : "") + std::to_string(envelope.bytes) + " bytes from " + rank_text(envelope.source) +
+    std::size_t told = 0;
+    for (auto at = arrived_.begin(); at != arrived_.end() && told < told_in_errors; ++at, ++told) {
+      const Envelope& envelope = at->envelope();
+      text += (told > 0 ? ", " : "") + std::to_string(envelope.bytes) + " bytes from " + rank_text(envelope.source) +
               " with tag " + std::to_string(envelope.tag);
     }
     text += arrived_.size() > told_in_errors ? ", ..." : "";
@@ -134,8 +132,8 @@ Error Mailbox::timeout_error(const Transfer& transfer, double seconds) const {
   return {ErrorKind::timeout, text};
 }
 
-// The thread holds the mailbox only while it works, and calls MPI only before the mailbox is closed: nobody has to wait
-// for it to end.
+// The thread holds the mailbox only while it works, and uses the endpoint only before the mailbox is closed: nobody has
+// to wait for it to end.
 void Mailbox::thread_main(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm) {
   std::chrono::nanoseconds nap = shortest_nap;
   const auto work = [&] {

@@ -3,28 +3,27 @@
 #include <utility>
 
 #include "../../base/thread.hpp"
-#include "../mpi/retirement.hpp"
-#include "extent.hpp"
 #include "mailbox.hpp"
 #include "mailbox_alarm.hpp"
 
 namespace gradientflow::transport {
 namespace {
 
-// Below Open MPI's eager limit over TCP, 64 KiB with a header. The number is enough to fill a link on which messages
-// wait for others.
-constexpr std::size_t part_bytes = std::size_t{60} << 10;
-constexpr std::size_t most_parts_under_way = 16;
-
-std::size_t parts_of(std::size_t bytes) { return std::max<std::size_t>((bytes + part_bytes - 1) / part_bytes, 1); }
+constexpr std::size_t most_parts_under_way = 16;  // enough to fill a link on which messages wait for others
 
 }  // namespace
 
-std::shared_ptr<Transfer> Mailbox::make_transfer(Transfer::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
+// In how many parts so many bytes travel; 0: whole.
+std::size_t Mailbox::parts_of(std::size_t bytes, Route route) const {
+  const std::size_t part = limits_.part_bytes;
+  return route == Route::whole || part == 0 ? 0 : std::max<std::size_t>((bytes + part - 1) / part, 1);
+}
+
+std::shared_ptr<Transfer> Mailbox::make_transfer(Request::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
                                                  Owner owner) {
   check_usable();
-  check_rank(peer, kind == Transfer::Kind::receive);
-  if (!has_thread_) {  // before MPI has the memory
+  check_rank(peer, kind == Request::Kind::receive);
+  if (!has_thread_) {  // before the endpoint has the memory
     start_thread("the thread of a mailbox", [mailbox = self_, alarm = alarm_] {
       thread_main(mailbox, alarm);
     }).detach();
@@ -42,19 +41,16 @@ std::shared_ptr<Transfer> Mailbox::make_transfer(Transfer::Kind kind, int peer, 
 std::shared_ptr<Transfer> Mailbox::send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner,
                                         Route route) {
   auto held = lock();
-  auto transfer = make_transfer(Transfer::Kind::send, to, tag, bytes, std::move(owner));
+  auto transfer = make_transfer(Request::Kind::send, to, tag, bytes, std::move(owner));
   known_peers_[static_cast<std::size_t>(to)] = true;
   if (const auto error = loss(to, transfer->what())) {
     end(transfer, error);
-  } else if (route == Route::in_parts) {
+  } else if (transfer->parts_ = parts_of(bytes, route); transfer->parts_ > 0) {
     transfer->data_ = const_cast<void*>(data);  // NOLINT(*-const-cast): only read
-    transfer->parts_ = parts_of(bytes);
     leaving_.push_back(transfer);
     send_parts();
   } else {
-    const Extent extent(bytes);
-    mpi_->check(MPI_Isend(data, extent.count(), extent.type(), to, transfer->tag_, mpi_->get(), &transfer->request_),
-                "MPI_Isend");
+    transfer->request_ = endpoint_->send(to, transfer->tag_, data, bytes);
     start(transfer);
   }
   finish(held);
@@ -62,20 +58,20 @@ std::shared_ptr<Transfer> Mailbox::send(int to, std::int64_t tag, const void* da
 }
 
 // The next part that has not begun.
-std::shared_ptr<Transfer> Mailbox::next_part(const std::shared_ptr<Transfer>& whole) {
+std::shared_ptr<Transfer> Mailbox::next_part(const std::shared_ptr<Transfer>& whole) const {
   auto part = std::make_shared<Transfer>();
-  const std::size_t begin = whole->parts_begun_++ * part_bytes;
+  const std::size_t begin = whole->parts_begun_++ * limits_.part_bytes;
   part->kind_ = whole->kind_;
   part->peer_ = whole->peer_;
   part->tag_ = whole->tag_;
   part->data_ = static_cast<std::byte*>(whole->data_) + begin;
-  part->bytes_ = std::min(part_bytes, whole->bytes_ - begin);
+  part->bytes_ = std::min(limits_.part_bytes, whole->bytes_ - begin);
   part->owner_ = whole->owner_;
   part->whole_ = whole;
   return part;
 }
 
-// Begins as many parts as may be under way. A synchronous send ends when the receiver has taken it: that bounds what
+// Begins as many parts as may be under way. Their sends end when the receiver has taken them: that bounds what
 // waits there.
 void Mailbox::send_parts() {
   for (const std::shared_ptr<Transfer>& whole : leaving_) {
@@ -86,9 +82,7 @@ void Mailbox::send_parts() {
         break;
       }
       const std::shared_ptr<Transfer> part = next_part(whole);
-      mpi_->check(MPI_Issend(part->data_, static_cast<int>(part->bytes_), MPI_BYTE, part->peer_, part->tag_,
-                             mpi_->get(), &part->request_),
-                  "MPI_Issend");
+      part->request_ = endpoint_->send(part->peer_, part->tag_, part->data_, part->bytes_, true);
       ++under_way;
       in_flight_.push_back(part);
       alarm_->ring_if_idle();
@@ -100,19 +94,19 @@ void Mailbox::send_parts() {
 std::shared_ptr<Transfer> Mailbox::receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner,
                                            Route route) {
   auto held = lock();
-  auto transfer = make_transfer(Transfer::Kind::receive, from, tag, bytes, std::move(owner));
+  auto transfer = make_transfer(Request::Kind::receive, from, tag, bytes, std::move(owner));
   transfer->data_ = data;
-  transfer->parts_ = route == Route::in_parts ? parts_of(bytes) : 0;
+  transfer->parts_ = parts_of(bytes, route);
   if (from >= 0) {
     known_peers_[static_cast<std::size_t>(from)] = true;
   }
   progress(false);
   posted_.push_back(transfer);
   for (auto at = arrived_.begin(); at != arrived_.end() && !posted_.empty() && posted_.back() == transfer;) {
-    if ((*at)->envelope_.tag == transfer->tag_ && (*at)->envelope_.is_from(from)) {
-      const std::unique_ptr<Arrival> arrival = std::move(*at);
+    if (at->envelope().tag == transfer->tag_ && at->envelope().is_from(from)) {
+      transport::Arrival message = std::move(*at);
       at = arrived_.erase(at);
-      begin_receive(transfer, arrival->envelope_, arrival->message_);
+      begin_receive(transfer, message);
     } else {
       ++at;
     }
@@ -131,12 +125,12 @@ std::shared_ptr<Transfer> Mailbox::receive(int from, std::int64_t tag, void* dat
 
 // Receives the message of a transfer in posted_, or of its next part. The transfer is posted until all parts have
 // begun.
-void Mailbox::begin_receive(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message) {
+void Mailbox::begin_receive(const std::shared_ptr<Transfer>& transfer, transport::Arrival& message) {
   const std::shared_ptr<Transfer> part = transfer->parts_ == 0 ? transfer : next_part(transfer);
   if (transfer->parts_begun_ == transfer->parts_) {
     std::erase(posted_, transfer);
   }
-  begin(part, envelope, message);
+  begin(part, message);
 }
 
 std::shared_ptr<Transfer> Mailbox::receive(Arrival& arrival, void* data, Owner owner) {
@@ -146,18 +140,19 @@ std::shared_ptr<Transfer> Mailbox::receive(Arrival& arrival, void* data, Owner o
   }
   const Envelope& envelope = arrival.envelope_;
   auto transfer =
-      make_transfer(Transfer::Kind::receive, envelope.source, envelope.tag, envelope.bytes, std::move(owner));
+      make_transfer(Request::Kind::receive, envelope.source, envelope.tag, envelope.bytes, std::move(owner));
   transfer->data_ = data;
-  if (arrival.message_ == MPI_MESSAGE_NULL) {
+  if (!arrival.message_) {
     throw Error(ErrorKind::value, "the message has been received already");
   }
   --taken_;
-  begin(transfer, arrival.envelope_, arrival.message_);
+  begin(transfer, *arrival.message_);
+  arrival.message_.reset();
   finish(held);
   return transfer;
 }
 
-// The thread need not look after what MPI has done at once.
+// The thread need not look after what the endpoint has done at once.
 void Mailbox::start(const std::shared_ptr<Transfer>& transfer) {
   if (!test(transfer)) {
     in_flight_.push_back(transfer);
@@ -165,14 +160,10 @@ void Mailbox::start(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-void Mailbox::begin(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message) {
-  transfer->envelope_ = envelope;
+// A message of another size is dropped.
+void Mailbox::begin(const std::shared_ptr<Transfer>& transfer, transport::Arrival& message) {
+  const Envelope& envelope = transfer->envelope_ = message.envelope();
   if (envelope.bytes != transfer->bytes_) {
-    try {
-      discard(envelope, message);
-    } catch (const std::bad_alloc&) {
-      ++taken_;  // MPI keeps it
-    }
     end(transfer,
         Error(ErrorKind::mismatch, transfer->what() + " of " + std::to_string(transfer->bytes_) + " bytes on rank " +
                                        std::to_string(rank()) + " met a message of " + std::to_string(envelope.bytes) +
@@ -180,21 +171,11 @@ void Mailbox::begin(const std::shared_ptr<Transfer>& transfer, const Envelope& e
     return;
   }
   try {
-    const Extent extent(envelope.bytes);
-    mpi_->check(MPI_Imrecv(transfer->data_, extent.count(), extent.type(), &message, &transfer->request_),
-                "MPI_Imrecv");
+    transfer->request_ = endpoint_->receive(message, transfer->data_);
     start(transfer);
   } catch (const Error& error) {
     end(transfer, error);
   }
-}
-
-// Receives a message that nobody wants, because its sender waits until it is received.
-void Mailbox::discard(const Envelope& envelope, MPI_Message& message) {
-  auto memory = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(envelope.bytes, 1));
-  auto unwanted = make_transfer(Transfer::Kind::receive, envelope.source, envelope.tag, envelope.bytes, memory);
-  unwanted->data_ = memory.get();
-  begin(unwanted, envelope, message);
 }
 
 void Mailbox::end(const std::shared_ptr<Transfer>& transfer, std::optional<Error> error) {
@@ -212,7 +193,7 @@ void Mailbox::end(const std::shared_ptr<Transfer>& transfer, std::optional<Error
 // The whole ends with its last part, or with the first one that fails.
 void Mailbox::end_part(const Transfer& part) {
   const std::shared_ptr<Transfer>& whole = part.whole_;
-  if (part.kind_ == Transfer::Kind::send) {
+  if (part.kind_ == Request::Kind::send) {
     --parts_under_way_[static_cast<std::size_t>(part.peer_)];
   }
   ++whole->parts_ended_;
@@ -223,18 +204,13 @@ void Mailbox::end_part(const Transfer& part) {
 }
 
 bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
-  int done = 0;
-  const int code = MPI_Test(&transfer->request_, &done, MPI_STATUS_IGNORE);
-  if (code == MPI_SUCCESS) {
-    if (done != 0) {
-      end(transfer);
-    }
-    return done != 0;
-  }
   try {
-    mpi_->check(code, transfer->what());
+    if (!endpoint_->test(transfer->request_)) {
+      return false;
+    }
+    end(transfer);
   } catch (const Error& error) {
-    end(transfer, error);
+    end(transfer, Error(error.kind(), std::string(error.what()) + ", in " + transfer->what(), error.code()));
   }
   return true;
 }
@@ -243,7 +219,7 @@ bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
 void Mailbox::test_all() {
   std::vector<bool> waits(peers_.size());
   std::erase_if(in_flight_, [&](const auto& transfer) {
-    const bool is_sent_part = transfer->whole_ != nullptr && transfer->kind_ == Transfer::Kind::send;
+    const bool is_sent_part = transfer->whole_ != nullptr && transfer->kind_ == Request::Kind::send;
     const auto peer = static_cast<std::size_t>(std::max(transfer->peer_, 0));
     if (is_sent_part && waits[peer]) {
       return false;
@@ -257,9 +233,8 @@ void Mailbox::test_all() {
 void Mailbox::end_all(const Error& error) {
   for (auto* const transfers : {&posted_, &leaving_, &in_flight_}) {
     for (const auto& transfer : std::exchange(*transfers, {})) {
-      const bool is_mpi_done = transfer->request_ == MPI_REQUEST_NULL;
-      if (!is_mpi_done) {
-        finish_later(std::move(transfer->owner_), {transfer->request_});
+      if (transfer->request_.under_way()) {
+        transfer->request_.give_up(std::move(transfer->owner_));
       }
       end(transfer, error);
     }

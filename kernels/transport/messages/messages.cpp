@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
+#include <utility>
 
 #include "../../base/text.hpp"
-#include "../patience.hpp"
-#include "../mpi/retirement.hpp"
 
 namespace gradientflow::transport {
 namespace {
@@ -15,42 +15,17 @@ constexpr std::chrono::milliseconds short_call{4};
 
 }  // namespace
 
-Message& Message::operator=(Message&& other) noexcept {
-  if (this != &other) {
-    abandon();
-    mpi_ = other.mpi_;
-    request_ = other.request_;
-    peer_ = other.peer_;
-    kind_ = other.kind_;
-    other.request_ = MPI_REQUEST_NULL;
-  }
-  return *this;
-}
-
-void Message::abandon() noexcept {
-  if (request_ != MPI_REQUEST_NULL) {
-    mpi_->give_up(request_, kind_ == Kind::receive);
-  }
-}
-
-Messages::Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout)
-    : mpi_(&mpi),
+Messages::Messages(Endpoint& endpoint, Node& node, const Topology& topology, double timeout)
+    : endpoint_(&endpoint),
       node_(&node),
       topology_(&topology),
       timeout_(timeout),
-      peers_(static_cast<std::size_t>(mpi.size())),
+      peers_(static_cast<std::size_t>(endpoint.size())),
       known_peers_(peers_.size()) {}
 
 Messages::~Messages() {
-  for (Sent& sent : sent_) {
-    if (mpi_->finalized()) {
-      static_cast<void>(sent.notice.release());  // MPI may still read it
-    } else {
-      finish_later(std::move(sent.notice), std::move(sent.requests));
-    }
-  }
   try {
-    if (!mpi_->finalized()) {
+    if (!endpoint_->has_ended()) {
       read_notices();
     }
     std::vector<int> awaited;
@@ -60,8 +35,8 @@ Messages::~Messages() {
         awaited.push_back(r);
       }
     }
-    mpi_->await_last_messages(std::move(awaited), Tag(Purpose::leave, 0).value());
-  } catch (const Error&) {  // MPI does not work any more
+    endpoint_->close(std::move(awaited), Tag(Purpose::leave, 0).value(), false);
+  } catch (const Error&) {  // the endpoint does not work any more
   } catch (const std::bad_alloc&) {
   }
 }
@@ -74,97 +49,79 @@ void Messages::begin(const Signature& signature, const std::vector<int>& partici
   participants_ = &participants;
 }
 
-Message Messages::send(int to, Purpose purpose, const void* data, std::size_t bytes) const {
+Request Messages::send(int to, Purpose purpose, const void* data, std::size_t bytes) const {
   known_peers_[static_cast<std::size_t>(to)] = true;
-  Message message;
-  message.mpi_ = mpi_;
-  message.peer_ = to;
-  message.kind_ = Message::Kind::send;
   const std::uint32_t call = purpose == Purpose::agreement || purpose == Purpose::data ? call_ : 0;
-  mpi_->check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, Tag(purpose, call).value(), mpi_->get(),
-                        &message.request_),
-              "MPI_Isend");
+  Request message = endpoint_->send(to, Tag(purpose, call).value(), data, bytes);
   if (purpose != Purpose::user) {
     bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   }
   return message;
 }
 
-Message Messages::receive(int from, Purpose purpose, void* data, std::size_t bytes) const {
+Request Messages::receive(int from, Purpose purpose, void* data, std::size_t bytes) const {
   known_peers_[static_cast<std::size_t>(from)] = true;
-  Message message;
-  message.mpi_ = mpi_;
-  message.peer_ = from;
-  message.kind_ = Message::Kind::receive;
   const std::uint32_t call = purpose == Purpose::agreement || purpose == Purpose::data ? call_ : 0;
-  mpi_->check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, Tag(purpose, call).value(), mpi_->get(),
-                        &message.request_),
-              "MPI_Irecv");
-  return message;
+  return endpoint_->receive(from, Tag(purpose, call).value(), data, bytes);
 }
 
-bool Messages::done(Message& message, MPI_Status& status) const {
-  int done = 0;
-  const int code = MPI_Test(&message.request_, &done, &status);
-  if (code != MPI_SUCCESS) {
-    mpi_->check(code, "a message " + std::string(message.kind_ == Message::Kind::send ? "to" : "from") + " rank " +
-                          std::to_string(message.peer_) + " in " + describe(signature_));
+// A message that is longer than expected means that the ranks are in different states.
+template <class Describe>
+std::optional<std::size_t> Messages::test(Request& message, Describe describe) const {
+  try {
+    return endpoint_->test(message);
+  } catch (const Error& error) {
+    throw Error(error.kind() == ErrorKind::mismatch ? ErrorKind::internal : error.kind(),
+                std::string(error.what()) + ", in " + describe(), error.code());
   }
-  return done != 0;
 }
 
-std::size_t Messages::wait(Message& message) {
+// What a rank has sent before it left or died arrives.
+template <class Describe>
+std::size_t Messages::wait(Request& message, Patience& patience, bool collective, Describe describe) {
+  while (true) {
+    if (const auto bytes = test(message, describe)) {
+      return *bytes;
+    }
+    if (!endpoint_->pause(patience)) {
+      continue;
+    }
+    const int peer = message.peer();
+    if (const auto loss = check_peers(peer, describe(), collective)) {
+      if (const auto bytes = test(message, describe)) {
+        return *bytes;
+      }
+      throw Error(*loss);
+    }
+    if (patience.over()) {
+      throw Error(ErrorKind::timeout,
+                  describe() + " timed out after " + format_number(timeout_) + " s (GRADIENTFLOW_TIMEOUT) on rank " +
+                      std::to_string(rank()) + ": no sign of " +
+                      (collective ? name_ranks(missing_ranks(peer)) : "rank " + std::to_string(peer)));
+    }
+  }
+}
+
+std::size_t Messages::wait(Request& message) {
   if (!message.under_way()) {
     return 0;
   }
-  MPI_Status status;
   Patience patience(timeout_, awake_, last_wait_);
-  while (!done(message, status)) {
-    if (patience.pause()) {
-      check_peers(message, describe(signature_), true);
-      if (patience.over()) {
-        raise_timeout(message.peer_);
-      }
-    }
-  }
+  const std::size_t bytes = wait(message, patience, true, [this] { return describe(signature_); });
   last_wait_ = patience.lasted().value_or(last_wait_);
   node_->pulse();
-  int bytes = 0;
-  if (message.kind_ == Message::Kind::receive) {
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
-  }
-  return static_cast<std::size_t>(bytes);
+  return bytes;
 }
 
-std::size_t Messages::wait_apart(Message& message, const std::string& what) {
-  MPI_Status status;
-  const auto done = [&] {
-    int ended = 0;
-    mpi_->check(MPI_Test(&message.request_, &ended, &status), what);
-    return ended != 0;
-  };
+std::size_t Messages::wait_apart(Request& message, const std::string& what) {
   Patience patience(timeout_);
-  while (!done()) {
-    if (patience.pause()) {
-      check_peers(message, what, false);
-      if (patience.over()) {
-        throw Error(ErrorKind::timeout, what + " timed out after " + format_number(timeout_) +
-                                            " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(rank()) +
-                                            ": no sign of rank " + std::to_string(message.peer_));
-      }
-    }
-  }
-  int bytes = 0;
-  if (message.kind_ == Message::Kind::receive) {
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
-  }
-  return static_cast<std::size_t>(bytes);
+  return wait(message, patience, false, [&what] { return what; });
 }
 
-// A failed rank ends the collective call wherever it is awaited. A closed rank is an error only for its waiters; what
-// it sent before it closed has arrived before its notice.
-void Messages::check_peers(const Message& awaited, const std::string& what, bool collective) {
-  if (mpi_->interrupted()) {
+// A failed rank ends the collective call wherever it is awaited. A rank that has closed or died is an error, which is
+// returned, for those that wait for it; its last messages may have come meanwhile.
+std::optional<Error> Messages::check_peers(int awaited, const std::string& what, bool collective) {
+  if (endpoint_->interrupted()) {
     throw Error(ErrorKind::closed, "the communicator was closed during " + what);
   }
   if (!collective && gave_up_) {
@@ -174,28 +131,38 @@ void Messages::check_peers(const Message& awaited, const std::string& what, bool
   if (collective) {
     answer_the_roll();
   }
-  const std::lock_guard lock(peers_mutex_);
-  for (std::size_t r = 0; r < peers_.size(); ++r) {
-    const PeerState& peer = peers_[r];
-    const bool is_awaited = static_cast<int>(r) == awaited.peer_;
-    if (peer.state == State::failed && (collective || is_awaited)) {
-      throw failure_of(static_cast<int>(r), what);
-    }
-    if (peer.state == State::closed && is_awaited) {
-      int arrived = 0;
-      MPI_Status status;
-      mpi_->check(MPI_Request_get_status(awaited.request_, &arrived, &status), "MPI_Request_get_status");
-      if (arrived == 0) {
-        const std::string how = collective ? closing_of(signature_) : "has closed its communicator";
-        throw Error(ErrorKind::peer, "rank " + std::to_string(r) + " " + how + " while rank " + std::to_string(rank()) +
-                                         " waited for it in " + what);
+  {
+    const std::lock_guard lock(peers_mutex_);
+    for (std::size_t r = 0; r < peers_.size(); ++r) {
+      if (peers_[r].state == State::failed && (collective || static_cast<int>(r) == awaited)) {
+        throw failure_of(static_cast<int>(r), what);
       }
+    }
+    if (peers_[static_cast<std::size_t>(awaited)].state == State::closed) {
+      const std::string how = collective ? closing_of(signature_) : "has closed its communicator";
+      return Error(ErrorKind::peer, "rank " + std::to_string(awaited) + " " + how + " while rank " +
+                                        std::to_string(rank()) + " waited for it in " + what);
     }
   }
   if (collective) {
     node_->check_nobody_failed();
     node_->pulse();  // the others of the node wait for this rank, which itself waits within a timeout
   }
+  return find_death(awaited, what, collective);
+}
+
+std::optional<Error> Messages::find_death(int awaited, const std::string& what, bool collective) {
+  for (const Death& death : endpoint_->dead()) {
+    const bool takes_part =
+        collective && std::find(participants_->begin(), participants_->end(), death.rank) != participants_->end();
+    const std::lock_guard lock(peers_mutex_);
+    if ((death.rank == awaited || takes_part) && peers_[static_cast<std::size_t>(death.rank)].state != State::closed) {
+      return Error(ErrorKind::peer, "rank " + std::to_string(death.rank) + " has died" +
+                                        (death.how.empty() ? "" : ": " + death.how) + ", while rank " +
+                                        std::to_string(rank()) + " waited in " + what);
+    }
+  }
+  return std::nullopt;
 }
 
 Error Messages::failure_of(int rank, const std::string& what) const {
@@ -213,17 +180,18 @@ void Messages::read_notices() {
 void Messages::read_notices(Purpose purpose) {
   const std::lock_guard lock(peers_mutex_);
   const int tag = Tag(purpose, 0).value();
-  while (true) {
-    int there = 0;
-    MPI_Status status;
-    mpi_->check(MPI_Iprobe(MPI_ANY_SOURCE, tag, mpi_->get(), &there, &status), "MPI_Iprobe");
-    if (there == 0) {
-      return;
+  while (auto arrival = endpoint_->next(tag)) {
+    const int source = arrival->envelope().source;
+    if (arrival->envelope().bytes != sizeof(Notice)) {
+      throw Error(ErrorKind::internal, "a notice of rank " + std::to_string(source) + " has " +
+                                           std::to_string(arrival->envelope().bytes) + " bytes");
     }
     Notice notice{};
-    mpi_->check(MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, tag, mpi_->get(), MPI_STATUS_IGNORE),
-                "MPI_Recv of a notice");
-    PeerState& peer = peers_[static_cast<std::size_t>(status.MPI_SOURCE)];
+    Request receive = endpoint_->receive(*arrival, &notice);
+    while (!endpoint_->test(receive)) {  // it is here: so small a message comes in one piece
+      std::this_thread::yield();
+    }
+    PeerState& peer = peers_[static_cast<std::size_t>(source)];
     if (purpose == Purpose::roll_call) {
       peer.present = notice.call;
       peer.asks = peer.asks || notice.state == State::asking;
@@ -256,16 +224,13 @@ void Messages::tell(const std::vector<int>& ranks, State state, ErrorKind kind, 
   }
   const bool is_leaving = state == State::closed || state == State::failed;
   const int tag = Tag(is_leaving ? Purpose::leave : Purpose::roll_call, 0).value();
-  const std::lock_guard lock(sent_mutex_);
-  Sent& sent = sent_.emplace_back(Sent{std::make_unique<Notice>(), {}});
-  sent.notice->state = state;
-  sent.notice->kind = kind;
-  sent.notice->call = call_;
-  std::strncpy(static_cast<char*>(sent.notice->text), text, sizeof sent.notice->text - 1);
+  const auto notice = std::make_shared<Notice>();
+  notice->state = state;
+  notice->kind = kind;
+  notice->call = call_;
+  std::strncpy(static_cast<char*>(notice->text), text, sizeof notice->text - 1);
   for (const int r : ranks) {
-    mpi_->check(MPI_Isend(sent.notice.get(), sizeof(Notice), MPI_BYTE, r, tag, mpi_->get(),
-                          &sent.requests.emplace_back(MPI_REQUEST_NULL)),
-                "MPI_Isend of a notice");
+    endpoint_->send(r, tag, notice.get(), sizeof(Notice)).give_up(notice);
   }
 }
 
@@ -292,7 +257,7 @@ void Messages::leave(State state, ErrorKind kind, const char* text) noexcept {
     return;
   }
   try {
-    if (!mpi_->finalized()) {
+    if (!endpoint_->has_ended()) {
       tell(ranks_to_tell(), state, kind, text);
     }
   } catch (const Error&) {  // they will find out when their time is up
@@ -324,7 +289,7 @@ std::vector<int> Messages::missing_ranks(int awaited) {
       std::copy_if(others.begin(), others.end(), std::back_inserter(missing),
                    [&](int r) { return peers_[static_cast<std::size_t>(r)].present != call_; });
     }
-    if (missing.empty() || (patience.pause() && patience.over())) {
+    if (missing.empty() || (endpoint_->pause(patience) && patience.over())) {
       break;
     }
   }
@@ -345,12 +310,6 @@ std::vector<int> Messages::missing_ranks(int awaited) {
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   return missing;
-}
-
-void Messages::raise_timeout(int awaited) {
-  throw Error(ErrorKind::timeout, describe(signature_) + " timed out after " + format_number(timeout_) +
-                                      " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(rank()) + ": no sign of " +
-                                      name_ranks(missing_ranks(awaited)));
 }
 
 }  // namespace gradientflow::transport

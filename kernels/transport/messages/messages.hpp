@@ -1,4 +1,4 @@
-// Messages between the ranks of a communicator, over MPI point-to-point.
+// Messages between the ranks of a communicator, over its endpoint.
 //
 // A collective call sends many messages, segments of its tensors. Between two ranks, messages of one call and one
 // purpose arrive in the order in which they were sent; the tag keeps the calls apart, so a rank may be ahead of others.
@@ -7,20 +7,19 @@
 // long waits. When the time is up, the ranks that still wait call a roll, and those that do not answer are named.
 #pragma once
 
-#include <mpi.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "../../base/error.hpp"
-#include "../mpi/mpi.hpp"
-#include "../patience.hpp"
+#include "../endpoint.hpp"
 #include "../node/node.hpp"
+#include "../patience.hpp"
 #include "../signature.hpp"
 
 namespace gradientflow::transport {
@@ -46,37 +45,10 @@ class Tag {
   Purpose purpose_;
 };
 
-// One send or receive under way. Whoever holds it has to wait for it; if it is destroyed before, because of an error,
-// a receive is cancelled, and a send is given up: MPI may then still read its memory.
-class Message {
- public:
-  Message() = default;
-  Message(Message&& other) noexcept
-      : mpi_(other.mpi_), request_(other.request_), peer_(other.peer_), kind_(other.kind_) {
-    other.request_ = MPI_REQUEST_NULL;
-  }
-  Message& operator=(Message&& other) noexcept;
-  Message(const Message&) = delete;
-  Message& operator=(const Message&) = delete;
-  ~Message() { abandon(); }
-
-  [[nodiscard]] bool under_way() const noexcept { return request_ != MPI_REQUEST_NULL; }
-
- private:
-  friend class Messages;
-  enum class Kind : std::uint8_t { send, receive };
-  void abandon() noexcept;
-
-  const MpiCommunicator* mpi_ = nullptr;
-  MPI_Request request_ = MPI_REQUEST_NULL;
-  int peer_ = -1;
-  Kind kind_ = Kind::send;
-};
-
 class Messages {
  public:
   // Collective. `node`: this rank's, which is told about progress, and asked for ranks that have failed.
-  Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout);
+  Messages(Endpoint& endpoint, Node& node, const Topology& topology, double timeout);
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
   ~Messages();
@@ -92,24 +64,24 @@ class Messages {
   // Sets other participants: those between which the data pass, not those that agreed on the call.
   void expect(const std::vector<int>& participants) { participants_ = &participants; }
 
-  // `bytes` must be below 2^31. Throws Error(mpi).
-  [[nodiscard]] Message send(int to, Purpose purpose, const void* data, std::size_t bytes) const;
-  [[nodiscard]] Message receive(int from, Purpose purpose, void* data, std::size_t bytes) const;
+  // Throws Error(mpi).
+  [[nodiscard]] Request send(int to, Purpose purpose, const void* data, std::size_t bytes) const;
+  [[nodiscard]] Request receive(int from, Purpose purpose, void* data, std::size_t bytes) const;
 
   // Waits until the message is sent (its memory may change) or received, and returns the bytes received. Nothing to
-  // wait for: 0. Throws Error(timeout) that names the missing ranks, Error(peer) where a rank has left, Error(closed)
-  // after an interrupt.
-  std::size_t wait(Message& message);
+  // wait for: 0. Throws Error(timeout) that names the missing ranks, Error(peer) where a rank has left or died,
+  // Error(closed) after an interrupt.
+  std::size_t wait(Request& message);
 
   // The same for messages of users, which belong to no collective call; `what` describes it. From any thread.
-  std::size_t wait_apart(Message& message, const std::string& what);
+  std::size_t wait_apart(Request& message, const std::string& what);
 
   // Of collective calls, so far.
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
-  [[nodiscard]] const MpiCommunicator& mpi() const { return *mpi_; }
-  [[nodiscard]] int rank() const { return mpi_->rank(); }
-  [[nodiscard]] int size() const { return mpi_->size(); }
+  [[nodiscard]] const Endpoint& endpoint() const { return *endpoint_; }
+  [[nodiscard]] int rank() const { return endpoint_->rank(); }
+  [[nodiscard]] int size() const { return endpoint_->size(); }
 
   // Tells the other ranks (of many: those that this one has exchanged messages with) that it has left, and why.
   void tell_closed() noexcept;
@@ -135,13 +107,12 @@ class Messages {
     std::string text;
   };
 
-  struct Sent {  // a notice, perhaps still on its way
-    std::unique_ptr<Notice> notice;
-    std::vector<MPI_Request> requests;
-  };
-
-  [[nodiscard]] bool done(Message& message, MPI_Status& status) const;
-  void check_peers(const Message& awaited, const std::string& what, bool collective);
+  template <class Describe>
+  [[nodiscard]] std::optional<std::size_t> test(Request& message, Describe describe) const;
+  template <class Describe>
+  std::size_t wait(Request& message, Patience& patience, bool collective, Describe describe);
+  [[nodiscard]] std::optional<Error> check_peers(int awaited, const std::string& what, bool collective);
+  [[nodiscard]] std::optional<Error> find_death(int awaited, const std::string& what, bool collective);
   [[nodiscard]] Error failure_of(int rank, const std::string& what) const;
   void read_notices();
   void read_notices(Purpose purpose);
@@ -150,9 +121,8 @@ class Messages {
   [[nodiscard]] std::vector<int> ranks_to_tell() const;  // when this rank leaves; they tell this one, too
   void tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text);
   [[nodiscard]] std::vector<int> missing_ranks(int awaited);
-  [[noreturn]] void raise_timeout(int awaited);
 
-  MpiCommunicator* mpi_;
+  Endpoint* endpoint_;
   Node* node_;
   const Topology* topology_;
   double timeout_;
@@ -164,8 +134,6 @@ class Messages {
   std::vector<PeerState> peers_;  // by rank
   std::mutex peers_mutex_;
   mutable std::vector<std::atomic<bool>> known_peers_;  // by rank
-  std::mutex sent_mutex_;
-  std::vector<Sent> sent_;
   mutable std::atomic<std::uint64_t> bytes_sent_{0};
   std::atomic<bool> told_{false};
   std::atomic<bool> gave_up_{false};

@@ -1,8 +1,6 @@
 // What a mailbox transfers: messages, known by their envelopes, in sends and receives that go on by themselves.
 #pragma once
 
-#include <mpi.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -12,20 +10,11 @@
 #include <string>
 
 #include "../../base/error.hpp"
+#include "../endpoint.hpp"
 
 namespace gradientflow::transport {
 
 class Mailbox;
-
-// What is known of a message before it is received.
-struct Envelope {
-  int source = -1;
-  int tag = -1;
-  std::size_t bytes = 0;
-
-  static constexpr int any_source = -1;
-  [[nodiscard]] bool is_from(int rank) const noexcept { return rank == any_source || rank == source; }
-};
 
 // How a message travels. Sender and receiver give the same.
 enum class Route : std::uint8_t { whole, in_parts };
@@ -56,7 +45,7 @@ class Transfer {
 
  private:
   friend class Mailbox;
-  enum class Kind : std::uint8_t { send, receive };
+  using Kind = Request::Kind;
   [[nodiscard]] std::string what() const;
 
   Kind kind_ = Kind::send;
@@ -68,29 +57,12 @@ class Transfer {
   std::size_t parts_begun_ = 0;
   std::size_t parts_ended_ = 0;
   std::shared_ptr<Transfer> whole_;  // of a part
-  MPI_Request request_ = MPI_REQUEST_NULL;
-  std::shared_ptr<const void> owner_;
+  Request request_;
+  Owner owner_;
   Envelope envelope_;
   std::optional<Error> error_;
   std::function<void()> then_;
   std::atomic<bool> ended_{false};
-};
-
-// A message that has been taken out of a mailbox, to be received once there is memory for it. If it is destroyed
-// instead, the message is discarded, and its sender need not wait.
-class Arrival {
- public:
-  Arrival() = default;
-  Arrival(const Arrival&) = delete;
-  Arrival& operator=(const Arrival&) = delete;
-  ~Arrival();
-  [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
-
- private:
-  friend class Mailbox;
-  Envelope envelope_;
-  MPI_Message message_ = MPI_MESSAGE_NULL;
-  std::weak_ptr<Mailbox> mailbox_;  // from which it has been taken
 };
 
 [[nodiscard]] std::string rank_text(int rank);  // "rank 3", or "any rank"

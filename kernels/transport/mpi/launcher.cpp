@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-#include "mpi.hpp"
+#include "mpi_library.hpp"
 
 namespace gradientflow::transport {
 namespace {

@@ -13,15 +13,15 @@ struct Retired {
   int tag;
 };
 
-struct Sending {
+struct Unfinished {
   std::shared_ptr<const void> memory;
-  std::vector<MPI_Request> requests;
+  MPI_Request request;
 };
 
 // One for the process, as MPI's identities of communicators are.
 struct Waiting {
   std::mutex mutex;
-  std::list<Sending> sends;
+  std::list<Unfinished> requests;
   std::list<Retired> list;
 };
 
@@ -30,9 +30,9 @@ Waiting& waiting() {
   return all;
 }
 
-bool is_sent(Sending& sending) {
+bool has_ended(Unfinished& unfinished) {
   int done = 0;
-  MPI_Testall(static_cast<int>(sending.requests.size()), sending.requests.data(), &done, MPI_STATUSES_IGNORE);
+  MPI_Test(&unfinished.request, &done, MPI_STATUS_IGNORE);
   return done != 0;
 }
 
@@ -73,14 +73,14 @@ void retire(MPI_Comm comm, std::vector<int> awaited, int tag) noexcept {
   free_retired();
 }
 
-void finish_later(std::shared_ptr<const void> memory, std::vector<MPI_Request> requests) noexcept {
-  Sending sending{std::move(memory), std::move(requests)};
+void finish_later(std::shared_ptr<const void> memory, MPI_Request request) noexcept {
+  Unfinished unfinished{std::move(memory), request};
   try {
     Waiting& all = waiting();
     const std::lock_guard lock(all.mutex);
-    all.sends.push_back(sending);
+    all.requests.push_back(unfinished);
   } catch (const std::bad_alloc&) {
-    static_cast<void>(new (std::nothrow) std::shared_ptr(sending.memory));  // NOLINT(*-owning-memory): for good
+    static_cast<void>(new (std::nothrow) std::shared_ptr(unfinished.memory));  // NOLINT(*-owning-memory): for good
   }
 }
 
@@ -88,7 +88,7 @@ void free_retired() noexcept {
   try {
     Waiting& all = waiting();
     const std::lock_guard lock(all.mutex);
-    std::erase_if(all.sends, is_sent);
+    std::erase_if(all.requests, has_ended);
     std::erase_if(all.list, try_free);
   } catch (const std::bad_alloc&) {  // another time
   }

@@ -16,9 +16,9 @@ namespace gradientflow::transport {
 // Frees `comm` now, or later, when a message with `tag` has come from each of `awaited`. Not collective.
 void retire(MPI_Comm comm, std::vector<int> awaited, int tag) noexcept;
 
-// Keeps `memory` until `requests`, which use it, have ended, even if their communicator is freed before. In some MPI
+// Keeps `memory` until `request`, which uses it, has ended, even if its communicator is freed before. In some MPI
 // libraries, a request that nobody completes also keeps its communicator, although that was freed.
-void finish_later(std::shared_ptr<const void> memory, std::vector<MPI_Request> requests) noexcept;
+void finish_later(std::shared_ptr<const void> memory, MPI_Request request) noexcept;
 
 // Frees what can be freed by now. MPI must not have been finalized.
 void free_retired() noexcept;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "../endpoint.hpp"
 #include "mpi.hpp"
 
 namespace gradientflow::transport {

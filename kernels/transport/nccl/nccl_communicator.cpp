@@ -50,9 +50,9 @@ struct Verdict {
 };
 
 // Throws the error of the first rank that failed. Others may have waited for a timeout before they come.
-void check_all(const MpiCommunicator& mpi, const Verdict& mine) {
+void check_all(const Endpoint& endpoint, const Verdict& mine) {
   constexpr int timeouts = 3;
-  const std::vector<Verdict> all = mpi.allgather(mine, timeouts);
+  const std::vector<Verdict> all = endpoint.allgather(mine, timeouts);
   const auto failed = std::find_if(all.begin(), all.end(), [](const Verdict& each) { return each.failed; });
   if (failed != all.end()) {
     throw Error(failed->kind, "no NCCL communicator could be made: on rank " + std::to_string(failed - all.begin()) +
@@ -63,19 +63,19 @@ void check_all(const MpiCommunicator& mpi, const Verdict& mine) {
 }  // namespace
 
 std::unique_ptr<NcclCommunicator> NcclCommunicator::make(std::shared_ptr<const NcclLibrary> library,
-                                                         const MpiCommunicator& mpi, std::span<const int> members,
+                                                         const Endpoint& endpoint, std::span<const int> members,
                                                          double timeout) {
-  mpi.check_not_finalized();
+  endpoint.check_not_ended();
   Introduction mine{{}, library->version()};
   Verdict verdict{};
-  if (!members.empty() && members.front() == mpi.rank()) {
+  if (!members.empty() && members.front() == endpoint.rank()) {
     const Result result = library->functions().get_unique_id(&mine.id);
     if (result != Result::success) {
       verdict = Verdict::of({ErrorKind::system, reason_of(*library, result)});
     }
   }
-  check_all(mpi, verdict);
-  const std::vector<Introduction> all = mpi.allgather(mine);
+  check_all(endpoint, verdict);
+  const std::vector<Introduction> all = endpoint.allgather(mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].version != all.front().version) {
       throw Error(ErrorKind::mismatch, "NCCL differs between ranks: " + nccl_version_text(all.front().version) +
@@ -85,21 +85,21 @@ std::unique_ptr<NcclCommunicator> NcclCommunicator::make(std::shared_ptr<const N
   }
   std::unique_ptr<NcclCommunicator> made;
   if (!members.empty()) {
-    const auto me = std::find(members.begin(), members.end(), mpi.rank());
+    const auto me = std::find(members.begin(), members.end(), endpoint.rank());
     made.reset(new NcclCommunicator(std::move(library), static_cast<int>(me - members.begin()),
                                     static_cast<int>(members.size())));
     try {
-      made->start(all[static_cast<std::size_t>(members.front())].id, mpi, timeout);
+      made->start(all[static_cast<std::size_t>(members.front())].id, endpoint, timeout);
     } catch (const Error& error) {
       made->abort();
       verdict = Verdict::of(error);
     }
   }
-  check_all(mpi, verdict);
+  check_all(endpoint, verdict);
   return made;
 }
 
-void NcclCommunicator::start(const nccl::UniqueId& id, const MpiCommunicator& mpi, double timeout) {
+void NcclCommunicator::start(const nccl::UniqueId& id, const Endpoint& endpoint, double timeout) {
   nccl::Settings settings;
   const std::lock_guard lock(mutex_);
   Result result = library_->functions().comm_init_rank_config(&comm_, size_, id, rank_, &settings);
@@ -110,7 +110,7 @@ void NcclCommunicator::start(const nccl::UniqueId& id, const MpiCommunicator& mp
         throw Error(ErrorKind::timeout, "NCCL did not come to know the others within " + format_number(timeout) +
                                             " s (GRADIENTFLOW_TIMEOUT)");
       }
-      if (mpi.interrupted()) {
+      if (endpoint.interrupted()) {
         throw Error(ErrorKind::closed, "the communicator was closed while NCCL was started");
       }
     }

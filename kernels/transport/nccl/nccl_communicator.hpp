@@ -12,19 +12,19 @@
 #include <utility>
 
 #include "../../base/error.hpp"
-#include "../mpi/mpi.hpp"
+#include "../endpoint.hpp"
 #include "nccl_library.hpp"
 
 namespace gradientflow::transport {
 
 class NcclCommunicator {
  public:
-  // Makes a communicator on the current device, of `members`: ranks of `mpi`, this one among them; or empty for ranks
-  // that are to be in none, which get nullptr. Several communicators without a common member are made at once.
-  // Collective over `mpi`. Throws on all ranks, the same Error, where one fails: Error(mismatch) where they have
+  // Makes a communicator on the current device, of `members`: ranks of `endpoint`, this one among them; or empty for
+  // ranks that are to be in none, which get nullptr. Several communicators without a common member are made at once.
+  // Collective over `endpoint`. Throws on all ranks, the same Error, where one fails: Error(mismatch) where they have
   // different versions of NCCL, Error(system) with NCCL's reason, Error(timeout) after `timeout` seconds, Error(closed)
-  // where `mpi` is interrupted.
-  static std::unique_ptr<NcclCommunicator> make(std::shared_ptr<const NcclLibrary> library, const MpiCommunicator& mpi,
+  // where `endpoint` is interrupted.
+  static std::unique_ptr<NcclCommunicator> make(std::shared_ptr<const NcclLibrary> library, const Endpoint& endpoint,
                                                 std::span<const int> members, double timeout);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -79,7 +79,7 @@ class NcclCommunicator {
   NcclCommunicator(std::shared_ptr<const NcclLibrary> library, int rank, int size)
       : library_(std::move(library)), rank_(rank), size_(size) {}
 
-  void start(const nccl::UniqueId& id, const MpiCommunicator& mpi, double timeout);
+  void start(const nccl::UniqueId& id, const Endpoint& endpoint, double timeout);
   void check_not_aborted() const;
   [[nodiscard]] nccl::Result state();  // under the lock
   [[nodiscard]] bool finished_within(double seconds) noexcept;

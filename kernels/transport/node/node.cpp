@@ -26,11 +26,11 @@ inline void fetch_for_writing(const void* memory, std::size_t bytes) {
 }
 
 // Cores that the ranks of a node may use, together: each of them may be bound to some. Collective.
-std::size_t count_cores(const MpiCommunicator& mpi, const std::vector<int>& local) {
+std::size_t count_cores(const Endpoint& endpoint, const std::vector<int>& local) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
   sched_getaffinity(0, sizeof mine, &mine);
-  const std::vector<cpu_set_t> all = mpi.allgather(mine);
+  const std::vector<cpu_set_t> all = endpoint.allgather(mine);
   cpu_set_t together;
   CPU_ZERO(&together);
   for (const int rank : local) {
@@ -48,10 +48,10 @@ Node::Layout::Layout(const Config& config, std::size_t ranks)
       staging_offset(round_up(sizeof(Flags) + 2 * announcement_stride, page)),
       rank_stride(staging_offset + 2 * staging_bytes) {}
 
-std::unique_ptr<Node> Node::join(const MpiCommunicator& mpi, const Topology& topology, const Config& config,
+std::unique_ptr<Node> Node::join(const Endpoint& endpoint, const Topology& topology, const Config& config,
                                  std::string& reason) {
   const std::vector<int>& local = topology.local();
-  const bool leader = local.front() == mpi.rank();
+  const bool leader = local.front() == endpoint.rank();
   const std::size_t bytes = Layout(config, local.size()).rank_stride * local.size();
 
   MemoryMap memory;
@@ -67,7 +67,7 @@ std::unique_ptr<Node> Node::join(const MpiCommunicator& mpi, const Topology& top
       reason = error.what();
     }
   }
-  const MemoryOffer from_leader = mpi.allgather(offer)[static_cast<std::size_t>(local.front())];
+  const MemoryOffer from_leader = endpoint.allgather(offer)[static_cast<std::size_t>(local.front())];
   int failed = from_leader.error;
   if (!leader && failed == 0) {
     try {
@@ -81,8 +81,8 @@ std::unique_ptr<Node> Node::join(const MpiCommunicator& mpi, const Topology& top
       reason = error.what();
     }
   }
-  const std::vector<int> failures = mpi.allgather(failed);
-  const std::size_t cores = count_cores(mpi, local);
+  const std::vector<int> failures = endpoint.allgather(failed);
+  const std::size_t cores = count_cores(endpoint, local);
   memory.seal();
   std::vector<int> failing;
   for (std::size_t r = 0; r < failures.size(); ++r) {

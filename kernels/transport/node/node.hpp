@@ -31,7 +31,7 @@
 #include <vector>
 
 #include "../../base/config.hpp"
-#include "../mpi/mpi.hpp"
+#include "../endpoint.hpp"
 #include "../process.hpp"
 #include "../signature.hpp"
 #include "../topology.hpp"
@@ -92,9 +92,9 @@ enum class Pages : std::uint8_t { now, on_demand };
 
 class Node {
  public:
-  // Makes the control block and has every rank of the node map it. Collective over `mpi`. Returns nothing, on every
-  // rank alike, where some rank could not map it; `reason` then says why.
-  static std::unique_ptr<Node> join(const MpiCommunicator& mpi, const Topology& topology, const Config& config,
+  // Makes the control block and has every rank of the node map it. Collective over `endpoint`. Returns nothing, on
+  // every rank alike, where some rank could not map it; `reason` then says why.
+  static std::unique_ptr<Node> join(const Endpoint& endpoint, const Topology& topology, const Config& config,
                                     std::string& reason);
   ~Node();
   Node(const Node&) = delete;

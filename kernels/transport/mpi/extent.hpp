@@ -6,7 +6,7 @@
 #include <climits>
 #include <cstddef>
 
-#include "../mpi/mpi.hpp"
+#include "mpi.hpp"
 
 namespace gradientflow::transport {
 
