@@ -12,6 +12,7 @@ void bind_machine(pybind11::module_& module);
 void bind_endpoint(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_mailbox(pybind11::module_& module);
+void bind_meeting(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);
 void bind_chunk_pool(pybind11::module_& module);
 void bind_top_k_pool(pybind11::module_& module);

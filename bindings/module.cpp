@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   bind_endpoint(module);
   bind_communicator(module);
   bind_mailbox(module);
+  bind_meeting(module);
   bind_gradient_pool(module);
   bind_chunk_pool(module);
   bind_top_k_pool(module);

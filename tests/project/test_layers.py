@@ -23,6 +23,7 @@ CPP_LAYERS: dict[str, set[str]] = {"base": set(), "compute": {"base"}, "compute/
 CPP_LAYERS["compute/cpu"] = CPP_LAYERS["compute/cuda"] = {"base", "compute", "compute/steps"}
 CPP_LAYERS["transport"] = {"base", "compute", "compute/cuda"}
 CPP_LAYERS["transport/mpi"] = CPP_LAYERS["transport/tcp"] = CPP_LAYERS["transport"] | {"transport"}
+CPP_LAYERS["transport/meeting"] = CPP_LAYERS["transport/tcp"] | {"transport/tcp"}
 CPP_LAYERS["transport/node"] = CPP_LAYERS["transport/nccl"] = CPP_LAYERS["transport/mpi"]
 CPP_LAYERS["transport/messages"] = CPP_LAYERS["transport/node"] | {"transport/node"}
 CPP_LAYERS["collective/call"] = CPP_LAYERS["transport/messages"] | {"transport/messages", "transport/nccl"}
@@ -37,7 +38,7 @@ CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory", "c
 CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
 CPP_LAYERS["policy"] = {"base"}
 CPP_LAYERS["engine/server"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "policy"}
-CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/server"] | {"engine/server"}
+CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/server"] | {"engine/server", "transport/meeting"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)

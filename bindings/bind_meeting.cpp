@@ -1,0 +1,226 @@
+// gradientflow._core.Store and its kinds, and how the ranks of a job meet at one.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../kernels/base/config.hpp"
+#include "../kernels/transport/meeting/address.hpp"
+#include "../kernels/transport/meeting/exchange.hpp"
+#include "../kernels/transport/meeting/file_store.hpp"
+#include "../kernels/transport/meeting/meeting.hpp"
+#include "../kernels/transport/meeting/random.hpp"
+#include "../kernels/transport/meeting/tcp_store.hpp"
+#include "argument.hpp"
+#include "bindings.hpp"
+#include "bound_endpoint.hpp"
+#include "gil.hpp"
+
+namespace gradientflow::bindings {
+namespace {
+
+namespace py = pybind11;
+using transport::FileStore;
+using transport::Store;
+using transport::TcpStore;
+using transport::Until;
+
+Until until(double seconds) {
+  if (std::isnan(seconds)) {
+    throw Error(ErrorKind::value, "timeout is not a number");
+  }
+  return Until(seconds, &poll_signals);
+}
+
+// A store, and how long its calls wait where they do not say so.
+class BoundStore {
+ public:
+  BoundStore(std::unique_ptr<Store> store, double timeout) : store_(std::move(store)), timeout_(timeout) {}
+
+  [[nodiscard]] Store& get() const { return *store_; }
+  [[nodiscard]] Until until_of(const Timeout& timeout) const { return until(timeout.value.value_or(timeout_)); }
+
+ private:
+  std::unique_ptr<Store> store_;
+  double timeout_;
+};
+
+class BoundTcpStore : public BoundStore {
+ public:
+  BoundTcpStore(std::unique_ptr<TcpStore> store, double timeout)
+      : BoundStore(std::move(store), timeout), address_(static_cast<TcpStore&>(get()).address()) {}
+
+  [[nodiscard]] const std::string& address() const { return address_; }
+
+ private:
+  std::string address_;
+};
+
+class BoundFileStore : public BoundStore {
+ public:
+  using BoundStore::BoundStore;
+};
+
+// A function of Python: exchange(mine, timeout) -> the bytes of all ranks.
+class PythonExchange : public transport::Exchange {
+ public:
+  PythonExchange(py::object function, int size) : function_(std::move(function)), size_(size) {}
+
+  [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override {
+    return with_gil([&] {
+      const py::object given = function_(py::bytes(mine), until.remaining());
+      std::vector<std::string> texts;
+      for (const py::handle each : py::iter(given)) {
+        if (!py::isinstance<py::bytes>(each)) {
+          throw Error(ErrorKind::type, "an exchange returns the bytes of all ranks");
+        }
+        texts.push_back(py::reinterpret_borrow<py::bytes>(each));
+      }
+      if (texts.size() != static_cast<std::size_t>(size_)) {
+        throw Error(ErrorKind::value, "an exchange returns the bytes of all " + std::to_string(size_) +
+                                          " ranks, not of " + std::to_string(texts.size()));
+      }
+      return texts;
+    });
+  }
+
+ private:
+  py::object function_;
+  int size_;
+};
+
+std::unique_ptr<transport::Exchange> exchange_of(const py::object& given, int rank, int size) {
+  if (py::isinstance<BoundStore>(given)) {
+    return std::make_unique<transport::StoreExchange>(given.cast<BoundStore&>().get(), rank, size);
+  }
+  if (py::isinstance<BoundEndpoint>(given)) {
+    return std::make_unique<transport::EndpointExchange>(given.cast<BoundEndpoint&>().get());
+  }
+  if (PyCallable_Check(given.ptr()) == 0) {
+    throw Error(ErrorKind::type, "ranks meet at a store, over an endpoint or by a function, not by " +
+                                     py::repr(given).cast<std::string>());
+  }
+  return std::make_unique<PythonExchange>(given, size);
+}
+
+std::string meeting_place(const py::object& exchange) {
+  return py::isinstance<BoundTcpStore>(exchange) ? exchange.cast<BoundTcpStore&>().address() : "";
+}
+
+std::unique_ptr<BoundEndpoint> meet(int rank, int size, const py::object& exchange,
+                                    const std::optional<std::string>& near,
+                                    const std::map<std::string, std::string>& overrides) {
+  const Config config = read_config(overrides);
+  const std::unique_ptr<transport::Exchange> way = exchange_of(exchange, rank, size);
+  const std::string place = near ? *near : meeting_place(exchange);
+  const WithoutGil release;
+  return std::make_unique<BoundEndpoint>(transport::meet(*way, rank, config, place, &poll_signals));
+}
+
+std::optional<py::bytes> bytes_of(const std::optional<std::string>& value) {
+  return value ? std::optional<py::bytes>(py::bytes(*value)) : std::nullopt;
+}
+
+std::optional<std::string> text_of(const std::optional<py::bytes>& value) {
+  return value ? std::optional<std::string>(std::string(*value)) : std::nullopt;
+}
+
+void bind_stores(py::module_& module) {
+  py::class_<BoundStore>(module, "Store", "Values by name that processes share. Keys are text or bytes, values bytes.")
+      .def(
+          "set",
+          [](const BoundStore& self, const std::string& key, const py::bytes& value, const Timeout& timeout) {
+            const std::string text = value;
+            const WithoutGil release;
+            self.get().set(key, text, self.until_of(timeout));
+          },
+          py::arg("key"), py::arg("value"), py::arg("timeout") = py::none())
+      .def(
+          "get",
+          [](const BoundStore& self, const std::string& key, const Timeout& timeout) {
+            const Until limit = self.until_of(timeout);
+            std::optional<std::string> value;
+            {
+              const WithoutGil release;
+              value = self.get().get(key, limit);
+            }
+            if (!value) {
+              throw Error(ErrorKind::timeout, self.get().name() + " has no value of '" + key + "'");
+            }
+            return py::bytes(*value);
+          },
+          py::arg("key"), py::arg("timeout") = py::none(), "The value; waits until there is one.")
+      .def(
+          "add",
+          [](const BoundStore& self, const std::string& key, std::int64_t amount, const Timeout& timeout) {
+            const WithoutGil release;
+            return self.get().add(key, amount, self.until_of(timeout));
+          },
+          py::arg("key"), py::arg("amount"), py::arg("timeout") = py::none(),
+          "Adds to a value that is a decimal number, 0 if there is none; gives the sum.")
+      .def(
+          "compare_set",
+          [](const BoundStore& self, const std::string& key, const std::optional<py::bytes>& expected,
+             const py::bytes& desired, const Timeout& timeout) {
+            const std::optional<std::string> before = text_of(expected);
+            const std::string after = desired;
+            std::optional<std::string> value;
+            {
+              const WithoutGil release;
+              value = self.get().compare_set(key, before, after, self.until_of(timeout));
+            }
+            return bytes_of(value);
+          },
+          py::arg("key"), py::arg("expected"), py::arg("desired"), py::arg("timeout") = py::none(),
+          "Sets the value if it is `expected` (None: if there is none); gives the value that there is then, or None.")
+      .def("__repr__", [](const BoundStore& self) { return "<" + self.get().name() + ">"; });
+
+  py::class_<BoundTcpStore, BoundStore>(module, "TcpStore")
+      .def(py::init([](const std::string& address, bool serve, double timeout, const std::string& token) {
+             const WithoutGil release;
+             return std::make_unique<BoundTcpStore>(std::make_unique<TcpStore>(address, serve, token, until(timeout)),
+                                                    timeout);
+           }),
+           py::arg("address"), py::arg("serve") = false, py::arg("timeout") = Config().timeout, py::arg("token") = "",
+           "A store at `address`: HOST:PORT, or several with commas between them, which are tried in turn. `serve`: "
+           "this "
+           "process serves it, as long as the object lives; port 0 is a free one.")
+      .def_property_readonly("address", &BoundTcpStore::address);
+
+  py::class_<BoundFileStore, BoundStore>(module, "FileStore")
+      .def(py::init([](const std::string& path, double timeout) {
+             return std::make_unique<BoundFileStore>(std::make_unique<FileStore>(path), timeout);
+           }),
+           py::arg("path"), py::arg("timeout") = Config().timeout, "A store in a file that all processes can write.");
+}
+
+}  // namespace
+
+void bind_meeting(py::module_& module) {
+  bind_stores(module);
+  module.def(
+      "meet", &meet, py::arg("rank"), py::arg("size"), py::arg("exchange"), py::arg("near") = py::none(),
+      py::arg("overrides") = py::dict(),
+      "An endpoint of `size` ranks over TCP. They meet at a `Store`, over an `Endpoint`, or by a function "
+      "exchange(mine: bytes, timeout: float) -> list[bytes], of all ranks. `near`: where they meet, HOST:PORT, by "
+      "which the address is chosen; None: the address of the store. Collective.");
+  module.def("random_token", &transport::random_hex, "256 random bits, as 64 digits.");
+  module.def(
+      "own_address",
+      [](const std::string& near, const std::map<std::string, std::string>& overrides) {
+        const Config config = read_config(overrides);
+        const WithoutGil release;
+        return transport::choose_address(config.interface, near, until(config.timeout));
+      },
+      py::arg("near") = "", py::arg("overrides") = py::dict(),
+      "The address at which other hosts reach this one: by the setting `interface`, or the one that leads to `near`.");
+}
+
+}  // namespace gradientflow::bindings

@@ -1,0 +1,7 @@
+#include "version.hpp"
+
+namespace gradientflow {
+
+const char* library_version() { return GRADIENTFLOW_VERSION; }
+
+}  // namespace gradientflow

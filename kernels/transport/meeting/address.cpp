@@ -1,0 +1,339 @@
+#include "address.hpp"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <condition_variable>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <mutex>
+
+#include "../../base/error.hpp"
+#include "../../base/text.hpp"
+#include "../../base/thread.hpp"
+#include "descriptor.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+// Addresses of the networks that stand for examples: whatever leads there is the default route.
+constexpr std::array<const char*, 2> somewhere = {"192.0.2.1", "2001:db8::1"};
+
+struct InterfaceAddress {
+  std::string interface;
+  SocketAddress address;
+};
+
+struct Found {
+  int error = 0;
+  int system = 0;  // errno, for EAI_SYSTEM
+  std::vector<SocketAddress> addresses;
+};
+
+Found look_up(const std::string& host, int port, int flags) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  Found found;
+  found.error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  found.system = errno;
+  for (const addrinfo* each = list; found.error == 0 && each != nullptr; each = each->ai_next) {
+    if (each->ai_family == AF_INET || each->ai_family == AF_INET6) {
+      found.addresses.emplace_back(each->ai_addr, each->ai_addrlen);
+    }
+  }
+  if (list != nullptr) {
+    freeaddrinfo(list);
+  }
+  if (found.error == 0 && found.addresses.empty()) {
+    found.error = EAI_NONAME;
+  }
+  return found;
+}
+
+Place parse_place(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  std::string host = text.substr(0, colon == std::string::npos ? 0 : colon);
+  const char* const last = text.data() + text.size();
+  const char* const first = colon == std::string::npos ? last : text.data() + colon + 1;
+  int port = -1;
+  const auto [end, error] = std::from_chars(first, last, port);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find_first_of(":[] ") != std::string::npos) {
+    host.clear();  // such as an address of IPv6 without brackets, whose last part is no port
+  }
+  if (host.empty() || error != std::errc() || end != last || port < 0 || port > 65535) {
+    throw Error(ErrorKind::value,
+                "'" + text +
+                    "' is no place to meet: a host and a port, such as host0:29400, 10.0.0.1:29400 or [fd00::1]:29400");
+  }
+  return {host, port};
+}
+
+// Of interfaces that are up, in the order of the system.
+std::vector<InterfaceAddress> addresses_of_interfaces() {
+  std::vector<InterfaceAddress> found;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) {
+    throw system_error("cannot list the network interfaces", errno);
+  }
+  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
+    const int family = each->ifa_addr == nullptr ? AF_UNSPEC : each->ifa_addr->sa_family;
+    if ((each->ifa_flags & IFF_UP) != 0 && (family == AF_INET || family == AF_INET6)) {
+      const auto length = static_cast<socklen_t>(family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+      found.push_back({each->ifa_name, SocketAddress(each->ifa_addr, length)});
+    }
+  }
+  freeifaddrs(list);
+  return found;
+}
+
+// Whether an address begins with the same bits.
+bool is_within(const std::string& address, const std::string& network, int bits) {
+  if (address.size() != network.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < address.size() && bits > 0; ++i, bits -= 8) {
+    const auto mask = static_cast<unsigned char>(bits >= 8 ? 0xff : 0xff << (8 - bits));
+    if (((static_cast<unsigned char>(address[i]) ^ static_cast<unsigned char>(network[i])) & mask) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string address_by_setting(const std::string& interface) {
+  const std::size_t slash = interface.find('/');
+  const std::optional<SocketAddress> network = parse_address(interface.substr(0, slash), 0);
+  int bits = network && network->family() == AF_INET ? 32 : 128;
+  const int most = bits;
+  bool is_wrong = slash != std::string::npos && !network;
+  if (slash != std::string::npos) {
+    const char* const last = interface.data() + interface.size();
+    const auto [end, error] = std::from_chars(interface.data() + slash + 1, last, bits);
+    is_wrong = is_wrong || error != std::errc() || end != last || bits < 0 || bits > most;
+  }
+  if (is_wrong) {
+    throw Error(ErrorKind::value, "interface (GRADIENTFLOW_INTERFACE): '" + interface +
+                                      "' is no network, such as 10.0.0.0/24 or fd00::/64");
+  }
+  std::vector<InterfaceAddress> all = addresses_of_interfaces();
+  const auto fits = [&](const InterfaceAddress& each) {
+    return network ? is_within(each.address.bytes(), network->bytes(), bits) : each.interface == interface;
+  };
+  // Of an interface's addresses that of IPv4; of others one that needs no interface beside it.
+  std::stable_sort(all.begin(), all.end(), [](const InterfaceAddress& one, const InterfaceAddress& other) {
+    const auto order = [](const SocketAddress& address) {
+      return address.family() == AF_INET ? 0 : address.is_link_local() ? 2 : 1;
+    };
+    return order(one.address) < order(other.address);
+  });
+  if (const auto found = std::find_if(all.begin(), all.end(), fits); found != all.end()) {
+    return found->address.host();
+  }
+  std::string there;
+  for (const InterfaceAddress& each : all) {
+    there += (there.empty() ? "" : ", ") + each.interface + " (" + each.address.host() + ")";
+  }
+  throw Error(ErrorKind::value, "interface (GRADIENTFLOW_INTERFACE): this host has no address of '" + interface +
+                                    "'; it has " + (there.empty() ? "none at all" : there));
+}
+
+std::optional<std::string> address_towards(const Place& place, const Until& until) {
+  std::vector<SocketAddress> addresses;
+  try {
+    addresses = resolve(place, until);
+  } catch (const Error&) {  // other ways are left
+    return std::nullopt;
+  }
+  // A name that means loopback here is this host's own name: it does not say how others reach this host.
+  const bool is_loopback_meant = place.host == "localhost" || parse_address(place.host, 0);
+  for (SocketAddress& each : addresses) {
+    const std::optional<SocketAddress> source = source_towards(each);
+    if (source && (is_loopback_meant || !source->is_loopback())) {
+      return source->host();
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+SocketAddress::SocketAddress(const sockaddr* address, socklen_t length) noexcept
+    : length_(std::min<socklen_t>(length, sizeof storage_)) {
+  std::memcpy(&storage_, address, length_);
+}
+
+int SocketAddress::port() const noexcept {
+  return family() == AF_INET ? ntohs(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_port)
+                             : ntohs(reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_port);
+}
+
+void SocketAddress::set_port(int port) noexcept {
+  const auto number = htons(static_cast<std::uint16_t>(port));
+  if (family() == AF_INET) {
+    reinterpret_cast<sockaddr_in*>(&storage_)->sin_port = number;
+  } else {
+    reinterpret_cast<sockaddr_in6*>(&storage_)->sin6_port = number;
+  }
+}
+
+std::string SocketAddress::host() const {
+  std::array<char, NI_MAXHOST> text{};
+  const int error = getnameinfo(get(), length_, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? text.data() : "unknown";
+}
+
+std::string SocketAddress::bytes() const {
+  const auto copy = [](const auto& address) {
+    return std::string(reinterpret_cast<const char*>(&address), sizeof address);
+  };
+  return family() == AF_INET ? copy(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr)
+                             : copy(reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr);
+}
+
+bool SocketAddress::is_loopback() const noexcept {
+  if (family() == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr.s_addr) >> 24 == 127;
+  }
+  const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == 127);
+}
+
+bool SocketAddress::is_any() const noexcept {
+  return family() == AF_INET
+             ? reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr.s_addr == htonl(INADDR_ANY)
+             : IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr) != 0;
+}
+
+bool SocketAddress::is_link_local() const noexcept {
+  return family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr);
+}
+
+std::string Place::text() const {
+  const bool has_colon = host.find(':') != std::string::npos;
+  return (has_colon ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+std::vector<Place> parse_places(const std::string& text) {
+  std::vector<Place> places;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    places.push_back(parse_place(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return places;
+}
+
+std::optional<SocketAddress> parse_address(const std::string& host, int port) {
+  const Found found = look_up(host, port, AI_NUMERICHOST);
+  return found.error == 0 ? std::optional(found.addresses.front()) : std::nullopt;
+}
+
+// The system may ask other hosts, for many seconds, and cannot be told for how many: so it does so in a thread.
+std::vector<SocketAddress> resolve(const Place& place, const Until& until) {
+  if (const auto address = parse_address(place.host, place.port)) {
+    return {*address};
+  }
+  struct Answer {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Found> found;
+  };
+  const auto answer = std::make_shared<Answer>();
+  start_thread("a thread that looks up " + place.host, [answer, place] {
+    Found found = look_up(place.host, place.port, AI_ADDRCONFIG);
+    if (found.error != 0) {  // without a network there is loopback
+      found = look_up(place.host, place.port, 0);
+    }
+    const std::lock_guard lock(answer->mutex);
+    answer->found = std::move(found);
+    answer->changed.notify_all();
+  }).detach();
+  while (true) {
+    const auto wait = until.step();
+    std::unique_lock lock(answer->mutex);
+    answer->changed.wait_for(lock, wait, [&] { return answer->found.has_value(); });
+    if (answer->found) {
+      break;
+    }
+    if (wait.count() == 0) {
+      throw Error(ErrorKind::timeout,
+                  "the name " + place.host + " was not looked up within " + format_number(until.seconds()) + " s");
+    }
+  }
+  if (answer->found->error != 0) {
+    const Found& found = *answer->found;
+    throw Error(ErrorKind::system,
+                "the name " + place.host + " is unknown here: " +
+                    (found.error == EAI_SYSTEM ? std::strerror(found.system) : gai_strerror(found.error)));
+  }
+  return answer->found->addresses;
+}
+
+std::optional<SocketAddress> source_towards(const SocketAddress& other) {
+  const Descriptor socket(::socket(other.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  SocketAddress target = other;
+  if (target.port() == 0) {
+    target.set_port(9);
+  }
+  sockaddr_storage source{};
+  socklen_t length = sizeof source;
+  if (!socket || connect(socket.get(), target.get(), target.length()) != 0 ||
+      getsockname(socket.get(), reinterpret_cast<sockaddr*>(&source), &length) != 0) {
+    return std::nullopt;
+  }
+  const SocketAddress found(reinterpret_cast<sockaddr*>(&source), length);
+  return found.is_any() ? std::nullopt : std::optional(found);
+}
+
+std::string choose_address(const std::string& interface, const std::string& near, const Until& until) {
+  if (interface != "auto") {
+    return address_by_setting(interface);
+  }
+  if (!near.empty()) {
+    for (const Place& place : parse_places(near)) {
+      if (const auto found = address_towards(place, until)) {
+        return *found;
+      }
+    }
+  }
+  for (const char* const host : somewhere) {
+    if (const auto source = source_towards(*parse_address(host, 9)); source && !source->is_loopback()) {
+      return source->host();
+    }
+  }
+  for (const InterfaceAddress& each : addresses_of_interfaces()) {
+    if (!each.address.is_loopback() && !each.address.is_link_local()) {
+      return each.address.host();
+    }
+  }
+  return "127.0.0.1";
+}
+
+std::string network_id() {
+  std::string id;
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::getline(boot, id);
+  std::array<char, 64> space{};
+  if (id.empty() || readlink("/proc/self/ns/net", space.data(), space.size() - 1) <= 0) {
+    utsname host{};
+    uname(&host);
+    return static_cast<const char*>(host.nodename);
+  }
+  return id + '/' + space.data();
+}
+
+}  // namespace gradientflow::transport

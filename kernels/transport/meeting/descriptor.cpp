@@ -1,0 +1,75 @@
+#include "descriptor.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <set>
+
+namespace gradientflow::transport {
+namespace {
+
+struct OpenDescriptors {
+  std::mutex mutex;
+  std::set<int> numbers;
+  int forks = 0;
+};
+
+OpenDescriptors& open_descriptors() {
+  static auto* const all = [] {
+    auto* const made = new OpenDescriptors;  // NOLINT(*-owning-memory): lives as long as any thread
+    pthread_atfork([] { open_descriptors().mutex.lock(); }, [] { open_descriptors().mutex.unlock(); },
+                   [] {
+                     OpenDescriptors& of_parent = open_descriptors();
+                     for (const int number : of_parent.numbers) {
+                       ::close(number);
+                     }
+                     of_parent.numbers.clear();
+                     ++of_parent.forks;
+                     of_parent.mutex.unlock();
+                   });
+    return made;
+  }();
+  return *all;
+}
+
+}  // namespace
+
+Descriptor::Descriptor(int number) : number_(number) {
+  if (number >= 0) {
+    OpenDescriptors& all = open_descriptors();
+    const std::lock_guard lock(all.mutex);
+    forks_ = all.forks;
+    all.numbers.insert(number);
+  }
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    close();
+    number_ = std::exchange(other.number_, -1);
+    forks_ = other.forks_;
+  }
+  return *this;
+}
+
+void Descriptor::close() noexcept {
+  const int number = std::exchange(number_, -1);
+  if (number < 0) {
+    return;
+  }
+  OpenDescriptors& all = open_descriptors();
+  const std::lock_guard lock(all.mutex);
+  if (forks_ == all.forks) {  // else it was closed when this process was forked off
+    all.numbers.erase(number);
+    ::close(number);
+  }
+}
+
+int forks_so_far() noexcept {
+  OpenDescriptors& all = open_descriptors();
+  const std::lock_guard lock(all.mutex);
+  return all.forks;
+}
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,31 @@
+// Open files that belong to one process: a process that is forked off does not keep them open, so that others see when
+// this one ends, and does not use them.
+#pragma once
+
+#include <utility>
+
+namespace gradientflow::transport {
+
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number);  // takes it over; negative: none
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)), forks_(other.forks_) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { close(); }
+
+  [[nodiscard]] int get() const noexcept { return number_; }
+  explicit operator bool() const noexcept { return number_ >= 0; }
+  void close() noexcept;
+
+ private:
+  int number_ = -1;
+  int forks_ = 0;
+};
+
+// How many forks lie between the process that first had a Descriptor and this one.
+[[nodiscard]] int forks_so_far() noexcept;
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,65 @@
+// How ranks that have no messages yet tell each other something.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "../endpoint.hpp"
+#include "store.hpp"
+#include "until.hpp"
+
+namespace gradientflow::transport {
+
+class Exchange {
+ public:
+  Exchange() = default;
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+  virtual ~Exchange() = default;
+
+  // Every rank's bytes, in the order of the ranks. Collective. Throws where not all ranks come in time.
+  [[nodiscard]] virtual std::vector<std::string> all(const std::string& mine, const Until& until) = 0;
+};
+
+// Over an endpoint, whose own timeout holds.
+class EndpointExchange : public Exchange {
+ public:
+  explicit EndpointExchange(const Endpoint& endpoint) : endpoint_(endpoint) {}
+
+  [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;
+
+ private:
+  const Endpoint& endpoint_;
+};
+
+// Over a store. All who come get the same: the bytes of all ranks, or the same Error: (timeout) that names the ranks
+// that have not come, (mismatch) where two processes have the same rank, or the ranks differ about their number. Ranks
+// may meet again and again: each time is a meeting of its own, and who comes after one has failed hears why.
+class StoreExchange : public Exchange {
+ public:
+  StoreExchange(Store& store, int rank, int size);
+
+  [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;
+
+ private:
+  struct Verdict;
+
+  [[nodiscard]] std::string key(const std::string& of_what) const;
+  void open_meeting(const Until& until);
+  void come(const std::string& mine, const Until& until);
+  [[nodiscard]] std::string decide(const Verdict& verdict, const Until& until);
+  [[nodiscard]] std::string collect(const Until& until);
+  [[nodiscard]] std::vector<int> missing(const Until& until);
+  void await_others(const Until& until);
+
+  Store& store_;
+  int rank_;
+  int size_;
+  std::string meeting_;  // its number
+};
+
+// Texts as one, and back. The latter throws Error(mismatch) where it is none.
+[[nodiscard]] std::string pack(const std::vector<std::string>& texts);
+[[nodiscard]] std::vector<std::string> unpack(const std::string& packed);
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,214 @@
+#include "file_store.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../../base/text.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::string_view first_line = "GradientFlow store 1\n";
+constexpr auto shortest_nap = 1ms;
+constexpr auto longest_nap = 50ms;
+
+using RecordHead = std::array<std::uint32_t, 2>;  // the bytes of key and value
+
+// A process that closes a file loses all its locks of it: so its threads take turns.
+std::timed_mutex& turn_in_process() {
+  static auto* const mutex = new std::timed_mutex;  // NOLINT(*-owning-memory): lives as long as any thread
+  return *mutex;
+}
+
+std::chrono::milliseconds longer(std::chrono::milliseconds nap) {
+  return std::min<std::chrono::milliseconds>(nap * 2, longest_nap);
+}
+
+}  // namespace
+
+class FileStore::Opened {
+ public:
+  Opened(const std::string& path, const Until& until) : path_(path), turn_(turn_in_process(), std::defer_lock) {
+    while (!turn_.try_lock_for(until.step())) {
+      check_time(until);
+    }
+    file_ = Descriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    if (!file_) {
+      throw failure("open");
+    }
+    struct flock whole{};
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    for (auto nap = shortest_nap; fcntl(file_.get(), F_SETLK, &whole) != 0; nap = longer(nap)) {
+      if (errno != EACCES && errno != EAGAIN && errno != EINTR) {
+        throw failure("lock");
+      }
+      check_time(until);
+      static_cast<void>(until.sleep(nap));
+    }
+  }
+
+  [[nodiscard]] std::size_t size() const {
+    struct stat facts{};
+    if (fstat(file_.get(), &facts) != 0) {
+      throw failure("read");
+    }
+    return static_cast<std::size_t>(facts.st_size);
+  }
+
+  [[nodiscard]] std::string read(std::size_t from, std::size_t bytes) const {
+    std::string data(bytes, '\0');
+    for (std::size_t done = 0; done < bytes;) {
+      const ssize_t count = pread(file_.get(), data.data() + done, bytes - done, static_cast<off_t>(from + done));
+      if (count <= 0 && errno != EINTR) {
+        throw failure("read");
+      }
+      done += count > 0 ? static_cast<std::size_t>(count) : 0;
+    }
+    return data;
+  }
+
+  void write(std::size_t at, std::string_view data) const {
+    while (!data.empty()) {
+      const ssize_t count = pwrite(file_.get(), data.data(), data.size(), static_cast<off_t>(at));
+      if (count < 0 && errno != EINTR) {
+        throw failure("write");
+      }
+      const std::size_t done = count > 0 ? static_cast<std::size_t>(count) : 0;
+      at += done;
+      data.remove_prefix(done);
+    }
+  }
+
+  void shorten(std::size_t bytes) const {
+    if (ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0) {
+      throw failure("write");
+    }
+  }
+
+ private:
+  [[nodiscard]] Error failure(const char* what) const {
+    return system_error(std::string("cannot ") + what + " the store in " + path_, errno);
+  }
+  void check_time(const Until& until) const {
+    if (until.over()) {
+      throw Error(ErrorKind::timeout, "the store in " + path_ + " was not free within " +
+                                          format_number(until.seconds()) + " s: other processes have locked it");
+    }
+  }
+
+  std::string path_;
+  std::unique_lock<std::timed_mutex> turn_;
+  Descriptor file_;
+};
+
+void FileStore::read_on(const Opened& file) {
+  const std::size_t size = file.size();
+  if (read_ == 0) {
+    if (size < first_line.size()) {  // it is new, or whoever made it was killed
+      file.write(0, first_line);
+      read_ = first_line.size();
+      return;
+    }
+    if (file.read(0, first_line.size()) != first_line) {
+      throw Error(ErrorKind::mismatch, path_ + " is no store of this version of GradientFlow");
+    }
+    read_ = first_line.size();
+  }
+  if (size < read_) {
+    throw Error(ErrorKind::mismatch, "the store in " + path_ + " has become shorter: another job uses the same file");
+  }
+  const std::string data = file.read(read_, size - read_);
+  std::size_t at = 0;
+  while (at < data.size()) {
+    RecordHead head{};
+    const std::size_t left = data.size() - at - std::min(data.size() - at, sizeof head);
+    if (data.size() - at >= sizeof head) {
+      std::memcpy(head.data(), data.data() + at, sizeof head);
+    }
+    const std::size_t bytes = std::size_t{head[0]} + head[1];
+    if (data.size() - at < sizeof head || left < bytes) {
+      file.shorten(read_ + at);  // whoever wrote it was killed: nobody else writes while the file is locked
+      break;
+    }
+    at += sizeof head;
+    values_[data.substr(at, head[0])] = data.substr(at + head[0], head[1]);
+    at += bytes;
+  }
+  read_ += at;
+}
+
+void FileStore::write(const Opened& file, const std::string& key, const std::string& value) {
+  const RecordHead head{static_cast<std::uint32_t>(key.size()), static_cast<std::uint32_t>(value.size())};
+  std::string record(reinterpret_cast<const char*>(head.data()), sizeof head);
+  record += key;
+  record += value;
+  file.write(read_, record);
+  read_ += record.size();
+  values_[key] = value;
+}
+
+std::optional<std::string> FileStore::value_of(const std::string& key) const {
+  const auto found = values_.find(key);
+  return found == values_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void FileStore::set(const std::string& key, const std::string& value, const Until& until) {
+  check_key(key);
+  check_value(value);
+  const Opened file(path_, until);
+  read_on(file);
+  write(file, key, value);
+}
+
+std::optional<std::string> FileStore::get(const std::string& key, const Until& until) {
+  for (auto nap = shortest_nap;; nap = longer(nap)) {
+    auto value = look(key, until);
+    if (value || !until.sleep(nap)) {
+      return value;
+    }
+  }
+}
+
+std::optional<std::string> FileStore::look(const std::string& key, const Until& until) {
+  check_key(key);
+  const Opened file(path_, until.over() ? until.anew(1.0) : until);
+  read_on(file);
+  return value_of(key);
+}
+
+std::int64_t FileStore::add(const std::string& key, std::int64_t amount, const Until& until) {
+  check_key(key);
+  const Opened file(path_, until);
+  read_on(file);
+  const std::int64_t sum = sum_of(value_of(key), amount);
+  write(file, key, std::to_string(sum));
+  return sum;
+}
+
+std::optional<std::string> FileStore::compare_set(const std::string& key, const std::optional<std::string>& expected,
+                                                  const std::string& desired, const Until& until) {
+  check_key(key);
+  check_value(desired);
+  const Opened file(path_, until);
+  read_on(file);
+  if (value_of(key) == expected) {
+    write(file, key, desired);
+  }
+  return value_of(key);
+}
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,106 @@
+#include "introduction.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../../base/version.hpp"
+#include "address.hpp"
+#include "random.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+// What a rank says of itself. The version comes first in all versions.
+struct Card {
+  std::string version = library_version();
+  std::string address;
+  std::string network = network_id();
+  std::string token;  // of rank 0
+  std::string error;  // why it cannot take part
+  int error_kind = 0;
+
+  [[nodiscard]] std::string packed() const {
+    return pack({version, address, network, token, error, std::to_string(error_kind)});
+  }
+
+  // Of a card of another version, only that.
+  static Card from(const std::string& packed) {
+    std::vector<std::string> parts = unpack(packed);
+    Card card;
+    card.version = parts.empty() ? "?" : parts.front();
+    if (card.version == library_version() && parts.size() == 6) {
+      card.address = parts[1];
+      card.network = parts[2];
+      card.token = parts[3];
+      card.error = parts[4];
+      card.error_kind = std::atoi(parts[5].c_str());  // NOLINT(cert-err34-c): this version has written it
+    }
+    return card;
+  }
+};
+
+std::string name_of_rank(std::size_t rank) { return "rank " + std::to_string(rank); }
+
+void check_cards(const std::vector<Card>& cards) {
+  const auto differs = [](const Card& each) { return each.version != library_version(); };
+  if (std::any_of(cards.begin(), cards.end(), differs)) {
+    const auto other = std::find_if(cards.begin(), cards.end(),
+                                    [&](const Card& each) { return each.version != cards.front().version; });
+    throw Error(ErrorKind::mismatch, "the ranks run different versions of GradientFlow: " + cards.front().version +
+                                         " on rank 0, " + other->version + " on " +
+                                         name_of_rank(static_cast<std::size_t>(other - cards.begin())));
+  }
+  for (std::size_t r = 0; r < cards.size(); ++r) {
+    if (!cards[r].error.empty()) {
+      throw Error(static_cast<ErrorKind>(cards[r].error_kind),
+                  name_of_rank(r) + " cannot be reached by others: " + cards[r].error);
+    }
+  }
+  const auto elsewhere =
+      std::find_if(cards.begin(), cards.end(), [&](const Card& each) { return each.network != cards.front().network; });
+  for (std::size_t r = 0; r < cards.size() && elsewhere != cards.end(); ++r) {
+    const std::vector<Place> places = parse_places(cards[r].address);
+    if (const auto address = parse_address(places.front().host, 0); address && address->is_loopback()) {
+      throw Error(
+          ErrorKind::mismatch,
+          name_of_rank(r) + " listens at " + cards[r].address +
+              ", where processes on other hosts do not reach it, and the ranks are on several hosts: set "
+              "GRADIENTFLOW_INTERFACE to an interface or a network that joins them, such as eth0 or 10.0.0.0/24");
+    }
+  }
+}
+
+}  // namespace
+
+Introduction introduce(Exchange& exchange, int rank, const std::function<std::string()>& listen, const Until& until) {
+  Card mine;
+  Introduction result;
+  if (rank == 0) {
+    const RandomBits bits = random_bits();
+    mine.token.assign(reinterpret_cast<const char*>(bits.data()), bits.size());
+  }
+  try {
+    mine.address = listen();
+  } catch (const Error& error) {
+    mine.error = error.what();
+    mine.error_kind = static_cast<int>(error.kind());
+  }
+  std::vector<Card> cards;
+  for (const std::string& each : exchange.all(mine.packed(), until)) {
+    cards.push_back(Card::from(each));
+  }
+  check_cards(cards);
+  for (const Card& each : cards) {
+    result.addresses.push_back(each.address);
+  }
+  const std::string& token = cards.front().token;
+  if (token.size() != result.token.size()) {
+    throw Error(ErrorKind::internal, "rank 0 has given no token");
+  }
+  std::memcpy(result.token.data(), token.data(), token.size());
+  return result;
+}
+
+}  // namespace gradientflow::transport

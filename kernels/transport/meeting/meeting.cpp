@@ -1,0 +1,25 @@
+#include "meeting.hpp"
+
+#include <utility>
+
+#include "../tcp/network.hpp"
+#include "address.hpp"
+#include "introduction.hpp"
+
+namespace gradientflow::transport {
+
+std::unique_ptr<Endpoint> meet(Exchange& exchange, int rank, const Config& config, const std::string& near,
+                               const Until::Check& check) {
+  const Until until(config.timeout, check);
+  std::shared_ptr<tcp::Network> network;
+  const auto listen = [&] {
+    network = tcp::Network::listen({.address = choose_address(config.interface, near, until),
+                                    .timeout = config.timeout,
+                                    .host_timeout = config.host_timeout});
+    return network->address();
+  };
+  Introduction met = introduce(exchange, rank, listen, until);
+  return network->join(rank, std::move(met.addresses), met.token);
+}
+
+}  // namespace gradientflow::transport

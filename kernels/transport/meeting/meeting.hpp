@@ -1,0 +1,18 @@
+// The meeting of the ranks of a job over TCP: each listens, all hear where the others do.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "../../base/config.hpp"
+#include "../endpoint.hpp"
+#include "exchange.hpp"
+#include "until.hpp"
+
+namespace gradientflow::transport {
+
+// An endpoint of all ranks. `near`: as for choose_address. `check` is called several times a second, and may throw.
+[[nodiscard]] std::unique_ptr<Endpoint> meet(Exchange& exchange, int rank, const Config& config,
+                                             const std::string& near, const Until::Check& check = {});
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,16 @@
+// Random bits that nobody can guess.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+
+namespace gradientflow::transport {
+
+using RandomBits = std::array<std::byte, 32>;
+
+// Throws Error(system).
+[[nodiscard]] RandomBits random_bits();
+[[nodiscard]] std::string random_hex();  // as 64 digits
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,486 @@
+#include "store_server.hpp"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../../base/thread.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+// What epoll tells of, beside connections.
+constexpr std::uint64_t the_listener = 0;
+constexpr std::uint64_t the_stop = 1;
+
+constexpr auto before_accepting_again = std::chrono::milliseconds(100);  // where the process has too many files open
+constexpr std::size_t bytes_at_once = 64 * 1024;
+constexpr std::size_t bytes_of_a_stranger = 2048;
+constexpr int turns_at_once = 4;         // of reading for one connection
+constexpr int connections_at_once = 64;  // that are accepted
+constexpr std::size_t kept_capacity = 64 * 1024;
+
+void set_option(int socket, int level, int option, int value) noexcept {
+  setsockopt(socket, level, option, &value, sizeof value);
+}
+
+// Where to listen, the best first.
+std::vector<SocketAddress> addresses_to_listen_at(const Place& place) {
+  std::vector<SocketAddress> addresses;
+  for (const char* const host : {"127.0.0.1", "::1"}) {
+    if (place.host == "localhost") {
+      addresses.push_back(*parse_address(host, place.port));
+    }
+  }
+  if (const auto address = parse_address(place.host, place.port)) {
+    addresses.push_back(*address);
+  }
+  if (place.host != "localhost") {
+    addresses.push_back(*parse_address("::", place.port));  // IPv4, too
+    addresses.push_back(*parse_address("0.0.0.0", place.port));
+  }
+  return addresses;
+}
+
+Descriptor try_to_listen(const SocketAddress& address) {
+  Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket) {
+    return {};
+  }
+  set_option(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address.family() == AF_INET6) {
+    set_option(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, address.is_any() ? 0 : 1);
+  }
+  if (bind(socket.get(), address.get(), address.length()) != 0 || listen(socket.get(), SOMAXCONN) != 0) {
+    const int error = errno;
+    socket.close();
+    errno = error;
+  }
+  return socket;
+}
+
+}  // namespace
+
+StoreServer::StoreServer(const Place& place, std::string token, const Limits& limits)
+    : token_(std::move(token)),
+      limits_(limits),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      stop_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      buffer_(bytes_at_once, '\0'),
+      forks_(forks_so_far()) {
+  if (token_.size() > longest_token) {
+    throw Error(ErrorKind::value, "the token of a store has at most " + std::to_string(longest_token) + " bytes");
+  }
+  if (!epoll_ || !stop_) {
+    throw system_error("cannot make a store", errno);
+  }
+  listen_at(place);
+  for (const auto& [descriptor, number] : {std::pair(listener_.get(), the_listener), {stop_.get(), the_stop}}) {
+    epoll_event event{EPOLLIN, {.u64 = number}};
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) {
+      throw system_error("cannot make a store", errno);
+    }
+  }
+  // Signals are for the threads of the program.
+  sigset_t all{};
+  sigset_t before{};
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::make_unique<std::thread>(start_thread("the thread of a store", [this] { run(); }));
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+StoreServer::~StoreServer() {
+  if (forks_ != forks_so_far()) {  // the thread is the parent's
+    static_cast<void>(thread_.release());
+    return;
+  }
+  const std::uint64_t one = 1;
+  static_cast<void>(write(stop_.get(), &one, sizeof one));
+  thread_->join();
+}
+
+void StoreServer::listen_at(const Place& place) {
+  int error = 0;
+  for (const SocketAddress& address : addresses_to_listen_at(place)) {
+    listener_ = try_to_listen(address);
+    if (listener_) {
+      break;
+    }
+    error = errno;
+    if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) {
+      break;
+    }
+  }
+  if (!listener_) {
+    const std::string advice = error == EADDRINUSE ? "; another job or another program serves there" : "";
+    throw Error(ErrorKind::system, system_error("cannot listen at " + place.text(), error).what() + advice, error);
+  }
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound), &length);
+  address_ = SocketAddress(reinterpret_cast<const sockaddr*>(&bound), length);
+  if (address_.is_any()) {
+    const int port = address_.port();
+    // Through a socket for both, IPv4 is there in any case, IPv6 perhaps not.
+    address_ = *parse_address("127.0.0.1", port);
+  }
+}
+
+void StoreServer::run() noexcept {
+  std::array<epoll_event, 64> events{};
+  while (true) {
+    const int count = epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds_to_wait());
+    for (int i = 0; i < count; ++i) {
+      const epoll_event& event = events.at(static_cast<std::size_t>(i));
+      if (event.data.u64 == the_stop) {
+        return;
+      }
+      try {
+        if (event.data.u64 == the_listener) {
+          accept_all();
+        } else {
+          serve(event.data.u64, event.events);
+        }
+      } catch (const std::exception&) {  // no memory
+        drop(event.data.u64);
+      }
+    }
+    if (accepts_again_ && Clock::now() >= *accepts_again_) {
+      accepts_again_.reset();
+      epoll_event event{EPOLLIN, {.u64 = the_listener}};
+      epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
+    }
+    drop_late_strangers();
+  }
+}
+
+int StoreServer::milliseconds_to_wait() const {
+  std::optional<Clock::time_point> next = accepts_again_;
+  if (!strangers_.empty()) {
+    const auto end = connections_.at(*strangers_.begin()).since +
+                     std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits_.seconds));
+    next = next ? std::min(*next, end) : end;
+  }
+  if (!next) {
+    return -1;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now()).count();
+  return static_cast<int>(std::clamp<long>(left, 0, 60'000));
+}
+
+void StoreServer::drop_late_strangers() {
+  const std::chrono::duration<double> most(limits_.seconds);
+  while (!strangers_.empty() && Clock::now() - connections_.at(*strangers_.begin()).since >= most) {
+    drop(*strangers_.begin());
+  }
+}
+
+void StoreServer::accept_all() {
+  for (int i = 0; i < connections_at_once; ++i) {
+    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        accept_again_at(Clock::now() + before_accepting_again);
+      }
+      if (errno == ECONNABORTED || errno == EINTR) {
+        continue;
+      }
+      return;
+    }
+    if (strangers_.size() >= limits_.strangers) {
+      drop(*strangers_.begin());
+    }
+    set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);  // a host that is gone does not say so
+    set_option(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, 10);
+    set_option(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, 5);
+    const std::uint64_t number = next_number_++;
+    epoll_event event{EPOLLIN | EPOLLRDHUP, {.u64 = number}};
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0) {
+      continue;
+    }
+    Connection& connection = connections_[number];
+    connection.socket = std::move(socket);
+    connection.since = Clock::now();
+    connection.events = event.events;
+    strangers_.insert(number);
+    serve(number, EPOLLIN);  // most have sent their greeting by now
+  }
+}
+
+void StoreServer::accept_again_at(Clock::time_point time) {
+  accepts_again_ = time;
+  epoll_event event{0, {.u64 = the_listener}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
+}
+
+// Each of the following returns false if the connection is to be dropped.
+
+void StoreServer::serve(std::uint64_t number, std::uint32_t events) {
+  const auto found = connections_.find(number);
+  if (found == connections_.end()) {
+    return;
+  }
+  Connection& connection = found->second;
+  bool stays = (events & EPOLLERR) == 0;
+  if (stays && (events & EPOLLOUT) != 0) {
+    stays = flush(connection) && take_messages(number, connection);
+  }
+  const bool has_gone = (events & (EPOLLRDHUP | EPOLLHUP)) != 0;
+  if (stays && connection.reads && (has_gone || (events & EPOLLIN) != 0)) {
+    stays = receive(number, connection);
+  }
+  if (has_gone && !connection.reads) {  // in mid-answer, or it waits for one
+    stays = false;
+  }
+  if (stays) {
+    watch(number, connection);
+  } else {
+    drop(number);
+  }
+}
+
+bool StoreServer::receive(std::uint64_t number, Connection& connection) {
+  for (int i = 0; i < turns_at_once && connection.reads; ++i) {
+    const std::size_t most = connection.state == Connection::State::member ? buffer_.size() : bytes_of_a_stranger;
+    const ssize_t count = recv(connection.socket.get(), buffer_.data(), most, 0);
+    if (count <= 0) {
+      return count < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+    if (connection.state == Connection::State::leaving) {
+      continue;
+    }
+    const auto bytes = static_cast<std::size_t>(count);
+    if (received_ + bytes > limits_.bytes) {
+      return false;
+    }
+    connection.received.append(buffer_, 0, bytes);
+    received_ += bytes;
+    if (!take_messages(number, connection)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool StoreServer::take_messages(std::uint64_t number, Connection& connection) {
+  while (connection.reads && connection.state != Connection::State::leaving && !connection.received.empty()) {
+    if (connection.state == Connection::State::stranger) {
+      const std::size_t before = connection.received.size();
+      if (!admit(number, connection)) {
+        return false;
+      }
+      if (connection.received.size() == before) {
+        return true;
+      }
+      continue;
+    }
+    Parsed<StoreRequest> parsed = parse_request(connection.received);
+    if (parsed.state == Parsed<StoreRequest>::State::wrong) {
+      return false;
+    }
+    if (parsed.state == Parsed<StoreRequest>::State::incomplete) {
+      return true;
+    }
+    connection.received.erase(0, parsed.bytes);
+    received_ -= parsed.bytes;
+    if (connection.received.capacity() > kept_capacity) {
+      connection.received.shrink_to_fit();
+    }
+    if (!handle(number, connection, parsed.message)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool StoreServer::admit(std::uint64_t number, Connection& connection) {
+  const Parsed<Hello> parsed = parse_hello(connection.received);
+  if (parsed.state == Parsed<Hello>::State::wrong) {
+    return false;
+  }
+  if (parsed.state == Parsed<Hello>::State::incomplete) {
+    return true;
+  }
+  connection.received.erase(0, parsed.bytes);
+  received_ -= parsed.bytes;
+  Welcome welcome;
+  if (parsed.message.version != store_version) {
+    welcome.admission = Admission::other_version;
+  } else if (!has_token(parsed.message.token)) {
+    welcome.admission = Admission::other_token;
+  }
+  connection.head = encode(welcome);
+  connection.reads = false;
+  if (welcome.admission == Admission::granted) {
+    connection.state = Connection::State::member;
+    strangers_.erase(number);
+  } else {
+    connection.state = Connection::State::leaving;
+    received_ -= connection.received.size();
+    connection.received.clear();
+  }
+  return flush(connection);
+}
+
+bool StoreServer::handle(std::uint64_t number, Connection& connection, StoreRequest& request) {
+  using Kind = StoreRequest::Kind;
+  const auto found = values_.find(request.key);
+  const Value present = found == values_.end() ? nullptr : found->second;
+  const bool is_write = request.kind != Kind::get && request.kind != Kind::look;
+  if (is_write && stored_ + request.key.size() + request.value.size() > limits_.bytes) {
+    return refuse(connection, "the store is full");
+  }
+  switch (request.kind) {
+    case Kind::get:
+      if (present == nullptr) {
+        connection.reads = false;
+        waiting_[request.key].insert(number);
+        connection.waits_for = std::move(request.key);
+        return true;
+      }
+      [[fallthrough]];
+    case Kind::look:
+      break;
+    case Kind::set:
+      put(request.key, std::move(request.value));
+      return answer(connection, StoreAnswer::Kind::nothing, nullptr);
+    case Kind::add:
+      try {
+        put(request.key, std::to_string(sum_of(present ? std::optional(*present) : std::nullopt, request.amount)));
+      } catch (const Error& error) {
+        return refuse(connection, error.what());
+      }
+      break;
+    case Kind::compare_set:
+      if (present == nullptr ? !request.expected : request.expected == *present) {
+        put(request.key, std::move(request.value));
+      }
+      break;
+  }
+  const auto now = values_.find(request.key);
+  return now == values_.end() ? answer(connection, StoreAnswer::Kind::nothing, nullptr)
+                              : answer(connection, StoreAnswer::Kind::value, now->second);
+}
+
+void StoreServer::put(const std::string& key, std::string value) {
+  const auto made = std::make_shared<const std::string>(std::move(value));
+  const auto [entry, is_new] = values_.try_emplace(key, made);
+  stored_ += made->size() + (is_new ? key.size() : 0);
+  if (!is_new) {
+    stored_ -= entry->second->size();
+    entry->second = made;
+  }
+  tell_waiting(key, made);
+}
+
+void StoreServer::tell_waiting(const std::string& key, const Value& value) {
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) {
+    return;
+  }
+  const std::set<std::uint64_t> numbers = std::move(found->second);
+  waiting_.erase(found);
+  for (const std::uint64_t number : numbers) {
+    Connection& connection = connections_.at(number);
+    connection.waits_for.clear();
+    if (answer(connection, StoreAnswer::Kind::value, value)) {
+      watch(number, connection);
+    } else {
+      drop(number);
+    }
+  }
+}
+
+bool StoreServer::answer(Connection& connection, StoreAnswer::Kind kind, Value value) {
+  connection.head = encode_head(kind, value == nullptr ? 0 : value->size());
+  connection.body = std::move(value);
+  connection.reads = false;
+  return flush(connection);
+}
+
+bool StoreServer::refuse(Connection& connection, const std::string& why) {
+  return answer(connection, StoreAnswer::Kind::refusal, std::make_shared<const std::string>(why));
+}
+
+bool StoreServer::flush(Connection& connection) {
+  const std::string& head = connection.head;
+  const std::size_t body = connection.body == nullptr ? 0 : connection.body->size();
+  while (connection.sent < head.size() + body) {
+    std::array<iovec, 2> parts{};
+    std::size_t count = 0;
+    const auto add = [&](const std::string& text, std::size_t from) {
+      // Memory that is sent is only read; iovec has no const form.
+      parts.at(count++) = {const_cast<char*>(text.data()) + from, text.size() - from};  // NOLINT(*-const-cast)
+    };
+    if (connection.sent < head.size()) {
+      add(head, connection.sent);
+    }
+    if (body > 0) {
+      add(*connection.body, connection.sent < head.size() ? 0 : connection.sent - head.size());
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      return errno == EAGAIN || errno == EINTR;
+    }
+    connection.sent += static_cast<std::size_t>(sent);
+  }
+  connection.head.clear();
+  connection.body.reset();
+  connection.sent = 0;
+  if (connection.waits_for.empty()) {
+    connection.reads = true;
+  }
+  if (connection.state == Connection::State::leaving) {
+    shutdown(connection.socket.get(), SHUT_WR);
+  }
+  return true;
+}
+
+void StoreServer::watch(std::uint64_t number, Connection& connection) {
+  const std::uint32_t wanted =
+      EPOLLRDHUP | (connection.reads ? EPOLLIN : 0U) | (connection.head.empty() ? 0U : EPOLLOUT);
+  if (wanted != connection.events) {
+    connection.events = wanted;
+    epoll_event event{wanted, {.u64 = number}};
+    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.socket.get(), &event);
+  }
+}
+
+void StoreServer::drop(std::uint64_t number) noexcept {
+  const auto found = connections_.find(number);
+  if (found == connections_.end()) {
+    return;
+  }
+  Connection& connection = found->second;
+  if (const auto waiting = waiting_.find(connection.waits_for); waiting != waiting_.end()) {
+    waiting->second.erase(number);
+    if (waiting->second.empty()) {
+      waiting_.erase(waiting);
+    }
+  }
+  received_ -= connection.received.size();
+  strangers_.erase(number);
+  connections_.erase(found);
+}
+
+}  // namespace gradientflow::transport

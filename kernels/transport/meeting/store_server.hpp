@@ -1,0 +1,106 @@
+// A store that other processes reach over TCP: one thread, which waits for nobody in particular.
+//
+// Who has not shown the token is a stranger. A stranger can take a connection for a few seconds, and a kilobyte.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "address.hpp"
+#include "descriptor.hpp"
+#include "store_protocol.hpp"
+
+namespace gradientflow::transport {
+
+class StoreServer {
+ public:
+  struct Limits {
+    std::size_t strangers = 128;                 // at a time; the oldest makes room
+    double seconds = 5.0;                        // for a stranger to show the token
+    std::size_t bytes = std::size_t{256} << 20;  // of keys and values; as many of requests on their way
+  };
+
+  // Listens at a place: at its address, if that is one of this host or localhost, else at all addresses of this host,
+  // since this host's name may mean another address here than elsewhere. Port 0: a free one. Throws Error(system).
+  StoreServer(const Place& place, std::string token, const Limits& limits);
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+  ~StoreServer();
+
+  [[nodiscard]] int port() const noexcept { return address_.port(); }
+  [[nodiscard]] const SocketAddress& address() const noexcept { return address_; }  // for this host
+  [[nodiscard]] bool has_token(std::string_view token) const noexcept { return same_token(token, token_); }
+
+ private:
+  using Value = std::shared_ptr<const std::string>;
+  using Clock = Until::Clock;
+
+  struct Connection {
+    enum class State : std::uint8_t {
+      stranger,
+      member,
+      leaving,  // was refused: what it still sends is thrown away until it closes, so that it can read why
+    };
+
+    Descriptor socket;
+    Clock::time_point since;
+    State state = State::stranger;
+    bool reads = true;         // whether it may send its next request
+    std::string received;      // of a request
+    std::string waits_for;     // a key; empty: none
+    std::string head;          // of an answer
+    Value body;                // what follows the head
+    std::size_t sent = 0;      // of both
+    std::uint32_t events = 0;  // that epoll watches for
+  };
+  using Connections = std::map<std::uint64_t, Connection>;  // in the order in which they came
+
+  void listen_at(const Place& place);
+  void run() noexcept;
+  void serve(std::uint64_t number, std::uint32_t events);
+  void accept_all();
+  void accept_again_at(Clock::time_point time);
+  bool receive(std::uint64_t number, Connection& connection);
+  bool take_messages(std::uint64_t number, Connection& connection);
+  bool admit(std::uint64_t number, Connection& connection);
+  bool handle(std::uint64_t number, Connection& connection, StoreRequest& request);
+  void put(const std::string& key, std::string value);
+  void tell_waiting(const std::string& key, const Value& value);
+  static bool answer(Connection& connection, StoreAnswer::Kind kind, Value value);
+  static bool refuse(Connection& connection, const std::string& why);
+  static bool flush(Connection& connection);
+  void watch(std::uint64_t number, Connection& connection);
+  void drop(std::uint64_t number) noexcept;
+  void drop_late_strangers();
+  [[nodiscard]] int milliseconds_to_wait() const;
+
+  std::string token_;
+  Limits limits_;
+  SocketAddress address_;
+  Descriptor listener_;
+  Descriptor epoll_;
+  Descriptor stop_;  // an eventfd
+  Connections connections_;
+  std::set<std::uint64_t> strangers_;  // and those that leave
+  std::uint64_t next_number_ = 2;
+  std::unordered_map<std::string, Value> values_;
+  std::unordered_map<std::string, std::set<std::uint64_t>> waiting_;  // for a value
+  std::size_t stored_ = 0;                                            // bytes
+  std::size_t received_ = 0;                                          // bytes, of requests that are not complete
+  std::optional<Clock::time_point> accepts_again_;
+  std::string buffer_;
+  int forks_;
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace gradientflow::transport

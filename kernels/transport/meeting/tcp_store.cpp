@@ -1,0 +1,345 @@
+#include "tcp_store.hpp"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../../base/text.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr double seconds_of_an_attempt = 5.0;  // of a connection, and of a greeting
+constexpr double seconds_of_an_answer = 5.0;   // of a call that does not wait, where no time is left
+constexpr auto first_pause = 10ms;             // between attempts
+constexpr auto longest_pause = 500ms;
+
+// The stores that this process serves, by port.
+struct Servers {
+  std::mutex mutex;
+  int forks = 0;
+  std::map<int, std::weak_ptr<StoreServer>> all;
+};
+
+Servers& servers() {
+  static auto* const all = new Servers;  // NOLINT(*-owning-memory): lives as long as any thread
+  return *all;
+}
+
+bool is_here(const Place& place, const Until& until) {
+  try {
+    for (const SocketAddress& each : resolve(place, until)) {
+      const auto source = source_towards(each);
+      if (each.is_any() || each.is_loopback() || (source && source->bytes() == each.bytes())) {
+        return true;
+      }
+    }
+  } catch (const Error&) {  // then it is not
+  }
+  return false;
+}
+
+std::shared_ptr<StoreServer> serve_at(const Place& place, const std::string& token) {
+  Servers& of_process = servers();
+  const std::lock_guard lock(of_process.mutex);
+  if (const int forks = forks_so_far(); of_process.forks != forks) {
+    of_process.forks = forks;
+    of_process.all.clear();
+  }
+  if (place.port != 0) {
+    if (auto server = of_process.all[place.port].lock(); server != nullptr && server->has_token(token)) {
+      return server;
+    }
+  }
+  auto server = std::make_shared<StoreServer>(place, token, StoreServer::Limits{});
+  of_process.all[server->port()] = server;
+  return server;
+}
+
+Error timeout_of(const std::string& what, const Until& until) {
+  return {ErrorKind::timeout, what + " within " + format_number(until.seconds()) + " s"};
+}
+
+// Receives more. Returns false if the time is up; throws Error(peer) where the connection has ended.
+bool receive_more(const Descriptor& socket, std::string& received, const std::string& name, const Until& until) {
+  std::array<char, 64 * 1024> buffer;  // NOLINT(*-member-init): it is written first
+  while (true) {
+    if (!until.ready(socket.get(), POLLIN)) {
+      return false;
+    }
+    const ssize_t count = recv(socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (count > 0) {
+      received.append(buffer.data(), static_cast<std::size_t>(count));
+      return true;
+    }
+    if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
+      throw Error(ErrorKind::peer,
+                  name + " has gone: " + (count == 0 ? "it closed the connection" : std::strerror(errno)));
+    }
+  }
+}
+
+bool send_all(const Descriptor& socket, const std::string& bytes, const std::string& name, const Until& until) {
+  std::size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t count = send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count >= 0) {
+      sent += static_cast<std::size_t>(count);
+    } else if (errno != EAGAIN && errno != EINTR) {
+      throw Error(ErrorKind::peer, name + " has gone: " + std::strerror(errno));
+    } else if (!until.ready(socket.get(), POLLOUT)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+TcpStore::TcpStore(const std::string& places, bool serves, std::string token, const Until& until)
+    : places_(parse_places(places)), token_(std::move(token)), forks_(forks_so_far()) {
+  if (token_.size() > longest_token) {
+    throw Error(ErrorKind::value, "the token of a store has at most " + std::to_string(longest_token) + " bytes");
+  }
+  if (serves) {
+    auto here = places_.begin();
+    if (places_.size() > 1) {
+      here = std::find_if(places_.begin(), places_.end(), [&](const Place& each) { return is_here(each, until); });
+      here = here == places_.end() ? places_.begin() : here;
+    }
+    server_ = serve_at(*here, token_);
+    here->port = server_->port();
+  }
+  for (const Place& each : places_) {
+    if (each.port == 0) {
+      throw Error(ErrorKind::value, "'" + each.text() + "' has no port at which a store could be reached");
+    }
+  }
+  connect(until);
+}
+
+std::string TcpStore::address() const {
+  std::string text;
+  for (const Place& each : places_) {
+    text += text.empty() ? "" : ",";
+    text += each.text();
+  }
+  return text;
+}
+
+std::string TcpStore::name() const { return "the store at " + address(); }
+
+void TcpStore::set(const std::string& key, const std::string& value, const Until& until) {
+  call({.kind = StoreRequest::Kind::set, .key = key, .value = value, .expected = {}, .amount = 0}, until);
+}
+
+std::optional<std::string> TcpStore::get(const std::string& key, const Until& until) {
+  if (until.over()) {
+    return look(key, until);
+  }
+  return call({.kind = StoreRequest::Kind::get, .key = key, .value = {}, .expected = {}, .amount = 0}, until);
+}
+
+std::optional<std::string> TcpStore::look(const std::string& key, const Until& until) {
+  return call({.kind = StoreRequest::Kind::look, .key = key, .value = {}, .expected = {}, .amount = 0}, until);
+}
+
+std::int64_t TcpStore::add(const std::string& key, std::int64_t amount, const Until& until) {
+  return sum_of(
+      call({.kind = StoreRequest::Kind::add, .key = key, .value = {}, .expected = {}, .amount = amount}, until), 0);
+}
+
+std::optional<std::string> TcpStore::compare_set(const std::string& key, const std::optional<std::string>& expected,
+                                                 const std::string& desired, const Until& until) {
+  return call(
+      {.kind = StoreRequest::Kind::compare_set, .key = key, .value = desired, .expected = expected, .amount = 0},
+      until);
+}
+
+std::optional<std::string> TcpStore::call(const StoreRequest& request, const Until& until) {
+  if (forks_ != forks_so_far()) {
+    throw Error(ErrorKind::closed, name() + " belongs to the process that this one was forked from");
+  }
+  check_key(request.key);
+  check_value(request.value);
+  check_value(request.expected.value_or(""));
+  // Whoever only wants to know what there is gets an answer, even if no time is left.
+  const Until& limit = until.over() ? until.anew(seconds_of_an_answer) : until;
+  std::unique_lock lock(mutex_, std::defer_lock);
+  while (!lock.try_lock_for(limit.step())) {
+    if (limit.over()) {
+      throw timeout_of("other threads have not ended their calls of " + name(), limit);
+    }
+  }
+  if (!socket_) {
+    connect(limit);
+  }
+  try {
+    return exchange(request, limit);
+  } catch (...) {
+    socket_.close();  // the answer may still come, and is not that of the next call
+    throw;
+  }
+}
+
+std::optional<std::string> TcpStore::exchange(const StoreRequest& request, const Until& until) {
+  const Error late = timeout_of(name() + " has not answered", until);
+  if (!send_all(socket_, encode(request), name(), until)) {
+    throw Error(late);
+  }
+  std::string received;
+  Parsed<StoreAnswer> parsed = parse_answer(received);
+  while (parsed.state == Parsed<StoreAnswer>::State::incomplete) {
+    if (!receive_more(socket_, received, name(), until)) {
+      if (request.kind == StoreRequest::Kind::get && received.empty()) {
+        socket_.close();
+        return std::nullopt;
+      }
+      throw Error(late);
+    }
+    if (received.size() >= parsed.bytes) {
+      parsed = parse_answer(received);
+    }
+  }
+  if (parsed.state == Parsed<StoreAnswer>::State::wrong || parsed.bytes != received.size()) {
+    throw Error(ErrorKind::internal, name() + " has answered what it should not");
+  }
+  if (parsed.message.kind == StoreAnswer::Kind::refusal) {
+    throw Error(ErrorKind::value, name() + " has refused '" + request.key + "': " + parsed.message.value);
+  }
+  return parsed.message.kind == StoreAnswer::Kind::nothing ? std::nullopt
+                                                           : std::optional(std::move(parsed.message.value));
+}
+
+void TcpStore::connect(const Until& until) {
+  if (server_ != nullptr) {
+    const Until soon = until.anew(std::max(until.remaining(), seconds_of_an_answer));
+    if (const auto cause = try_address(server_->address(), soon)) {
+      throw Error(ErrorKind::system, "cannot reach " + name() + " from the process that serves it: " + *cause);
+    }
+    return;
+  }
+  auto pause = first_pause;
+  while (true) {
+    std::string causes;
+    for (const Place& place : places_) {
+      const auto cause = try_place(place, until);
+      if (!cause) {
+        return;
+      }
+      causes += (causes.empty() ? "" : "; ") + (places_.size() > 1 ? place.text() + ": " : "") + *cause;
+    }
+    if (!until.sleep(pause)) {
+      throw Error(ErrorKind::timeout,
+                  "cannot reach " + name() + " within " + format_number(until.seconds()) + " s: " + causes);
+    }
+    pause = std::min<std::chrono::milliseconds>(pause * 3 / 2, longest_pause);
+  }
+}
+
+// Each of these returns why there is no connection, or nothing if there is one now.
+
+std::optional<std::string> TcpStore::try_place(const Place& place, const Until& until) {
+  std::vector<SocketAddress> addresses;
+  try {
+    addresses = resolve(place, until);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  std::optional<std::string> cause;
+  for (const SocketAddress& each : addresses) {
+    cause = try_address(each, until);
+    if (!cause) {
+      break;
+    }
+  }
+  return cause;
+}
+
+std::optional<std::string> TcpStore::try_address(const SocketAddress& address, const Until& until) {
+  const Until soon = until.anew(std::min(until.remaining(), seconds_of_an_attempt));
+  Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket) {
+    return std::strerror(errno);
+  }
+  const auto set = [&](int level, int option, int value) {
+    setsockopt(socket.get(), level, option, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);  // a host that is gone does not say so
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+  int error = ::connect(socket.get(), address.get(), address.length()) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    if (!soon.ready(socket.get(), POLLOUT)) {
+      return "no answer from " + address.host();
+    }
+    socklen_t error_length = sizeof error;
+    getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &error_length);
+  }
+  if (error != 0) {
+    return std::strerror(error);
+  }
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length);
+  const SocketAddress here(reinterpret_cast<const sockaddr*>(&own), length);
+  if (here.port() == address.port() && here.bytes() == address.bytes()) {  // where nobody listens, TCP may meet itself
+    return std::strerror(ECONNREFUSED);
+  }
+  std::string cause;
+  if (!greet(socket, soon, cause)) {
+    return cause;
+  }
+  socket_ = std::move(socket);
+  return std::nullopt;
+}
+
+bool TcpStore::greet(const Descriptor& socket, const Until& until, std::string& cause) const {
+  Parsed<Welcome> parsed;
+  try {
+    std::string received;
+    bool is_in_time = send_all(socket, encode(Hello{.version = store_version, .token = token_}), name(), until);
+    while (is_in_time && parsed.state == Parsed<Welcome>::State::incomplete) {
+      is_in_time = receive_more(socket, received, name(), until);
+      parsed = parse_welcome(received);
+    }
+    if (!is_in_time) {
+      cause = "whatever listens there has not answered; a store of GradientFlow does so at once";
+      return false;
+    }
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::peer) {
+      throw;
+    }
+    cause = "whatever listens there closes connections; it may be no store of GradientFlow";
+    return false;
+  }
+  if (parsed.state == Parsed<Welcome>::State::wrong) {
+    throw Error(ErrorKind::mismatch, name() + " is none of GradientFlow: something else answers there");
+  }
+  if (parsed.message.admission == Admission::other_version || parsed.message.version != store_version) {
+    throw Error(ErrorKind::mismatch, name() + " speaks version " + std::to_string(parsed.message.version) +
+                                         " of the protocol, and this process version " + std::to_string(store_version) +
+                                         ": they run different versions of GradientFlow");
+  }
+  if (parsed.message.admission == Admission::other_token) {
+    throw Error(ErrorKind::mismatch, name() +
+                                         " refused the token: this process and the store belong to different jobs, or "
+                                         "GRADIENTFLOW_TOKEN differs");
+  }
+  return true;
+}
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,55 @@
+// A store over TCP, served by this process or another one.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "address.hpp"
+#include "descriptor.hpp"
+#include "store.hpp"
+#include "store_protocol.hpp"
+#include "store_server.hpp"
+
+namespace gradientflow::transport {
+
+// A connection to a store, made again after a call that was given up. Calls are made in turn: one that waits for a
+// value lets others wait. In a forked process every call throws Error(closed).
+class TcpStore : public Store {
+ public:
+  // `places`: where it is, as in parse_places; several are tried in turn, until one answers. Throws Error(timeout) with
+  // the cause, Error(mismatch) where the store refuses the token or speaks another version. `serves`: this process
+  // serves, at the first place that is here, as long as there is a TcpStore in it that serves there.
+  TcpStore(const std::string& places, bool serves, std::string token, const Until& until);
+
+  void set(const std::string& key, const std::string& value, const Until& until) override;
+  [[nodiscard]] std::optional<std::string> get(const std::string& key, const Until& until) override;
+  [[nodiscard]] std::optional<std::string> look(const std::string& key, const Until& until) override;
+  std::int64_t add(const std::string& key, std::int64_t amount, const Until& until) override;
+  std::optional<std::string> compare_set(const std::string& key, const std::optional<std::string>& expected,
+                                         const std::string& desired, const Until& until) override;
+  [[nodiscard]] std::string name() const override;
+  [[nodiscard]] bool is_served_here() const override { return server_ != nullptr; }
+
+  // Where the store is: the places with, if it is served here, the port that was found for them.
+  [[nodiscard]] std::string address() const;
+
+ private:
+  std::optional<std::string> call(const StoreRequest& request, const Until& until);
+  std::optional<std::string> exchange(const StoreRequest& request, const Until& until);
+  void connect(const Until& until);
+  std::optional<std::string> try_place(const Place& place, const Until& until);
+  std::optional<std::string> try_address(const SocketAddress& address, const Until& until);
+  bool greet(const Descriptor& socket, const Until& until, std::string& cause) const;
+
+  std::vector<Place> places_;
+  std::string token_;
+  std::shared_ptr<StoreServer> server_;
+  int forks_;
+  std::timed_mutex mutex_;
+  Descriptor socket_;
+};
+
+}  // namespace gradientflow::transport
