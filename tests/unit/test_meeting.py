@@ -1,775 +1,258 @@
-"""Where ranks meet: what stores keep and whom they let in, what all hear who come, and at which address they are."""
+"""How ranks meet: which way applies, and why."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import json
-import os
-import resource
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from native import meeting
 
-from gradientflow import _core
-from gradientflow.errors import (
-    ArgumentError,
-    CommunicationTimeoutError,
-    MismatchError,
-    PeerError,
-    SystemCallError,
+from gradientflow.errors import ArgumentError
+from gradientflow.meeting import Given, Way, consider_ways, find_way
+from gradientflow.meeting.slurm import first_node
+from gradientflow.meeting.variables import join_address, split_address
+
+MEET = {"GRADIENTFLOW_MEET": "10.0.0.1:29400", "GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "3"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+MASTER = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    **MASTER,
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NODELIST": "node[03-07],other",
+}
+SRUN_OF_MPI = {**STEP, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}
+
+BY_MEET = Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("10.0.0.1:29400",))
+BY_MPI = Way("MPI's launcher", "mpi", 2, 4, by_mpi=True)
+BY_MASTER = Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",))
+BY_TORCHRUN = Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",), agent=True, restart="2")
+BY_STEP = Way("Slurm's step", "tcp", 5, 8, ("node03:20218",))
+ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "way"),
+    [
+        ({}, ALONE),
+        (MEET, BY_MEET),
+        (MPIRUN, BY_MPI),
+        (MASTER, BY_MASTER),
+        (TORCHRUN, BY_TORCHRUN),
+        (STEP, BY_STEP),
+        # The order.
+        ({**STEP, **TORCHRUN, **MPIRUN, **MEET}, BY_MEET),
+        ({**STEP, **MPIRUN, **MASTER, "WORLD_SIZE": "4", "RANK": "2"}, BY_MPI),
+        ({**SRUN_OF_MPI, **TORCHRUN}, BY_TORCHRUN),  # srun torchrun: all its processes inherit the variables of MPI
+        ({**STEP, **MASTER}, BY_MASTER),
+        # MPI's launchers.
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Way("MPI's launcher", "mpi", 1, 2, by_mpi=True)),
+        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, Way("MPI's launcher", "mpi", 0, 2, by_mpi=True)),
+        ({**STEP, "PMIX_RANK": "5"}, Way("MPI's launcher", "mpi", by_mpi=True)),
+        ({"PMI_SIZE": "3"}, Way("MPI's launcher", "mpi", None, 3, by_mpi=True)),
+        ({"PMI_RANK": "some", "PMI_SIZE": "3"}, Way("MPI's launcher", "mpi", None, 3, by_mpi=True)),
+        # Ranks that only serve are none of the world of PyTorch.
+        (
+            {**MPIRUN, **MASTER, "RANK": "2", "WORLD_SIZE": "3", "GRADIENTFLOW_SERVERS": "1"},
+            BY_MPI,
+        ),
+        # One launcher below another.
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", **MASTER},
+            Way("MPI's launcher", "mpi", 0, 1, by_mpi=True),
+        ),
+        # Addresses.
+        (
+            {**MEET, "GRADIENTFLOW_MEET": "a:1,[fe80::1%eth0]:2"},
+            Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("a:1", "[fe80::1%eth0]:2")),
+        ),
+        (
+            {**MEET, "GRADIENTFLOW_MEET": "file:///shared/meet"},
+            Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("file:///shared/meet",)),
+        ),
+        ({**MASTER, "MASTER_ADDR": "::1"}, Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("[::1]:29500",))),
+        # Nobody else is to come.
+        ({"RANK": "0", "WORLD_SIZE": "1"}, Way("RANK and MASTER_ADDR", "tcp", 0, 1)),
+        # No step of several tasks: a batch script, a shell of an allocation, one task.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}, ALONE),
+        ({**STEP, "SLURM_STEP_ID": str(0xFFFFFFFB)}, ALONE),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, ALONE),
+        # An empty variable is one that is not set.
+        ({"RANK": "", "WORLD_SIZE": "", "GRADIENTFLOW_MEET": "", "PMI_RANK": ""}, ALONE),
+    ],
 )
-
-SECONDS = 20.0  # of a wait that is expected to end long before
-
-
-@pytest.fixture(params=["tcp", "file"])
-def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Any]]:
-    """Give a function that makes one more store of the same values."""
-    if request.param == "file":
-        yield lambda: _core.FileStore(str(tmp_path / "store"), timeout=SECONDS)
-    else:
-        served = _core.TcpStore("127.0.0.1:0", serve=True, timeout=SECONDS, token="secret")
-        yield lambda: _core.TcpStore(served.address, timeout=SECONDS, token="secret")
-
-
-@pytest.fixture
-def served() -> Any:
-    return _core.TcpStore("127.0.0.1:0", serve=True, timeout=SECONDS)
-
-
-@pytest.fixture(params=["tcp", "file"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Give a place where ranks can meet."""
-    if request.param == "file":
-        yield str(tmp_path / "store")
-    else:
-        store = _core.TcpStore("127.0.0.1:0", serve=True, timeout=SECONDS)
-        yield store.address
-        del store
-
-
-def python(program: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-# ---- what stores keep ------------------------------------------------------------------------------------------------
-
-
-def test_a_value_is_there_for_all(make_store: Callable[[], Any]) -> None:
-    one, other = make_store(), make_store()
-    one.set("key", b"\0value\xff")
-    assert other.get("key") == b"\0value\xff"
-    other.set(b"key", b"")
-    assert one.get("key") == b""
-    with pytest.raises(TypeError):
-        one.set("key", "text")
-
-
-def test_get_waits_for_a_value(make_store: Callable[[], Any]) -> None:
-    one, other = make_store(), make_store()
-    with ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(make_store().get, "late") for _ in range(3)]
-        with pytest.raises(CommunicationTimeoutError, match="has no value of 'late'"):
-            other.get("late", timeout=0.2)
-        assert not any(each.done() for each in waiting)
-        one.set("late", b"here")
-        assert [each.result() for each in waiting] == [b"here"] * 3
-    assert other.get("late", timeout=0) == b"here"  # also after a call that was given up
-
-
-def test_compare_set(make_store: Callable[[], Any]) -> None:
-    one, other = make_store(), make_store()
-    assert one.compare_set("key", b"", b"no") is None
-    assert one.compare_set("key", None, b"first") == b"first"
-    assert other.compare_set("key", None, b"second") == b"first"
-    assert other.compare_set("key", b"first", b"third") == b"third"
-    assert one.get("key") == b"third"
-
-
-def test_add(make_store: Callable[[], Any]) -> None:
-    one, other = make_store(), make_store()
-    assert [one.add("n", 5), other.add("n", -7)] == [5, -2]
-    assert one.get("n") == b"-2"
-    one.set("n", b"41")
-    assert other.add("n", 1) == 42
-    one.set("text", b"4 and more")
-    with pytest.raises(ArgumentError, match="a whole number"):
-        other.add("text", 1)
-    one.set("n", str(2**63 - 1).encode())
-    with pytest.raises(ArgumentError, match="too large"):
-        other.add("n", 1)
-    assert other.add("m", 1) == 1
-
-
-ADDING = """
-import sys
-from gradientflow import _core
-kind, place = sys.argv[1:]
-store = _core.FileStore(place) if kind == "FileStore" else _core.TcpStore(place, token="secret")
-for i in range(200):
-    store.add("sum", 1)
-    store.compare_set(f"winner {i}", None, str(store.add("numbers", 1)).encode())
-"""
-
-
-def test_processes_at_the_same_time(make_store: Callable[[], Any]) -> None:
-    store = make_store()
-    where = store.address if hasattr(store, "address") else repr(store).removesuffix(">").split()[-1]
-    processes = [python(ADDING, type(store).__name__, where) for _ in range(3)]
-    for process in processes:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-    assert store.get("sum") == b"600"
-    assert len({store.get(f"winner {i}", timeout=0) for i in range(200)}) == 200
-
-
-def test_lengths_are_limited(make_store: Callable[[], Any]) -> None:
-    store = make_store()
-    longest = bytes(meeting.longest_value)
-    store.set("k" * meeting.longest_key, longest)
-    assert store.get("k" * meeting.longest_key) == longest
-    for key in ("", "k" * (meeting.longest_key + 1)):
-        with pytest.raises(ArgumentError, match="a key of a store has 1 to"):
-            store.set(key, b"")
-        with pytest.raises(ArgumentError, match="a key of a store has 1 to"):
-            store.get(key)
-    with pytest.raises(ArgumentError, match="a value of a store has at most"):
-        store.set("key", longest + b"1")
-    assert store.add("n", 1) == 1
-
-
-# ---- a store over TCP ------------------------------------------------------------------------------------------------
-
-
-def test_a_wrong_token_is_refused(served: Any) -> None:
-    guarded = _core.TcpStore("127.0.0.1:0", serve=True, token="secret")
-    for token in ("", "secre", "secret ", "Secret", "x" * 1024):
-        with pytest.raises(MismatchError, match="refused the token: this process and the store belong to different"):
-            _core.TcpStore(guarded.address, timeout=SECONDS, token=token)
-    with pytest.raises(MismatchError, match="GRADIENTFLOW_TOKEN differs"):
-        _core.TcpStore(served.address, timeout=SECONDS, token="secret")
-    with pytest.raises(ArgumentError, match="at most 1024 bytes"):
-        _core.TcpStore(guarded.address, timeout=SECONDS, token="x" * 1025)
-    assert _core.TcpStore(guarded.address, timeout=SECONDS, token="secret").add("n", 1) == 1
-
-
-def test_where_nobody_serves() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with pytest.raises(CommunicationTimeoutError, match=rf"the store at 127.0.0.1:{port} .* has not answered"):
-            _core.TcpStore(f"127.0.0.1:{port}", timeout=0.3)
-    with pytest.raises(CommunicationTimeoutError, match=rf"127.0.0.1:{port} within 0.3 s: Connection refused"):
-        _core.TcpStore(f"127.0.0.1:{port}", timeout=0.3)
-    with pytest.raises(CommunicationTimeoutError, match=r"the name nowhere.invalid is unknown here"):
-        _core.TcpStore("nowhere.invalid:4000", timeout=0.3)
-
-
-def test_a_port_in_use(served: Any) -> None:
-    """Only a process that serves there already may do so again."""
-    program = "import sys; from gradientflow import _core; _core.TcpStore(sys.argv[1], serve=True)"
-    _, errors = python(program, served.address).communicate(timeout=30)
-    said = f"cannot listen at {served.address}: Address already in use; another job or another program serves there"
-    assert errors.strip().endswith(f"SystemCallError: {said}")
-    with pytest.raises(SystemCallError, match="Address already in use"):
-        _core.TcpStore(served.address, serve=True, token="another")
-
-
-def test_what_is_no_store() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor() as pool:
-
-        def answer() -> None:
-            with other.accept()[0] as connection:
-                connection.recv(100)
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        answering = pool.submit(answer)
-        with pytest.raises(MismatchError, match="is none of GradientFlow: something else answers there"):
-            _core.TcpStore(f"127.0.0.1:{other.getsockname()[1]}", timeout=SECONDS)
-        answering.result()
-
-
-def test_a_store_of_another_version() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor() as pool:
-
-        def answer() -> None:
-            with other.accept()[0] as connection:
-                connection.recv(100)
-                connection.sendall(meeting.encode_welcome(meeting.store_version + 6, 2))
-
-        answering = pool.submit(answer)
-        with pytest.raises(MismatchError, match=r"speaks version 7 .* different versions of GradientFlow"):
-            _core.TcpStore(f"127.0.0.1:{other.getsockname()[1]}", timeout=SECONDS)
-        answering.result()
-
-
-def test_a_process_of_another_version(served: Any) -> None:
-    """It is told which version the store speaks, whatever it says further."""
-    with connected(served.address) as connection:
-        connection.sendall(meeting.encode_hello(7, "more of it") + bytes(500))
-        said = received(connection)
-    assert meeting.parse_welcome(said) == ("complete", len(said), (meeting.store_version, 2))
-
-
-def test_it_waits_for_the_store_to_come() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(_core.TcpStore, f"nowhere.invalid:1,{address}", timeout=SECONDS)
-        time.sleep(0.2)
-        serving = _core.TcpStore(address, serve=True)
-        serving.set("key", b"value")
-        assert waiting.result().get("key") == b"value"
-
-
-@pytest.mark.parametrize("host", ["localhost", "[::1]", "0.0.0.0", "[::]", "127.0.0.1"])
-def test_where_it_listens(host: str) -> None:
-    try:
-        serving = _core.TcpStore(f"{host}:0", serve=True)
-    except SystemCallError:
-        assert "[" in host, "a machine without IPv6"
-        pytest.skip("no IPv6 here")
-    serving.set("key", b"value")
-    assert _core.TcpStore(serving.address, timeout=SECONDS).get("key") == b"value"
-    again = _core.TcpStore(serving.address, serve=True)  # the same one, in one process
-    assert again.get("key", timeout=0) == b"value"
-
-
-def test_the_end_of_its_process_is_told() -> None:
-    program = """
-from gradientflow import _core
-store = _core.TcpStore("127.0.0.1:0", serve=True)
-print(store.address, flush=True)
-store.get("never")
-"""
-    process = python(program)
-    assert process.stdout is not None
-    store = _core.TcpStore(process.stdout.readline().strip(), timeout=SECONDS)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(store.get, "key")
-        time.sleep(0.2)
-        process.kill()
-        with pytest.raises(PeerError, match=r"the store at 127.0.0.1:\d+ has gone"):
-            waiting.result()
-    process.communicate(timeout=30)
-    with pytest.raises(CommunicationTimeoutError, match="Connection refused"):
-        store.set("key", b"", timeout=0.2)
-
-
-def test_a_store_that_stops_does_not_stop_others() -> None:
-    program = """
-from gradientflow import _core
-store = _core.TcpStore("127.0.0.1:0", serve=True)
-print(store.address, flush=True)
-store.get("never")
-"""
-    process = python(program)
-    assert process.stdout is not None
-    store = _core.TcpStore(process.stdout.readline().strip(), timeout=SECONDS)
-    process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-    with pytest.raises(CommunicationTimeoutError, match=r"has not answered within 0.3 s"):
-        store.set("key", b"", timeout=0.3)
-    process.send_signal(signal.SIGCONT)
-    store.set("key", b"value")
-    assert store.get("key") == b"value"
-    process.kill()
-    process.communicate(timeout=30)
-
-
-def test_ctrl_c_ends_a_wait() -> None:
-    program = """
-from gradientflow import _core
-store = _core.TcpStore("127.0.0.1:0", serve=True)
-print("waiting", flush=True)
-try:
-    store.get("never")
-except KeyboardInterrupt:
-    print(store.add("n", 1))
-"""
-    process = python(program)
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert output == "1\n", errors
-
-
-def test_a_forked_process_keeps_nothing_of_it(served: Any) -> None:
-    """It does not use the connection of its parent, and the port is free once the parent has ended."""
-    serving = _core.TcpStore("127.0.0.1:0", serve=True)
-    address = serving.address
-    serving.add("n", 1)
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        said = b"nothing"
-        try:
-            serving.add("n", 1, timeout=1)
-        except Exception as error:
-            said = str(error).encode()
-        os.write(writing, said)
-        os.read(reading, 0)
-        time.sleep(60)
-        os._exit(0)
-    try:
-        assert b"belongs to the process that this one was forked from" in os.read(reading, 1000)
-        assert serving.add("n", 1) == 2
-        del serving
-        assert _core.TcpStore(address, serve=True).add("n", 1) == 1  # another store, at the same port
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(reading)
-        os.close(writing)
-
-
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1", "::1:5000:", "a:1,,b:2",
-                                  "fd00::1:4000", "[]:1", "host:1 "])  # fmt: skip
-def test_what_is_no_place(text: str) -> None:
-    with pytest.raises(ArgumentError, match="is no place to meet"):
-        _core.TcpStore(text)
-
-
-def test_places() -> None:
-    text = "host0:29400,10.0.0.1:1,[fd00::1]:65535,[fe80::1%eth0]:2"
-    assert meeting.parse_places(text) == [("host0", 29400), ("10.0.0.1", 1), ("fd00::1", 65535), ("fe80::1%eth0", 2)]
-
-
-# ---- strangers -------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def connected(address: str | int) -> Iterator[socket.socket]:
-    port = int(str(address).rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
-        yield connection
-
-
-def received(connection: socket.socket) -> bytes:
-    """Receive until the other side closes."""
-    said = b""
-    with contextlib.suppress(ConnectionResetError):
-        while more := connection.recv(65536):
-            said += more
-    return said
-
-
-def works(server: Any) -> bool:
-    store = _core.TcpStore(f"127.0.0.1:{server.port}", timeout=SECONDS)
-    store.set("works", b"yes")
-    return bool(store.get("works") == b"yes")
-
-
-def test_who_says_nothing_is_dropped() -> None:
-    server = meeting.StoreServer(seconds=0.3)
-    with connected(server.port) as silent, connected(server.port) as slow:
-        slow.sendall(meeting.encode_hello(1, "")[:-1])
-        assert works(server)
-        assert received(silent) == received(slow) == b""
-
-
-def test_who_sends_a_byte_at_a_time_is_dropped() -> None:
-    server = meeting.StoreServer(seconds=0.5, token="secret")
-    with connected(server.port) as slow:
-        with contextlib.suppress(ConnectionError):
-            for byte in meeting.encode_hello(1, "secret" + 100 * " "):
-                slow.sendall(bytes([byte]))
-                time.sleep(0.02)
-        assert received(slow) == b""
-
-
-def test_the_oldest_of_too_many_strangers_makes_room() -> None:
-    server = meeting.StoreServer(strangers=4, seconds=60)
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(connected(server.port)) for _ in range(50)]
-        assert works(server)
-        assert all(received(each) == b"" for each in silent[:46])
-        silent[-1].settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            silent[-1].recv(1)
-
-
-GARBAGE = [
-    b"GET / HTTP/1.1\r\n\r\n",
-    b"\xff" * 100_000,
-    b"GFhello\n" + b"\xff" * 8,
-    meeting.encode_hello(1, "")[:12] + (1 << 30).to_bytes(4, "little"),
-    meeting.encode_hello(1, "") + b"\xff" * 1000,
-    meeting.encode_hello(1, "") + meeting.encode_request(0, "key", "", None, 0)[:4] + b"\xff" * 20,
-    meeting.encode_hello(1, "") + meeting.encode_request(0, "", "value", None, 0),
-    meeting.encode_hello(1, "other"),
-]
-
-
-@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_dropped(garbage: bytes) -> None:
-    server = meeting.StoreServer(seconds=1)
-    with connected(server.port) as connection:
-        with contextlib.suppress(ConnectionError):  # it may be dropped before all is sent
-            connection.sendall(garbage)
-        assert len(received(connection)) <= 16
-    assert works(server)
-
-
-@functools.cache
-def one_server() -> Any:
-    return meeting.StoreServer(seconds=60)
-
-
-@given(garbage=st.binary(max_size=200), greets=st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_any_bytes(garbage: bytes, greets: bool) -> None:
-    server = one_server()
-    with connected(server.port) as connection:
-        connection.sendall((meeting.encode_hello(1, "") if greets else b"") + garbage)
-    assert works(server)
-
-
-def memory_in_use() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
-def test_lengths_that_are_only_said_take_no_memory() -> None:
-    """Those of members: strangers say none that is believed."""
-    server = meeting.StoreServer(bytes=1 << 30)
-    before = memory_in_use()
-    with contextlib.ExitStack() as stack:
-        head = meeting.encode_request(0, "k", "", None, 0)
-        head = head[:8] + meeting.longest_value.to_bytes(4, "little") + head[12:]
-        for _ in range(50):
-            member = stack.enter_context(connected(server.port))
-            member.sendall(meeting.encode_hello(1, "") + head)
-        assert works(server)
-        assert memory_in_use() - before < 50 << 20  # of 800 MiB
-
-
-def test_what_is_on_its_way_is_bounded() -> None:
-    """Members together send more than the store takes: some are dropped, it serves on."""
-    server = meeting.StoreServer(bytes=8 << 20)
-    before = memory_in_use()
-    with contextlib.ExitStack() as stack:
-        message = meeting.encode_hello(1, "") + meeting.encode_request(0, "k", "v" * (4 << 20), None, 0)[:-1]
-        for _ in range(12):
-            member = stack.enter_context(connected(server.port))
-            with contextlib.suppress(ConnectionError):
-                member.sendall(message)
-        assert memory_in_use() - before < 32 << 20  # of 48
-    assert works(server)
-
-
-def test_a_full_store_says_so() -> None:
-    server = meeting.StoreServer(bytes=1 << 20)
-    store = _core.TcpStore(f"127.0.0.1:{server.port}", timeout=SECONDS)
-    for i in range(3):
-        store.set(f"key {i}", bytes(300_000))
-    with pytest.raises(ArgumentError, match="the store is full"):
-        store.set("one more", bytes(300_000))
-    assert store.get("key 2") == bytes(300_000)
-    for _ in range(10):  # a value is replaced
-        store.set("small", bytes(10_000))
-
-
-def test_who_does_not_read_stops_nobody() -> None:
-    server = meeting.StoreServer(bytes=64 << 20)
-    store = _core.TcpStore(f"127.0.0.1:{server.port}", timeout=SECONDS)
-    store.set("large", bytes(16 << 20))
-    asking = meeting.encode_hello(1, "") + 20 * meeting.encode_request(2, "large", "", None, 0)
-    before = memory_in_use()
-    with contextlib.ExitStack() as stack:
-        for _ in range(10):
-            stack.enter_context(connected(server.port)).sendall(asking)
-        assert works(server)
-        assert store.add("n", 1) == 1
-        assert memory_in_use() - before < 16 << 20  # a value is kept once, whoever reads it
-
-
-def test_more_connections_than_files() -> None:
-    """A process that serves, and has few files, goes on serving once strangers have gone."""
-    program = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-from gradientflow import _core
-store = _core.TcpStore("127.0.0.1:0", serve=True)
-print(store.address, flush=True)
-store.get("end")
-"""
-    process = python(program)
-    assert process.stdout is not None
-    address = process.stdout.readline().strip()
-    with contextlib.ExitStack() as stack:
-        for _ in range(150):
-            stack.enter_context(connected(address))
-        assert process.poll() is None
-    _core.TcpStore(address, timeout=SECONDS).set("end", b"")
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0, errors
-
-
-# ---- what is said over a connection ----------------------------------------------------------------------------------
-
-TEXTS = st.binary(max_size=40)
-KEYS = st.binary(min_size=1, max_size=40)
-MESSAGES = st.one_of(
-    st.tuples(st.just("hello"), st.tuples(st.just(1), TEXTS)),
-    st.tuples(st.just("welcome"), st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2))),
-    st.tuples(
-        st.just("request"),
-        st.tuples(st.integers(0, 4), KEYS, TEXTS, st.none() | TEXTS, st.integers(-(2**63), 2**63 - 1)),
-    ),
-    st.tuples(st.just("answer"), st.tuples(st.integers(0, 2), TEXTS)),
+def test_the_first_way_that_applies(variables: dict[str, str], way: Way) -> None:
+    assert find_way(variables) == way
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        (Given(communicator=True), Way("arguments of init", "mpi", by_mpi=True)),
+        (Given(store=True, rank=0, size=2), Way("arguments of init", "tcp", 0, 2)),
+        (Given(meet="h:80", rank=1, size=2), Way("arguments of init", "tcp", 1, 2, ("h:80",))),
+    ],
 )
+def test_what_the_program_says_comes_first(given: Given, way: Way) -> None:
+    for variables in ({}, MEET, MPIRUN, TORCHRUN, STEP, {"RANK": "1"}):
+        assert find_way(variables, given) == way
 
 
-@given(message=MESSAGES, cut=st.floats(0, 1), rest=st.binary(max_size=20))
-def test_messages_survive_the_way(message: tuple[str, tuple[Any, ...]], cut: float, rest: bytes) -> None:
-    kind, fields = message
-    parse = getattr(meeting, f"parse_{kind}")
-    encoded = getattr(meeting, f"encode_{kind}")(*fields)
-    assert parse(encoded + rest) == ("complete", len(encoded), fields)
-    state, needed, _ = parse(encoded[: int(cut * (len(encoded) - 1))])
-    assert state == "incomplete"
-    assert needed <= len(encoded)
+def test_mpi_that_the_program_has_started() -> None:
+    """Its launcher may set variables that nobody knows here."""
+    assert find_way(MASTER, Given(mpi_size=3)) == Way("MPI's launcher", "mpi", size=3, by_mpi=True)
+    assert find_way(MASTER, Given(mpi_size=1)) == BY_MASTER
+    assert find_way(TORCHRUN, Given(mpi_size=3)) == BY_TORCHRUN
 
 
-@given(kind=st.sampled_from(["hello", "welcome", "request", "answer"]), garbage=st.binary(max_size=100))
-@settings(max_examples=1000)
-def test_garbage_is_read_within_its_bounds(kind: str, garbage: bytes) -> None:
-    state, needed, _ = getattr(meeting, f"parse_{kind}")(garbage)
-    assert state in ("complete", "incomplete", "wrong")
-    assert state != "complete" or needed <= len(garbage)
-    assert needed <= 64 + meeting.longest_key + 2 * meeting.longest_value
+@pytest.mark.parametrize("variables", [{}, MEET, MPIRUN, TORCHRUN, STEP, {**MPIRUN, **MASTER}, {"WORLD_SIZE": "x"}])
+def test_mpi_by_hand(variables: dict[str, str]) -> None:
+    assert find_way(variables, transport="mpi") == Way("MPI's launcher", "mpi", by_mpi=True)
 
 
-@given(one=TEXTS, other=TEXTS)
-def test_tokens_are_compared_whole(one: bytes, other: bytes) -> None:
-    assert meeting.same_token(one, other) == (one == other)
-    assert meeting.same_token(one, one)
-    assert not meeting.same_token(one, one + one[:1] + b"x")
+@pytest.mark.parametrize(
+    ("variables", "given", "way", "starts_mpi"),
+    [
+        ({}, Given(), ALONE, False),
+        (MEET, Given(), BY_MEET, False),
+        (MPIRUN, Given(), BY_MPI, True),  # the ranks meet through it
+        (TORCHRUN, Given(), BY_TORCHRUN, False),
+        ({**SRUN_OF_MPI, **TORCHRUN}, Given(), BY_TORCHRUN, False),
+        (STEP, Given(), BY_STEP, False),
+        ({}, Given(communicator=True), Way("arguments of init", "mpi"), True),
+    ],
+)
+def test_tcp_by_hand(variables: dict[str, str], given: Given, way: Way, starts_mpi: bool) -> None:
+    assert find_way(variables, given, "tcp") == Way(**{**asdict(way), "transport": "tcp", "by_mpi": starts_mpi})
 
 
-@given(texts=st.lists(TEXTS, max_size=5), garbage=st.binary(max_size=40))
-def test_texts_are_packed(texts: list[bytes], garbage: bytes) -> None:
-    packed = meeting.pack(texts)
-    assert meeting.unpack(packed) == texts
-    for bad in (garbage, packed + garbage):
-        with contextlib.suppress(MismatchError):
-            assert sum(map(len, meeting.unpack(bad))) <= len(bad)
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        # Half of what belongs together.
+        ({"RANK": "1"}, ["RANK is 1", "WORLD_SIZE is not set"]),
+        ({"WORLD_SIZE": "2"}, ["WORLD_SIZE is 2", "RANK is not set"]),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, ["RANK is 1", "MASTER_ADDR and MASTER_PORT are not set"]),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ["RANK is 1", "MASTER_PORT is not set"]),
+        ({"GRADIENTFLOW_MEET": "a:1"}, ["GRADIENTFLOW_MEET is set", "not GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE"]),
+        (
+            {"GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "2"},
+            ["GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE are set", "not GRADIENTFLOW_MEET"],
+        ),
+        ({**STEP, "SLURM_STEP_NODELIST": ""}, ["SLURM_STEP_NUM_TASKS is 8", "SLURM_STEP_NODELIST"]),
+        # Values.
+        ({**MEET, "GRADIENTFLOW_RANK": "3"}, ["GRADIENTFLOW_RANK is 3", "GRADIENTFLOW_SIZE is 3", "0 to 2"]),
+        ({**MEET, "GRADIENTFLOW_RANK": "-1"}, ["GRADIENTFLOW_RANK is '-1'"]),
+        ({**MEET, "GRADIENTFLOW_SIZE": "0", "GRADIENTFLOW_RANK": "0"}, ["GRADIENTFLOW_SIZE is 0", "at least one rank"]),
+        ({**MASTER, "RANK": "2"}, ["RANK is 2", "WORLD_SIZE is 2"]),
+        ({**MASTER, "WORLD_SIZE": "two"}, ["WORLD_SIZE is 'two'"]),
+        ({**MASTER, "MASTER_PORT": "70000"}, ["MASTER_PORT is '70000'", "1 to 65535"]),
+        ({**MEET, "GRADIENTFLOW_MEET": "somewhere"}, ["GRADIENTFLOW_MEET is 'somewhere'", "host:port"]),
+        ({**MEET, "GRADIENTFLOW_MEET": "a:1,b"}, ["GRADIENTFLOW_MEET is 'b'"]),
+        ({**MEET, "GRADIENTFLOW_MEET": "fe80::1:29400"}, ["GRADIENTFLOW_MEET", "[fe80::1%eth0]:29400"]),
+        ({**MEET, "GRADIENTFLOW_MEET": "file://shared"}, ["GRADIENTFLOW_MEET is 'file://shared'", "whole path"]),
+        # Contradictions.
+        ({**MPIRUN, **MASTER}, ["OMPI_COMM_WORLD_SIZE says 4", "WORLD_SIZE says 2", "GRADIENTFLOW_TRANSPORT=mpi"]),
+        ({**MPIRUN, **MASTER, "WORLD_SIZE": "4"}, ["OMPI_COMM_WORLD_RANK is 2", "RANK is 1"]),
+        (
+            {**MPIRUN, **MASTER, "WORLD_SIZE": "4", "GRADIENTFLOW_SERVERS": "1"},
+            ["OMPI_COMM_WORLD_SIZE says 4", "1 serve (GRADIENTFLOW_SERVERS)", "WORLD_SIZE says 4"],
+        ),
+    ],
+)
+def test_variables_that_cannot_be_right(variables: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        find_way(variables)
+    for word in words:
+        assert word in str(caught.value)
+    assert str(caught.value) == consider_ways(variables)[-1].why
+    assert not consider_ways(variables)[-1].applies
 
 
-# ---- meetings --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("given", "transport", "words"),
+    [
+        (Given(communicator=True, meet="a:1"), "auto", ["communicator", "meet"]),
+        (Given(communicator=True, rank=0), "auto", ["communicator", "rank"]),
+        (Given(store=True, meet="a:1", rank=0, size=1), "auto", ["store=", "meet="]),
+        (Given(rank=0, size=1), "auto", ["store=", "meet="]),
+        (Given(meet="a:1"), "auto", ["meet=", "rank=", "size="]),
+        (Given(store=True, rank=0), "auto", ["store=", "size="]),
+        (Given(store=True, rank=2, size=2), "auto", ["rank is 2", "size is 2"]),
+        (Given(store=True, rank=-1, size=2), "auto", ["rank is -1"]),
+        (Given(store=True, rank=0, size=0), "auto", ["size is 0"]),
+        (Given(meet="a", rank=0, size=1), "auto", ["meet is 'a'"]),
+        (Given(meet="a:1", rank=0, size=1), "mpi", ["transport is mpi", "meet="]),
+        (Given(), "udp", ["'udp'", "auto, mpi, tcp"]),
+    ],
+)
+def test_arguments_that_cannot_be_right(given: Given, transport: str, words: list[str]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        find_way({}, given, transport)
+    for word in words:
+        assert word in str(caught.value)
 
 
-def meet(place: str, comers: list[tuple[int, int]], timeout: float = SECONDS) -> list[Any]:
-    """Return what an exchange gives to processes that come as (rank, size): texts, or the error."""
-    with ThreadPoolExecutor(len(comers)) as pool:
-        coming: list[Future[Any]] = []
-        for number, (rank, size) in enumerate(comers):
-            coming.append(pool.submit(meeting.exchange, place, rank, size, b"from %d" % number, timeout))
-        return [each.exception() or each.result() for each in coming]
+def test_why_not_the_ways_before() -> None:
+    considered = consider_ways({**SRUN_OF_MPI, **TORCHRUN})
+    assert [(each.name, each.applies) for each in considered] == [
+        ("arguments of init", False),
+        ("GRADIENTFLOW_MEET", False),
+        ("MPI's launcher", False),
+        ("RANK and MASTER_ADDR", True),
+    ]
+    assert "TORCHELASTIC_RUN_ID" in considered[2].why
+    assert considered[3].why == "RANK and MASTER_ADDR, rank 1 of 2, at 10.0.0.1:29500"
+    assert [each.why for each in consider_ways({})][1:] == [
+        "GRADIENTFLOW_MEET is not set",
+        "none of its variables is set",
+        "RANK and WORLD_SIZE are not set",
+        "this is no step of several tasks",
+        "one rank, rank 0 of 1",
+    ]
 
 
-def test_all_hear_all(place: str) -> None:
-    for _ in range(3):  # one meeting after the other
-        assert meet(place, [(2, 3), (0, 3), (1, 3)]) == [[b"from 1", b"from 2", b"from 0"]] * 3
-    assert meet(place, [(0, 1)]) == [[b"from 0"]]
+VALUES = st.sampled_from(["", "0", "1", "2", "4", "-1", "x", "True", "a:1", "node1"])
+NAMES = sorted({*MEET, *MPIRUN, *TORCHRUN, *SRUN_OF_MPI, "GRADIENTFLOW_SERVERS"})
 
 
-def alike(errors: list[Any], kind: type[Exception]) -> str:
-    """Return the sentence of all errors, which are of this kind."""
-    assert [type(each) for each in errors] == [kind] * len(errors), errors
-    assert len({str(each) for each in errors}) == 1, errors
-    return str(errors[0])
+@given(variables=st.dictionaries(st.sampled_from(NAMES), VALUES), transport=st.sampled_from(["auto", "mpi", "tcp"]))
+def test_any_variables_give_a_way_or_a_sentence(variables: dict[str, str], transport: str) -> None:
+    considered = consider_ways(variables, transport=transport)
+    assert all(not each.applies and each.why for each in considered[:-1])
+    if not considered[-1].applies:
+        with pytest.raises(ArgumentError, match=re.escape(considered[-1].why)):
+            find_way(variables, transport=transport)
+        return
+    way = find_way(variables, transport=transport)
+    assert (considered[-1].applies, considered[-1].name) == (True, way.name)
+    assert transport in ("auto", way.transport)
+    assert way.by_mpi or way.transport == "tcp"
+    if way.rank is not None and way.size is not None and not way.by_mpi:
+        assert 0 <= way.rank < way.size
+    if not way.by_mpi and (way.size or 0) > 1:
+        assert way.at
 
 
-def test_missing_ranks_are_named(place: str) -> None:
-    said = alike(meet(place, [(0, 5), (3, 5), (1, 5)], timeout=0.5), CommunicationTimeoutError)
-    assert "no sign of ranks 2, 4" in said
-    assert "within 0.5 s (GRADIENTFLOW_TIMEOUT)" in said
-    assert alike(meet(place, [(2, 5)]), CommunicationTimeoutError) == said  # who comes late hears of it
-    assert len(meet(place, [(r, 5) for r in range(3)] + [(4, 5), (3, 5)])[0]) == 5  # and they may try again
+@given(host=st.sampled_from(["a", "10.0.0.1", "fe80::1%eth0", "::1"]), port=st.integers(1, 65535))
+def test_addresses(host: str, port: int) -> None:
+    assert split_address(join_address(host, port), "it") == (host, port)
 
 
-def test_two_ranks_with_one_number(place: str) -> None:
-    said = alike(meet(place, [(0, 4), (1, 4), (1, 4)]), MismatchError)
-    assert "two processes were told to be rank 1: process " in said
-    assert str(os.getpid()) in said
-
-
-def test_a_rank_too_many(place: str) -> None:
-    said = alike(meet(place, [(0, 2), (2, 2)]), MismatchError)
-    assert "there is no rank 2 among 2 ranks" in said
-
-
-def test_different_numbers_of_ranks(place: str) -> None:
-    said = alike(meet(place, [(0, 3), (1, 4)]), MismatchError)
-    assert "the ranks differ about their number: " in said
-    assert ("3 on rank 0" in said) == ("4 on rank 1" in said)
-
-
-@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (0, 0), (0, -1)])
-def test_what_no_rank_can_be(place: str, rank: int, size: int) -> None:
-    with pytest.raises(ArgumentError, match="the first is rank 0"):
-        meeting.exchange(place, rank, size, b"", 1.0)
-
-
-def introduce(place: str, *ranks: tuple[str, str]) -> list[Any]:
-    """Return what ranks hear that listen at these addresses, or cannot for these reasons."""
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        coming = [
-            pool.submit(meeting.introduce, place, rank, len(ranks), address, trouble, SECONDS)
-            for rank, (address, trouble) in enumerate(ranks)
-        ]
-        return [each.exception() or each.result() for each in coming]
-
-
-def test_introductions(place: str) -> None:
-    one, other = introduce(place, ("127.0.0.1:1", ""), ("[::1]:2", ""))
-    assert one == other
-    assert one[0] == ["127.0.0.1:1", "[::1]:2"]
-    assert len(one[1]) == 32
-    assert introduce(place, ("127.0.0.1:1", ""), ("[::1]:2", ""))[0][1] != one[1]
-
-
-def test_a_rank_that_cannot_listen(place: str) -> None:
-    said = alike(introduce(place, ("10.0.0.1:1", ""), ("", "no card"), ("10.0.0.1:2", "")), SystemCallError)
-    assert said == "rank 1 cannot be reached by others: no card"
-
-
-def test_another_version_of_the_library(place: str) -> None:
-    card = meeting.pack(["0.0.7", "whatever", "comes"])
-    with ThreadPoolExecutor() as pool:
-        other = pool.submit(meeting.exchange, place, 1, 2, card, SECONDS)
-        with pytest.raises(MismatchError, match=r"different versions of GradientFlow: .* on rank 0, 0\.0\.7 on rank 1"):
-            meeting.introduce(place, 0, 2, "127.0.0.1:1", "", SECONDS)
-        other.result()
-
-
-def test_loopback_is_no_way_between_hosts(place: str) -> None:
-    card = meeting.pack([meeting.version, "10.0.0.2:1", "another network", "", "", "0"])
-    with ThreadPoolExecutor() as pool:
-        other = pool.submit(meeting.exchange, place, 1, 2, card, SECONDS)
-        with pytest.raises(MismatchError, match=r"rank 0 listens at 127.0.0.1:1, .* set GRADIENTFLOW_INTERFACE to"):
-            meeting.introduce(place, 0, 2, "127.0.0.1:1", "", SECONDS)
-        other.result()
-        other = pool.submit(meeting.exchange, place, 1, 2, card, SECONDS)
-        assert meeting.introduce(place, 0, 2, "10.0.0.1:1", "", SECONDS)[0] == ["10.0.0.1:1", "10.0.0.2:1"]
-        other.result()
-
-
-# ---- addresses -------------------------------------------------------------------------------------------------------
-
-IN_A_NAMESPACE = """
-import json, socket, sys
-from gradientflow import _core
-for near, interface in json.loads(sys.argv[1]):
-    try:
-        print(json.dumps(_core.own_address(near, {"interface": interface})))
-    except Exception as error:
-        print(json.dumps(f"{type(error).__name__}: {error}"))
-"""
-NAMESPACE = ["unshare", "--user", "--map-root-user", "--net", "--uts", "--mount"]
-TWO_CARDS = """
-ip link set lo up
-for i in 0 1; do
-    ip link add eth$i type veth peer name other$i; ip link set eth$i up; ip link set other$i up
-done
-ip address add 10.0.0.5/24 dev eth0
-ip address add 192.168.7.5/24 dev eth1; ip address add fd00:7::5/64 dev eth1 nodad
-ip link add eth2 type veth peer name other2; ip address add 10.9.0.1/24 dev eth2
-"""
-
-
-@pytest.fixture(scope="module")
-def _namespaces() -> None:
-    tried = None
-    if all(map(shutil.which, ("unshare", "ip"))):
-        tried = subprocess.run([*NAMESPACE, "ip", "link", "add", "eth0", "type", "veth"], check=False, timeout=30)
-    if tried is None or tried.returncode != 0:
-        pytest.skip("no namespaces can be made here")
-
-
-def own_addresses(script: str, *cases: tuple[str, str]) -> list[str]:
-    """Return the address for each (near, interface) in a network of its own."""
-    done = subprocess.run(
-        [*NAMESPACE, "sh", "-e", "-c", script + 'exec "$@"', "sh", sys.executable, "-c", IN_A_NAMESPACE,
-         json.dumps(cases)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.usefixtures("_namespaces")
-def test_the_address_that_leads_to_the_meeting() -> None:
-    routed = TWO_CARDS + "ip route add default via 192.168.7.1\n"
-    expected = {
-        "10.0.0.9:1": "10.0.0.5",
-        "192.168.7.9:1": "192.168.7.5",
-        "[fd00:7::9]:1": "fd00:7::5",
-        "8.8.8.8:1": "192.168.7.5",
-        "10.0.0.5:29400": "10.0.0.5",  # here
-        "127.0.0.1:1": "127.0.0.1",
-        "localhost:1": "127.0.0.1",
-        "[2001:db8:1::1]:1,10.0.0.9:1": "10.0.0.5",  # the first to which there is a way
-        "": "192.168.7.5",
-        "nowhere.invalid:1": "192.168.7.5",
-    }
-    assert own_addresses(routed, *((near, "auto") for near in expected)) == list(expected.values())
-
-
-@pytest.mark.usefixtures("_namespaces")
-def test_never_what_the_own_name_resolves_to(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.1.1 thishost\n")
-    named = f"mount --bind {tmp_path}/hosts /etc/hosts; echo thishost > /proc/sys/kernel/hostname\n"
-    routed = "ip route add default via 192.168.7.1\n"
-    assert own_addresses(TWO_CARDS + named, ("thishost:1", "auto"), ("", "auto")) == ["10.0.0.5", "10.0.0.5"]
-    assert own_addresses(TWO_CARDS + routed + named, ("thishost:1", "auto")) == ["192.168.7.5"]
-
-
-@pytest.mark.usefixtures("_namespaces")
-def test_alone_there_is_loopback() -> None:
-    assert own_addresses("ip link set lo up\n", ("", "auto"), ("10.0.0.9:1", "auto")) == ["127.0.0.1"] * 2
-
-
-@pytest.mark.usefixtures("_namespaces")
-def test_the_setting_interface() -> None:
-    expected = {
-        "eth0": "10.0.0.5",
-        "eth1": "192.168.7.5",
-        "lo": "127.0.0.1",
-        "10.0.0.0/24": "10.0.0.5",
-        "192.168.0.0/16": "192.168.7.5",
-        "fd00:7::/64": "fd00:7::5",
-        "fd00:7::5": "fd00:7::5",
-        "0.0.0.0/0": "127.0.0.1",
-    }
-    assert own_addresses(TWO_CARDS, *(("10.0.0.9:1", name) for name in expected)) == list(expected.values())
-    for name in ("eth2", "eth7", "10.0.1.0/24", "fd00:8::/64"):  # eth2 is down
-        (said,) = own_addresses(TWO_CARDS, ("", name))
-        assert said.startswith("ArgumentError: interface (GRADIENTFLOW_INTERFACE): ")
-        assert f"this host has no address of '{name}'" in said
-        assert "eth0 (10.0.0.5), eth1 (192.168.7.5)" in said
-    for name in ("10.0.0.0/33", "10.0.0.0/", "eth0/24", "fd00::/129"):
-        (said,) = own_addresses(TWO_CARDS, ("", name))
-        assert "is no network, such as 10.0.0.0/24" in said
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("a", "a"), ("a,b", "a"), ("n[1-4]", "n1"), ("n[007,9]x,m", "n007x"), ("", "")],
+)
+def test_the_first_node(nodes: str, first: str) -> None:
+    variables: dict[str, Any] = {"SLURM_JOB_NODELIST": nodes}
+    assert first_node(variables) == first
