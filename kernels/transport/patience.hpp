@@ -15,6 +15,14 @@ class Patience {
   // `expected`: how long the last wait took; after a long one, this one sleeps from its beginning, and longer.
   explicit Patience(double seconds, Clock::time_point awake = {}, Clock::duration expected = {});
 
+  // Of a thread that only carries on what others have begun: it may sleep at once, and those who wait come first.
+  [[nodiscard]] static Patience in_background() {
+    Patience patience(1e9);
+    patience.is_for_nobody_ = true;
+    return patience;
+  }
+  [[nodiscard]] bool is_for_nobody() const { return is_for_nobody_; }
+
   // Lets a little time pass, the more the longer the wait has lasted. Returns true from time to time, for the caller to
   // look for what can go wrong.
   bool pause();
@@ -37,6 +45,7 @@ class Patience {
   double seconds_;
   Clock::time_point awake_;
   bool sleeps_;
+  bool is_for_nobody_ = false;
   long nap_nanoseconds_;
   int polls_ = 0;
   Clock::time_point start_{};  // of the yields or naps

@@ -155,10 +155,16 @@ bool Mailbox::work(std::chrono::nanoseconds& nap) {
   if (closed_) {
     return false;
   }
-  const bool moved = progress(nap == longest_nap);
+  const auto now = Clock::now();
+  const bool looks = now - looked_ >= longest_nap;
+  looked_ = looks ? now : looked_;
+  const bool moved = progress(looks);
   const auto callbacks = std::exchange(callbacks_, {});
   const bool is_pending = !posted_.empty() || !in_flight_.empty() || !callbacks.empty();
-  if (is_pending && waiters_ == 0) {
+  const bool sleeps_in_endpoint = is_pending && waiters_ == 0 && limits_.wakes;
+  if (sleeps_in_endpoint) {
+    nap = std::chrono::nanoseconds(0);
+  } else if (is_pending && waiters_ == 0) {
     nap = moved ? shortest_nap : std::min<std::chrono::nanoseconds>(nap * 5 / 4, longest_nap);
   } else if (is_pending || moved || nap != longest_nap) {
     nap = longest_nap;  // before it rests: messages that are soon done, one after the other, would wake it each time
@@ -169,6 +175,10 @@ bool Mailbox::work(std::chrono::nanoseconds& nap) {
   finish(lock);
   for (const auto& callback : callbacks) {
     callback();
+  }
+  if (sleeps_in_endpoint) {
+    Patience patience = Patience::in_background();
+    endpoint_->pause(patience);
   }
   return true;
 }

@@ -9,6 +9,7 @@
 namespace gradientflow::transport {
 namespace {
 
+constexpr std::size_t largest_unasked = std::size_t{64} << 10;  // the receiver has no memory for it yet
 constexpr std::size_t most_parts_under_way = 16;  // enough to fill a link on which messages wait for others
 
 }  // namespace
@@ -50,7 +51,8 @@ std::shared_ptr<Transfer> Mailbox::send(int to, std::int64_t tag, const void* da
     leaving_.push_back(transfer);
     send_parts();
   } else {
-    transfer->request_ = endpoint_->send(to, transfer->tag_, data, bytes);
+    const bool is_announced = limits_.part_bytes == 0 && bytes > largest_unasked;
+    transfer->request_ = endpoint_->send(to, transfer->tag_, data, bytes, is_announced);
     start(transfer);
   }
   finish(held);

@@ -22,6 +22,8 @@ using namespace std::chrono_literals;
 constexpr int found_at_once = 64;
 constexpr auto look_every = 250ms;
 constexpr auto leave_time = 1s;
+constexpr auto longest_handover = 1ms;
+constexpr auto in_between_waits = 5ms;
 constexpr std::size_t spill_bytes = std::size_t{64} << 10;
 
 Socket made(int descriptor, const char* what) {
@@ -165,9 +167,19 @@ void Engine::handle(Watched& watched, std::uint32_t events) {
 }
 
 // One thread is in epoll at a time. The others wait until it has found something, or leaves: then one of them goes in.
-void Engine::carry_on(std::chrono::milliseconds wait) {
+// A thread that waits for something takes the place of one in the background, which stays away for a while, so that
+// nothing has to be handed over between the waits of one call.
+void Engine::carry_on(std::chrono::milliseconds wait, bool in_background) {
   std::unique_lock lock(mutex_);
-  if (is_polled_) {
+  const auto start = Clock::now();
+  if (!in_background) {
+    last_wait_ = start;
+    if (is_slept_in_ && is_for_nobody_) {
+      wake_sleeper();
+      found_.wait_for(lock, longest_handover, [this] { return !is_polled_; });
+    }
+  }
+  if (is_polled_ || (in_background && start - last_wait_ < in_between_waits)) {
     if (wait > 0ms) {
       ++waiting_;
       found_.wait_for(lock, wait);
@@ -180,6 +192,7 @@ void Engine::carry_on(std::chrono::milliseconds wait) {
   int found = 0;
   if (wait > 0ms) {
     is_slept_in_ = true;
+    is_for_nobody_ = in_background;
     lock.unlock();
     found = epoll_wait(epoll_.get(), events.data(), found_at_once, static_cast<int>(wait.count()));
     lock.lock();
@@ -199,10 +212,13 @@ void Engine::carry_on(std::chrono::milliseconds wait) {
   lost_.clear();
   gone_.clear();
   is_polled_ = false;
-  if (waiting_ > 0) {
-    has_found_ = false;
-    found_.notify_all();
-  }
+  has_found_ = false;
+  found_.notify_all();
+}
+
+void Engine::wake_sleeper() {
+  const std::uint64_t one = 1;
+  static_cast<void>(write(alarm_.get(), &one, sizeof one));
 }
 
 // Something has happened outside of carry_on: those who sleep look for it.
@@ -211,8 +227,7 @@ void Engine::rouse() {
     return;
   }
   if (is_slept_in_) {
-    const std::uint64_t one = 1;
-    static_cast<void>(write(alarm_.get(), &one, sizeof one));
+    wake_sleeper();
   }
   if (waiting_ > 0) {
     found_.notify_all();

@@ -65,11 +65,12 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
 
   // Carries on what concerns this operation, without waiting. Returns whether it has ended.
   bool test(const Operation& operation);
-  // Carries everything on, for at most so long, or until something has happened.
-  void carry_on(std::chrono::milliseconds wait);
+  // Carries everything on, for at most so long, or until something has happened. `in_background`: for nobody who waits;
+  // others come first.
+  void carry_on(std::chrono::milliseconds wait, bool in_background = false);
 
   [[nodiscard]] bool has_deaths() const noexcept { return deaths_.load(std::memory_order_relaxed) > 0; }
-  [[nodiscard]] std::optional<std::string> death_of(int rank);  // "has died: ..."
+  [[nodiscard]] std::optional<std::string> death_of(int rank);  // how that is known
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] double timeout() const noexcept { return options_.timeout; }
   [[nodiscard]] bool is_forked() const noexcept;
@@ -123,6 +124,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   [[nodiscard]] bool is_silent(Connection& connection, Clock::time_point now) const;
   void connect_to_awaited();
   void rouse();  // threads that wait
+  void wake_sleeper();
 
   void take_header(Connection& from, const Header& header) override;
   void take_landed(Connection& from) override;
@@ -158,11 +160,13 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
 
   std::mutex mutex_;
   std::condition_variable found_;
-  bool is_polled_ = false;    // a thread is in epoll, or about to handle what it has found
-  bool is_slept_in_ = false;  // and sleeps there
-  int waiting_ = 0;           // threads that wait for another to find something
-  bool has_found_ = false;    // something has ended or arrived since the last rouse()
-  std::vector<Peer> peers_;   // by rank
+  bool is_polled_ = false;         // a thread is in epoll, or about to handle what it has found
+  bool is_slept_in_ = false;       // and sleeps there
+  bool is_for_nobody_ = false;     // in the background
+  Clock::time_point last_wait_{};  // that was not in the background
+  int waiting_ = 0;                // threads that wait for another to find something
+  bool has_found_ = false;         // something has ended or arrived since the last rouse()
+  std::vector<Peer> peers_;        // by rank
   std::atomic<int> deaths_{0};
   std::unordered_map<std::uint64_t, std::unique_ptr<Inbox>> inboxes_;
   std::unordered_set<std::uint64_t> open_;    // those of inboxes_ that have been opened

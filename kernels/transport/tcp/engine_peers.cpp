@@ -72,7 +72,7 @@ Connection* Engine::connection_to(int rank) {
   }
   prepare(socket.get());
   if (connect(socket.get(), address.get(), address.length()) != 0 && errno != EINPROGRESS) {
-    end_peer(rank, Fate::died, "cannot be reached: no connection to " + other.address + ": " + described(errno));
+    end_peer(rank, Fate::died, "no connection to " + other.address + " can be made: " + described(errno));
     return nullptr;
   }
   Connection& connection = add_connection(rank, std::move(socket), true);
@@ -200,13 +200,13 @@ void Engine::lose(Connection& connection, const std::string& how) {
   }
   const bool was_made = !connection.is_connecting;
   end_peer(rank, Fate::died,
-           was_made ? "has died: the connection to " + other.address + " has ended: " + how
-                    : "cannot be reached: no connection to " + other.address + ": " + how);
+           was_made ? "the connection to " + other.address + " has ended: " + how
+                    : "no connection to " + other.address + " can be made: " + how);
 }
 
 Error Engine::loss(int rank) const {
   const Peer& other = peers_[static_cast<std::size_t>(rank)];
-  return {ErrorKind::peer, other.fate == Fate::left ? "has ended" : other.how};
+  return {ErrorKind::peer, other.fate == Fate::left ? "has ended" : "has died: " + other.how};
 }
 
 std::optional<std::string> Engine::death_of(int rank) {
@@ -299,8 +299,8 @@ void Engine::look_after_peers(Clock::time_point now) {
         }
       } else if (is_silent(connection, now)) {
         end_peer(rank, Fate::died,
-                 "cannot be reached any more: " + peers_[r].address + " has acknowledged nothing for " +
-                     format_number(options_.host_timeout) + " s (GRADIENTFLOW_HOST_TIMEOUT)");
+                 peers_[r].address + " has acknowledged nothing for " + format_number(options_.host_timeout) +
+                     " s (GRADIENTFLOW_HOST_TIMEOUT)");
       }
     }
   }

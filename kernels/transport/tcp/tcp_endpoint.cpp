@@ -49,6 +49,7 @@ Limits TcpEndpoint::limits() const {
   return {.tags = first_gathering_tag,
           .bytes = std::numeric_limits<std::size_t>::max() >> 8U,
           .part_bytes = 0,
+          .wakes = true,
           .threads = true};
 }
 
@@ -99,6 +100,10 @@ std::optional<std::size_t> TcpEndpoint::test(Request& request) {
 }
 
 bool TcpEndpoint::pause(Patience& patience) {
+  if (patience.is_for_nobody()) {
+    engine_->carry_on(longest_sleep, true);
+    return true;
+  }
   if (patience.polls(spin)) {
     sched_yield();
     engine_->carry_on(0ms);
