@@ -1,4 +1,4 @@
-"""GradientFlow: collectives and gradient communication for data-parallel training, launched by mpirun."""
+"""GradientFlow: collectives and gradient communication for data-parallel training, over MPI or TCP."""
 
 from __future__ import annotations
 

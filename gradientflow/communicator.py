@@ -23,6 +23,7 @@ from .device import DeviceArray, new_array
 from .errors import ArgumentError, ArgumentTypeError, ClosedError
 from .handle import Handle, release_done, warn_of_unreported
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
+from .mpi_library import load_mpi
 from .request import Request
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -60,15 +61,20 @@ class Communicator:
     """
 
     def __init__(
-        self, ranks: Any, config: Mapping[str, str] | None = None, *, within: Communicator | None = None
+        self,
+        ranks: Any,
+        config: Mapping[str, str] | None = None,
+        *,
+        within: Communicator | None = None,
+        mpi: Any = None,
     ) -> None:
         core = load_core()
-        self._mpi: Any = None
+        self._mpi = mpi
         self._config = settings(config)
         endpoint = ranks
         if not isinstance(ranks, core.Endpoint):
             self._mpi = ranks
-            endpoint = core.mpi_endpoint(_address_of(ranks), self._config)
+            endpoint = core.mpi_endpoint(address_of(ranks), self._config)
         take_fast_paths(Communicator, core.Communicator)
         self._native: Any = core.Communicator(endpoint, self._config, within and within._native)
         self.rank: int = self._native.rank
@@ -677,16 +683,25 @@ class Communicator:
         Communicator or None
             With the same settings as this one.
         """
+        return self._part(color, key, self._config, within=self)
+
+    def _again(self, config: Mapping[str, str] | None) -> Communicator:
+        """Make another communicator of the same ranks, with other settings. Collective over all ranks."""
+        made = self._part(0, None, config)
+        assert made is not None  # all ranks have a color
+        return made
+
+    def _part(
+        self, color: int | None, key: int | None, config: Mapping[str, str] | None, within: Communicator | None = None
+    ) -> Communicator | None:
         endpoint = self._native.split(color, key)
         if endpoint is None:
             return None
         if endpoint.mpi is None:
-            return Communicator(endpoint, self._config, within=self)
-        from mpi4py import MPI
-
-        part = MPI.Comm.fromhandle(endpoint.release_mpi())
+            return Communicator(endpoint, config, within=within)
+        part = load_mpi().Comm.fromhandle(endpoint.release_mpi())
         try:
-            return _Part(part, self._config, within=self)
+            return _Part(part, config, within=within)
         except BaseException:
             part.Free()
             raise
@@ -798,10 +813,9 @@ class Communicator:
         return counts, new_like(x, (sum(counts),)) if out is None else out
 
 
-def _address_of(mpi: Any) -> int:
+def address_of(mpi: Any) -> int:
     """Return where an mpi4py communicator has its handle; initialise MPI if need be."""
-    from mpi4py import MPI
-
+    MPI = load_mpi()  # noqa: N806
     if MPI.Is_finalized():
         message = "MPI has been finalized: no communicator can be made any more"
         raise ClosedError(message)
@@ -846,4 +860,4 @@ def _close_all() -> None:
     warn_of_unreported()
 
 
-__all__ = ["Communicator"]
+__all__ = ["Communicator", "address_of"]

@@ -9,15 +9,31 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._location import load_core
-from .communicator import Communicator
+from .communicator import Communicator, address_of
+from .config import settings
 from .errors import ArgumentError, MPILibraryError
-from .meeting import SERVERS
+from .meeting import SERVERS, Given, Way, find_way, servers_of
+from .meeting.endpoints import meet as meet_ranks
+from .meeting.variables import Place
 from .mpi_library import load_mpi
 from .server import ServerRanks, serve
 
 
-def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communicator:
+def init(
+    comm: Any = None,
+    config: Mapping[str, str] | None = None,
+    *,
+    transport: str | None = None,
+    meet: str | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    store: Any = None,
+) -> Communicator:
     """Make a communicator. Collective over its ranks.
+
+    The ranks find each other in the first of these ways that applies: by what is given here; by ``GRADIENTFLOW_MEET``,
+    ``GRADIENTFLOW_RANK`` and ``GRADIENTFLOW_SIZE``; through MPI, if its launcher has started this process; by the
+    variables of ``torchrun``; by those of a step of Slurm. If none does, this process is the only rank.
 
     In a job with ranks that only serve, started by ``gradientflow run --servers``, the communicator has the ranks that
     compute. On a rank that serves, `init` does not return: it serves until all ranks that compute have closed their
@@ -29,6 +45,17 @@ def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communica
         Whose ranks take part; by default all of the job. It is duplicated, so that messages never mix.
     config : Config, optional
         Settings; by default those of the environment.
+    transport : {"auto", "mpi", "tcp"}, optional
+        What moves messages between nodes; by default the setting of that name. ``auto`` is MPI in MPI's jobs, else TCP.
+        With ``tcp``, ranks that MPI has started meet through MPI.
+    meet : str, optional
+        Where the ranks meet: ``host:port``, where rank 0 listens, several of them with commas, or ``file:///path`` in a
+        folder that all hosts share. Needs `rank` and `size`.
+    rank, size : int, optional
+        This process, and how many there are.
+    store : object, optional
+        By which the ranks meet, in place of `meet`: anything with ``set``, ``get`` and ``add``, such as a store of
+        PyTorch.
 
     Returns
     -------
@@ -37,35 +64,81 @@ def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communica
 
     Raises
     ------
+    gradientflow.errors.ArgumentError
+        If arguments or variables of the environment contradict each other, or some of those that belong together are
+        missing.
     gradientflow.errors.MPILibraryError
-        If the MPI library is missing, mpi4py and GradientFlow use two different ones, or the program was started by
-        another library's launcher or by PyTorch's ``torchrun``, so that every process would be alone.
+        If MPI is to be used, and the MPI library is missing, mpi4py and GradientFlow use two different ones, or the
+        program was started by another library's launcher, so that every process would be alone.
     gradientflow.errors.CommunicationTimeoutError
         If some ranks have not called `init` within GRADIENTFLOW_TIMEOUT; the others can try again.
     gradientflow.errors.MismatchError
         If a setting that all ranks must share differs between them.
     """
-    MPI, core = load_mpi(), load_core()  # noqa: N806
-    mpi = MPI.COMM_WORLD if comm is None else comm
-    if isinstance(mpi, MPI.Intracomm) and MPI.Is_initialized() and not MPI.Is_finalized():
-        mismatch = core.launcher_mismatch(MPI._addressof(mpi))
-        if mismatch:
-            raise MPILibraryError(mismatch)
-    if _servers() > 0:
-        if mpi == MPI.COMM_WORLD:
-            return _split_job(config).communicator(config)
+    given = Given(comm is not None, store is not None, meet, rank, size, mpi_size())
+    way = find_way(os.environ, given, asked_transport(config) if transport is None else transport)
+    mpi = _mpi_of_job(comm) if way.by_mpi else None
+    if servers_of(os.environ) > 0:
+        if comm is None or mpi == load_mpi().COMM_WORLD:
+            return _split_job(way, mpi, config, store).communicator(config)
         if _job is None:
             message = "in a job with ranks that only serve, init() without a communicator comes first"
             raise ArgumentError(message)
-    return Communicator(mpi, config)
+    return _make(way, mpi, config, store)
 
 
-def computing_ranks() -> Any:
-    """Return the MPI communicator of the ranks that compute. Collective; does not return on a rank that serves."""
-    MPI = load_mpi()  # noqa: N806
+def computing_ranks(way: Way) -> Any:
+    """Return the ranks that compute in the job that a way leads to; does not return on a rank that serves.
+
+    Collective where some ranks serve.
+
+    Returns
+    -------
+    mpi4py.MPI.Intracomm or Place
+        MPI's communicator of these ranks, or without MPI this process's place among them.
+    """
+    mpi = _mpi_of_job(None) if way.by_mpi else None
+    servers = servers_of(os.environ)
+    if servers == 0:
+        return way.place if mpi is None else mpi
+    computing = _split_job(way, mpi, None, None).computing
+    return Place(computing.rank, computing.size) if mpi is None else computing.mpi
+
+
+def asked_transport(config: Mapping[str, str] | None = None) -> str:
+    """Return the transport that settings or the environment ask for. The core is not loaded for it."""
+    found = config.get("transport") if isinstance(config, Mapping) else None
+    return found or os.environ.get("GRADIENTFLOW_TRANSPORT") or "auto"
+
+
+def mpi_size() -> int | None:
+    """Return the number of ranks of the MPI that this program has started already; None if it has not."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return int(mpi.COMM_WORLD.size)
+
+
+def _mpi_of_job(comm: Any) -> Any:
+    """Return the MPI communicator that is given, or that of all ranks, after checking that MPI knows them all."""
+    MPI, core = load_mpi(), load_core()  # noqa: N806
+    found = MPI.COMM_WORLD if comm is None else comm
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    return MPI.COMM_WORLD if _servers() == 0 else _split_job(None).computing.mpi
+    if isinstance(found, MPI.Intracomm) and not MPI.Is_finalized():
+        mismatch = core.launcher_mismatch(MPI._addressof(found))
+        if mismatch:
+            raise MPILibraryError(mismatch)
+    return found
+
+
+def _make(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> Communicator:
+    """Make a communicator of all ranks that a way leads to. Collective."""
+    if way.transport == "mpi":
+        return Communicator(mpi, config)
+    chosen = settings(config)
+    address = None if mpi is None else address_of(mpi)
+    return Communicator(meet_ranks(way, chosen, store=store, mpi=address), chosen, mpi=mpi)
 
 
 class _SplitJob:
@@ -79,7 +152,7 @@ class _SplitJob:
 
     def communicator(self, config: Mapping[str, str] | None) -> Communicator:
         """Make a communicator of the ranks that compute; after all were closed, a new one has no servers."""
-        made = Communicator(self.computing.mpi, config)
+        made = self.computing._again(config)
         if not self._has_ended:
             self._users += 1
             made.server_ranks = _Use(self._servers, self._release)
@@ -115,16 +188,15 @@ class _Use:
 _job: _SplitJob | None = None  # one per process
 
 
-def _split_job(config: Mapping[str, str] | None) -> _SplitJob:
+def _split_job(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> _SplitJob:
     """Split the job into ranks that compute and ranks that serve, where this does not return. Collective."""
     global _job
     if _job is None:
-        from mpi4py import MPI
-
-        everyone = Communicator(MPI.COMM_WORLD, config)
-        workers = everyone.size - _servers()
+        everyone = _make(way, mpi, config, store)
+        servers = servers_of(os.environ)
+        workers = everyone.size - servers
         if workers < 1:
-            message = f"{SERVERS} is {_servers()}, and the job has {everyone.size} ranks: none is left to compute"
+            message = f"{SERVERS} is {servers}, and the job has {everyone.size} ranks: none is left to compute"
             raise ArgumentError(message)
         computing = everyone.split(0 if everyone.rank < workers else None)
         if computing is None:
@@ -142,12 +214,4 @@ def _end_servers() -> None:
         _job.end()
 
 
-def _servers() -> int:
-    text = os.environ.get(SERVERS, "") or "0"
-    if not text.isdecimal():
-        message = f"{SERVERS} is {text!r}: it is a number of ranks"
-        raise ArgumentError(message)
-    return int(text)
-
-
-__all__ = ["computing_ranks", "init"]
+__all__ = ["asked_transport", "computing_ranks", "init", "mpi_size"]

@@ -219,7 +219,7 @@ def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
         if place.size > 1:
             message = (
                 f"RANK is {place.rank} and WORLD_SIZE is {place.size}, but {' and '.join(missing)} {_is(missing)} not "
-                "set, and say where the ranks meet"
+                "set: the ranks meet there"
             )
             raise ArgumentError(message)
     else:

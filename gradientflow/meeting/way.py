@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .variables import Place
+
 # What every way is called, for people.
 ARGUMENTS = "arguments of init"
 MEET = "GRADIENTFLOW_MEET"
@@ -44,6 +46,13 @@ class Way:
     by_mpi: bool = False
     agent: bool = False
     restart: str = ""
+
+    @property
+    def place(self) -> Place:
+        """The place of this process, where the way tells it."""
+        assert self.rank is not None
+        assert self.size is not None
+        return Place(self.rank, self.size)
 
     def __str__(self) -> str:
         """Say it in a few words."""

@@ -29,16 +29,13 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    from gradientflow.mpi_library import load_mpi
-
-    load_mpi()  # or says what is wrong with MPI
     from .process_group import create
 
     return create(options, backend_options)
 
 
 def _finding_ranks(init_process_group: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``init_process_group``: for this backend, MPI provides rank, number of ranks and store."""
+    """Wrap ``init_process_group``: for this backend, the job provides rank, number of ranks and store."""
     signature = inspect.signature(init_process_group)
 
     @functools.wraps(init_process_group)
@@ -57,20 +54,17 @@ def _is_meant(backend: Any) -> bool:
 
 
 def _found(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``init_process_group`` that MPI provides, in view of those given."""
+    """Return the arguments of ``init_process_group`` that the job provides, in view of those given."""
     from torch.distributed.constants import default_pg_timeout
 
-    from gradientflow.mpi_library import load_mpi
-
-    load_mpi()  # or says what is wrong with MPI
-    from .process_group.rendezvous import make_store, position
+    from .process_group.rendezvous import Rendezvous, is_left_to_pytorch
 
     url = urlsplit(given.get("init_method") or "env://")
-    if not {"rank", "world_size"}.isdisjoint(parse_qs(url.query)):
+    if is_left_to_pytorch(given, url_says=not {"rank", "world_size"}.isdisjoint(parse_qs(url.query))):
         return {}
-    rank, size = position(given.get("rank", -1), given.get("world_size", -1))
-    found: dict[str, Any] = {"rank": rank, "world_size": size}
+    rendezvous = Rendezvous(given.get("rank", -1), given.get("world_size", -1))
+    found: dict[str, Any] = {"rank": rendezvous.place.rank, "world_size": rendezvous.place.size}
     if given.get("store") is None and url.scheme == "env":
-        found["store"] = make_store(given.get("timeout") or default_pg_timeout)
+        found["store"] = rendezvous.make_store(given.get("timeout") or default_pg_timeout)
         found["init_method"] = None
     return found

@@ -580,6 +580,7 @@ def make_group(ranks: list[int]) -> Any:
     options.global_ranks_in_group = ranks
     options.group_id = "reverse"
     options.timeout = timedelta(seconds=60)
+    options.store = dist.PrefixStore("reverse", dist.distributed_c10d._get_default_store())
     return create(options, None)
 
 

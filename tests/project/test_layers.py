@@ -160,6 +160,7 @@ PYTHON_LAYERS["gradientflow.server"] = PYTHON_LAYERS["gradientflow.pools"] | {
 PYTHON_LAYERS["gradientflow.job"] = {
     "gradientflow._location",
     "gradientflow.communicator",
+    "gradientflow.config",
     "gradientflow.errors",
     "gradientflow.meeting",
     "gradientflow.mpi_library",
@@ -198,6 +199,8 @@ PYTHON_LAYERS[PROCESS_GROUP] = {
     "gradientflow.errors",
     "gradientflow.job",
     "gradientflow.mailbox",
+    "gradientflow.meeting",
+    "gradientflow.mpi_library",
     "gradientflow.torch.devices",
     "gradientflow.torch.names",
 }
@@ -225,9 +228,10 @@ PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
 
 CORE = "gradientflow._core"  # the compiled module: anybody may load it
 FRAMEWORKS = {"torch", "jax", "cupy"}
-# In the last four are peers of the benchmarks.
+# The store of torchrun is PyTorch's; in the last four are peers of the benchmarks.
 MAY_IMPORT_FRAMEWORKS = (
     "gradientflow.torch",
+    "gradientflow.meeting.torch_store",
     "gradientflow.bench.core.gloo",
     "gradientflow.bench.kernels.selection",
     "gradientflow.bench.ps.rpc",

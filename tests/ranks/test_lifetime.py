@@ -98,9 +98,12 @@ def variables_of(launcher: str, rank: int, size: int) -> dict[str, str]:
     return {f"{prefix}_RANK": str(rank), f"{prefix}_SIZE": str(size)}
 
 
+BY_MPI = {"GRADIENTFLOW_TRANSPORT": "mpi"}
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 def test_the_launcher_of_another_library(launcher: str) -> None:
-    done = start_alone(variables_of(launcher, 1, 3))
+    done = start_alone(variables_of(launcher, 1, 3) | BY_MPI)
     assert done.returncode != 0
     assert "MPILibraryError" in done.stderr
     assert launcher in done.stderr
@@ -110,8 +113,8 @@ def test_the_launcher_of_another_library(launcher: str) -> None:
 
 
 def test_pytorchs_launcher() -> None:
-    """It knows nothing of MPI, so every process would be a job of its own."""
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    """It knows nothing of MPI, so with MPI every process would be a job of its own."""
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **BY_MPI}
     done = start_alone(variables)
     assert done.returncode != 0
     assert "MPILibraryError: torchrun" in done.stderr
@@ -128,9 +131,9 @@ def test_pytorchs_launcher() -> None:
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "PMI_RANK": "0", "PMI_SIZE": "1"},  # mpirun -n 1 below srun
         {"PMI_RANK": "some", "PMI_SIZE": "3"},
         {"PMI_SIZE": "3"},
-        {"RANK": "1", "WORLD_SIZE": "2", "PMI_RANK": "0", "PMI_SIZE": "1"},  # mpirun -n 1 below torchrun
+        {"RANK": "1", "WORLD_SIZE": "2", "PMI_RANK": "0", "PMI_SIZE": "1", **BY_MPI},  # mpirun -n 1 below torchrun
         {"RANK": "0", "WORLD_SIZE": "1"},
-        {"WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "2", **BY_MPI},
     ],
 )
 def test_a_process_that_is_meant_to_be_alone(variables: dict[str, str]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from mpi4py import MPI
 
 from gradientflow.communicator import Communicator
 from gradientflow.config import Config
@@ -23,8 +23,8 @@ class Collectives:
 
     Parameters
     ----------
-    mpi : mpi4py.MPI.Intracomm
-        Of the group.
+    ranks : callable
+        Takes settings, and gives what a communicator of the group is made of. Collective.
     settings : Config
         Of the communicators.
     context : WorkContext
@@ -33,10 +33,12 @@ class Collectives:
         Of the group.
     """
 
-    def __init__(self, mpi: MPI.Intracomm, settings: Config, context: WorkContext, thread: FutureThread) -> None:
-        self.communicator = Communicator(mpi, settings)
+    def __init__(
+        self, ranks: Callable[[Config], Any], settings: Config, context: WorkContext, thread: FutureThread
+    ) -> None:
+        self.communicator = Communicator(ranks(settings), settings)
         self._callback_communicator: Communicator | None = None  # made when a callback needs it
-        self._mpi = mpi
+        self._ranks = ranks
         self._settings = settings
         self._context = context
         self._thread = thread
@@ -118,5 +120,5 @@ class Collectives:
         if not self._thread.is_current:
             return self.communicator
         if self._callback_communicator is None:
-            self._callback_communicator = Communicator(self._mpi, self._settings)
+            self._callback_communicator = Communicator(self._ranks(self._settings), self._settings)
         return self._callback_communicator

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import zlib
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch.distributed
-from mpi4py import MPI
 
+from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.meeting import Way
+from gradientflow.meeting.endpoints import meet_by, near
+from gradientflow.meeting.exchange import StoreExchange
+from gradientflow.meeting.variables import Place
+from gradientflow.meeting.way import ALONE
+from gradientflow.mpi_library import load_mpi
 from gradientflow.torch.names import BACKEND
 
-from .group import ProcessGroup
-from .rendezvous import position
+from .group import Members, ProcessGroup
+from .rendezvous import Rendezvous, way_of_job
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 
@@ -20,33 +29,59 @@ dist: Any = torch.distributed  # its annotations leave out what it takes from C+
 def create(options: Any, backend_options: Any) -> ProcessGroup:
     """Make a process group; called by ``torch.distributed`` on the ranks that belong to it.
 
+    Its ranks exchange messages over MPI in a job of MPI, else over TCP; then they meet at the store of the group, by
+    which PyTorch's own backends meet, too.
+
     Parameters
     ----------
     options : torch.distributed._DistributedBackendOptions
-        Its ranks, name and timeout.
+        Its ranks, name, store and timeout.
     backend_options : None
         The backend has no options.
     """
     if backend_options is not None:
         message = f"the backend {BACKEND} has no options: leave pg_options out"
         raise ArgumentTypeError(message)
+    way = way_of_job()
+    if way.transport == "mpi" and way.name != ALONE:
+        return ProcessGroup(_by_mpi(options), options.timeout, options.group_id)
+    return ProcessGroup(_by_store(options, way), options.timeout, options.group_id)
+
+
+def _by_mpi(options: Any) -> Members:
+    MPI = load_mpi()  # noqa: N806
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         message = f"the backend {BACKEND} needs an MPI that was initialised with MPI_THREAD_MULTIPLE"
         raise ArgumentError(message)
     ranks = list(options.global_ranks_in_group)
     if ranks:
-        position(dist.get_rank(), dist.get_world_size())
+        Rendezvous(dist.get_rank(), dist.get_world_size())
     else:
-        ranks = list(range(position(options.group_rank, options.group_size)[1]))
-    world = MPI.COMM_WORLD
+        ranks = list(range(Rendezvous(options.group_rank, options.group_size).place.size))
     # Only the members call this, so only they take part. The tag keeps apart groups that are made at the same time. It
     # is not made of the group's name, which can differ between members (use_local_synchronization).
     tag = zlib.crc32(repr(ranks).encode()) % 32768
-    everybody = world.Get_group()
+    everybody = MPI.COMM_WORLD.Get_group()
     members = everybody.Incl(ranks)
     try:
-        mpi = world.Create_group(members, tag)
+        mpi = MPI.COMM_WORLD.Create_group(members, tag)
     finally:
         members.Free()
         everybody.Free()
-    return ProcessGroup(mpi, options.timeout, options.group_id)
+    return Members(Place(mpi.rank, mpi.size), ranks, lambda _: mpi)
+
+
+def _by_store(options: Any, way: Way) -> Members:
+    place = Place(options.group_rank, options.group_size)
+    ranks: Sequence[int] = list(options.global_ranks_in_group) or range(place.size)
+    return Members(place, ranks, partial(_meet, options.store, place, _towards(way)))
+
+
+def _meet(store: Any, place: Place, towards: str, settings: Config) -> Any:
+    return meet_by(StoreExchange(store, place, "gradientflow"), place, settings, towards)
+
+
+def _towards(way: Way) -> str:
+    """Return where the ranks meet on the network: as the job says, or as init_process_group was told."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    return near(way) or (f"{address}:{port}" if address and port and ":" not in address else "")

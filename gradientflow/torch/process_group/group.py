@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
-from mpi4py import MPI
 from torch.distributed.constants import default_pg_timeout
 
 from gradientflow.config import Config
@@ -26,7 +25,7 @@ from .context import WorkContext
 from .futures import FutureThread, untraced
 from .messages import Messages
 from .options import options_of, seconds
-from .place import Place, world_ranks
+from .place import Place
 from .profiling import recorded
 from .sparse import allreduce_sparse
 from .tensors import check_alike, checked, is_sparse, list_of, memory_for, only, plain, together
@@ -36,6 +35,25 @@ dist: Any = torch.distributed  # its annotations leave out what it takes from C+
 c10d: Any = torch._C._distributed_c10d  # with the options of all calls
 
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+class Members(NamedTuple):
+    """The ranks of a group.
+
+    Attributes
+    ----------
+    place : tuple of int and int
+        This process in the group, and how many there are.
+    world_ranks : sequence of int
+        The rank in the world of each rank of the group.
+    ranks : callable
+        Takes the settings of a communicator, and gives what it is made of: an MPI communicator, or an endpoint of its
+        own. Collective over the group.
+    """
+
+    place: tuple[int, int]
+    world_ranks: Sequence[int]
+    ranks: Callable[[Config], Any]
 
 
 @untraced
@@ -51,8 +69,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     Parameters
     ----------
-    mpi : mpi4py.MPI.Intracomm
-        The ranks of the group, in order. The group owns it from now on.
+    members : Members
+        The ranks of the group, in order.
     timeout : datetime.timedelta
         How long a call waits for the other ranks.
     name : str
@@ -63,18 +81,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     supports_coalescing = False
     supports_time_estimate = False
 
-    def __init__(self, mpi: MPI.Intracomm, timeout: timedelta, name: str) -> None:
-        super().__init__(mpi.rank, mpi.size)
-        self._place = Place(mpi.rank, mpi.size)
+    def __init__(self, members: Members, timeout: timedelta, name: str) -> None:
+        super().__init__(*members.place)
+        self._place = Place(*members.place)
         self._name, self._description = name, "undefined"
         self._timeout = timeout
         self._limit: float | None = None  # None: that of the communicator
         self._calls = 0
         self._process = os.getpid()
         settings = _settings(timeout)
-        self._context = WorkContext(world_ranks(mpi), own_timeout=settings != Config())
+        self._context = WorkContext(members.world_ranks, own_timeout=settings != Config())
         self._thread = FutureThread(f"gradientflow futures {name}")
-        self._collectives = Collectives(mpi, settings, self._context, self._thread)
+        self._collectives = Collectives(members.ranks, settings, self._context, self._thread)
         self._messages = Messages(self._collectives.communicator, self._context, self._thread)
         _open.add(self)
 

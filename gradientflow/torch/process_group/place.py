@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from mpi4py import MPI
 
 from gradientflow.errors import ArgumentError
 
@@ -47,13 +46,3 @@ class Place(NamedTuple):
             message = f"the {what} has {rows} rows, which are not {list(sizes)} for each of the {self.size} ranks"
             raise ArgumentError(message)
         return list(torch.split(tensor, list(sizes)))
-
-
-def world_ranks(mpi: MPI.Intracomm) -> list[int]:
-    """Return the rank in the world of each rank of a communicator."""
-    members, everybody = mpi.Get_group(), MPI.COMM_WORLD.Get_group()
-    try:
-        return list(members.Translate_ranks(None, everybody))
-    finally:
-        members.Free()
-        everybody.Free()

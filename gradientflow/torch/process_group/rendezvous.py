@@ -1,13 +1,15 @@
-"""How the ranks of an MPI job find each other for PyTorch: rank, number of ranks, and a store.
+"""How the ranks of a job find each other for PyTorch: rank, number of ranks, and a store.
 
-PyTorch asks for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. MPI knows the first two; the ranks use it to agree on
-the others.
+PyTorch asks for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where these are set by who has started the processes,
+PyTorch's own rendezvous does it. Else the first two are known, from MPI or from where our ranks meet, which also let
+the ranks agree on the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 import struct
@@ -18,7 +20,12 @@ from typing import Any
 import torch.distributed
 
 from gradientflow.errors import ArgumentError, CommunicationError
-from gradientflow.job import computing_ranks
+from gradientflow.job import asked_transport, computing_ranks, mpi_size
+from gradientflow.meeting import Given, Way, find_way
+from gradientflow.meeting.exchange import Exchange, StoreExchange, exchange_by_mpi
+from gradientflow.meeting.stores import open_store
+from gradientflow.meeting.variables import Place
+from gradientflow.meeting.way import ALONE, MASTER
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 
@@ -26,74 +33,117 @@ _LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
 _PROBE_SECONDS = 5.0  # for trying one address of the master
 _HIGHEST_PORT = 65535
-_JOB_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 
-def position(rank: int = -1, size: int = -1) -> tuple[int, int]:
-    """Return this process's rank and the number of ranks.
+def way_of_job() -> Way:
+    """Find how the ranks of this job meet, whatever the program says."""
+    return find_way(os.environ, Given(mpi_size=mpi_size()), asked_transport())
+
+
+class Rendezvous:
+    """What ``init_process_group`` asks for, found by the job. Collective where some ranks only serve.
 
     Parameters
     ----------
     rank, size : int
-        The caller's values; -1 for those of RANK and WORLD_SIZE, or if they are not set, of MPI.
+        The caller's values; -1 for those of the job.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If this process is not in an MPI job, and not said to be the only rank; or if MPI has other values.
+        If this process is in no job, and not said to be the only rank; or if the job has other values.
     """
-    comm = computing_ranks()
-    given_rank = _given(rank, "RANK")
-    given_size = _given(size, "WORLD_SIZE")
-    alone = comm.size == 1 and not any(name in os.environ for name in _JOB_VARIABLES)
-    if alone and given_size != 1:
-        message = (
-            "the backend gradientflow runs in an MPI job, and this process was not started as one: start the script "
-            "with `mpirun -n N python SCRIPT` or `gradientflow run -n N -- SCRIPT`"
-        )
-        raise ArgumentError(message)
-    for name, given, found in (("rank", given_rank, comm.rank), ("number of ranks", given_size, comm.size)):
-        if given is not None and given != found:
+
+    def __init__(self, rank: int = -1, size: int = -1) -> None:
+        self._way = way_of_job()
+        alone = self._way.name == ALONE
+        given_rank, given_size = _given(rank, "RANK"), _given(size, "WORLD_SIZE")
+        if alone and given_size != 1:
             message = (
-                f"the {name} is said to be {given}, by RANK and WORLD_SIZE or by the arguments of init_process_group, "
-                f"but MPI says {found}: leave both to MPI"
+                "the backend gradientflow runs in a job, and this process was not started as one: start the script "
+                "with `gradientflow run -n N -- SCRIPT`, `torchrun --nproc-per-node N SCRIPT` or `mpirun -n N python "
+                "SCRIPT`, or give rank=, world_size= and init_method="
             )
             raise ArgumentError(message)
-    return comm.rank, comm.size
+        self._mpi: Any = None
+        self.place = self._way.place if alone else self._find_place()
+        for name, given, found in (
+            ("rank", given_rank, self.place.rank),
+            ("number of ranks", given_size, self.place.size),
+        ):
+            if given is not None and given != found:
+                who = "MPI" if self._mpi is not None else self._way.name
+                message = (
+                    f"the {name} is said to be {given}, by RANK and WORLD_SIZE or by the arguments of "
+                    f"init_process_group, but {who} says {found}: leave both to {who}"
+                )
+                raise ArgumentError(message)
 
+    def _find_place(self) -> Place:
+        ranks = computing_ranks(self._way)
+        if isinstance(ranks, Place):
+            return ranks
+        self._mpi = ranks
+        return Place(ranks.rank, ranks.size)
 
-def make_store(timeout: timedelta) -> Any:
-    """Make the store through which PyTorch's processes exchange small values. Collective over all ranks.
+    def make_store(self, timeout: timedelta) -> Any:
+        """Make the store through which PyTorch's processes exchange small values. Collective over all ranks.
 
-    Rank 0 serves it: at MASTER_ADDR and MASTER_PORT if these are set, else at an address of its host that the others
-    can reach, and at a free port.
+        Rank 0 serves it: at MASTER_ADDR and MASTER_PORT if these are set, else at an address of its host that the
+        others can reach, and at a free port.
 
-    Raises
-    ------
-    gradientflow.errors.CommunicationError
-        On every rank, if rank 0 cannot serve it; on a rank that cannot reach it.
-    """
-    comm = computing_ranks()
-    address, port = os.environ.get("MASTER_ADDR", ""), _port()
-    if comm.rank == 0:
-        server, failure = None, ""
-        try:
-            server = dist.TCPStore(
-                address or _LOOPBACK, port, comm.size, is_master=True, timeout=timeout, wait_for_workers=False
-            )
-            port = server.port
-        except RuntimeError as error:  # torch.distributed.DistError among them
-            failure = f"rank 0 cannot serve the store of the process group: {str(error).splitlines()[0]}"
-        comm.bcast((failure, [address] if address else _own_addresses(), port, socket.gethostname()))
-        if server is None:
+        Raises
+        ------
+        gradientflow.errors.CommunicationError
+            On every rank, if rank 0 cannot serve it; on a rank that cannot reach it.
+        """
+        rank, size = self.place
+        exchange = self._exchange(timeout)
+        address, port = os.environ.get("MASTER_ADDR", ""), _port()
+        server, told = None, b""
+        if rank == 0:
+            failure = ""
+            try:
+                server = dist.TCPStore(
+                    address or _LOOPBACK, port, size, is_master=True, timeout=timeout, wait_for_workers=False
+                )
+                port = server.port
+            except RuntimeError as error:  # torch.distributed.DistError among them
+                failure = f"rank 0 cannot serve the store of the process group: {str(error).splitlines()[0]}"
+            addresses = [address] if address else _own_addresses()
+            told = json.dumps([failure, addresses, port, socket.gethostname()]).encode()
+        failure, addresses, port, host = json.loads(exchange(told, timeout.total_seconds())[0])
+        if failure:
             raise CommunicationError(failure)
-        return server
-    failure, addresses, port, host = comm.bcast(None)
-    if failure:
-        raise CommunicationError(failure)
-    if not address and socket.gethostname() == host:
-        addresses = [_LOOPBACK]
-    return dist.TCPStore(_reachable(addresses, port), port, comm.size, is_master=False, timeout=timeout)
+        if server is not None:
+            return server
+        if not address and socket.gethostname() == host:
+            addresses = [_LOOPBACK]
+        return dist.TCPStore(_reachable(addresses, port), port, size, is_master=False, timeout=timeout)
+
+    def _exchange(self, timeout: timedelta) -> Exchange:
+        if self._mpi is not None:
+            return exchange_by_mpi(self._mpi)
+        if not self._way.at:
+            return lambda mine, _: [mine]
+        return StoreExchange(open_store(self._way, timeout.total_seconds()), self.place, "gradientflow/pytorch")
+
+
+def is_left_to_pytorch(given: dict[str, Any], url_says: bool) -> bool:
+    """Tell whether PyTorch's own rendezvous finds rank, number of ranks and store.
+
+    So it does where the program gives all, or the variables are those that it reads itself; but MPI has to agree.
+    """
+    way = way_of_job()
+    if url_says:
+        return True
+    says_all = given.get("rank", -1) >= 0 and given.get("world_size", -1) > 0
+    if says_all and (given.get("store") is not None or given.get("init_method") is not None):
+        return not way.by_mpi or way.name == ALONE
+    if way.name == MASTER:
+        computing_ranks(way)  # where this does not return on a rank that serves
+        return bool(way.at)
+    return False
 
 
 def _given(argument: int, variable: str) -> int | None:

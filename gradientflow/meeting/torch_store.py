@@ -1,0 +1,38 @@
+"""PyTorch's store at MASTER_ADDR and MASTER_PORT, as ``init_process_group`` opens it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from gradientflow.errors import CommunicationError
+
+from .variables import split_address
+from .way import Way
+
+
+def open_torch_store(way: Way, timeout: float) -> Any:
+    """Connect to the store, which rank 0 serves unless ``torchrun`` does; several users of a process share it.
+
+    Raises
+    ------
+    gradientflow.errors.CommunicationError
+        If it cannot be served, or reached in time.
+    """
+    import torch.distributed
+
+    dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+    host, port = split_address(way.at[0], "MASTER_ADDR:MASTER_PORT")
+    try:
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=way.rank == 0 and not way.agent,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except (RuntimeError, TimeoutError) as error:  # torch.distributed.DistError among them
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        message = f"the ranks cannot meet at PyTorch's store, at {way.at[0]} (MASTER_ADDR and MASTER_PORT): {reason}"
+        raise CommunicationError(message) from error

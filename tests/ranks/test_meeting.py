@@ -1,0 +1,240 @@
+"""Ranks that meet without mpirun: what really happens, with processes that were started in all these ways."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Finished, Job, begin, python_command
+from pace import scaled
+
+from gradientflow.launch import module_command
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+MET = python_command("met")
+# What srun sets for all that torchrun starts: each would be rank 0 of 1, or of 2, if MPI were started.
+PMI_OF_A_STEP = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMIX_RANK": "0", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="could not import 'torch'")
+
+Start = Callable[..., Job]
+
+
+def free_port() -> int:
+    with socket.socket() as trying:
+        trying.bind(("127.0.0.1", 0))
+        port: int = trying.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Give ``start(command, env=None, timeout=60)``; what is left in the end is killed."""
+    jobs: list[Job] = []
+
+    def run(command: Sequence[str], env: dict[str, str] | None = None, timeout: float = 60) -> Job:
+        jobs.append(begin([*command], env, timeout))
+        return jobs[-1]
+
+    yield run
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def processes(start: Start) -> Callable[..., list[Finished]]:
+    """Give ``processes(command, environments)``: run one process under each environment, all at once, to the end."""
+
+    def run(command: Sequence[str], environments: Sequence[dict[str, str]], timeout: float = 60) -> list[Finished]:
+        jobs = [start(command, env, timeout) for env in environments]
+        return [job.finish() for job in jobs]
+
+    return run
+
+
+def meeting(size: int, place: str, **more: str) -> list[dict[str, str]]:
+    """Write the environments of ranks that meet at a place."""
+    shared = {"GRADIENTFLOW_MEET": place, "GRADIENTFLOW_SIZE": str(size), "GRADIENTFLOW_TIMEOUT": f"{scaled(20):g}"}
+    return [{**shared, **more, "GRADIENTFLOW_RANK": str(rank)} for rank in range(size)]
+
+
+def check_met(finished: Sequence[Finished], size: int) -> None:
+    """Check that all ranks were there, each once."""
+    for each in finished:
+        assert each.returncode == 0, each.output
+    found = [json.loads(line) for each in finished for line in each.stdout.splitlines() if line.startswith("{")]
+    assert sorted(each["rank"] for each in found) == list(range(size))
+    assert {each["size"] for each in found} == {size}
+
+
+def torchrun(ranks: int, *program: str, **options: object) -> list[str]:
+    """Write the command line of torchrun, with a meeting point of its own."""
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    place = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"] if "master_port" not in options else []
+    return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *place, *given, *program]
+
+
+# ---- plain processes -------------------------------------------------------------------------------------------------
+
+
+def test_three_processes_at_an_address(processes: Callable[..., list[Finished]]) -> None:
+    place = f"127.0.0.1:{free_port()}"
+    check_met(processes([*MET, "init", "again"], meeting(3, place, GRADIENTFLOW_TOKEN=secrets.token_hex(32))), 3)
+
+
+def test_two_processes_in_a_file(processes: Callable[..., list[Finished]], tmp_path: Path) -> None:
+    check_met(processes([*MET, "init", "again"], meeting(2, f"file://{tmp_path}/meet")), 2)
+
+
+def test_arguments_and_a_store_of_ones_own(processes: Callable[..., list[Finished]], tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time, pathlib\n"
+        "import numpy as np\n"
+        "import gradientflow as gf\n"
+        "place, folder, rank = sys.argv[1], pathlib.Path(sys.argv[2]), int(__import__('os').environ['R'])\n"
+        "class Folder:  # a store, as anybody could write one\n"
+        "    def set(self, key, value):\n"
+        '        part = folder / f\'{key.replace("/", "-")}.part{rank}\'\n'
+        "        part.write_bytes(value)\n"
+        "        part.rename(folder / key.replace('/', '-'))\n"
+        "    def get(self, key):\n"
+        "        while not (folder / key.replace('/', '-')).exists(): time.sleep(0.01)\n"
+        "        return (folder / key.replace('/', '-')).read_bytes()\n"
+        "    def add(self, key, amount):\n"
+        "        file = folder / key.replace('/', '-')\n"
+        "        total = amount + (int(file.read_text()) if file.exists() else 0)\n"
+        "        file.write_text(str(total))\n"
+        "        return total\n"
+        "for given in ({'meet': place}, {'store': Folder()}, {'store': Folder()}):\n"
+        "    with gf.init(rank=rank, size=2, **given) as comm:\n"
+        "        assert (comm.rank, comm.size) == (rank, 2)\n"
+        "        assert comm.allgather(np.array([rank])).ravel().tolist() == [0, 1]\n"
+    )
+    command = [sys.executable, str(program), f"127.0.0.1:{free_port()}", str(tmp_path)]
+    for each in processes(command, [{"R": "0"}, {"R": "1"}]):
+        assert each.returncode == 0, each.output
+
+
+def test_another_token_is_refused(processes: Callable[..., list[Finished]]) -> None:
+    place = f"127.0.0.1:{free_port()}"
+    environments = meeting(2, place, GRADIENTFLOW_TIMEOUT="3")
+    for number, env in enumerate(environments):
+        env["GRADIENTFLOW_TOKEN"] = str(number) * 64
+    first, second = processes(MET, environments)
+    assert first.returncode != 0
+    assert "CommunicationTimeoutError" in first.stderr
+    assert "rank 1" in first.stderr
+    assert second.returncode != 0
+    assert "token" in second.stderr.splitlines()[-1]
+
+
+def test_a_rank_too_many_and_a_rank_twice(processes: Callable[..., list[Finished]]) -> None:
+    place = f"127.0.0.1:{free_port()}"
+    environments = meeting(2, place, GRADIENTFLOW_TIMEOUT="3")
+    ended = processes(MET, [*environments, {**environments[1], "GRADIENTFLOW_RANK": "2"}])
+    assert "ArgumentError: GRADIENTFLOW_RANK is 2 and GRADIENTFLOW_SIZE is 2" in ended[2].stderr
+    check_met(ended[:2], 2)
+    place = f"127.0.0.1:{free_port()}"
+    environments = meeting(3, place, GRADIENTFLOW_TIMEOUT="5")
+    ended = processes(MET, [*environments[:2], environments[1]])  # and no rank 2
+    assert all("MismatchError" in each.stderr and "rank 1" in each.stderr for each in ended), ended
+    place = f"127.0.0.1:{free_port()}"
+    environments = meeting(2, place, GRADIENTFLOW_TIMEOUT="3")
+    environments[1]["GRADIENTFLOW_SIZE"] = "3"
+    ended = processes(MET, environments)
+    assert any("MismatchError" in each.stderr for each in ended), ended
+
+
+def test_nobody_is_there(start: Start) -> None:
+    begin = time.monotonic()
+    place = f"127.0.0.1:{free_port()}"
+    ended = start(MET, {**meeting(2, place)[1], "GRADIENTFLOW_TIMEOUT": "2"}).finish()
+    assert ended.returncode == 1
+    assert "CommunicationTimeoutError" in ended.stderr.splitlines()[-1]
+    assert place in ended.stderr.splitlines()[-1]
+    assert time.monotonic() - begin < scaled(20)
+
+
+def test_ranks_of_run_without_mpi(start: Start) -> None:
+    command = module_command("gradientflow.cli", ["run", "-n", "3", "--transport", "tcp", "--", *MET, "init", "again"])
+    check_met([start(command).finish()], 3)
+
+
+def test_ranks_that_serve_without_mpi(start: Start, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "import numpy as np\n"
+        "import gradientflow as gf\n"
+        "comm = gf.init()\n"
+        "weights = [np.ones(1000, np.float32)]\n"
+        "assert comm.size == 2 and comm.server_ranks.count == 1\n"
+        "with gf.ParameterServer(comm, weights) as server:\n"
+        "    assert server.servers == 1\n"
+        "    server.push(gf.strategies.Settings(0.5), gradients=[np.full(1000, comm.rank + 1, np.float32)])\n"
+        "    server.finish(weights)\n"
+        "assert (weights[0] == 0.25).all()\n"
+        "assert 'mpi4py.MPI' not in sys.modules\n"
+        "print('trained', flush=True)\n"
+    )
+    arguments = ["run", "-n", "2", "--servers", "1", "--transport", "tcp", "--", str(program)]
+    ended = start(module_command("gradientflow.cli", arguments)).finish()
+    assert (ended.returncode, ended.stdout) == (0, "trained\ntrained\n"), ended.output
+
+
+def test_three_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
+    """Each has several interfaces: the ranks must find each other at those that lead to the meeting point."""
+    arguments = ("--hosts", "3", "--ranks-per-host", "2", "--transport", "tcp", "--", *MET, "init", "again")
+    check_met([start_netlab(*arguments).finish()], 6)
+
+
+# ---- torchrun --------------------------------------------------------------------------------------------------------
+
+
+@needs_torch
+@pytest.mark.parametrize("ways", [["init", "group"], ["group", "init", "again"]], ids=" ".join)
+def test_torchrun(start: Start, ways: list[str]) -> None:
+    """Also below srun, whose variables of MPI all processes inherit: none may start MPI."""
+    check_met([start(torchrun(2, MET[1], *ways), PMI_OF_A_STEP, timeout=100).finish()], 2)
+
+
+@needs_torch
+@pytest.mark.parametrize("ways", [["init", "group"], ["group", "init"]], ids=" ".join)
+def test_the_variables_of_torchrun_without_its_store(processes: Callable[..., list[Finished]], ways: list[str]) -> None:
+    """As in Kubernetes: rank 0 opens PyTorch's store, for both of us."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    check_met(processes([*MET, *ways], [{**shared, "RANK": str(rank)} for rank in range(2)], timeout=100), 2)
+
+
+@needs_torch
+def test_torchrun_starts_the_ranks_again(start: Start, tmp_path: Path) -> None:
+    """What is left in its store of processes that have failed is not taken for that of their successors."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, runpy\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    import gradientflow as gf\n"
+        "    comm = gf.init()\n"
+        "    if comm.rank == 1: os._exit(3)\n"
+        "    comm.barrier()\n"
+        f"runpy.run_path({MET[1]!r}, run_name='__main__')\n"
+    )
+    ended = start(torchrun(2, str(program), "init", "group", max_restarts=1), timeout=100).finish()
+    check_met([ended], 2)
+    assert '"restart": "1"' in ended.stdout
+
+
+@needs_torch
+def test_an_example_under_torchrun(start: Start) -> None:
+    ended = start(torchrun(2, str(EXAMPLES / "train_ddp.py")), timeout=100).finish()
+    assert ended.returncode == 0, ended.output
+    assert float(ended.line("accuracy ")) > 0.9
