@@ -158,7 +158,9 @@ void Engine::handle(Watched& watched, std::uint32_t events) {
         read(connection);
       }
       if (!connection.is_lost && (events & EPOLLOUT) != 0) {
-        connection.is_connecting = false;
+        if (std::exchange(connection.is_connecting, false)) {
+          watch(connection, EPOLL_CTL_MOD);  // or it would go on telling that there is room
+        }
         flush(connection);
       }
       break;
