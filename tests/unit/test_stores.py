@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from native import meeting
 from gradientflow import _core
 from gradientflow.errors import (
     ArgumentError,
+    ArgumentTypeError,
     CommunicationTimeoutError,
     MismatchError,
     PeerError,
@@ -59,6 +61,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         store = _core.TcpStore("127.0.0.1:0", serve=True, timeout=SECONDS)
         yield store.address
         del store
+
+
+SERVING = """
+from gradientflow import _core
+store = _core.TcpStore("127.0.0.1:0", serve=True)
+print(store.address, flush=True)
+store.get("never")
+"""
 
 
 def python(program: str, *arguments: object) -> subprocess.Popen[str]:
@@ -254,13 +264,7 @@ def test_where_it_listens(host: str) -> None:
 
 
 def test_the_end_of_its_process_is_told() -> None:
-    program = """
-from gradientflow import _core
-store = _core.TcpStore("127.0.0.1:0", serve=True)
-print(store.address, flush=True)
-store.get("never")
-"""
-    process = python(program)
+    process = python(SERVING)
     assert process.stdout is not None
     store = _core.TcpStore(process.stdout.readline().strip(), timeout=SECONDS)
     with ThreadPoolExecutor() as pool:
@@ -275,13 +279,7 @@ store.get("never")
 
 
 def test_a_store_that_stops_does_not_stop_others() -> None:
-    program = """
-from gradientflow import _core
-store = _core.TcpStore("127.0.0.1:0", serve=True)
-print(store.address, flush=True)
-store.get("never")
-"""
-    process = python(program)
+    process = python(SERVING)
     assert process.stdout is not None
     store = _core.TcpStore(process.stdout.readline().strip(), timeout=SECONDS)
     process.send_signal(signal.SIGSTOP)
@@ -606,8 +604,22 @@ def test_missing_ranks_are_named(place: str) -> None:
     said = alike(meet(place, [(0, 5), (3, 5), (1, 5)], timeout=0.5), CommunicationTimeoutError)
     assert "no sign of ranks 2, 4" in said
     assert "within 0.5 s (GRADIENTFLOW_TIMEOUT)" in said
-    assert alike(meet(place, [(2, 5)]), CommunicationTimeoutError) == said  # who comes late hears of it
-    assert len(meet(place, [(r, 5) for r in range(3)] + [(4, 5), (3, 5)])[0]) == 5  # and they may try again
+    assert alike(meet(place, [(4, 5), (2, 5)]), CommunicationTimeoutError) == said  # who comes late hears of it
+    assert len(meet(place, [(r, 5) for r in range(5)])[0]) == 5  # and they may try again
+
+
+def test_processes_that_are_started_after_a_failure(served: Any) -> None:
+    """They do not hear of it."""
+    said = alike(meet(served.address, [(0, 2)], timeout=0.3), CommunicationTimeoutError)
+    program = """
+import sys
+from gradientflow import _core
+print(_core.meet(int(sys.argv[1]), 2, _core.TcpStore(sys.argv[2]), overrides={"timeout": "20"}).size)
+"""
+    processes = [python(program, rank, served.address) for rank in (1, 0)]
+    for process in processes:
+        output, errors = process.communicate(timeout=60)
+        assert output == "2\n", (said, errors)
 
 
 def test_two_ranks_with_one_number(place: str) -> None:
@@ -677,6 +689,127 @@ def test_loopback_is_no_way_between_hosts(place: str) -> None:
         other.result()
 
 
+# ---- endpoints -------------------------------------------------------------------------------------------------------
+
+
+def meet_natively(size: int, exchange_of: Callable[[int], Any], **overrides: str) -> list[Any]:
+    """Return (rank, size, transport) of each endpoint, or the error."""
+    overrides = {"timeout": str(SECONDS), **overrides}
+    with ThreadPoolExecutor(size) as pool:
+        coming = [pool.submit(_core.meet, rank, size, exchange_of(rank), overrides=overrides) for rank in range(size)]
+        endpoints = [each.exception() or each.result() for each in coming]
+    return [each if isinstance(each, Exception) else (each.rank, each.size, each.transport) for each in endpoints]
+
+
+def test_an_endpoint_by_a_store(make_store: Callable[[], Any]) -> None:
+    for size in (3, 1):
+        expected = [(rank, size, "tcp") for rank in range(size)]
+        assert meet_natively(size, lambda _: make_store(), transport="tcp") == expected
+
+
+class Table:
+    """Where ranks, threads of one process, put down what they say."""
+
+    def __init__(self, size: int) -> None:
+        self.said: list[bytes] = [b""] * size
+        self.barrier = threading.Barrier(size)
+
+    def exchange(self, rank: int) -> Callable[[bytes, float], list[bytes]]:
+        def exchange(mine: bytes, timeout: float) -> list[bytes]:
+            assert 0 < timeout <= SECONDS
+            self.said[rank] = mine
+            self.barrier.wait(timeout)
+            return self.said
+
+        return exchange
+
+
+def test_an_endpoint_by_a_function() -> None:
+    table = Table(3)
+    assert meet_natively(3, table.exchange) == [(rank, 3, "tcp") for rank in range(3)]
+
+
+def test_an_endpoint_by_another_endpoint(mpirun: Callable[..., Any]) -> None:
+    mpirun(3, "introduced")
+
+
+def test_functions_that_exchange_nothing() -> None:
+    def fails(mine: bytes, timeout: float) -> list[bytes]:
+        raise ZeroDivisionError
+
+    (error,) = meet_natively(1, lambda _: fails)
+    assert isinstance(error, ZeroDivisionError)
+    for returned, kind, said in [
+        ([], ArgumentError, "the bytes of all 1 ranks, not of 0"),
+        ([b"1", b"2"], ArgumentError, "the bytes of all 1 ranks, not of 2"),
+        (["text"], ArgumentTypeError, "an exchange returns the bytes of all ranks"),
+        ([b"garbage"], MismatchError, "another version"),
+        (7, TypeError, "not iterable"),
+    ]:
+        (error,) = meet_natively(1, lambda _, returned=returned: lambda mine, timeout: returned)
+        assert isinstance(error, kind)
+        assert said in str(error)
+    with pytest.raises(ArgumentTypeError, match="over an endpoint or by a function, not by 'no'"):
+        _core.meet(0, 1, "no")
+
+
+def test_an_interface_that_is_not_there(served: Any) -> None:
+    with ThreadPoolExecutor() as pool:
+        store = _core.TcpStore(served.address)
+        other = pool.submit(_core.meet, 1, 2, store, overrides={"interface": "nosuch0"})
+        with pytest.raises(ArgumentError, match=r"rank 1 cannot be reached .* 'nosuch0'; it has lo"):
+            _core.meet(0, 2, served)
+        assert isinstance(other.exception(), ArgumentError)
+
+
+def test_the_end_of_who_serves_the_meeting() -> None:
+    process = python(SERVING)
+    assert process.stdout is not None
+    store = _core.TcpStore(process.stdout.readline().strip(), timeout=SECONDS)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(_core.meet, 1, 2, store)
+        time.sleep(0.2)
+        process.kill()
+        assert isinstance(waiting.exception(), PeerError)
+    process.communicate(timeout=30)
+
+
+def test_ctrl_c_ends_a_meeting() -> None:
+    process = python("""
+from gradientflow import _core
+store = _core.TcpStore("127.0.0.1:0", serve=True)
+print("waiting", flush=True)
+try:
+    _core.meet(0, 2, store)
+except KeyboardInterrupt:
+    print("ended")
+""")
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert output == "ended\n", errors
+
+
+def test_who_serves_waits_for_the_others() -> None:
+    """Rank 0 ends as soon as it has met, and a rank that has come hears of the meeting even so."""
+    program = """
+import sys
+from gradientflow import _core
+rank, address = int(sys.argv[1]), sys.argv[2]
+store = _core.TcpStore(address, serve=rank == 0, timeout=20)
+endpoint = _core.meet(rank, 4, store, overrides={"timeout": "20"})
+print(endpoint.rank)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = [python(program, rank, address) for rank in range(4)]
+    for rank, process in enumerate(processes):
+        output, errors = process.communicate(timeout=60)
+        assert output == f"{rank}\n", errors
+
+
 # ---- addresses -------------------------------------------------------------------------------------------------------
 
 IN_A_NAMESPACE = """
@@ -733,9 +866,12 @@ def test_the_address_that_leads_to_the_meeting() -> None:
         "localhost:1": "127.0.0.1",
         "[2001:db8:1::1]:1,10.0.0.9:1": "10.0.0.5",  # the first to which there is a way
         "": "192.168.7.5",
-        "nowhere.invalid:1": "192.168.7.5",
     }
     assert own_addresses(routed, *((near, "auto") for near in expected)) == list(expected.values())
+
+
+def test_a_meeting_place_that_is_unknown_here() -> None:
+    assert _core.own_address("nowhere.invalid:1") == _core.own_address("")
 
 
 @pytest.mark.usefixtures("_namespaces")

@@ -242,6 +242,13 @@ std::optional<SocketAddress> parse_address(const std::string& host, int port) {
   return found.error == 0 ? std::optional(found.addresses.front()) : std::nullopt;
 }
 
+SocketAddress numeric_address(const std::string& host, int port) {
+  if (const auto address = parse_address(host, port)) {
+    return *address;
+  }
+  throw Error(ErrorKind::value, "'" + host + "' is no address");
+}
+
 // The system may ask other hosts, for many seconds, and cannot be told for how many: so it does so in a thread.
 std::vector<SocketAddress> resolve(const Place& place, const Until& until) {
   if (const auto address = parse_address(place.host, place.port)) {
@@ -311,7 +318,7 @@ std::string choose_address(const std::string& interface, const std::string& near
     }
   }
   for (const char* const host : somewhere) {
-    if (const auto source = source_towards(*parse_address(host, 9)); source && !source->is_loopback()) {
+    if (const auto source = source_towards(numeric_address(host, 9)); source && !source->is_loopback()) {
       return source->host();
     }
   }

@@ -49,6 +49,9 @@ struct Place {
 // An address that is written as numbers; nothing for a name.
 [[nodiscard]] std::optional<SocketAddress> parse_address(const std::string& host, int port);
 
+// The same. Throws Error(value) for a name.
+[[nodiscard]] SocketAddress numeric_address(const std::string& host, int port);
+
 // The addresses of a place, of which there is at least one. Throws Error(system) with the cause, Error(timeout).
 [[nodiscard]] std::vector<SocketAddress> resolve(const Place& place, const Until& until);
 

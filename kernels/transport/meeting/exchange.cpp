@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -17,6 +18,13 @@
 namespace gradientflow::transport {
 namespace {
 
+// Clocks of hosts may differ a little: then a process waits for the others in vain, or hears of their failure in vain.
+std::int64_t milliseconds_now() noexcept {
+  using std::chrono::milliseconds;
+  return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+const std::int64_t start_of_process = milliseconds_now();
+
 constexpr double seconds_to_find_the_missing = 5.0;
 constexpr double seconds_to_await_others = 2.0;
 
@@ -27,8 +35,9 @@ std::string own_name() {
   return "process " + std::to_string(getpid()) + " on " + (is_named ? host.data() : "an unnamed host");
 }
 
-int number_in(const std::string& text) {
-  int number = -1;
+template <class Number = int>
+Number number_in(const std::string& text) {
+  Number number = -1;
   std::from_chars(text.data(), text.data() + text.size(), number);
   return number;
 }
@@ -80,14 +89,15 @@ struct StoreExchange::Verdict {
   ErrorKind kind = ErrorKind::internal;
   std::string error;               // empty: all have come
   std::vector<std::string> texts;  // of all ranks
+  std::int64_t time = milliseconds_now();
 
   [[nodiscard]] std::string packed() const {
-    return pack({std::to_string(static_cast<int>(kind)), error, pack(texts)});
+    return pack({std::to_string(static_cast<int>(kind)), error, pack(texts), std::to_string(time)});
   }
   static Verdict from(const std::string& packed) {
     std::vector<std::string> parts = unpack(packed);
-    parts.resize(3);
-    return {static_cast<ErrorKind>(number_in(parts[0])), parts[1], unpack(parts[2])};
+    parts.resize(4);
+    return {static_cast<ErrorKind>(number_in(parts[0])), parts[1], unpack(parts[2]), number_in<std::int64_t>(parts[3])};
   }
 };
 
@@ -122,13 +132,14 @@ std::vector<std::string> StoreExchange::all(const std::string& mine, const Until
 }
 
 // The meetings of a store are numbered. The current one is that of whoever comes, until it has ended. After a failure,
-// who has not come to that meeting still does, and hears of it: once.
+// who has not come to that meeting still does, and hears of it, once; but not processes that were started afterwards:
+// somebody tries again with these.
 void StoreExchange::open_meeting(const Until& until) {
   const std::string current = "gradientflow/meeting";
   meeting_ = store_.compare_set(current, std::nullopt, "1", until).value_or("1");
   while (const auto verdict = store_.look(key("verdict"), until)) {
-    const bool has_failed = !Verdict::from(*verdict).error.empty();
-    if (has_failed && !store_.look(key(std::to_string(rank_)), until)) {
+    const Verdict end = Verdict::from(*verdict);
+    if (!end.error.empty() && start_of_process < end.time && !store_.look(key(std::to_string(rank_)), until)) {
       return;
     }
     const std::string next = std::to_string(number_in(meeting_) + 1);

@@ -34,7 +34,7 @@ class EndpointExchange : public Exchange {
 
 // Over a store. All who come get the same: the bytes of all ranks, or the same Error: (timeout) that names the ranks
 // that have not come, (mismatch) where two processes have the same rank, or the ranks differ about their number. Ranks
-// may meet again and again: each time is a meeting of its own, and who comes after one has failed hears why.
+// may meet again and again: each time is a meeting of its own, and who comes late to one that failed hears why.
 class StoreExchange : public Exchange {
  public:
   StoreExchange(Store& store, int rank, int size);

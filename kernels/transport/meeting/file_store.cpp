@@ -19,31 +19,26 @@
 namespace gradientflow::transport {
 namespace {
 
-using namespace std::chrono_literals;
-
 constexpr std::string_view first_line = "GradientFlow store 1\n";
-constexpr auto shortest_nap = 1ms;
-constexpr auto longest_nap = 50ms;
+constexpr std::chrono::milliseconds shortest_nap{1};
 
 using RecordHead = std::array<std::uint32_t, 2>;  // the bytes of key and value
 
 // A process that closes a file loses all its locks of it: so its threads take turns.
-std::timed_mutex& turn_in_process() {
-  static auto* const mutex = new std::timed_mutex;  // NOLINT(*-owning-memory): lives as long as any thread
+std::mutex& turn_in_process() {
+  static auto* const mutex = new std::mutex;  // NOLINT(*-owning-memory): lives as long as any thread
   return *mutex;
 }
 
-std::chrono::milliseconds longer(std::chrono::milliseconds nap) {
-  return std::min<std::chrono::milliseconds>(nap * 2, longest_nap);
-}
+std::chrono::milliseconds longer(std::chrono::milliseconds nap) { return std::min(2 * nap, Until::longest_nap); }
 
 }  // namespace
 
 class FileStore::Opened {
  public:
-  Opened(const std::string& path, const Until& until) : path_(path), turn_(turn_in_process(), std::defer_lock) {
-    while (!turn_.try_lock_for(until.step())) {
-      check_time(until);
+  Opened(const std::string& path, const Until& until) : path_(path), turn_(until.lock(turn_in_process())) {
+    if (!turn_) {
+      throw too_late(until);
     }
     file_ = Descriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
     if (!file_) {
@@ -56,8 +51,9 @@ class FileStore::Opened {
       if (errno != EACCES && errno != EAGAIN && errno != EINTR) {
         throw failure("lock");
       }
-      check_time(until);
-      static_cast<void>(until.sleep(nap));
+      if (!until.sleep(nap)) {
+        throw too_late(until);
+      }
     }
   }
 
@@ -73,7 +69,11 @@ class FileStore::Opened {
     std::string data(bytes, '\0');
     for (std::size_t done = 0; done < bytes;) {
       const ssize_t count = pread(file_.get(), data.data() + done, bytes - done, static_cast<off_t>(from + done));
-      if (count <= 0 && errno != EINTR) {
+      if (count == 0) {
+        throw Error(ErrorKind::mismatch,
+                    "the store in " + path_ + " has become shorter: another job uses the same file");
+      }
+      if (count < 0 && errno != EINTR) {
         throw failure("read");
       }
       done += count > 0 ? static_cast<std::size_t>(count) : 0;
@@ -103,15 +103,13 @@ class FileStore::Opened {
   [[nodiscard]] Error failure(const char* what) const {
     return system_error(std::string("cannot ") + what + " the store in " + path_, errno);
   }
-  void check_time(const Until& until) const {
-    if (until.over()) {
-      throw Error(ErrorKind::timeout, "the store in " + path_ + " was not free within " +
-                                          format_number(until.seconds()) + " s: other processes have locked it");
-    }
+  [[nodiscard]] Error too_late(const Until& until) const {
+    return {ErrorKind::timeout, "the store in " + path_ + " was not free within " + format_number(until.seconds()) +
+                                    " s: other processes have locked it"};
   }
 
   std::string path_;
-  std::unique_lock<std::timed_mutex> turn_;
+  std::unique_lock<std::mutex> turn_;
   Descriptor file_;
 };
 

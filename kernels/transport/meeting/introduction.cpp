@@ -1,6 +1,7 @@
 #include "introduction.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -35,7 +36,7 @@ struct Card {
       card.network = parts[2];
       card.token = parts[3];
       card.error = parts[4];
-      card.error_kind = std::atoi(parts[5].c_str());  // NOLINT(cert-err34-c): this version has written it
+      std::from_chars(parts[5].data(), parts[5].data() + parts[5].size(), card.error_kind);
     }
     return card;
   }

@@ -24,11 +24,11 @@ constexpr std::uint64_t the_listener = 0;
 constexpr std::uint64_t the_stop = 1;
 
 constexpr auto before_accepting_again = std::chrono::milliseconds(100);  // where the process has too many files open
-constexpr std::size_t bytes_at_once = 64 * 1024;
+constexpr std::size_t bytes_at_once = std::size_t{64} * 1024;
 constexpr std::size_t bytes_of_a_stranger = 2048;
 constexpr int turns_at_once = 4;         // of reading for one connection
 constexpr int connections_at_once = 64;  // that are accepted
-constexpr std::size_t kept_capacity = 64 * 1024;
+constexpr std::size_t kept_capacity = bytes_at_once;
 
 void set_option(int socket, int level, int option, int value) noexcept {
   setsockopt(socket, level, option, &value, sizeof value);
@@ -39,15 +39,15 @@ std::vector<SocketAddress> addresses_to_listen_at(const Place& place) {
   std::vector<SocketAddress> addresses;
   for (const char* const host : {"127.0.0.1", "::1"}) {
     if (place.host == "localhost") {
-      addresses.push_back(*parse_address(host, place.port));
+      addresses.push_back(numeric_address(host, place.port));
     }
   }
   if (const auto address = parse_address(place.host, place.port)) {
     addresses.push_back(*address);
   }
   if (place.host != "localhost") {
-    addresses.push_back(*parse_address("::", place.port));  // IPv4, too
-    addresses.push_back(*parse_address("0.0.0.0", place.port));
+    addresses.push_back(numeric_address("::", place.port));  // IPv4, too
+    addresses.push_back(numeric_address("0.0.0.0", place.port));
   }
   return addresses;
 }
@@ -138,7 +138,7 @@ void StoreServer::listen_at(const Place& place) {
   if (address_.is_any()) {
     const int port = address_.port();
     // Through a socket for both, IPv4 is there in any case, IPv6 perhaps not.
-    address_ = *parse_address("127.0.0.1", port);
+    address_ = numeric_address("127.0.0.1", port);
   }
 }
 

@@ -72,12 +72,13 @@ Error timeout_of(const std::string& what, const Until& until) {
 
 // Receives more. Returns false if the time is up; throws Error(peer) where the connection has ended.
 bool receive_more(const Descriptor& socket, std::string& received, const std::string& name, const Until& until) {
-  std::array<char, 64 * 1024> buffer;  // NOLINT(*-member-init): it is written first
+  std::array<char, std::size_t{64} * 1024> buffer;  // NOLINT(*-member-init): it is written first
   while (true) {
     if (!until.ready(socket.get(), POLLIN)) {
       return false;
     }
-    const ssize_t count = recv(socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    const ssize_t count =
+        recv(socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);  // NOLINT(*.BlockInCriticalSection)
     if (count > 0) {
       received.append(buffer.data(), static_cast<std::size_t>(count));
       return true;
@@ -175,11 +176,9 @@ std::optional<std::string> TcpStore::call(const StoreRequest& request, const Unt
   check_value(request.expected.value_or(""));
   // Whoever only wants to know what there is gets an answer, even if no time is left.
   const Until& limit = until.over() ? until.anew(seconds_of_an_answer) : until;
-  std::unique_lock lock(mutex_, std::defer_lock);
-  while (!lock.try_lock_for(limit.step())) {
-    if (limit.over()) {
-      throw timeout_of("other threads have not ended their calls of " + name(), limit);
-    }
+  const std::unique_lock lock = limit.lock(mutex_);
+  if (!lock) {
+    throw timeout_of("other threads have not ended their calls of " + name(), limit);
   }
   if (!socket_) {
     connect(limit);

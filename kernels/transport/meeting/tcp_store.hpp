@@ -48,7 +48,7 @@ class TcpStore : public Store {
   std::string token_;
   std::shared_ptr<StoreServer> server_;
   int forks_;
-  std::timed_mutex mutex_;
+  std::mutex mutex_;
   Descriptor socket_;
 };
 

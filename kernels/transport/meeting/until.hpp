@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -15,6 +16,8 @@ class Until {
  public:
   using Clock = std::chrono::steady_clock;
   using Check = std::function<void()>;
+
+  static constexpr std::chrono::milliseconds longest_nap{50};
 
   // `check` is called several times a second during a wait, and may throw to end it.
   explicit Until(double seconds, Check check = {})
@@ -32,8 +35,7 @@ class Until {
   }
 
   // Makes the check. Returns for how long to wait before the next one; nothing once the time is up.
-  [[nodiscard]] std::chrono::milliseconds step(
-      std::chrono::milliseconds longest = std::chrono::milliseconds(50)) const {
+  [[nodiscard]] std::chrono::milliseconds step(std::chrono::milliseconds longest = longest_nap) const {
     if (check_) {
       check_();
     }
@@ -46,6 +48,15 @@ class Until {
     const auto nap = step(longest);
     std::this_thread::sleep_for(nap);
     return !over();
+  }
+
+  // Waits for a mutex; the lock is none if the time is up.
+  [[nodiscard]] std::unique_lock<std::mutex> lock(std::mutex& mutex) const {
+    std::unique_lock lock(mutex, std::try_to_lock);
+    for (auto nap = std::chrono::milliseconds(1); !lock && sleep(nap); nap = std::min(2 * nap, longest_nap)) {
+      lock = std::unique_lock(mutex, std::try_to_lock);
+    }
+    return lock;
   }
 
   // Waits until a descriptor has one of these events (of poll), or an error. Returns false if the time is up.
