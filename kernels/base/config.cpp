@@ -96,8 +96,8 @@ std::size_t parse_segment(const std::string& text) {
 
 int parse_window(const std::string& text) {
   const int value = parse_count(text);
-  if (value < 1 || value > 1024) {
-    refuse("a number between 1 and 1024", text);
+  if (value < 0 || value > 1024) {
+    refuse("a number between 1 and 1024, or 0 for as many as suit the transport", text);
   }
   return value;
 }
@@ -185,7 +185,7 @@ const std::vector<Accessor>& accessors() {
        [](const Config& c) { return std::to_string(c.segment_bytes); },
        [](Config& c, const std::string& t) { c.segment_bytes = parse_segment(t); }},
       {{"window", "GRADIENTFLOW_WINDOW", "count",
-        "How many messages of a collective call a rank has under way at once.", true},
+        "How many messages of a collective call a rank has under way at once; 0: 16 over MPI, 8 over TCP.", true},
        [](const Config& c) { return std::to_string(c.window); },
        [](Config& c, const std::string& t) { c.window = parse_window(t); }},
       {{"stretch_bytes", "GRADIENTFLOW_STRETCH_BYTES", "bytes",

@@ -23,7 +23,7 @@ struct Config {
   std::size_t direct_read_bytes = 8 * mib;   // smallest ordinary arrays that are read directly
   std::size_t streaming_bytes = 64 * mib;    // smallest tensors that are written past the caches
   std::size_t segment_bytes = 63 * kib;      // largest part of a tensor in one message between nodes
-  int window = 16;                           // messages that a rank has under way at once
+  int window = 0;                            // messages that a rank has under way at once; 0: as the transport says
   std::size_t stretch_bytes = 4 * mib;       // part of an ordinary array in node memory at a time, between nodes
   std::size_t doubling_bytes = 24 * kib;     // between more than two nodes: recursive doubling below this size,
   std::size_t ring_bytes = 192 * kib;        // a ring from this size on, pairwise in between

@@ -24,6 +24,9 @@ using transport::Signature;
 
 Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config)
     : config_(config), endpoint_(std::move(endpoint)) {
+  if (config_.window == 0) {
+    config_.window = endpoint_->limits().window;
+  }
   check_configuration();
   topology_ = transport::group_ranks(endpoint_->allgather(transport::host_key()), endpoint_->rank(), config_.node_size);
   topology_.pids = endpoint_->allgather(getpid());

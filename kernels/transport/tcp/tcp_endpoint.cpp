@@ -49,6 +49,7 @@ Limits TcpEndpoint::limits() const {
   return {.tags = first_gathering_tag,
           .bytes = std::numeric_limits<std::size_t>::max() >> 8U,
           .part_bytes = 0,
+          .window = 8,
           .wakes = true,
           .threads = true};
 }
