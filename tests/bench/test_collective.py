@@ -541,6 +541,9 @@ class ThreadRank:
         self.mpi = self
         self._exchange = exchange
 
+    def describe(self) -> dict[str, Any]:
+        return {"transport": "mpi"}
+
     def allgather(self, value: Any, algorithm: str = "", out: Any = None) -> Any:
         self._exchange.slots[self.rank] = value.copy() if isinstance(value, np.ndarray) else value
         self._exchange.barrier.wait()

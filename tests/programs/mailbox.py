@@ -603,7 +603,7 @@ def leave_open() -> None:
 def main() -> None:
     what = sys.argv[1] if len(sys.argv) > 1 else "checks"
     if what == "checks":
-        run_checks()
+        run_checks(sends=True)
     elif what == "large":
         large()
     elif what == "no-thread":

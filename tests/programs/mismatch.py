@@ -327,4 +327,5 @@ run_checks(
         {"node_size": 2, "inline_bytes": 0, "segment_bytes": 1024, "window": 2, "stretch_bytes": 4096},
     ],
     once=[check_settings],
+    by_mpi=[check_algorithms],
 )

@@ -1007,4 +1007,4 @@ def check_words(comm: gf.Communicator) -> None:
             parse_strategies(words)
 
 
-run_checks([{}, {"node_size": 1}][:SIZE])
+run_checks([{}, {"node_size": 1}][:SIZE], by_mpi=[check_what_is_sent_is_counted])

@@ -193,4 +193,4 @@ def check_the_communicator_of_mpi(comm: gf.Communicator) -> None:
     assert WORLD.allreduce(1) == SIZE
 
 
-run_checks([{}, {"node_size": 1}, {"node_size": 2}])
+run_checks([{}, {"node_size": 1}, {"node_size": 2}], by_mpi=[check_the_communicator_of_mpi])

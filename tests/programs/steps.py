@@ -184,4 +184,5 @@ def check_an_iteration_of_nobody(comm: gf.Communicator) -> None:
 
 run_checks(
     [{}, {"progress": "thread"}, {"progress": "caller"}, {"node_size": 1}, {"node_size": 2, "inline_bytes": 0}],
+    by_mpi=[check_a_step_needs_averages],
 )

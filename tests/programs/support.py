@@ -47,6 +47,8 @@ class Patient(MPI.Intracomm):
         return super().allreduce(sendobj, op)
 
 
+TRANSPORTS = ("mpi", "tcp")
+_TRANSPORT = "GRADIENTFLOW_TRANSPORT"
 WORLD = Patient(MPI.COMM_WORLD)
 RANK = WORLD.rank
 SIZE = WORLD.size
@@ -109,13 +111,30 @@ def nothing(_: Mapping[str, Any]) -> Iterator[tuple[()]]:
     yield ()
 
 
+@contextmanager
+def over(transport: str) -> Iterator[None]:
+    """Have communicators exchange messages over "mpi" or "tcp"; those over TCP meet through MPI."""
+    before = os.environ.get(_TRANSPORT, "auto")
+    os.environ[_TRANSPORT] = before if transport == "auto" else transport
+    try:
+        yield
+    finally:
+        os.environ[_TRANSPORT] = before
+
+
 def run_checks(
     settings: Sequence[Mapping[str, Any]] = ({},),
     *,
     once: Sequence[Callable[..., None]] = (),
+    by_mpi: Sequence[Callable[..., None]] = (),
+    sends: bool = False,
     around: Callable[[Mapping[str, Any]], AbstractContextManager[tuple[Any, ...]]] = communicator,
 ) -> None:
     """Run the checks of the program, the functions check_*, each under all settings, also after one has failed.
+
+    Under settings that make nodes, or under all if the checks send messages anyway (`sends`), they run over both
+    transports, one after the other, and otherwise over that of the environment; those in `by_mpi`, which need MPI, over
+    that alone.
 
     Those in `once` run under no settings. `around` makes what a check is called with: a communicator of its own, unless
     said otherwise. A rank whose check fails leaves `around`, so that the other ranks do not wait for it. A check may
@@ -133,14 +152,14 @@ def run_checks(
             continue
         _tell(begun=name)
         failure, skipped = "", "" if settings or check in once else f"not with {SIZE} ranks"
-        for each in [{}] if check in once else settings:
+        for each, transport in [({}, "auto")] if check in once else _cases(settings, sends, check in by_mpi):
             try:
-                with around(each) as given:
+                with over(transport), around(each) as given:
                     check(*given)
             except SkipTest as reason:
                 skipped = str(reason)
             except Exception:
-                text = f"rank {RANK}: {name} with {each}:\n{traceback.format_exc()}\n"
+                text = f"rank {RANK}: {name} with {each} over {transport}:\n{traceback.format_exc()}\n"
                 print(text, file=sys.stderr, flush=True)
                 failure += text
             WORLD.Barrier()
@@ -149,6 +168,14 @@ def run_checks(
         _tell(ended=name, failure=failure, skipped=skipped)
     if failures:
         sys.exit(1)
+
+
+def _cases(settings: Sequence[Mapping[str, Any]], sends: bool, by_mpi: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Give all settings with all transports that they are to be tried with."""
+    for each in settings:
+        over_both = SIZE > 1 and not by_mpi and (sends or each.get("node_size"))
+        for transport in TRANSPORTS if over_both else ("auto",):
+            yield each, transport
 
 
 def _tell(**record: str) -> None:

@@ -409,4 +409,4 @@ def check_empty(comm: gf.Communicator) -> None:
     still_works(comm)
 
 
-run_checks([{}, {"inline_bytes": 0}, {"node_size": 1}])
+run_checks([{}, {"inline_bytes": 0}, {"node_size": 1}], by_mpi=[check_wires])

@@ -775,4 +775,4 @@ def check_bad_input(comm: gf.Communicator) -> None:
         pool.wait()
 
 
-run_checks([{}, {"inline_bytes": 0}, {"node_size": 1}])
+run_checks([{}, {"inline_bytes": 0}, {"node_size": 1}], by_mpi=[check_straight_line])

@@ -186,4 +186,6 @@ def check_inside_a_node_nothing_is_rounded(_: gf.Communicator) -> None:
                 assert nonfinite is None
 
 
-run_checks(SETTINGS, once=[check_inside_a_node_nothing_is_rounded])
+run_checks(
+    SETTINGS, once=[check_inside_a_node_nothing_is_rounded], by_mpi=[check_where_nothing_is_rounded_nothing_is_counted]
+)

@@ -47,8 +47,8 @@ from gradientflow.launch import (
 from gradientflow.mpi_start import start_variables
 
 RESULT_FIELDS = {
-    *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
-    *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us"),
+    *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "transport", "ranks", "nodes"),
+    *("bytes", "iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us"),
     *("launch_us", "link_share", "wrong"),
 }
 TAG = "CLI_TEST_TAG"  # a variable of the environment that every process of a test inherits
@@ -838,7 +838,7 @@ def test_doctor_finds_everything_in_order() -> None:
     ended = gradientflow("doctor")
     assert ended.returncode == 0, ended.stdout
     assert "fail" not in ended.stdout
-    assert ended.stdout.count("allreduce exact") == 2
+    assert ended.stdout.count("allreduce exact") == 4  # two kinds of memory, with and without MPI
     assert "All in order." in ended.stdout
 
 
@@ -863,6 +863,16 @@ def test_doctor_judges_what_its_job_reports() -> None:
     values = {check.name: check.value for check in found}
     assert values["allreduce of arrays"] == "announcement (small); from 4097 on staged (ordinary arrays)"
     assert all(check.advice for check in found if check.status != "ok")
+
+
+def test_doctor_says_how_ranks_would_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    *before, last = checks.meeting()
+    assert [check.value for check in before if check.name == "MPI's launcher"] == ["no: none of its variables is set"]
+    assert last.value == "yes: RANK and MASTER_ADDR, rank 1 of 2, at host0:29500; messages over TCP"
+    monkeypatch.delenv("MASTER_PORT")
+    assert (checks.meeting()[-1].status, "MASTER_PORT is not set" in checks.meeting()[-1].advice) == ("fail", True)
 
 
 def test_doctor_tells_one_mpi_library_from_two() -> None:
