@@ -128,6 +128,10 @@ inline constexpr double roll_call_seconds = 1.0;
 struct Death {
   int rank;
   std::string how;  // "its connection from 10.0.0.2 was reset", or empty where nothing more is known
+
+  [[nodiscard]] std::string text() const {  // "rank 3 has died", and how
+    return "rank " + std::to_string(rank) + " has died" + (how.empty() ? "" : ": " + how);
+  }
 };
 
 // A word that stands for an endpoint in errors and tables.
@@ -217,7 +221,6 @@ class Endpoint {
     size_ = size;
     job_rank_ = job_rank;
   }
-  void place(int rank, int size) noexcept { place(rank, size, rank); }  // of the whole job
   void note_abandoned_request() const noexcept { has_abandoned_requests_.store(true); }
 
  private:

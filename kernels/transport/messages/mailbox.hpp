@@ -50,8 +50,11 @@ class Mailbox {
   // instead, the message is discarded, and its sender need not wait.
   class Arrival {
    public:
-    Arrival(transport::Arrival&& message, std::weak_ptr<Mailbox> mailbox)
-        : envelope_(message.envelope()), message_(std::move(message)), mailbox_(std::move(mailbox)) {}
+    Arrival(transport::Arrival&& message, std::shared_ptr<Endpoint> endpoint, std::weak_ptr<Mailbox> mailbox)
+        : envelope_(message.envelope()),
+          endpoint_(std::move(endpoint)),
+          message_(std::move(message)),
+          mailbox_(std::move(mailbox)) {}
     Arrival(const Arrival&) = delete;
     Arrival& operator=(const Arrival&) = delete;
     ~Arrival();
@@ -60,6 +63,7 @@ class Mailbox {
    private:
     friend class Mailbox;
     Envelope envelope_;
+    std::shared_ptr<Endpoint> endpoint_;
     std::optional<transport::Arrival> message_;  // until it is received
     std::weak_ptr<Mailbox> mailbox_;
   };
@@ -141,11 +145,16 @@ class Mailbox {
     State state = State::open;
     Clock::time_point since{};
     std::optional<Error> reason = {};  // why it has given up, if it has said so
-    std::string how = {};              // it has died, if that is known
+    std::string how = {};              // see Death
   };
   struct Notice {  // followed by the text of the reason, if there is one
     State state = State::failed;
     ErrorKind kind = ErrorKind::peer;
+  };
+
+  struct Incoming {
+    std::shared_ptr<std::string> notice;
+    Request request;
   };
 
   class Alarm;  // wakes the thread
@@ -156,7 +165,7 @@ class Mailbox {
   [[nodiscard]] bool is_forked() const noexcept;
   void check_process() const;
   [[nodiscard]] std::unique_lock<std::mutex> lock() const;
-  void drop(Arrival& arrival) noexcept;
+  void drop(Arrival& arrival);
 
   // All with mutex_ held.
   void check_usable() const;
@@ -176,10 +185,13 @@ class Mailbox {
   [[nodiscard]] static Error given_up(const Transfer& transfer, const std::string& why);
   [[nodiscard]] bool test(const std::shared_ptr<Transfer>& transfer);
   void test_all();
+  void end_lost();
   bool progress(bool look);
   bool draw_messages();
   void check_peers();
-  void read_notice(transport::Arrival& message);
+  void begin_notice(transport::Arrival& message);
+  void read_notices();
+  void read_notice(int source, const std::string& bytes);
   void note(int rank, State state, std::optional<Error> reason = {}, std::string how = {});
   void end_posted_in_vain();
   void end_all(const Error& error);
@@ -192,7 +204,7 @@ class Mailbox {
   [[nodiscard]] bool work(std::chrono::nanoseconds& nap);
   static void thread_main(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm);
 
-  std::unique_ptr<Endpoint> endpoint_;
+  std::shared_ptr<Endpoint> endpoint_;  // the owner of which arrivals that have been taken share
   Limits limits_;
   std::string name_;
   std::function<bool(int)> is_alive_;
@@ -208,6 +220,8 @@ class Mailbox {
   std::vector<std::shared_ptr<Transfer>> in_flight_;  // what the endpoint works on
   std::vector<std::shared_ptr<Transfer>> leaving_;    // sends of which parts have not begun, the oldest first
   std::vector<std::size_t> parts_under_way_;          // by rank
+  std::vector<std::shared_ptr<Transfer>> lost_with_;  // whose ranks are gone, by their errors, not ended yet
+  std::list<Incoming> incoming_;                      // notices under way
   std::vector<std::shared_ptr<Transfer>> ended_;      // since the last finish()
   std::vector<std::function<void()>> callbacks_;      // of those that have ended
   std::size_t taken_ = 0;                             // arrivals that have not been received

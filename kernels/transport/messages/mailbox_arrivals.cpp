@@ -18,7 +18,7 @@ std::unique_ptr<Mailbox::Arrival> Mailbox::find_arrival(int from, const Tags& ta
   if (found == arrived_.end()) {
     return nullptr;
   }
-  auto arrival = std::make_unique<Arrival>(std::move(*found), self_);
+  auto arrival = std::make_unique<Arrival>(std::move(*found), endpoint_, self_);
   arrived_.erase(found);
   ++taken_;
   return arrival;
@@ -35,25 +35,17 @@ bool Mailbox::has(const Tags& tags) const {
   return std::any_of(arrived_.begin(), arrived_.end(), [&](const auto& each) { return tags.has(each.envelope().tag); });
 }
 
-void Mailbox::drop(Arrival& arrival) noexcept {
-  if (is_forked()) {
-    arrival.message_->end();
-    return;
-  }
+void Mailbox::drop(Arrival& arrival) {
   const auto held = lock();
-  if (closed_) {
-    arrival.message_->end();
-  } else {
-    arrival.message_.reset();
-    --taken_;
-  }
+  arrival.message_.reset();
+  --taken_;
 }
 
 void Mailbox::deliver(transport::Arrival message) {
   const Envelope& envelope = message.envelope();
   known_peers_[static_cast<std::size_t>(envelope.source)] = true;
   if (envelope.tag == notice_tag_) {
-    read_notice(message);
+    begin_notice(message);
     return;
   }
   const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const auto& transfer) {
@@ -76,6 +68,7 @@ bool Mailbox::draw_messages() {
     deliver(std::move(*message));
     ++drawn;
   }
+  read_notices();
   return drawn > 0;
 }
 

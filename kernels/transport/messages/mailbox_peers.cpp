@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "mailbox.hpp"
@@ -29,13 +28,30 @@ bool Mailbox::has_closed(int rank) const {
   return peers_[static_cast<std::size_t>(rank)].state == State::closed;
 }
 
-void Mailbox::read_notice(transport::Arrival& message) {
-  const int source = message.envelope().source;
-  std::string bytes(message.envelope().bytes, '\0');
-  Request receive = endpoint_->receive(message, bytes.data());
-  while (!endpoint_->test(receive)) {  // it is here: so small a message comes in one piece
-    std::this_thread::yield();
-  }
+void Mailbox::begin_notice(transport::Arrival& message) {
+  auto notice = std::make_shared<std::string>(message.envelope().bytes, '\0');
+  Request request = endpoint_->receive(message, notice->data());
+  incoming_.push_back({std::move(notice), std::move(request)});
+}
+
+void Mailbox::read_notices() {
+  incoming_.remove_if([this](Incoming& each) {
+    const int source = each.request.peer();
+    try {
+      if (!endpoint_->test(each.request)) {
+        return false;
+      }
+      read_notice(source, *each.notice);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::peer) {
+        throw;
+      }
+    }
+    return true;
+  });
+}
+
+void Mailbox::read_notice(int source, const std::string& bytes) {
   Notice notice;
   std::memcpy(&notice, bytes.data(), std::min(sizeof notice, bytes.size()));
   std::optional<Error> reason;
@@ -88,8 +104,7 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
       }
       return Error(ErrorKind::peer, rank_text(peer) + " has given up" + ending());
     case State::died:
-      return Error(ErrorKind::peer,
-                   rank_text(peer) + " has died" + (known.how.empty() ? "" : " (" + known.how + ")") + ending());
+      return Error(ErrorKind::peer, Death{peer, known.how}.text() + ending());
   }
   return std::nullopt;
 }

@@ -43,7 +43,7 @@ bool Mailbox::until(const std::function<bool()>& done, const Deadline& deadline)
 // Tests what is in flight, and draws what has come. `look`: for ranks that are lost, too. Returns whether anything has
 // happened.
 bool Mailbox::progress(bool look) {
-  if (closed_ && in_flight_.empty()) {
+  if (closed_ && in_flight_.empty() && lost_with_.empty()) {
     return false;
   }
   const std::size_t before = in_flight_.size();
@@ -53,6 +53,7 @@ bool Mailbox::progress(bool look) {
     const bool ended = in_flight_.size() != before;
     send_parts();
     const bool drawn = !closed_ && draw_messages();
+    end_lost();
     if (!closed_ && look) {
       check_peers();
     }
@@ -160,7 +161,7 @@ bool Mailbox::work(std::chrono::nanoseconds& nap) {
   looked_ = looks ? now : looked_;
   const bool moved = progress(looks);
   const auto callbacks = std::exchange(callbacks_, {});
-  const bool is_pending = !posted_.empty() || !in_flight_.empty() || !callbacks.empty();
+  const bool is_pending = !posted_.empty() || !in_flight_.empty() || !lost_with_.empty() || !callbacks.empty();
   const bool sleeps_in_endpoint = is_pending && waiters_ == 0 && limits_.wakes;
   if (sleeps_in_endpoint) {
     nap = std::chrono::nanoseconds(0);

@@ -205,6 +205,7 @@ void Mailbox::end_part(const Transfer& part) {
   }
 }
 
+// Whether it need not be tested any more.
 bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
   try {
     if (!endpoint_->test(transfer->request_)) {
@@ -212,9 +213,28 @@ bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
     }
     end(transfer);
   } catch (const Error& error) {
-    end(transfer, Error(error.kind(), std::string(error.what()) + ", in " + transfer->what(), error.code()));
+    if (error.kind() == ErrorKind::peer) {
+      transfer->error_ = error;
+      lost_with_.push_back(transfer);
+    } else {
+      end(transfer, Error(error.kind(), std::string(error.what()) + ", in " + transfer->what(), error.code()));
+    }
   }
   return true;
+}
+
+// What a rank has said about itself, which is known once its messages have been drawn, explains best why a transfer
+// with it has failed.
+void Mailbox::end_lost() {
+  for (const auto& transfer : std::exchange(lost_with_, {})) {
+    const int peer = transfer->kind_ == Request::Kind::send ? transfer->peer_ : transfer->envelope_.source;
+    if (const auto known = loss(peer, transfer->what())) {
+      end(transfer, known);
+    } else {
+      end(transfer, Error(ErrorKind::peer, std::string(transfer->error_->what()) + ", while rank " +
+                                               std::to_string(rank()) + " waited in " + transfer->what()));
+    }
+  }
 }
 
 // Parts sent to one rank end in their order, and each test looks for messages: so only the first one is tested.
@@ -233,7 +253,7 @@ void Mailbox::test_all() {
 }
 
 void Mailbox::end_all(const Error& error) {
-  for (auto* const transfers : {&posted_, &leaving_, &in_flight_}) {
+  for (auto* const transfers : {&posted_, &leaving_, &in_flight_, &lost_with_}) {
     for (const auto& transfer : std::exchange(*transfers, {})) {
       if (transfer->request_.under_way()) {
         transfer->request_.give_up(std::move(transfer->owner_));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "../../base/text.hpp"
@@ -35,6 +34,11 @@ Messages::~Messages() {
         awaited.push_back(r);
       }
     }
+    for (auto& incoming : incoming_) {
+      for (Incoming& each : incoming) {
+        each.request.give_up(std::move(each.notice));
+      }
+    }
     endpoint_->close(std::move(awaited), Tag(Purpose::leave, 0).value(), false);
   } catch (const Error&) {  // the endpoint does not work any more
   } catch (const std::bad_alloc&) {
@@ -65,30 +69,39 @@ Request Messages::receive(int from, Purpose purpose, void* data, std::size_t byt
   return endpoint_->receive(from, Tag(purpose, call).value(), data, bytes);
 }
 
-// A message that is longer than expected means that the ranks are in different states.
+// What a rank has said about itself explains best why its messages do not come. A message that is longer than expected
+// means that the ranks are in different states.
 template <class Describe>
-std::optional<std::size_t> Messages::test(Request& message, Describe describe) const {
+std::optional<std::size_t> Messages::test(Request& message, bool collective, Describe describe) {
+  const int peer = message.peer();
   try {
     return endpoint_->test(message);
   } catch (const Error& error) {
+    if (error.kind() == ErrorKind::peer) {
+      read_notices();
+      if (const auto departure = departure_of(peer, describe(), collective)) {
+        throw Error(*departure);
+      }
+    }
     throw Error(error.kind() == ErrorKind::mismatch ? ErrorKind::internal : error.kind(),
-                std::string(error.what()) + ", in " + describe(), error.code());
+                std::string(error.what()) + ", while rank " + std::to_string(rank()) + " waited in " + describe(),
+                error.code());
   }
 }
 
 // What a rank has sent before it left or died arrives.
 template <class Describe>
 std::size_t Messages::wait(Request& message, Patience& patience, bool collective, Describe describe) {
+  const int peer = message.peer();
   while (true) {
-    if (const auto bytes = test(message, describe)) {
+    if (const auto bytes = test(message, collective, describe)) {
       return *bytes;
     }
     if (!endpoint_->pause(patience)) {
       continue;
     }
-    const int peer = message.peer();
     if (const auto loss = check_peers(peer, describe(), collective)) {
-      if (const auto bytes = test(message, describe)) {
+      if (const auto bytes = test(message, collective, describe)) {
         return *bytes;
       }
       throw Error(*loss);
@@ -131,18 +144,13 @@ std::optional<Error> Messages::check_peers(int awaited, const std::string& what,
   if (collective) {
     answer_the_roll();
   }
-  {
-    const std::lock_guard lock(peers_mutex_);
-    for (std::size_t r = 0; r < peers_.size(); ++r) {
-      if (peers_[r].state == State::failed && (collective || static_cast<int>(r) == awaited)) {
-        throw failure_of(static_cast<int>(r), what);
-      }
+  for (int r = 0; r < size() && collective; ++r) {
+    if (has_failed(r)) {
+      throw failure_of(r, what);
     }
-    if (peers_[static_cast<std::size_t>(awaited)].state == State::closed) {
-      const std::string how = collective ? closing_of(signature_) : "has closed its communicator";
-      return Error(ErrorKind::peer, "rank " + std::to_string(awaited) + " " + how + " while rank " +
-                                        std::to_string(rank()) + " waited for it in " + what);
-    }
+  }
+  if (auto departure = departure_of(awaited, what, collective)) {
+    return departure;
   }
   if (collective) {
     node_->check_nobody_failed();
@@ -155,53 +163,83 @@ std::optional<Error> Messages::find_death(int awaited, const std::string& what, 
   for (const Death& death : endpoint_->dead()) {
     const bool takes_part =
         collective && std::find(participants_->begin(), participants_->end(), death.rank) != participants_->end();
-    const std::lock_guard lock(peers_mutex_);
-    if ((death.rank == awaited || takes_part) && peers_[static_cast<std::size_t>(death.rank)].state != State::closed) {
-      return Error(ErrorKind::peer, "rank " + std::to_string(death.rank) + " has died" +
-                                        (death.how.empty() ? "" : ": " + death.how) + ", while rank " +
-                                        std::to_string(rank()) + " waited in " + what);
+    if ((death.rank == awaited || takes_part) && !departure_of(death.rank, what, collective)) {
+      return Error(ErrorKind::peer, death.text() + ", while rank " + std::to_string(rank()) + " waited in " + what);
     }
   }
   return std::nullopt;
 }
 
-Error Messages::failure_of(int rank, const std::string& what) const {
+bool Messages::has_failed(int rank) {
+  const std::lock_guard lock(peers_mutex_);
+  return peers_[static_cast<std::size_t>(rank)].state == State::failed;
+}
+
+Error Messages::failure_of(int rank, const std::string& what) {
+  const std::lock_guard lock(peers_mutex_);
   const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
   return {peer.kind == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
           "rank " + std::to_string(rank) + " has given up, while rank " + std::to_string(this->rank()) + " waited in " +
               what + ": " + peer.text};
 }
 
-void Messages::read_notices() {
-  read_notices(Purpose::roll_call);
-  read_notices(Purpose::leave);
+// Why a rank sends no more messages, if it has said so.
+std::optional<Error> Messages::departure_of(int rank, const std::string& what, bool collective) {
+  if (has_failed(rank)) {
+    return failure_of(rank, what);
+  }
+  const std::lock_guard lock(peers_mutex_);
+  if (peers_[static_cast<std::size_t>(rank)].state != State::closed) {
+    return std::nullopt;
+  }
+  const std::string how = collective ? closing_of(signature_) : "has closed its communicator";
+  return Error(ErrorKind::peer, "rank " + std::to_string(rank) + " " + how + " while rank " +
+                                    std::to_string(this->rank()) + " waited for it in " + what);
 }
 
-void Messages::read_notices(Purpose purpose) {
+// In the order in which each rank has sent them.
+void Messages::read_notices() {
   const std::lock_guard lock(peers_mutex_);
-  const int tag = Tag(purpose, 0).value();
-  while (auto arrival = endpoint_->next(tag)) {
-    const int source = arrival->envelope().source;
-    if (arrival->envelope().bytes != sizeof(Notice)) {
-      throw Error(ErrorKind::internal, "a notice of rank " + std::to_string(source) + " has " +
-                                           std::to_string(arrival->envelope().bytes) + " bytes");
+  for (const Purpose purpose : {Purpose::roll_call, Purpose::leave}) {
+    std::list<Incoming>& incoming = incoming_.at(purpose == Purpose::leave ? 1 : 0);
+    while (auto arrival = endpoint_->next(Tag(purpose, 0).value())) {
+      const Envelope& envelope = arrival->envelope();
+      if (envelope.bytes != sizeof(Notice)) {
+        throw Error(ErrorKind::internal, "a notice of rank " + std::to_string(envelope.source) + " has " +
+                                             std::to_string(envelope.bytes) + " bytes");
+      }
+      auto notice = std::make_shared<Notice>();
+      Request request = endpoint_->receive(*arrival, notice.get());
+      incoming.push_back({std::move(notice), std::move(request)});
     }
-    Notice notice{};
-    Request receive = endpoint_->receive(*arrival, &notice);
-    while (!endpoint_->test(receive)) {  // it is here: so small a message comes in one piece
-      std::this_thread::yield();
-    }
-    PeerState& peer = peers_[static_cast<std::size_t>(source)];
-    if (purpose == Purpose::roll_call) {
-      peer.present = notice.call;
-      peer.asks = peer.asks || notice.state == State::asking;
-    } else {
-      notice.text[sizeof notice.text - 1] = '\0';
-      peer.state = notice.state;
-      peer.kind = notice.kind;
-      peer.text = static_cast<const char*>(notice.text);
-    }
+    incoming.remove_if([&](Incoming& each) {
+      const int source = each.request.peer();
+      try {
+        if (!endpoint_->test(each.request)) {
+          return false;
+        }
+        take(purpose, source, *each.notice);
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::peer) {
+          throw;
+        }
+      }
+      return true;
+    });
   }
+}
+
+void Messages::take(Purpose purpose, int source, const Notice& notice) {
+  PeerState& peer = peers_[static_cast<std::size_t>(source)];
+  if (purpose == Purpose::roll_call) {
+    peer.present = notice.call;
+    peer.asks = peer.asks || notice.state == State::asking;
+    return;
+  }
+  peer.state = notice.state;
+  peer.kind = notice.kind;
+  peer.text.assign(static_cast<const char*>(notice.text),
+                   strnlen(static_cast<const char*>(notice.text), sizeof notice.text));
 }
 
 void Messages::answer_the_roll() {
@@ -278,13 +316,13 @@ std::vector<int> Messages::missing_ranks(int awaited) {
     node_->pulse();
     read_notices();
     answer_the_roll();
+    for (int r = 0; r < size(); ++r) {
+      if (has_failed(r)) {  // it knows better who is missing
+        throw failure_of(r, describe(signature_));
+      }
+    }
     {
       const std::lock_guard lock(peers_mutex_);
-      for (int r = 0; r < size(); ++r) {
-        if (peers_[static_cast<std::size_t>(r)].state == State::failed) {  // it knows better who is missing
-          throw failure_of(r, describe(signature_));
-        }
-      }
       missing.clear();
       std::copy_if(others.begin(), others.end(), std::back_inserter(missing),
                    [&](int r) { return peers_[static_cast<std::size_t>(r)].present != call_; });

@@ -7,9 +7,11 @@
 // long waits. When the time is up, the ranks that still wait call a roll, and those that do not answer are named.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -107,15 +109,22 @@ class Messages {
     std::string text;
   };
 
+  struct Incoming {  // a notice under way
+    std::shared_ptr<Notice> notice;
+    Request request;
+  };
+
   template <class Describe>
-  [[nodiscard]] std::optional<std::size_t> test(Request& message, Describe describe) const;
+  [[nodiscard]] std::optional<std::size_t> test(Request& message, bool collective, Describe describe);
   template <class Describe>
   std::size_t wait(Request& message, Patience& patience, bool collective, Describe describe);
   [[nodiscard]] std::optional<Error> check_peers(int awaited, const std::string& what, bool collective);
   [[nodiscard]] std::optional<Error> find_death(int awaited, const std::string& what, bool collective);
-  [[nodiscard]] Error failure_of(int rank, const std::string& what) const;
+  [[nodiscard]] bool has_failed(int rank);
+  [[nodiscard]] Error failure_of(int rank, const std::string& what);
+  [[nodiscard]] std::optional<Error> departure_of(int rank, const std::string& what, bool collective);
   void read_notices();
-  void read_notices(Purpose purpose);
+  void take(Purpose purpose, int source, const Notice& notice);
   void answer_the_roll();
   void leave(State state, ErrorKind kind, const char* text) noexcept;
   [[nodiscard]] std::vector<int> ranks_to_tell() const;  // when this rank leaves; they tell this one, too
@@ -131,7 +140,8 @@ class Messages {
   Patience::Clock::duration last_wait_{};
   Signature signature_;
   const std::vector<int>* participants_ = nullptr;
-  std::vector<PeerState> peers_;  // by rank
+  std::vector<PeerState> peers_;                 // by rank
+  std::array<std::list<Incoming>, 2> incoming_;  // roll calls, leaves
   std::mutex peers_mutex_;
   mutable std::vector<std::atomic<bool>> known_peers_;  // by rank
   mutable std::atomic<std::uint64_t> bytes_sent_{0};

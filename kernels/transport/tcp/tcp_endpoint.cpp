@@ -36,7 +36,7 @@ std::uint64_t mixed(std::uint64_t x) {
 
 TcpEndpoint::TcpEndpoint(std::shared_ptr<Engine> engine, std::vector<int> ranks, std::uint64_t id)
     : engine_(std::move(engine)), ranks_(std::move(ranks)), id_(id), inbox_(engine_->open(id)) {
-  place(group_rank_of(engine_->rank()), static_cast<int>(ranks_.size()));
+  place(group_rank_of(engine_->rank()), static_cast<int>(ranks_.size()), engine_->rank());
 }
 
 TcpEndpoint::~TcpEndpoint() { close({}, 0, false); }
