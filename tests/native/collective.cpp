@@ -44,7 +44,7 @@ Bounds piece(const Bounds& range, std::size_t length, std::size_t index) {
 // With the default settings and `overrides`, whatever the environment says.
 py::tuple select(const std::string& kind, const std::string& algorithm, std::size_t bytes,
                  const std::vector<int>& node_sizes, bool in_node_memory, bool direct_read_allowed, bool wire,
-                 const std::map<std::string, std::string>& overrides) {
+                 bool over_tcp, const std::map<std::string, std::string>& overrides) {
   Config config;
   for (const auto& [name, text] : overrides) {
     set_field(config, name, text);
@@ -60,7 +60,8 @@ py::tuple select(const std::string& kind, const std::string& algorithm, std::siz
                           .smallest_node = *smallest,
                           .largest_node = *largest,
                           .in_node_memory = in_node_memory,
-                          .direct_read_allowed = direct_read_allowed},
+                          .direct_read_allowed = direct_read_allowed,
+                          .transport = over_tcp ? transport::TransportKind::tcp : transport::TransportKind::mpi},
                          config);
   return py::make_tuple(collective::name_of(choice.path), collective::name_of(choice.between));
 }
@@ -137,7 +138,7 @@ void bind(py::module_& functions) {
   functions.def("pieces", &collective::pieces, py::arg("count"), py::arg("length"));
   functions.def("select", &select, py::arg("kind"), py::arg("algorithm"), py::arg("bytes"), py::arg("node_sizes"),
                 py::arg("in_node_memory"), py::arg("direct_read_allowed"), py::arg("wire") = false,
-                py::arg("overrides") = std::map<std::string, std::string>(),
+                py::arg("over_tcp") = false, py::arg("overrides") = std::map<std::string, std::string>(),
                 "The path and what goes on between nodes, for nodes of so many ranks.");
   functions.def("select_on_device", &select_on_device, py::arg("kind"), py::arg("algorithm"), py::arg("bytes"),
                 py::arg("node_sizes"), py::arg("in_device_memory"), py::arg("shares_device"), py::arg("no_nccl"),

@@ -188,6 +188,13 @@ def test_an_algorithm_serves_its_calls_and_refuses_the_others(algorithm: str, no
                 assert str(refusal.value) == message
 
 
+@pytest.mark.parametrize("nodes", [(4,), (1, 1)])
+def test_mpi_serves_jobs_that_use_it(nodes: tuple[int, ...]) -> None:
+    with pytest.raises(ArgumentError, match=r"algorithm 'mpi' hands calls over to the MPI library, and .* over TCP"):
+        select(algorithm="mpi", nodes=nodes, over_tcp=True)
+    assert select(nodes=nodes, over_tcp=True) == select(nodes=nodes)
+
+
 def test_mpi_has_no_wire() -> None:
     for nodes in ((1,), (4,), (1, 1)):
         with pytest.raises(ArgumentError, match="algorithm 'mpi' has no wire dtype"):
