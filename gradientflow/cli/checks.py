@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,25 @@ from gradientflow.cli.library import build_info, built_with, keep_mpi_unstarted
 from gradientflow.cli.probe import MARK
 from gradientflow.config import Config, fields, unknown_variables
 from gradientflow.errors import GradientFlowError
+from gradientflow.job import asked_transport
 from gradientflow.launch import (
     OPEN_MPI,
     LaunchError,
     cores,
     find_launcher,
+    job_here,
     launch_environment,
     module_command,
     mpirun_command,
     ranks_of_this_job,
+    tcp_command,
 )
+from gradientflow.meeting import consider_ways, find_way
 from gradientflow.mpi_library import MPILibrary, explain_mpi4py
 from gradientflow.mpi_start import TRANSPORTS, start_variables
 
+_START = "start"
+_PROBE = module_command("gradientflow.cli.probe", [])
 _PROBE_SECONDS = 60.0
 _FACTS = (
     ("nodes_remark", "layout"),
@@ -129,24 +135,48 @@ def _start_of_open_mpi() -> Check:
     return Check("start of MPI", "ok", f"{TRANSPORTS}={chosen}" if chosen else default)
 
 
+def meeting() -> list[Check]:
+    """Say how ranks that are started as this process was would meet, and why not in the ways before."""
+    *before, last = consider_ways(os.environ, transport=asked_transport())
+    found = [Check(each.name, "ok", f"no: {each.why}") for each in before]
+    if not last.applies:
+        return [*found, Check(last.name, "fail", "not possible", last.why)]
+    transport = find_way(os.environ, transport=asked_transport()).transport
+    return [*found, Check(last.name, "ok", f"yes: {last.why}; messages over {transport.upper()}")]
+
+
 def live_job() -> list[Check]:
-    """Start a job of two ranks, have it sum random integers, and look at what it reports."""
-    name = "start"
-    if ranks_of_this_job() is not None:
-        return [Check(name, "warn", "not tried", "this is itself a rank of an MPI job: run doctor outside mpirun")]
+    """Start an MPI job of two ranks, have it sum random integers, and look at what it reports."""
+    if inside := _inside_a_job():
+        return [inside]
     try:
         launcher = find_launcher(built_with())
     except LaunchError:
-        return [Check(name, "fail", "not tried", "without an mpirun nothing can be started")]
-    command = mpirun_command(launcher, 2, module_command("gradientflow.cli.probe", []))
+        return [Check(_START, "fail", "not tried", "without an mpirun nothing can be started")]
+    return _try(mpirun_command(launcher, 2, _PROBE), launch_environment(launcher))
+
+
+def live_job_without_mpi() -> list[Check]:
+    """Do the same over TCP."""
+    inside = _inside_a_job()
+    return [inside] if inside else _try(tcp_command(job_here(2, _PROBE)), {})
+
+
+def _inside_a_job() -> Check | None:
+    if ranks_of_this_job() is None:
+        return None
+    return Check(_START, "warn", "not tried", "this is itself a rank of a job: run doctor outside of it")
+
+
+def _try(command: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
     with tempfile.TemporaryFile() as output:
-        status = run_job(Job(command, launch_environment(launcher), output, _PROBE_SECONDS))
+        status = run_job(Job(command, environment, output, _PROBE_SECONDS))
         output.seek(0)
         text = output.read().decode(errors="replace")
     report = next((line[len(MARK) :] for line in text.splitlines() if line.startswith(MARK)), None)
     if status != 0 or report is None:
         what = f"no end within {_PROBE_SECONDS:g} s" if status == TIMED_OUT else f"exit status {status}"
-        return [Check(name, "fail", what, _last_lines(text))]
+        return [Check(_START, "fail", what, _last_lines(text))]
     return judge(json.loads(report))
 
 

@@ -23,11 +23,11 @@ def main() -> None:
         wrong = {}
         for memory in ("pool", "array"):
             values = np.random.default_rng(secrets.randbits(64)).integers(-1000, 1000, _COUNT).astype(np.float32)
-            expected = np.sum(comm.mpi.allgather(values), axis=0)
+            expected = np.sum(comm.allgather(values), axis=0)
             buffer = comm.empty(_COUNT, "float32") if memory == "pool" else np.empty(_COUNT, np.float32)
             buffer[...] = values
             comm.allreduce(buffer)
-            wrong[memory] = sum(comm.mpi.allgather(int(np.count_nonzero(buffer != expected))))
+            wrong[memory] = int(comm.allgather(np.array([np.count_nonzero(buffer != expected)])).sum())
         if comm.rank == 0:
             report = {"wrong": wrong, "ranks": comm.size, "describe": comm.describe()}
             print(MARK + json.dumps(report, default=str), flush=True)
