@@ -164,13 +164,14 @@ class Netlab:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables that any job on the hosts finds. The setting of Gloo in this process's environment is kept."""
+        """The variables that any job on the hosts finds. Settings of this process's environment are kept."""
         return {
             _MARK: _mark(os.getpid()),
             "NETLAB_HOSTS": self.slots,
             "NETLAB_AGENT": " ".join(self.agent),
             "NETLAB_RATE": "" if self._limit is None else self._rate,
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "eth0"),
+            "GRADIENTFLOW_INTERFACE": os.environ.get("GRADIENTFLOW_INTERFACE", "eth0"),
         }
 
     def environment(self, version: str) -> dict[str, str]:

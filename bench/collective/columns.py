@@ -11,7 +11,15 @@ import numpy as np
 from ..core.case import Case
 from ..core.measure import Times
 from ..core.peers import OURS, Contestant, Key
-from ..core.results import BACKEND, SIZE, BandwidthResult, over_peers, shared_with_bandwidth, wire_column
+from ..core.results import (
+    BACKEND,
+    SIZE,
+    BandwidthResult,
+    over_peers,
+    shared_with_bandwidth,
+    transport_column,
+    wire_column,
+)
 from ..core.table import Column, Layout, bandwidth, columns_of, figure, name, percentage, ratio, shown
 from .plan import LIMIT, PREPARED
 
@@ -72,6 +80,7 @@ def _columns(results: Sequence[Result], with_cpu: bool) -> list[Column]:
         BACKEND,
         name("memory", "memory"),
         name("algorithm", "algorithm", shown=chosen),
+        transport_column(results),
         wire_column(results),
         *columns("median_us", "min_us", "p95_us", "launch_us"),
         *columns("refill_median_us", "algbw_GBps", "busbw_GBps", "link_share", when=sized),

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..core.case import COLLECTIVES
-from ..core.command import Bench, compare, option, plot, timing, wires
+from ..core.command import Bench, compare, option, plot, timing, transport, wires
 from ..core.plan import DEVICES, parse_sizes
 from .columns import LAYOUT
 from .plan import ALGORITHMS_OF, DEFAULT_SIZES, DTYPES, LIMIT, MEMORIES, OPS, PEERS_OF, CollectivePlan
@@ -19,7 +19,7 @@ def _options(name: str) -> list[Any]:
     peers = list(dict.fromkeys((*PEERS_OF["cpu"], *PEERS_OF["cuda"])))
     if name != "allreduce":
         peers.remove(LIMIT)
-    options = [compare(peers), *timing(1.0, "size", "calls")]
+    options = [transport(), compare(peers), *timing(1.0, "size", "calls")]
     if name == "allreduce":
         options.insert(0, wires(None))
     if COLLECTIVES[name].reduces:

@@ -22,12 +22,14 @@ def draw(figure: Any, results: Sequence[Result]) -> str:
     """Draw all contestants of a collective over size: the call alone, and next to it with writing the values."""
     right = [result for result in results if result.median_us]
     collective = right[0].collective if right else ""
-    lines = list(grouped(right, lambda result: result.key).values())
+    lines = list(grouped(right, lambda result: (result.key, result.transport)).values())
     figure.set_size_inches(11, 4.8 + 0.2 * math.ceil(len(lines) / _LEGEND_COLUMNS))
     alone, filled = figure.subplots(1, 2, sharex=True, sharey=True)
     ours = list(dict.fromkeys((result.algorithm, result.memory) for result in right if result.backend == OURS))
+    several = len({result.transport for result in right} - {None}) > 1
     for line in lines:
         label, style = _appearance(line[0], ours)
+        label += f", {line[0].transport}" if several and line[0].transport else ""
         sizes = [result.bytes for result in line]
         for axes, times in (
             (alone, [result.median_us or 0.0 for result in line]),

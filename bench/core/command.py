@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .plan import PEERS, WIRES, parse_list
+from .plan import AUTO, PEERS, TRANSPORTS, WIRES, parse_list
 from .plot import Draw
 from .table import Layout
 
@@ -92,6 +92,11 @@ def wires(default: str | None = "float32", what: str = "values") -> click.Option
 def compare(peers: Sequence[str] = PEERS) -> click.Option:
     """Make the option of the peers."""
     return option("--compare peers", "mpi", f"of {', '.join(peers)}, or '' for none")
+
+
+def transport() -> click.Option:
+    """Make the option of our transports."""
+    return option("--transport transports", AUTO, f"what our messages travel over, of {', '.join(TRANSPORTS)}, or both")
 
 
 def timing(seconds: float, each: str, what: str = "steps") -> tuple[click.Option, ...]:

@@ -44,6 +44,7 @@ def describe_environment(
         "ranks_per_host": hosts.ranks_per_host,
         "ranks_on_this_machine": hosts.ranks_on_this_machine,
         "link_rate": hosts.rate or None,
+        "tcp_congestion_control": congestion_control() or None,
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -68,6 +69,8 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
         f"GradientFlow {environment['gradientflow']}, {environment['mpi']}, Python {environment['python']}, "
         f"NumPy {environment['numpy']}, {environment['kernel']}",
     ]
+    if environment["hosts"] > 1 and (control := environment.get("tcp_congestion_control")):
+        lines[1] += f", TCP under {control}"
     if "gpu" in environment:
         gpus = f"{_plural(environment['gpus'], 'GPU')}, {environment['gpu']}"
         lines.insert(1, f"{gpus}; built with CUDA {environment['cuda']}")
@@ -77,6 +80,13 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
             "for a turn."
         )
     return lines
+
+
+def congestion_control() -> str:
+    """Name what decides how fast TCP sends by default; empty if the kernel does not say."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="utf-8").strip()
+    return ""
 
 
 def readable(date: str) -> str:

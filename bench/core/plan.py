@@ -19,6 +19,7 @@ DEVICES = ("cpu", "cuda")
 WIRES = ("float32", "float16", "bfloat16")
 PEERS = ("mpi", "gloo")
 AUTO = "auto"  # the library's own choice
+TRANSPORTS = ("mpi", "tcp")
 
 Threshold = float | str  # bytes, 0 and infinity included, or AUTO
 
@@ -73,6 +74,8 @@ class ComparedPlan(Plan):
         The dtypes of our messages between nodes, each a variant.
     peers : tuple of str
         The peers.
+    transports : tuple of str
+        What our messages between nodes travel over, each a variant; `AUTO` for that of the job.
     iterations : int or None
         Timed calls of each contestant; None for as many as fit in `seconds`.
     seconds : float
@@ -83,6 +86,7 @@ class ComparedPlan(Plan):
 
     wires: tuple[str, ...] = WIRES[:1]
     peers: tuple[str, ...] = PEERS[:1]
+    transports: tuple[str, ...] = (AUTO,)
     iterations: int | None = None
     seconds: float = 1.0
 
@@ -90,6 +94,7 @@ class ComparedPlan(Plan):
         """Refuse invalid options, with a sentence that names what to change."""
         check_choices("--wire", self.wires, WIRES)
         check_choices("--compare", self.peers, self.known_peers, may_be_empty=True)
+        check_choices("--transport", self.transports, (AUTO, *TRANSPORTS))
         check_time(self.iterations, self.seconds)
 
 

@@ -52,6 +52,8 @@ class ContestantResult(TimedResult):
     ----------
     backend, dtype, wire, device : str
         The library, the element type, the dtype of its messages, and the device.
+    transport : str or None
+        What our messages between nodes travelled over: "mpi" or "tcp".
     ranks, nodes, bytes : int
         The job, and the size.
     iterations : int
@@ -69,6 +71,7 @@ class ContestantResult(TimedResult):
     dtype: str
     wire: str
     device: str = "cpu"
+    transport: str | None = None
     ranks: int
     nodes: int
     bytes: int
@@ -143,6 +146,12 @@ def shared_with_bandwidth(case: Case, *arguments: Any) -> dict[str, Any]:
 
 SIZE = name("size", lambda result: format_size(result.bytes) if result.bytes else "-", justify="right", repeats=False)
 BACKEND = name("", lambda result: "ours" if result.backend == OURS else result.backend)
+
+
+def transport_column(results: Sequence[Any]) -> Column:
+    """Make the column of our transport, which is shown where there are several."""
+    several = len({result.transport for result in results if result.transport is not None}) > 1
+    return name("transport", lambda result: result.transport or "", shown=several)
 
 
 def wire_column(results: Sequence[ContestantResult]) -> Column:

@@ -10,11 +10,12 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+import gradientflow as gf
 from gradientflow.errors import CommunicationError
 from gradientflow.machine_load import Load, LoadMeter
 
@@ -22,7 +23,8 @@ from .case import Case
 from .data import RandomSource, Source, Values, alphabet, count_wrong, fill
 from .hosts import Hosts, find_hosts
 from .measure import FreshValues, Series, Steps, Times, refiller, sum_over_ranks, take_series
-from .peers import MpiPeer, NotServedError, Peer
+from .peers import OURS, MpiPeer, NotServedError, Peer
+from .plan import AUTO
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -120,6 +122,13 @@ class Outcome(Generic[R]):
             self.remarks.append(sentence)
 
 
+def open_transports(comm: Communicator, plan: Any) -> dict[str, Communicator]:
+    """Give the communicators of the transports that a plan compares, made of the same ranks; `comm` is one of them."""
+    own = str(comm.describe()["transport"])
+    wanted = [own if name == AUTO else name for name in getattr(plan, "transports", (AUTO,))]
+    return {name: comm if name == own else gf.init(comm.mpi, transport=name) for name in dict.fromkeys(wanted)}
+
+
 class Session(ABC, Generic[Block, C, R]):
     """All ranks measure one plan together.
 
@@ -147,6 +156,7 @@ class Session(ABC, Generic[Block, C, R]):
         extra: Callable[[Block, Case], list[C]] | None = None,
     ) -> None:
         self.comm = comm
+        self.comms = open_transports(comm, plan)
         self.plan = plan
         self.outcome: Outcome[R] = Outcome(find_hosts(comm))
         self.done = 0
@@ -242,7 +252,8 @@ class Session(ABC, Generic[Block, C, R]):
     def measure(self, block: Block, peers: Sequence[Peer]) -> None:
         """Measure a block."""
         case = self.case(block)
-        contestants = [*self.contestants(block, case, peers), *self._extra(block, case)]
+        transports, contestants = self._contestants_over_all(block, case, peers)
+        contestants += self._extra(block, case)
         served, wrong = self.check(block, case, contestants)
         right = [number for number, count in enumerate(wrong) if not count]
         times: dict[int, Times] = {}
@@ -254,10 +265,25 @@ class Session(ABC, Generic[Block, C, R]):
                 where = f"{self.preposition} {self.place(block)}"
                 self.outcome.remark(f"WRONG: {contestant.name} {where}: {count} wrong elements.")
             taken = None if count else times.get(number)
-            self.outcome.results.append(self.result(block, case, contestant, count, taken))
+            result: Any = self.result(block, case, contestant, count, taken)
+            transport = transports.get(id(contestant))
+            self.outcome.results.append(result if transport is None else replace(result, transport=transport))
         for contestant in contestants:
             contestant.close()
         self.done += 1
+
+    def _contestants_over_all(self, block: Block, case: Case, peers: Sequence[Peer]) -> tuple[dict[int, str], list[C]]:
+        """Make the contestants over each transport, and the peers once; give also what ours send over, by their ids."""
+        found: list[C] = []
+        transports: dict[int, str] = {}
+        first, (*_, last) = self.comm, self.comms
+        for transport, comm in self.comms.items():
+            self.comm = comm
+            made = list(self.contestants(block, case, peers if transport == last else ()))
+            transports |= {id(each): transport for each in made if getattr(each, "backend", OURS) == OURS}
+            found += made
+        self.comm = first
+        return transports, found
 
     def check(self, block: Block, case: Case, contestants: list[C]) -> tuple[list[C], list[int]]:
         """Call all once on fresh values; leave out those that cannot serve the call, and count wrong elements."""
@@ -342,5 +368,8 @@ class Session(ABC, Generic[Block, C, R]):
         self.outcome.load = meter.stop()
         if remark := self.outcome.load.remark(hosts.ranks_on_this_machine):
             self.outcome.remark(remark)
+        for comm in self.comms.values():
+            if comm is not self.comm:
+                comm.close()
         for peer in peers:
             peer.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.case import Case
 from ..core.plan import format_size, threshold_bytes
-from ..core.results import BACKEND, BandwidthResult, over_peers, shared_with_bandwidth, wire_column
+from ..core.results import BACKEND, BandwidthResult, over_peers, shared_with_bandwidth, transport_column, wire_column
 from ..core.shapes import MODELS, Model
 from ..core.table import Column, Layout, columns_of, name, shown
 from .contestants import COPY_FUSION, PER_TENSOR, FusionContestant
@@ -74,6 +74,7 @@ def _columns(results: Sequence[FusionResult], with_cpu: bool) -> list[Column]:
         name("model", lambda result: MODELS[result.model].title, repeats=False),
         name("", method),
         BACKEND,
+        transport_column(results),
         wire_column(results),
         name("threshold", threshold, justify="right"),
         *columns("median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "link_share"),

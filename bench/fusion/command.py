@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.command import Bench, compare, option, plot, timing, wires
+from ..core.command import Bench, compare, option, plot, timing, transport, wires
 from ..core.plan import parse_thresholds
 from ..core.shapes import MODELS
 from .columns import LAYOUT
@@ -22,6 +22,7 @@ _FUSION = Bench(
         ),
         option("--fusion-buffer buffer_bytes", DEFAULT_BUFFER, "of copy fusion, bytes", parse_buffer, metavar="SIZE"),
         wires(),
+        transport(),
         compare(),
         *timing(10.0, "model"),
         plot("the times as bars"),

@@ -241,7 +241,7 @@ def fusion_contestants(
 ) -> Iterator[FusionContestant]:
     """Make all contestants for a model, with fresh tensors. Collective."""
     reducers = [_our_reducer(comm, case, wire) for wire in plan.wires]
-    reducers += [_peer_reducer(name, peer, case) for name, peer in zip(plan.peers, peers, strict=True)]
+    reducers += [_peer_reducer(name, peer, case) for name, peer in zip(plan.peers, peers, strict=False)]
     for reducer in reducers:
         if reducer.backend == OURS:
             yield _per_tensor(reducer, "pool", _node_tensors(comm, case, model))

@@ -8,7 +8,16 @@ from functools import partial
 from typing import Any
 
 from ..core.case import Case
-from ..core.results import BACKEND, SIZE, ContestantResult, gigabytes_per_second, over_peers, shared, wire_column
+from ..core.results import (
+    BACKEND,
+    SIZE,
+    ContestantResult,
+    gigabytes_per_second,
+    over_peers,
+    shared,
+    transport_column,
+    wire_column,
+)
 from ..core.table import Column, Layout, bandwidth, columns_of, name, shown
 from .contestants import ServerContestant
 
@@ -52,6 +61,7 @@ def _columns(results: Sequence[ServerResult], with_cpu: bool) -> list[Column]:
         name("servers", "servers", justify="right", repeats=False),
         BACKEND,
         name("memory", "memory"),
+        transport_column(results),
         wire_column(results),
         *columns("median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "link_share"),
         *columns("cpu_us", when=with_cpu),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.command import Bench, compare, option, plot, timing, wires
+from ..core.command import Bench, compare, option, plot, timing, transport, wires
 from ..core.plan import parse_counts, parse_sizes
 from .columns import LAYOUT
 from .plan import DEFAULT_SIZES, MEMORIES, PEERS, ServerPlan
@@ -16,6 +16,7 @@ _PS = Bench(
         option("--servers", None, "how many servers, in the ranks of workers  [default: as many]", parse_counts),
         option("--memory memories", ",".join(MEMORIES), "array: of the worker; in-place: where servers read and write"),
         wires(),
+        transport(),
         compare(PEERS),
         *timing(3.0, "size", "exchanges"),
         plot("times"),

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.case import Case
 from ..core.peers import OURS
 from ..core.plan import format_size
-from ..core.results import ContestantResult, shared, wire_column
+from ..core.results import ContestantResult, shared, transport_column, wire_column
 from ..core.shapes import Model
 from ..core.table import Column, Layout, columns_of, figure, megabytes, name, percentage, ratios, shown
 from .contestants import CSC, DENSE, SparseContestant
@@ -98,10 +98,10 @@ def summarise_sparse(
 def _columns(results: Sequence[SparseResult], with_cpu: bool) -> list[Column]:
     def compared(backend: str) -> Column:
         def find(result: SparseResult) -> SparseResult | None:
-            """Find the dense counterpart of a result; if it is ours, with the same wire."""
+            """Find the dense counterpart of a result; if it is ours, with the same wire and transport."""
             place = result.model, result.chunk_size, DENSE, backend
             for other in results if result.backend == OURS else ():
-                alike = backend != OURS or other.wire == result.wire
+                alike = backend != OURS or (other.wire, other.transport) == (result.wire, result.transport)
                 if (other.model, other.chunk_size, other.method, other.backend) == place and alike:
                     return None if other == result else other
             return None
@@ -117,6 +117,7 @@ def _columns(results: Sequence[SparseResult], with_cpu: bool) -> list[Column]:
         name("chunk", lambda result: format_size(result.chunk_size), repeats=False),
         name("", lambda result: result.method if result.backend == OURS else result.backend),
         name("density", lambda result: "" if result.density is None else f"{result.density:g}"),
+        transport_column(results),
         wire_column(results),
         *columns("median_us", "min_us", "p95_us", "refill_median_us", "bookkeeping_us"),
         figure("chunks", "% of filled", "bookkeeping_share", percentage, shown=kept),

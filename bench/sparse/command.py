@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.command import Bench, compare, option, plot, timing, wires
+from ..core.command import Bench, compare, option, plot, timing, transport, wires
 from ..core.plan import parse_densities, parse_sizes
 from ..core.shapes import MODELS
 from ..kernels.columns import LAYOUT as KERNELS_LAYOUT
@@ -27,6 +27,7 @@ _SPARSE = Bench(
         option("--chunk chunk_sizes", DEFAULT_CHUNKS, "elements of a chunk; K, M allowed", parse_sizes),
         option("--momentum", 0.9, "residuals are multiplied by it", type=float),
         wires(),
+        transport(),
         compare(),
         *timing(10.0, "model and chunk"),
         plot("steps and bytes"),

@@ -76,7 +76,7 @@ def sparse_contestants(
     for wire in plan.wires:
         dense = gf.GradientPool(comm, model.gradients, case.dtype, _THRESHOLD, _rounding(case, wire))
         yield _over_pool(DENSE, dense, wire)
-    for name, peer in zip(plan.peers, peers, strict=True):
+    for name, peer in zip(plan.peers, peers, strict=False):
         yield _from_peer(name, peer, case, model)
     for wire in plan.wires:
         for density in plan.densities:

@@ -11,7 +11,7 @@ import click
 from gradientflow.policies import as_stragglers
 from gradientflow.strategies import parse_strategies
 
-from ..core.command import Bench, option, page, plot
+from ..core.command import Bench, option, page, plot, transport
 from ..core.plan import WIRES, parse_thresholds
 from .columns import LAYOUT
 from .ladder import LADDER
@@ -77,6 +77,7 @@ _TRAIN = Bench(
             is_flag=True,
             help="each strategy also with the step made by the core, in one pass",
         ),
+        transport(),
         click.Option(
             ["--ladder"],
             is_flag=True,

@@ -55,6 +55,8 @@ class Entry:
         The dtype of the model. With 16 bits gradients have 16 bits too, and the update uses float32 master weights.
     fused : bool
         Of `gradientflow`: whether the core makes the step, where the strategy permits both.
+    transport : str or None
+        Of `gradientflow`: what messages travel over, where that is compared.
     """
 
     contestant: str
@@ -63,6 +65,7 @@ class Entry:
     overlaps: bool = True
     precision: str = "float32"
     fused: bool = False
+    transport: str | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -133,6 +136,7 @@ class Entry:
             return "" if self.approximation_rank is None else f"rank {self.approximation_rank}"
         parts = [str(self.strategy), *([] if self.precision == "float32" else [f"{self.precision} model"])]
         parts += ["fused step"] if self.fused else []
+        parts += [f"over {self.transport}"] if self.transport is not None else []
         return ", ".join([*parts, *([] if self.overlaps else ["after backward"])])
 
     @property

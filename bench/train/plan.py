@@ -14,7 +14,7 @@ from typing import Any
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import Dense, Strategy, parse_strategies
 
-from ..core.plan import AUTO, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
+from ..core.plan import AUTO, TRANSPORTS, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
 from .entry import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, Optimizer
 from .rates import OwnRates, check_rate
 
@@ -70,6 +70,8 @@ class TrainPlan(Plan):
         Of `PRECISIONS`: variants of ours.
     fused : bool
         Whether there are variants of ours with the fused step.
+    transports : tuple of str
+        What our messages travel over, each a variant; `AUTO` for the transport of the job.
     ladder : bool
         Instead of all contestants, the parts of the GradientFlow paper added one by one.
     steps : int
@@ -110,6 +112,7 @@ class TrainPlan(Plan):
     approximation_ranks: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ("float32",)
     fused: bool = False
+    transports: tuple[str, ...] = (AUTO,)
     ladder: bool = False
     steps: int = 40
     turn: int = 5
@@ -131,6 +134,9 @@ class TrainPlan(Plan):
         check_choices("--model", self.models, MODELS)
         check_choices("--contestants", self.contestants, CONTESTANTS, may_be_empty=True)
         check_choices("--wire", self.wires, WIRES, may_be_empty=True)
+        check_choices("--transport", self.transports, (AUTO, *TRANSPORTS))
+        if self.transports != (AUTO,) and (self.scale or self.ladder):
+            raise PlanError("--transport compares all ranks by our strategies: leave --scale and --ladder out")
         check_choices("--precision", self.precisions, PRECISIONS)
         if self.ladder and self.epochs is not None:
             raise PlanError("--ladder is about time: leave --convergence out")
@@ -208,6 +214,8 @@ class TrainPlan(Plan):
                     found.append(Entry(OURS, variant, precision=precision))
                     if self.fused and precision == "float32" and variant.step == "any":
                         found.append(Entry(OURS, variant, fused=True))
+        if self.transports != (AUTO,):
+            found = [replace(entry, transport=transport) for entry in found for transport in self.transports]
         return list(dict.fromkeys(found))
 
     @property

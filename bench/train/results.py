@@ -293,6 +293,7 @@ class TrainResult:
             "learning_rate_tuned": self.is_tuned,
             "overlaps": None if entry.strategy is None else entry.overlaps,
             "fused": None if entry.strategy is None else entry.fused,
+            "transport": entry.transport,
             "ranks": self.ranks,
             "nodes": self.nodes,
             "batch": self.batch,

@@ -172,7 +172,8 @@ class TrainSession(Session[str, Any, TrainResult]):
         return Pace(plan.stragglers, self.comm.rank, seed, step_seconds, backward), [remark]
 
     def _make(self, entry: Entry, task: Task, seed: int) -> Contestant:
-        return Contestant(entry, task, seed, self.plan.optimizer_of(entry, task.learning_rate), self.comm)
+        comm = self.comm if entry.transport is None else self.comms[entry.transport]
+        return Contestant(entry, task, seed, self.plan.optimizer_of(entry, task.learning_rate), comm)
 
     def _check(self, task: Task) -> dict[str, int]:
         """Count, for every contestant, wrong elements of its first gradients, and ranks whose parameters differ."""

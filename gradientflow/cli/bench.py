@@ -22,7 +22,7 @@ import click
 import gradientflow as gf
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.bench.core.command import Bench
-from gradientflow.bench.core.plan import PlanError, check_installed
+from gradientflow.bench.core.plan import AUTO, PlanError, check_installed
 from gradientflow.bench.core.report import Output, progress, report
 from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.job import Job, die_with_parent, run_job
@@ -107,7 +107,8 @@ class BenchCommand(click.Command):
         return run_job(Job(command, launch_environment(launcher, options["hosts"])))
 
     def _measure(self, plan: Any, output: Output) -> int:
-        with gf.init() as comm:
+        transports = getattr(plan, "transports", (AUTO,))
+        with gf.init(transport=None if AUTO in transports else transports[0]) as comm:
             with progress(comm, output, plan.stages) as show:
                 outcome = self._bench.session(comm, plan, show).run()
             report(comm, self._bench, outcome, output)

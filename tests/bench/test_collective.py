@@ -39,7 +39,7 @@ from gradientflow.launch import Launcher, launch_environment, module_command, mp
 from gradientflow.machine_load import Load
 
 RESULT_FIELDS = [
-    *("backend", "dtype", "wire", "device", "ranks", "nodes", "bytes", "iterations"),
+    *("backend", "dtype", "wire", "device", "transport", "ranks", "nodes", "bytes", "iterations"),
     *("collective", "algorithm", "memory"),
     *("median_us", "min_us", "p95_us", "refill_median_us", "cpu_us", "link_share", "algbw_GBps", "busbw_GBps"),
     *("launch_us", "wrong"),

@@ -26,7 +26,18 @@ from gradientflow.bench.fusion.plan import FusionPlan, parse_buffer
 
 RESULT_FIELDS = {
     *("backend", "method", "model", "tensors", "parameters", "bytes", "memory", "threshold_bytes", "calls", "dtype"),
-    *("wire", "device", "ranks", "nodes", "iterations", "median_us", "min_us", "p95_us", "refill_median_us"),
+    *(
+        "wire",
+        "device",
+        "transport",
+        "ranks",
+        "nodes",
+        "iterations",
+        "median_us",
+        "min_us",
+        "p95_us",
+        "refill_median_us",
+    ),
     *("algbw_GBps", "busbw_GBps", "cpu_us", "link_share", "bytes_copied", "wrong"),
 }
 

@@ -25,7 +25,19 @@ from gradientflow.bench.sparse.reference import Layout, PaddedSource, Reference,
 
 RESULT_FIELDS = {
     *("backend", "method", "model", "tensors", "parameters", "bytes", "chunk_size", "density", "sent_share", "dtype"),
-    *("wire", "device", "ranks", "nodes", "iterations", "median_us", "min_us", "p95_us", "refill_median_us", "cpu_us"),
+    *(
+        "wire",
+        "device",
+        "transport",
+        "ranks",
+        "nodes",
+        "iterations",
+        "median_us",
+        "min_us",
+        "p95_us",
+        "refill_median_us",
+        "cpu_us",
+    ),
     *("bookkeeping_us", "bytes_sent", "bytes_reported", "link_share", "wrong"),
 }
 

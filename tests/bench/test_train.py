@@ -45,7 +45,7 @@ SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
 SGD = Optimizer(0.01, 0.9)
 RESULT_FIELDS = [
     *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "optimizer"),
-    *("learning_rate", "learning_rate_tuned", "overlaps", "fused"),
+    *("learning_rate", "learning_rate_tuned", "overlaps", "fused", "transport"),
     *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
     *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "waiting_percent"),

@@ -682,6 +682,26 @@ def test_bench_allreduce(ranks: int, tmp_path: Path) -> None:
     assert "\x1b" not in ended.stdout
 
 
+@pytest.mark.parametrize(
+    "command", ["allreduce --sizes 64K", "ps --sizes 64K --memory array", "sparse --elements 64K --density 1,0.1"]
+)
+def test_both_transports_are_measured_in_one_run(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    options = ("-n", "2", "--transport", "tcp,mpi", *BRIEF, "--json", str(path))
+    ended = gradientflow("bench", *command.split(), *options, env={"GRADIENTFLOW_NODE_SIZE": "1"}, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    written = json.loads(path.read_text())
+    transports = [row["transport"] for row in written["results"] if row["backend"] == "gradientflow"]
+    assert transports.count("tcp") == transports.count("mpi") > 0
+    assert {row["transport"] for row in written["results"] if row["backend"] != "gradientflow"} == {None}
+    assert {row["wrong"] for row in written["results"]} == {0}
+    assert "transport" in ended.stdout
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    assert written["environment"]["tcp_congestion_control"] == (
+        control.read_text().strip() if control.exists() else None
+    )
+
+
 # Those of blocks are benchmarked in bench/test_collective.py.
 OTHERS = [name for name in COLLECTIVES if name not in ("allreduce", "alltoall", "gather", "scatter")]
 
