@@ -171,6 +171,10 @@ class Endpoint {
   // than its receive.
   [[nodiscard]] virtual std::optional<std::size_t> test(Request& request) = 0;
 
+  // Whether a test could find that the request has ended, for whoever tests many, and carries everything on by next()
+  // or pause(). Carries nothing on.
+  [[nodiscard]] virtual bool may_have_ended(const Request& /*request*/) const noexcept { return true; }
+
   // Carries everything on and lets a little time pass, the more the longer the wait has lasted. Returns true from time
   // to time, for the caller to look for what can go wrong. Returns early where something has come.
   virtual bool pause(Patience& patience) = 0;

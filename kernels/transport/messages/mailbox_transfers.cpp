@@ -207,6 +207,9 @@ void Mailbox::end_part(const Transfer& part) {
 
 // Whether it need not be tested any more.
 bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
+  if (!closed_ && !endpoint_->may_have_ended(transfer->request_)) {  // closed, it does not draw messages any more
+    return false;
+  }
   try {
     if (!endpoint_->test(transfer->request_)) {
       return false;

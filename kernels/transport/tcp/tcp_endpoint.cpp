@@ -100,6 +100,13 @@ std::optional<std::size_t> TcpEndpoint::test(Request& request) {
                                                : take(operation_of<Receiving>(request));
 }
 
+bool TcpEndpoint::may_have_ended(const Request& request) const noexcept {
+  const Operation& operation = request.kind() == Request::Kind::send
+                                   ? static_cast<const Operation&>(*operation_of<Sending>(request))
+                                   : *operation_of<Receiving>(request);
+  return operation.has_ended.load(std::memory_order_acquire);
+}
+
 bool TcpEndpoint::pause(Patience& patience) {
   if (patience.is_for_nobody()) {
     engine_->carry_on(longest_sleep, true);

@@ -30,6 +30,7 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::optional<Arrival> next(std::optional<int> tag) override;
   [[nodiscard]] Request receive(Arrival& arrival, void* data) override;
   [[nodiscard]] std::optional<std::size_t> test(Request& request) override;
+  [[nodiscard]] bool may_have_ended(const Request& request) const noexcept override;
   bool pause(Patience& patience) override;
   void give_up(Request& request, Owner owner) noexcept override;
   void discard(Arrival& arrival) noexcept override;
