@@ -45,6 +45,7 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
         ("README.md", "this block runs all tests"): 1,
         ("docs/clusters.md", "needs Slurm"): 1,
+        ("docs/clusters.md", "needs two hosts"): 2,
         ("docs/pytorch.md", "needs a GPU"): 1,
         ("docs/sparse.md", "a fragment of sparse.c, which test_c.py runs"): 1,
     }
