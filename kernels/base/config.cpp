@@ -128,6 +128,15 @@ std::string parse_library(const std::string& text) {
 
 std::string parse_transport(const std::string& text) { return parse_choice(text, {"auto", "mpi", "tcp"}); }
 
+std::string parse_congestion(const std::string& text) {
+  constexpr std::size_t longest = 15;  // TCP_CA_NAME_MAX, with the zero behind it
+  const auto is_plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-'; };
+  if (text.empty() || text.size() > longest || !std::all_of(text.begin(), text.end(), is_plain)) {
+    refuse("the name of a congestion control, such as cubic, or auto", text);
+  }
+  return text;
+}
+
 std::string parse_interface(const std::string& text) {
   if (text.empty() || std::any_of(text.begin(), text.end(), [](unsigned char c) { return std::isspace(c) != 0; })) {
     refuse("the name of an interface, such as eth1, a network, such as 10.0.0.0/24, or auto", text);
@@ -264,6 +273,11 @@ const std::vector<Accessor>& accessors() {
         "Over TCP, a host that has acknowledged nothing for so long is gone."},
        [](const Config& c) { return format_number(c.host_timeout); },
        [](Config& c, const std::string& t) { c.host_timeout = parse_positive(t); }},
+      {{"congestion", "GRADIENTFLOW_CONGESTION", "name",
+        "The congestion control of TCP connections, one that the system allows (reno, cubic, bbr); auto leaves it to "
+        "the system."},
+       [](const Config& c) { return c.congestion; },
+       [](Config& c, const std::string& t) { c.congestion = parse_congestion(t); }},
       {{"spin", "GRADIENTFLOW_SPIN", "count",
         "How often a waiting rank polls before it yields its core; not at all with more ranks than cores."},
        [](const Config& c) { return std::to_string(c.spin); },

@@ -37,6 +37,7 @@ struct Config {
   std::string cuda_library = "auto";         // the library of CUDA kernels; auto: the installed one
   std::string transport = "auto";            // what moves messages: auto, mpi, tcp
   std::string interface = "auto";            // the network interface or network that TCP uses; auto: finds one
+  std::string congestion = "auto";           // the congestion control of connections; auto: the system's (TCP)
   double host_timeout = 3.0;                 // seconds without an acknowledgement after which a host is gone (TCP)
   int spin = 50;                             // polls of a flag before the rank yields its core
   int yields = 100;                          // yields before the rank sleeps

@@ -15,7 +15,8 @@ std::unique_ptr<Endpoint> meet(Exchange& exchange, int rank, const Config& confi
   const auto listen = [&] {
     network = tcp::Network::listen({.address = choose_address(config.interface, near, until),
                                     .timeout = config.timeout,
-                                    .host_timeout = config.host_timeout});
+                                    .host_timeout = config.host_timeout,
+                                    .congestion = config.congestion == "auto" ? "" : config.congestion});
     return network->address();
   };
   Introduction met = introduce(exchange, rank, listen, until);

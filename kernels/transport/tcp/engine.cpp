@@ -1,6 +1,8 @@
 #include "engine.hpp"
 
 #include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -33,8 +35,14 @@ Socket made(int descriptor, const char* what) {
   return Socket(descriptor);
 }
 
-Socket listen_at(const Address& address) {
+Socket listen_at(const Address& address, const std::string& congestion) {
   Socket socket = made(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "a socket");
+  if (!congestion.empty() && setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, congestion.data(),
+                                        static_cast<socklen_t>(congestion.size())) != 0) {
+    throw system_error("the congestion control " + congestion +
+                           " (GRADIENTFLOW_CONGESTION) cannot be had; see net.ipv4.tcp_allowed_congestion_control",
+                       errno);
+  }
   if (bind(socket.get(), address.get(), address.length()) != 0 || listen(socket.get(), SOMAXCONN) != 0) {
     throw system_error("cannot listen at " + address.text(), errno);
   }
@@ -89,7 +97,7 @@ std::shared_ptr<Network> Network::listen(const Options& options) { return std::m
 Engine::Engine(const Options& options)
     : options_(options),
       process_(getpid()),
-      listener_(listen_at(Address(options.address, 0))),
+      listener_(listen_at(Address(options.address, 0), options.congestion)),
       epoll_(made(epoll_create1(EPOLL_CLOEXEC), "an epoll")),
       alarm_(made(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "an eventfd")),
       address_(Address::of_socket(listener_.get())),

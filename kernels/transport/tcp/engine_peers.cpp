@@ -36,6 +36,10 @@ std::string described(int code) { return system_error("", code).what() + 2; }
 void Engine::prepare(int socket) const {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, unsent_bytes);
+  if (!options_.congestion.empty()) {  // checked when the network was made
+    setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, options_.congestion.data(),
+               static_cast<socklen_t>(options_.congestion.size()));
+  }
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);

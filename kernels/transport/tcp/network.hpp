@@ -15,9 +15,10 @@ namespace gradientflow::transport::tcp {
 using Token = std::array<std::byte, 32>;
 
 struct Options {
-  std::string address;        // of this host, at which others reach it: "10.0.0.2", "fe80::1%eth0"
-  double timeout = 300.0;     // seconds, of set-up calls
-  double host_timeout = 3.0;  // seconds without an acknowledgement after which a host is gone
+  std::string address;          // of this host, at which others reach it: "10.0.0.2", "fe80::1%eth0"
+  double timeout = 300.0;       // seconds, of set-up calls
+  double host_timeout = 3.0;    // seconds without an acknowledgement after which a host is gone
+  std::string congestion = {};  // the congestion control of connections; empty: the system's
 };
 
 class Network {
