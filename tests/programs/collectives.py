@@ -18,6 +18,7 @@ from support import (
     RANK,
     SIZE,
     STORAGE,
+    TRANSPORTS,
     WORLD,
     Array,
     as_tensor,
@@ -346,17 +347,18 @@ def small_grid(choices: random.Random) -> int:
 
 
 def grid_between_nodes(choices: random.Random) -> int:
-    """Run the same between nodes of every size; here the sizes are drawn, too."""
+    """Run the same between nodes of every size, over both transports; here the sizes are drawn, too."""
     data = both(SMALL_ELEMENTS, 1)
     checked = 0
-    for node_size, each in itertools.product(NODE_SIZES, BETWEEN_NODES):
+    for transport, node_size, each in itertools.product(TRANSPORTS, NODE_SIZES, BETWEEN_NODES):
         settings = {"node_size": node_size, **each}
-        with gf.init(config=gf.Config(**settings)) as comm:
+        algorithms = [each for each in BY_MESSAGES if transport == "mpi" or each != "mpi"]
+        with gf.init(config=gf.Config(transport=transport, **settings)) as comm:
             grid = Grid(comm, data, SMALL_ELEMENTS)
             assert comm.nodes == -(-SIZE // node_size)
             for kind, dtype, op in kinds_dtypes_and_ops():
                 for count in choices.sample(sizes_between_nodes(settings, dtype), SIZES_EACH):
-                    check(grid, draw(choices, kind, dtype, op, count, BY_MESSAGES), settings)
+                    check(grid, draw(choices, kind, dtype, op, count, algorithms), settings)
                     checked += 1
     return checked
 
@@ -588,4 +590,4 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         run(main)
     else:
-        run_checks(around=nothing)
+        run_checks(sends=True, by_mpi=[check_against_mpi, check_what_handles_say], around=nothing)
