@@ -3,8 +3,9 @@
     python -I -S processes.py JOB
 
 JOB is what `gradientflow.launch.tcp` writes. This is a program of its own, as ``mpirun`` is, and imports nothing of the
-package, so that it starts at once. Ranks write to its output themselves; rank 0 reads its input. When one fails,
-the others have a moment to say what they have to say. However this process ends, the ranks end, too.
+package, so that it starts at once. Rank 0 reads its input. What ranks write is passed on in whole lines, but to a
+terminal, to which they write themselves. When one fails, the others have a moment to say what they have to say. However
+this process ends, the ranks end, too.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import contextlib
 import ctypes
 import json
 import os
+import selectors
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -24,16 +27,79 @@ _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 _WATCHED = _ENDING | {signal.SIGCHLD}
 _REPORT_SECONDS = 3.0  # in which ranks notice that another has gone
 _GRACE_SECONDS = 3.0  # between asking a rank to end and killing it
+_PROMPT_SECONDS = 0.1  # after which the beginning of a line is passed on
 _NOT_STARTED = 127  # as a shell says it
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class Output:
+    """Passes on what several processes write, whole lines at a time: else lines of ranks could mix."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._begun: dict[int, bytes] = {}  # lines, by the pipe that they come from
+        self._turns = 0  # in which something came
+        self._writing = False  # for as long as its reader takes
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+
+    def pipe_to(self, target: int) -> int | None:
+        """Return a new pipe to one of this process's own outputs; None for a terminal."""
+        if os.isatty(target):
+            return None
+        read, write = os.pipe()
+        self._selector.register(read, selectors.EVENT_READ, target)
+        self._begun[read] = b""
+        return write
+
+    def start(self) -> None:
+        """Begin, once all processes have been started."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Pass on what is left of processes that have ended; what they have started may still hold their pipes."""
+        before = -1
+        while self._thread.is_alive() and (self._writing or self._turns != before):
+            before = self._turns
+            self._thread.join(2 * _PROMPT_SECONDS)
+
+    def _pass_on(self) -> None:
+        while self._selector.get_map():
+            ready = self._selector.select(_PROMPT_SECONDS if any(self._begun.values()) else None)
+            self._turns += bool(ready)
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 16)
+                lines, newline, rest = (self._begun[key.fd] + data).rpartition(b"\n")
+                self._begun[key.fd] = rest if data else b""
+                self._write(key, lines + newline if data else rest)
+                if not data:
+                    self._forget(key)
+            for key in [] if ready else list(self._selector.get_map().values()):
+                begun, self._begun[key.fd] = self._begun[key.fd], b""
+                self._write(key, begun)
+
+    def _write(self, key: selectors.SelectorKey, data: bytes) -> None:
+        self._writing = True
+        try:
+            while data:
+                data = data[os.write(key.data, data) :]
+        except OSError:  # nobody reads: the ranks are to notice
+            self._forget(key)
+        self._writing = False
+
+    def _forget(self, key: selectors.SelectorKey) -> None:
+        if key.fd in self._begun:
+            del self._begun[key.fd]
+            self._selector.unregister(key.fd)
+            os.close(key.fd)
+
+
 class Ranks:
     """The processes of a job, by their rank."""
 
     def __init__(self, job: dict[str, Any]) -> None:
+        self._output = Output()
         self.status = 0  # of the first that failed
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._grouped = set(range(len(job["hosts"])))
@@ -49,6 +115,7 @@ class Ranks:
             }
             started[host] = started.get(host, 0) + 1
             self._start(rank, host, job, {**job["environment"], **place, **job["of_hosts"].get(host, {})})
+        self._output.start()
 
     def __len__(self) -> int:
         """Return how many still run."""
@@ -75,6 +142,10 @@ class Ranks:
                 else:
                     process.send_signal(number)
 
+    def finish(self) -> None:
+        """Pass on what ranks that have ended have written."""
+        self._output.finish()
+
     def _start(self, rank: int, host: str, job: dict[str, Any], variables: dict[str, str]) -> None:
         launcher = os.getpid()
 
@@ -86,16 +157,22 @@ class Ranks:
             if os.getppid() != launcher:  # which has ended meanwhile
                 os._exit(1)
 
+        outputs = [self._output.pipe_to(target) for target in (1, 2)]
         try:
             self._running[rank] = subprocess.Popen(
                 [*job["agent"], host, shlex.join(job["program"])] if job["agent"] else job["program"],
                 env={**os.environ, **variables},
                 stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=outputs[0],
+                stderr=outputs[1],
                 preexec_fn=prepare,
             )
         except OSError as error:
             _say(f"rank {rank} cannot be started: {error}")
             sys.exit(_NOT_STARTED)
+        for pipe in outputs:
+            if pipe is not None:
+                os.close(pipe)
 
 
 def main() -> int:
@@ -108,6 +185,7 @@ def main() -> int:
     while True:
         ranks.reap()
         if not ranks:
+            ranks.finish()
             return cause or ranks.status
         if deadline is None and ranks.status:
             deadline = time.monotonic() + _REPORT_SECONDS

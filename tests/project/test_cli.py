@@ -480,6 +480,19 @@ def test_ranks_without_mpi_find_their_place_and_where_to_meet(monkeypatch: pytes
     assert sorted(places) == [[str(rank)] * 3 for rank in range(3)]
 
 
+def test_without_mpi_lines_stay_whole(tmp_path: Path) -> None:
+    """Though Python without a buffer writes the end of a line by itself; a prompt is passed on, too."""
+    program = tmp_path / "program.py"
+    program.write_text("import os\nfor number in range(200): print(os.environ['RANK'] * 50)\nprint('?', end='')\n")
+    environment = {"PYTHONUNBUFFERED": "1"}
+    ended = gradientflow("run", "-n", "3", "--transport", "tcp", "--", str(program), env=environment)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.replace("?", "").splitlines()
+    assert sorted(lines) == sorted(str(rank) * 50 for rank in range(3) for _ in range(200))
+    assert ended.stdout.count("?") == 3
+    assert gradientflow("run", "-n", "2", "--transport", "tcp", "--", "sh", "-c", "sleep 95.5 &").returncode == 0
+
+
 def test_without_mpi_rank_0_reads_the_input() -> None:
     command = module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--", "cat"])
     done = subprocess.run(command, input="to rank 0", capture_output=True, text=True, timeout=30, check=True)
