@@ -21,10 +21,13 @@ def flags() -> Sequence[str]:
     return mpi_flags("-I")
 
 
-FILES = [SOURCES / "compute.cpp", SOURCES / "cuda.cpp", OWN / "collective.cpp", OWN / "meeting.cpp", OWN / "mpi.cpp"]
+FILES = [
+    *(SOURCES / name for name in ("compute.cpp", "cuda.cpp")),
+    *(OWN / name for name in ("collective.cpp", "meeting.cpp", "mpi.cpp", "tcp.cpp")),
+]
 
 with ThreadPoolExecutor() as pool:
     list(pool.map(lambda file: build_native(file, flags), FILES))
 
 modules: list[Any] = [load_native(file, flags) for file in FILES]
-compute, cuda, collective, meeting, mpi = modules
+compute, cuda, collective, meeting, mpi, tcp = modules

@@ -114,6 +114,7 @@ Connection::Outcome Connection::flush(std::vector<Sending*>& sent) {
       }
       return errno == EAGAIN ? Outcome::blocked : Outcome::failed;
     }
+    has_sent_ = true;
     advance(static_cast<std::size_t>(sent_bytes), sent);
     if (static_cast<std::size_t>(sent_bytes) < total) {
       return Outcome::blocked;

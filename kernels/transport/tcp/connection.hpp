@@ -34,6 +34,7 @@ class Connection : public Watched {
 
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
+  void close_socket() noexcept { socket_ = Socket(); }  // in a forked process, whose requests may still point here
 
   // Queues a greeting, which goes first; a header, with a part of the data of `sending` behind it; or one that
   // overtakes data.
@@ -43,6 +44,7 @@ class Connection : public Watched {
   // Queues a message that has been fetched, piece by piece, between those of others.
   void put_pieces(const Header& first, Sending& sending);
   [[nodiscard]] bool has_to_send() const noexcept { return !urgent_.empty() || !queue_.empty(); }
+  [[nodiscard]] bool has_sent() const noexcept { return has_sent_; }
 
   // Sends what can be sent: done, blocked, or failed with errno set. Sends that have left are added to `sent`.
   Outcome flush(std::vector<Sending*>& sent);
@@ -97,6 +99,7 @@ class Connection : public Watched {
   std::array<std::byte, sizeof(Header)> head_{};
   std::size_t head_bytes_ = 0;
   Landing landing_;
+  bool has_sent_ = false;
   int least_worth_reading_ = 1;  // bytes, as the system has been told
 };
 

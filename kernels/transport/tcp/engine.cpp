@@ -26,6 +26,7 @@ constexpr auto look_every = 250ms;
 constexpr auto leave_time = 1s;
 constexpr auto longest_handover = 1ms;
 constexpr auto in_between_waits = 5ms;
+constexpr auto longest_unpolled = 1ms;  // while only single requests are tested
 constexpr std::size_t spill_bytes = std::size_t{64} << 10;
 
 Socket made(int descriptor, const char* what) {
@@ -83,7 +84,9 @@ struct Forks {
       each->epoll_ = Socket();
       each->alarm_ = Socket();
       for (auto& peer : each->peers_) {
-        peer.connections.clear();
+        for (const auto& connection : peer.connections) {
+          connection->close_socket();
+        }
       }
       each->lost_.clear();
       each->strangers_.clear();
@@ -150,7 +153,7 @@ std::unique_ptr<Endpoint> Engine::join(int rank, std::vector<std::string> addres
 void Engine::handle(Watched& watched, std::uint32_t events) {
   switch (watched.watched_kind) {
     case Watched::Kind::listener:
-      accept_all();
+      accept_some();
       break;
     case Watched::Kind::alarm: {
       std::uint64_t count = 0;
@@ -176,6 +179,23 @@ void Engine::handle(Watched& watched, std::uint32_t events) {
   }
 }
 
+// The role of the thread in epoll, which it leaves even where something is thrown.
+class Engine::Polling {
+ public:
+  explicit Polling(Engine& engine) : engine_(engine) { engine_.is_polled_ = true; }
+  Polling(const Polling&) = delete;
+  Polling& operator=(const Polling&) = delete;
+  ~Polling() {
+    engine_.is_polled_ = false;
+    engine_.polled_ = Clock::now();
+    engine_.has_found_ = false;
+    engine_.found_.notify_all();
+  }
+
+ private:
+  Engine& engine_;
+};
+
 // One thread is in epoll at a time. The others wait until it has found something, or leaves: then one of them goes in.
 // A thread that waits for something takes the place of one in the background, which stays away for a while, so that
 // nothing has to be handed over between the waits of one call.
@@ -197,12 +217,16 @@ void Engine::carry_on(std::chrono::milliseconds wait, bool in_background) {
     }
     return;
   }
-  is_polled_ = true;
+  is_for_nobody_ = in_background;
+  poll(lock, wait);
+}
+
+void Engine::poll(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds wait) {
+  const Polling polling(*this);
   std::array<epoll_event, found_at_once> events;
   int found = 0;
   if (wait > 0ms) {
     is_slept_in_ = true;
-    is_for_nobody_ = in_background;
     lock.unlock();
     found = epoll_wait(epoll_.get(), events.data(), found_at_once, static_cast<int>(wait.count()));
     lock.lock();
@@ -221,9 +245,6 @@ void Engine::carry_on(std::chrono::milliseconds wait, bool in_background) {
   settle();
   lost_.clear();
   gone_.clear();
-  is_polled_ = false;
-  has_found_ = false;
-  found_.notify_all();
 }
 
 void Engine::wake_sleeper() {
@@ -270,14 +291,23 @@ bool Engine::test(const Operation& operation) {
   if (operation.has_ended.load(std::memory_order_acquire)) {
     return true;
   }
-  const std::lock_guard lock(mutex_);
-  if (!operation.has_ended.load(std::memory_order_relaxed) && operation.peer != rank_) {
+  std::unique_lock lock(mutex_);
+  const auto has_ended = [&] { return operation.has_ended.load(std::memory_order_relaxed); };
+  if (!has_ended() && operation.peer != rank_) {
     carry_on(operation.peer);
-    const bool has_ended = operation.has_ended.load(std::memory_order_relaxed);
-    rouse();
-    return has_ended;
   }
-  return operation.has_ended.load(std::memory_order_relaxed);
+  if (!has_ended() && !is_polled_ && Clock::now() - polled_ > longest_unpolled) {
+    poll(lock, 0ms);
+  }
+  rouse();
+  return has_ended();
+}
+
+// Whether messages have yet to leave, or to be fetched.
+bool Engine::has_to_send() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& other) {
+    return other.out != nullptr && (other.out->has_to_send() || !other.announced.empty());
+  });
 }
 
 bool Engine::has_left() const {
@@ -292,6 +322,10 @@ bool Engine::has_left() const {
 // What has been sent must arrive, and a connection that is closed before it has all been acknowledged may lose it.
 void Engine::leave() noexcept {
   try {
+    const auto deadline = Clock::now() + leave_time;
+    while (has_to_send() && Clock::now() < deadline) {
+      carry_on(1ms);
+    }
     {
       const std::lock_guard lock(mutex_);
       for (Peer& other : peers_) {
@@ -301,7 +335,6 @@ void Engine::leave() noexcept {
         }
       }
     }
-    const auto deadline = Clock::now() + leave_time;
     while (!has_left() && Clock::now() < deadline) {
       carry_on(1ms);
     }

@@ -87,9 +87,12 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     std::string address;
     std::vector<std::unique_ptr<Connection>> connections;
     Connection* out = nullptr;  // the one that this process sends through
+    Connection* in = nullptr;   // and the one that the peer does
     std::uint64_t credit = credit_of_a_peer;
-    std::uint64_t consumed = 0;  // of the peer's credit, not yet given back
+    std::uint64_t used = 0;      // of the peer's credit
+    std::uint64_t consumed = 0;  // of that, and not yet given back
     std::uint64_t next_number = 1;
+    std::uint64_t last_announced = 0;  // by the peer
     std::unordered_map<std::uint64_t, Sending*> announced;
     std::unordered_map<std::uint64_t, Fetched> fetched;
     Fate fate = Fate::alive;
@@ -97,10 +100,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   };
 
   struct Stranger : Watched {
-    Stranger(Socket accepted, Clock::time_point now)
-        : Watched(Kind::stranger), socket(std::move(accepted)), since(now) {}
+    explicit Stranger(Socket accepted) : Watched(Kind::stranger), socket(std::move(accepted)) {}
     Socket socket;
-    Clock::time_point since;
     std::array<std::byte, sizeof(Greeting)> bytes{};
     std::size_t count = 0;
   };
@@ -112,9 +113,10 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   Connection& add_connection(int rank, Socket socket, bool is_connecting);
   void watch(const Connection& connection, int operation);
   void flush(Connection& connection);
-  void read(Connection& connection);
+  bool read(Connection& connection);  // whether more may be there
+  void drain(Connection& connection);
   void handle(Watched& watched, std::uint32_t events);
-  void accept_all();
+  void accept_some();
   void greet(Stranger& stranger);
   void adopt(Stranger& stranger, const Greeting& greeting);
   void lose(Connection& connection, const std::string& how);
@@ -138,15 +140,18 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   void put_urgent(int rank, const Header& header);
   void discard(std::unique_ptr<Arrived> arrived);
   void send_to_self(const Inbox& inbox, Sending* sending, int tag, bool until_taken);
+  void poll(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds wait);
   void carry_on(int rank);
   void note_output(int rank) { with_output_.push_back(rank); }
   void settle();
   void end(Sending* sending, std::optional<Error> error = {});
   void end(Receiving& receiving, std::size_t bytes, std::optional<Error> error = {});
   void leave() noexcept;
+  [[nodiscard]] bool has_to_send() const;
   [[nodiscard]] bool has_left() const;
 
   friend struct Forks;
+  class Polling;
 
   Options options_;
   pid_t process_;
@@ -178,6 +183,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   std::vector<int> with_output_;  // ranks, since settle()
   std::vector<std::byte> spill_;
   Clock::time_point looked_{};
+  Clock::time_point polled_{};
 };
 
 }  // namespace gradientflow::transport::tcp

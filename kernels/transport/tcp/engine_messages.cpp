@@ -218,6 +218,7 @@ void Engine::give_credit(int rank, std::size_t bytes) {
   Peer& other = peer(rank);
   other.consumed += bytes;
   if (other.consumed >= credit_of_a_peer / 4) {
+    other.used -= other.consumed;
     put_urgent(rank, {.kind = Header::Kind::credit, .bytes = std::exchange(other.consumed, 0)});
   }
 }
@@ -289,6 +290,12 @@ void Engine::take_header(Connection& from, const Header& header) {
     throw Error(ErrorKind::peer, "what came is no message of this version");
   }
   Peer& other = peer(from.peer());
+  if (other.in == nullptr) {
+    other.in = &from;
+  }
+  if (other.in != &from) {
+    throw Error(ErrorKind::peer, "messages came through two connections");
+  }
   switch (header.kind) {
     case Header::Kind::message:
       take_message(from, header);
@@ -313,6 +320,9 @@ void Engine::take_header(Connection& from, const Header& header) {
       }
       break;
     case Header::Kind::credit:
+      if (header.bytes > credit_of_a_peer - other.credit) {
+        throw Error(ErrorKind::peer, "more credit came than was used");
+      }
       other.credit += header.bytes;
       break;
     case Header::Kind::bye:
@@ -324,6 +334,10 @@ void Engine::take_header(Connection& from, const Header& header) {
 void Engine::take_message(Connection& from, const Header& header) {
   const int source = from.peer();
   const std::size_t cost = header.bytes + cost_of_keeping;
+  if (cost > credit_of_a_peer - peer(source).used) {
+    throw Error(ErrorKind::peer, "a message came for which there was no credit");
+  }
+  peer(source).used += cost;
   Connection::Landing landing{.left = header.bytes, .bytes = header.bytes, .cost = cost};
   Inbox* const inbox = inbox_of(header.group);
   Receiving* const receiving = inbox != nullptr ? inbox->take_posted(source, header.tag) : nullptr;
@@ -353,6 +367,9 @@ void Engine::take_message(Connection& from, const Header& header) {
 }
 
 void Engine::take_announcement(int from, const Header& header) {
+  if (header.number != ++peer(from).last_announced) {
+    throw Error(ErrorKind::peer, "a message was announced out of turn");
+  }
   Inbox* const inbox = inbox_of(header.group);
   if (inbox == nullptr) {
     put_urgent(from, {.kind = Header::Kind::dropped, .number = header.number});
@@ -373,6 +390,9 @@ void Engine::take_announcement(int from, const Header& header) {
 
 void Engine::take_fetch(Connection& from, const Header& header) {
   Peer& other = peer(from.peer());
+  if (header.number == 0 || header.number >= other.next_number) {
+    throw Error(ErrorKind::peer, "a message was fetched that was never announced");
+  }
   const auto found = other.announced.extract(header.number);
   if (!found) {
     put_urgent(from.peer(), {.kind = Header::Kind::withdrawn, .number = header.number});

@@ -17,9 +17,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
+#ifdef TCP_RTO_MAX_MS
+constexpr int longest_retry_option = TCP_RTO_MAX_MS;
+#else
+constexpr int longest_retry_option = 44;  // since Linux 6.15
+#endif
+constexpr int longest_retry = 1000;         // milliseconds, the least that the system takes
 constexpr int unsent_bytes = 256 << 10;     // that the system takes beyond what is under way
-constexpr std::size_t most_strangers = 64;  // who have not shown the token yet
-constexpr auto patience_with_strangers = 5s;
+constexpr std::size_t most_strangers = 64;  // beyond those that the job may have, who have not shown the token yet
+constexpr int accepted_at_once = 64;
 constexpr auto longest_connecting = 5s;      // at least
 constexpr std::size_t most_connections = 2;  // of a pair: both may have begun at once
 constexpr int reads_at_once = 16;            // of one connection, before others have their turn
@@ -40,6 +46,7 @@ void Engine::prepare(int socket) const {
     setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, options_.congestion.data(),
                static_cast<socklen_t>(options_.congestion.size()));
   }
+  set_option(socket, IPPROTO_TCP, longest_retry_option, longest_retry);
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
@@ -88,21 +95,30 @@ Connection* Engine::connection_to(int rank) {
   return &connection;
 }
 
-void Engine::accept_all() {
-  while (true) {
+// Those who show nothing stay until there are too many: a process that is stopped, or computes, may yet show it.
+void Engine::accept_some() {
+  for (int i = 0; i < accepted_at_once; ++i) {
     Socket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.get() < 0) {
       if (errno == ECONNABORTED || errno == EINTR) {
         continue;
       }
-      return;  // nobody else is there, or the system has no more sockets now
+      if (errno != EAGAIN) {  // the system has no more sockets now; look_after_peers() tries again
+        epoll_event event{0, {.ptr = &watched_listener_}};
+        epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
+      }
+      return;
     }
     prepare(socket.get());
-    if (strangers_.size() == most_strangers) {
+    const std::size_t most = most_strangers + peers_.size();
+    if (strangers_.size() == most) {
+      greet(*strangers_.front());
+    }
+    if (strangers_.size() == most) {
       gone_.push_back(std::move(strangers_.front()));
       strangers_.pop_front();
     }
-    Stranger& stranger = *strangers_.emplace_back(std::make_unique<Stranger>(std::move(socket), Clock::now()));
+    Stranger& stranger = *strangers_.emplace_back(std::make_unique<Stranger>(std::move(socket)));
     epoll_event event{EPOLLIN, {.ptr = static_cast<Watched*>(&stranger)}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stranger.socket.get(), &event);
     greet(stranger);
@@ -159,47 +175,65 @@ void Engine::flush(Connection& connection) {
   }
   if (outcome == Connection::Outcome::failed) {
     const int code = errno;
-    read(connection);  // what has come before it failed
+    drain(connection);  // what has come before it failed
     lose(connection, described(code));
     return;
   }
   const bool is_blocked = outcome == Connection::Outcome::blocked;
-  if (is_blocked != connection.awaits_room) {
+  const bool is_made = connection.is_connecting && connection.has_sent();
+  if (is_blocked != connection.awaits_room || is_made) {
+    connection.is_connecting = connection.is_connecting && !is_made;
     connection.awaits_room = is_blocked;
     watch(connection, EPOLL_CTL_MOD);
   }
 }
 
-void Engine::read(Connection& connection) {
+bool Engine::read(Connection& connection) {
   auto outcome = Connection::Outcome::more;
   for (int turn = 0; turn < reads_at_once && outcome == Connection::Outcome::more && !connection.is_lost; ++turn) {
     try {
       outcome = connection.read(spill_, *this);
     } catch (const Error& error) {  // nonsense
       lose(connection, error.what());
-      return;
+    } catch (const std::bad_alloc&) {  // what was read is lost with it
+      lose(connection, "this process has no memory for what comes");
     }
   }
   if (connection.is_lost) {
-    return;
+    return false;
   }
   if (outcome == Connection::Outcome::closed) {
     lose(connection, "it was closed at the other end");
   } else if (outcome == Connection::Outcome::failed) {
     lose(connection, described(errno));
   }
+  return outcome == Connection::Outcome::more;
 }
 
-// What the peer has sent through another connection comes first.
+// Reads all that is there.
+void Engine::drain(Connection& connection) {
+  while (read(connection)) {
+  }
+}
+
+// What the peer has sent through another connection comes first, even if nobody has looked at that one yet.
 void Engine::lose(Connection& connection, const std::string& how) {
   if (std::exchange(connection.is_lost, true)) {
     return;
+  }
+  accept_some();
+  std::vector<Stranger*> waiting;
+  for (const auto& each : strangers_) {
+    waiting.push_back(each.get());
+  }
+  for (Stranger* const each : waiting) {
+    greet(*each);
   }
   const int rank = connection.peer();
   Peer& other = peer(rank);
   for (std::size_t i = 0; i < other.connections.size(); ++i) {
     if (!other.connections[i]->is_lost) {
-      read(*other.connections[i]);
+      drain(*other.connections[i]);
     }
   }
   const bool was_made = !connection.is_connecting;
@@ -267,12 +301,14 @@ void Engine::end_peer(int rank, Fate fate, const std::string& how) {
   }
 }
 
-// Whether the other end has acknowledged nothing for too long, although there was something to acknowledge.
+// Whether the other end has acknowledged nothing for too long, although there was something to acknowledge. To a
+// process that does not read nothing is sent but probes, further and further apart: one that was not answered is the
+// sign.
 bool Engine::is_silent(Connection& connection, Clock::time_point now) const {
   tcp_info info{};
   socklen_t length = sizeof info;
   if (getsockopt(connection.descriptor(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
-      (info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0)) {
+      (info.tcpi_unacked == 0 && (info.tcpi_notsent_bytes == 0 || info.tcpi_probes == 0))) {
     connection.unacknowledged_since.reset();
     return false;
   }
@@ -285,11 +321,8 @@ bool Engine::is_silent(Connection& connection, Clock::time_point now) const {
 }
 
 void Engine::look_after_peers(Clock::time_point now) {
-  while (!strangers_.empty() && now - strangers_.front()->since > patience_with_strangers) {
-    gone_.push_back(std::move(strangers_.front()));
-    strangers_.pop_front();
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, gone_.back()->socket.get(), nullptr);
-  }
+  epoll_event event{EPOLLIN, {.ptr = &watched_listener_}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
   connect_to_awaited();
   const auto connecting =
       std::max<std::chrono::duration<double>>(longest_connecting, std::chrono::duration<double>(options_.host_timeout));

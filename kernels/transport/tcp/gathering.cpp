@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -32,27 +33,27 @@ class Gathering {
         ranks_(static_cast<std::size_t>(endpoint.size())) {}
 
   std::vector<std::byte> collect() {
-    std::vector<std::byte> reply(sizeof(Verdict) + ranks_ * mine_.bytes);
-    std::byte* const all = reply.data() + sizeof(Verdict);
+    const auto reply = std::make_shared<std::vector<std::byte>>(sizeof(Verdict) + ranks_ * mine_.bytes);
+    std::byte* const all = reply->data() + sizeof(Verdict);
     copy(all, mine_.data);
     std::vector<Request> receives(ranks_);
     for (std::size_t r = 1; r < ranks_; ++r) {
       receives[r] = endpoint_.receive(static_cast<int>(r), tag_, all + r * mine_.bytes, mine_.bytes);
     }
     const Verdict complete;
-    std::memcpy(reply.data(), &complete, sizeof complete);
+    std::memcpy(reply->data(), &complete, sizeof complete);
     try {
       wait(receives, mine_.timeouts * mine_.timeout);
     } catch (const Error& error) {
       const std::string_view reason = std::string_view(error.what()).substr(0, longest_reason);
       const Verdict failed{static_cast<std::uint32_t>(error.kind()), 0};
-      std::vector<std::byte> told(sizeof failed + reason.size());
-      std::memcpy(told.data(), &failed, sizeof failed);
-      std::memcpy(told.data() + sizeof failed, reason.data(), reason.size());
-      tell(told);
+      const auto told = std::make_shared<std::vector<std::byte>>(sizeof failed + reason.size());
+      std::memcpy(told->data(), &failed, sizeof failed);
+      std::memcpy(told->data() + sizeof failed, reason.data(), reason.size());
+      tell(told, 0);
       throw;
     }
-    tell(reply);
+    tell(reply, mine_.timeout);
     return {all, all + ranks_ * mine_.bytes};
   }
 
@@ -80,10 +81,18 @@ class Gathering {
     }
   }
 
-  // Sends that cannot leave now go on by themselves, in a copy.
-  void tell(const std::vector<std::byte>& reply) {
+  // What is long is fetched, for which the others may need some time. What has not left then goes on by itself.
+  void tell(const std::shared_ptr<std::vector<std::byte>>& reply, double seconds) {
+    std::vector<Request> sends(ranks_);
     for (std::size_t r = 1; r < ranks_; ++r) {
-      static_cast<void>(endpoint_.send(static_cast<int>(r), tag_, reply.data(), reply.size()));
+      sends[r] = endpoint_.send(static_cast<int>(r), tag_, reply->data(), reply->size());
+    }
+    try {
+      wait(sends, seconds);
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the others have theirs, and whoever has not shows later
+    }
+    for (Request& each : sends) {
+      each.give_up(reply);
     }
   }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "gathering.hpp"
+
 namespace gradientflow::transport::tcp {
 
 Receiving* Inbox::take_posted(int source, int tag) {
@@ -32,8 +34,9 @@ std::unique_ptr<Arrived> Inbox::take_arrived(int source, int tag) {
 }
 
 std::unique_ptr<Arrived> Inbox::take_oldest(std::optional<int> tag) {
-  const auto found =
-      std::find_if(arrived.begin(), arrived.end(), [&](const auto& each) { return !tag || each->tag == *tag; });
+  const auto found = std::find_if(arrived.begin(), arrived.end(), [&](const auto& each) {
+    return tag ? each->tag == *tag : each->tag < first_gathering_tag;
+  });
   if (found == arrived.end()) {
     return nullptr;
   }
