@@ -68,7 +68,7 @@ def _by_mpi(options: Any) -> Members:
     finally:
         members.Free()
         everybody.Free()
-    return Members(Place(mpi.rank, mpi.size), ranks, lambda _: mpi)
+    return Members(Place(mpi.rank, mpi.size), ranks, lambda _: mpi, lambda: MPI.Is_finalized() or mpi.Free())
 
 
 def _by_store(options: Any, way: Way) -> Members:

@@ -49,11 +49,14 @@ class Members(NamedTuple):
     ranks : callable
         Takes the settings of a communicator, and gives what it is made of: an MPI communicator, or an endpoint of its
         own. Collective over the group.
+    release : callable
+        Gives up what belongs to the group besides, once; after an abort it is not called.
     """
 
     place: tuple[int, int]
     world_ranks: Sequence[int]
     ranks: Callable[[Config], Any]
+    release: Callable[[], object] = lambda: None
 
 
 @untraced
@@ -89,6 +92,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._limit: float | None = None  # None: that of the communicator
         self._calls = 0
         self._process = os.getpid()
+        self._release = members.release
         settings = _settings(timeout)
         self._context = WorkContext(members.world_ranks, own_timeout=settings != Config())
         self._thread = FutureThread(f"gradientflow futures {name}")
@@ -117,6 +121,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._collectives.abort()
         self._messages.close(orderly=orderly)
         self._thread.close()
+        release, self._release = self._release, lambda: None
+        if orderly:
+            release()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long calls wait from now on. For collectives, the timeout of the group remains the maximum."""
