@@ -54,8 +54,8 @@ class Communicator:
     node, nodes : int
         This rank's node, and the number of nodes.
     mpi : mpi4py.MPI.Comm
-        The MPI communicator that this one was made from. An `ArgumentError` where the ranks exchange messages without
-        MPI.
+        The MPI communicator that this one was made from, also if its ranks exchange messages over TCP. An
+        `ArgumentError` where there is none.
     server_ranks : gradientflow.server.ServerRanks or None
         The ranks that only serve as parameter servers, if there are any; they end when all workers have closed.
     """
