@@ -10,6 +10,7 @@
 
 #include "../base/config.hpp"
 #include "../base/environment.hpp"
+#include "../transport/meeting/meeting.hpp"
 #include "../transport/mpi/launcher.hpp"
 #include "../transport/mpi/mpi.hpp"
 #include "../transport/mpi/mpi_endpoint.hpp"
@@ -63,6 +64,16 @@ Config read_settings(const gf_setting* settings) {
   return read_config(texts);
 }
 
+// Over MPI, or over TCP between ranks that meet through MPI.
+std::unique_ptr<gradientflow::transport::Endpoint> make_endpoint(MPI_Comm mpi, const gradientflow::Config& config) {
+  auto endpoint = std::make_unique<gradientflow::transport::MpiEndpoint>(mpi, config.timeout);
+  if (config.transport != "tcp") {
+    return endpoint;
+  }
+  gradientflow::transport::EndpointExchange exchange(*endpoint);
+  return gradientflow::transport::meet(exchange, endpoint->rank(), config, "");
+}
+
 // Once per process.
 void tell_unknown_variables() {
   static std::once_flag told;
@@ -94,8 +105,7 @@ gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** co
     initialise_mpi();
     check_intracommunicator(mpi);
     check_launcher(mpi);
-    result = new gf_communicator{
-        Communicator::make(std::make_unique<gradientflow::transport::MpiEndpoint>(mpi, config.timeout), config)};
+    result = new gf_communicator{Communicator::make(make_endpoint(mpi, config), config)};
     if (result->engine->rank() == 0) {
       tell_unknown_variables();
     }

@@ -99,6 +99,12 @@ def test_sparse_communication_and_optimizers(
     mpirun(ranks, "execute", programs[program], env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
 
 
+@pytest.mark.parametrize("program", ["prepared", "threads", "sparse", "served", "top_k"])
+def test_program_over_tcp(mpirun: Run, programs: dict[str, Path], program: str) -> None:
+    environment = {"GRADIENTFLOW_NODE_SIZE": "1", "GRADIENTFLOW_TRANSPORT": "tcp"}
+    mpirun(3, "execute", programs[program], env=environment, timeout=100)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_cuda_devices(mpirun: Run, programs: dict[str, Path], device_env: dict[str, str], ranks: int) -> None:
     mpirun(ranks, "execute", programs["device"], env=device_env)
