@@ -1,0 +1,45 @@
+"""TCP under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer: random traffic, and random talk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "kernels"
+SOURCES = [
+    ROOT / "tests/native/tcp_traffic.cpp",
+    *sorted((KERNELS / "transport/tcp").glob("*.cpp")),
+    *(KERNELS / "transport" / name for name in ("endpoint.cpp", "patience.cpp", "signature.cpp")),
+    *(KERNELS / "base" / name for name in ("dtype.cpp", "error.cpp", "text.cpp")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_nothing_is_found(tmp_path: Path, sanitizer: str) -> None:
+    (tmp_path / "gradientflow").symlink_to(KERNELS)
+    flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer", f"-I{tmp_path}"]
+    program = tmp_path / "traffic"
+    compiler = os.environ.get("CXX", "c++")
+    made = subprocess.run(
+        [compiler, *flags, "-pthread", *map(str, SOURCES), "-o", str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "cannot find" in made.stderr and "san" in made.stderr:
+        pytest.skip(f"{compiler} has no library for -fsanitize={sanitizer}")
+    assert made.returncode == 0, made.stderr
+    # The library of older compilers does not bear random addresses.
+    prefix = ["setarch", "-R"] if sanitizer == "thread" and shutil.which("setarch") else []
+    settings = {"TSAN_OPTIONS": "exitcode=66", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+    for ranks, threads in ((2, 1), (3, 3), (5, 1)):
+        command = [*prefix, str(program), str(ranks), str(threads), "10", str(ranks)]
+        ended = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stderr) == (0, "")
