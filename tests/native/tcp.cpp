@@ -55,7 +55,7 @@ class Transfer {
 
   // What has been received; nothing for a send.
   [[nodiscard]] py::bytes data() const {
-    return to_bytes(*memory_, request_.kind() == transport::Request::Kind::receive ? count_.value() : 0);
+    return to_bytes(*memory_, request_.kind() == transport::Request::Kind::receive ? count_.value_or(0) : 0);
   }
 
   // What is not kept for the transport is written over, as its user may do.
@@ -97,7 +97,7 @@ class Transfer {
 class Message {
  public:
   Message(SharedEndpoint endpoint, transport::Arrival arrival)
-      : endpoint_(std::move(endpoint)), arrival_(std::move(arrival)) {}
+      : endpoint_(std::move(endpoint)), arrival_(std::make_unique<transport::Arrival>(std::move(arrival))) {}
 
   [[nodiscard]] const transport::Envelope& envelope() const { return arrival_->envelope(); }
   [[nodiscard]] Transfer receive() {
@@ -109,7 +109,7 @@ class Message {
 
  private:
   SharedEndpoint endpoint_;
-  std::optional<transport::Arrival> arrival_;
+  std::unique_ptr<transport::Arrival> arrival_;
 };
 
 Transfer send(const SharedEndpoint& endpoint, int to, int tag, const std::string& data, bool until_taken) {

@@ -22,8 +22,13 @@ def rounds(endpoint: Any, count: int, size: int) -> str:
             mine = bytes([endpoint.rank]) * (size if number % 3 else number % (size + 1))
             sends = [endpoint.send(r, 0, mine) for r in others]
             for each in receives + sends:
-                if not each.wait(60):
-                    return f"stuck in round {number}"
+                patience = 600
+                while not each.wait(0.1):
+                    for r, how in endpoint.dead():  # for one that has died another may have ended its rounds
+                        return f"PeerError: rank {r} has died: {how}"
+                    patience -= 1
+                    if patience == 0:
+                        return f"stuck in round {number}"
             for r, each in zip(others, receives, strict=True):
                 if set(each.data) - {r}:
                     return "wrong bytes"

@@ -267,7 +267,7 @@ void Engine::rouse() {
 
 void Engine::carry_on(int rank) {
   Peer& other = peer(rank);
-  for (std::size_t i = 0; i < other.connections.size(); ++i) {
+  for (std::size_t i = 0; i < other.connections.size(); ++i) {  // NOLINT(modernize-loop-convert): reading changes them
     read(*other.connections[i]);
   }
   if (other.out != nullptr && other.out->has_to_send()) {

@@ -249,12 +249,13 @@ void Engine::give_up(Sending* sending, Owner owner) noexcept {
   const std::lock_guard lock(mutex_);
   const bool has_ended = sending->has_ended.load(std::memory_order_relaxed);
   sending->is_given_up = true;
-  if (has_ended) {
+  const auto is_withdrawn = [&] {
+    return sending->number > 0 && peer(sending->peer).announced.erase(sending->number) > 0;
+  };
+  if (has_ended || (owner == nullptr && is_withdrawn())) {
     end(sending);
   } else if (owner != nullptr) {
     sending->owner = std::move(owner);
-  } else if (sending->number > 0 && peer(sending->peer).announced.erase(sending->number) > 0) {
-    end(sending);
   } else {
     sending->copy = std::make_unique_for_overwrite<std::byte[]>(sending->bytes);
     std::copy_n(sending->data, sending->bytes, sending->copy.get());

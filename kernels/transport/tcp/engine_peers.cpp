@@ -231,7 +231,7 @@ void Engine::lose(Connection& connection, const std::string& how) {
   }
   const int rank = connection.peer();
   Peer& other = peer(rank);
-  for (std::size_t i = 0; i < other.connections.size(); ++i) {
+  for (std::size_t i = 0; i < other.connections.size(); ++i) {  // NOLINT(modernize-loop-convert): reading changes them
     if (!other.connections[i]->is_lost) {
       drain(*other.connections[i]);
     }

@@ -60,9 +60,9 @@ struct Greeting {
   std::uint32_t to = 0;
   Token token{};
 
-  // Whether it is one from a rank other than `to`, of `size`, to rank `to`, with this token, in a time that does not
-  // tell how much of it was right.
-  [[nodiscard]] bool is_valid(int to, int size, const Token& token) const noexcept;
+  // Whether it is one from a rank other than `rank`, of `size`, to rank `rank`, with the expected token, in a time that
+  // does not tell how much of that was right.
+  [[nodiscard]] bool is_valid(int rank, int size, const Token& expected) const noexcept;
 };
 static_assert(sizeof(Greeting) == 48);
 
