@@ -68,7 +68,8 @@ class Request {
 
   // Forgets a receive, whose memory is not written to any more once this returns, if the endpoint can see to that. The
   // memory of a send is kept until it may go: by `owner`, or by a copy, or, if the endpoint can do neither, it must
-  // stay for good (Endpoint::has_abandoned_requests).
+  // stay for good (Endpoint::has_abandoned_requests). Without an owner, a message that has only been announced may be
+  // withdrawn.
   void give_up(Owner owner = {}) noexcept;
 
   // For endpoints: what stands for the request there, and that it has ended.

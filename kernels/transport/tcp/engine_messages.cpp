@@ -1,6 +1,7 @@
 // The messages of an engine: those that travel whole, and those that are announced and fetched.
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "engine.hpp"
@@ -256,8 +257,9 @@ void Engine::give_up(Sending* sending, Owner owner) noexcept {
     end(sending);
   } else if (owner != nullptr) {
     sending->owner = std::move(owner);
+  } else if (sending->copy.reset(new (std::nothrow) std::byte[sending->bytes]); sending->copy == nullptr) {
+    end_peer(sending->peer, Fate::died, "this process has no memory for the rest of a message to it");
   } else {
-    sending->copy = std::make_unique_for_overwrite<std::byte[]>(sending->bytes);
     std::copy_n(sending->data, sending->bytes, sending->copy.get());
     sending->data = sending->copy.get();
   }

@@ -57,7 +57,11 @@ void Engine::watch(const Connection& connection, int operation) {
   const bool for_room = connection.is_connecting || connection.awaits_room;
   epoll_event event{EPOLLIN | (for_room ? static_cast<std::uint32_t>(EPOLLOUT) : 0U),
                     {.ptr = const_cast<Connection*>(&connection)}};  // NOLINT(*-const-cast): handle() gets it back
-  epoll_ctl(epoll_.get(), operation, connection.descriptor(), &event);
+  if (epoll_ctl(epoll_.get(), operation, connection.descriptor(), &event) != 0) {
+    const int code = errno;
+    end_peer(connection.peer(), Fate::died,
+             "the connection to " + peer(connection.peer()).address + " cannot be watched: " + described(code));
+  }
 }
 
 Connection& Engine::add_connection(int rank, Socket socket, bool is_connecting) {
@@ -92,7 +96,7 @@ Connection* Engine::connection_to(int rank) {
   greeting.to = static_cast<std::uint32_t>(rank);
   greeting.token = token_;
   connection.put(greeting);
-  return &connection;
+  return connection.is_lost ? nullptr : &connection;
 }
 
 // Those who show nothing stay until there are too many: a process that is stopped, or computes, may yet show it.
