@@ -131,7 +131,8 @@ std::string parse_transport(const std::string& text) { return parse_choice(text,
 std::string parse_congestion(const std::string& text) {
   constexpr std::size_t longest = 15;  // TCP_CA_NAME_MAX, with the zero behind it
   const auto is_plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-'; };
-  if (text.empty() || text.size() > longest || !std::all_of(text.begin(), text.end(), is_plain)) {
+  const bool has_letter = !text.empty() && std::isalpha(static_cast<unsigned char>(text.front())) != 0;
+  if (!has_letter || text.size() > longest || !std::all_of(text.begin(), text.end(), is_plain)) {
     refuse("the name of a congestion control, such as cubic, or auto", text);
   }
   return text;

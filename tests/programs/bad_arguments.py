@@ -114,7 +114,9 @@ def calls(comm: gf.Communicator) -> Iterator[Case]:
     world = MPI.COMM_WORLD
     yield Case("init", gf.init, {"comm": Takes(world, ("None",)), "config": Takes(None, ("None", "dict"))})
     takes: dict[str, tuple[str, ...]] = dict.fromkeys(("timeline", "cuda_library", "nccl_library"), ("text", *NUMBERS))
-    takes["timeout"] = ("float", "float32", "huge")
+    takes["interface"] = ("text", *NUMBERS)
+    takes["congestion"] = ("text", "nan", "infinity")
+    takes["timeout"] = takes["host_timeout"] = ("float", "float32", "huge")
     settings = {name: Takes(text, takes.get(name, ())) for name, text in gf.Config().items()}
     yield Case("Config", lambda **given: gf.Config(**given), settings)
 

@@ -15,7 +15,8 @@ Pool = gf.GradientPool | gf.SparseGradientPool
 
 def pools(comm: gf.Communicator) -> Iterator[Pool]:
     yield gf.GradientPool(comm, [40, 24])
-    yield gf.GradientPool(comm, [40, 24], algorithm="mpi", fusion_threshold=0)
+    algorithm = "mpi" if comm.describe()["transport"] == "mpi" else "ring"
+    yield gf.GradientPool(comm, [40, 24], algorithm=algorithm, fusion_threshold=0)
     yield gf.GradientPool(comm, [70000, 24], fusion_threshold=0)
     yield gf.SparseGradientPool(comm, [40, 24], density=0.5, momentum=0.5, chunk_size=16)
 

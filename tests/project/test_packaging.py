@@ -446,10 +446,13 @@ int main() {
 WITH_MPI = """
 #include <cstdio>
 #include <gradientflow/engine/calls/communicator.hpp>
+#include <gradientflow/transport/mpi/mpi_endpoint.hpp>
+#include <memory>
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   {
-    const auto comm = gradientflow::engine::Communicator::make(MPI_COMM_WORLD);
+    auto endpoint = std::make_unique<gradientflow::transport::MpiEndpoint>(MPI_COMM_WORLD, 60.0);
+    const auto comm = gradientflow::engine::Communicator::make(std::move(endpoint));
     std::printf("%d of %d", comm->rank(), comm->size());
   }
   MPI_Finalize();

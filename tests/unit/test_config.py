@@ -155,7 +155,7 @@ BAD: dict[str, list[object]] = {
     "timeline": ["traces/", "/", "", "on", "1", "true", "yes"],
     "transport": ["TCP", "ucx", "", "tcp,mpi"],
     "interface": ["", " ", "eth0 eth1", "eth0\n"],
-    "congestion": ["", "two words", "a" * 16],
+    "congestion": ["", "two words", "-1", "a" * 16],
     "host_timeout": [0, -3, "nan", "inf", "3s", ""],
     "spin": [-1, 1.0, ""],
     "yields": ["-5", "x"],
