@@ -81,11 +81,11 @@ typedef struct gf_setting {
 } gf_setting;
 
 // Creates a communicator of the ranks of `mpi`, which is duplicated and stays the caller's. Collective over `mpi`.
-// `settings` is NULL, or an array that ends with an entry whose name is NULL. With {"transport", "tcp"} messages between
-// nodes travel over TCP, and MPI only tells the ranks of each other.
-// If MPI is not initialised yet, `mpi` is MPI_COMM_WORLD, and gf_init initialises MPI with MPI_THREAD_MULTIPLE. The
-// program then calls MPI_Finalize at its end as if it had initialised MPI itself. A program that calls
-// MPI_Init_thread needs MPI_THREAD_MULTIPLE for asynchronous calls between nodes, and for calls from several threads.
+// `settings` is NULL, or an array that ends with an entry whose name is NULL. With {"transport", "tcp"} messages
+// between nodes travel over TCP, and MPI only tells the ranks of each other. If MPI is not initialised yet, `mpi` is
+// MPI_COMM_WORLD, and gf_init initialises MPI with MPI_THREAD_MULTIPLE. The program then calls MPI_Finalize at its end
+// as if it had initialised MPI itself. A program that calls MPI_Init_thread needs MPI_THREAD_MULTIPLE for asynchronous
+// calls between nodes, and for calls from several threads.
 gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** communicator);
 
 // Splits a communicator: ranks with the same `color` of 0 or more get a new one together, with the same settings,
