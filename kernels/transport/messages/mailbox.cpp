@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -49,7 +50,7 @@ Mailbox::Mailbox(std::unique_ptr<Endpoint> endpoint, std::string name, std::func
 // In a forked process the endpoint must not be used, and the mailbox's thread does not exist.
 Mailbox::~Mailbox() {
   if (is_forked()) {
-    static_cast<void>(new std::shared_ptr(endpoint_));  // NOLINT(*-owning-memory): for good
+    static_cast<void>(new (std::nothrow) std::shared_ptr(endpoint_));  // NOLINT(*-owning-memory): for good
     return;
   }
   close(false);

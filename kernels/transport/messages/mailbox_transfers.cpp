@@ -233,7 +233,7 @@ void Mailbox::end_lost() {
     const int peer = transfer->kind_ == Request::Kind::send ? transfer->peer_ : transfer->envelope_.source;
     if (const auto known = loss(peer, transfer->what())) {
       end(transfer, known);
-    } else {
+    } else if (transfer->error_) {
       end(transfer, Error(ErrorKind::peer, std::string(transfer->error_->what()) + ", while rank " +
                                                std::to_string(rank()) + " waited in " + transfer->what()));
     }

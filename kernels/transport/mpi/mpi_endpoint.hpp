@@ -29,6 +29,8 @@ class MpiEndpoint final : public Endpoint {
   // leave `original` as it was. Beyond few_ranks, no rank is named. Throws Error(closed) in a process that was forked
   // off one with MPI, as far as this is known.
   MpiEndpoint(MPI_Comm original, double timeout);
+  MpiEndpoint(const MpiEndpoint&) = delete;
+  MpiEndpoint& operator=(const MpiEndpoint&) = delete;
   ~MpiEndpoint() override;
 
   [[nodiscard]] TransportKind kind() const noexcept override { return TransportKind::mpi; }
