@@ -12,7 +12,8 @@ _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"
 
 def ranks_of_this_job() -> int | None:
     """Give the number of ranks of the job that MPI's launcher or ours started this process in; None outside one."""
-    ranks = _number_in_environment("GRADIENTFLOW_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    ours = ["GRADIENTFLOW_SIZE"] if os.environ.get("GRADIENTFLOW_RANK") else []  # else it is of a job to come
+    ranks = _number_in_environment(*ours, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
     return ranks if ranks is not None else tasks_of_step(os.environ)
 
 

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import selectors
 import shlex
 import signal
@@ -83,7 +84,7 @@ class Output:
         self._writing = True
         try:
             while data:
-                data = data[os.write(key.data, data) :]
+                data = data[_write_some(key.data, data) :]
         except OSError:  # nobody reads: the ranks are to notice
             self._forget(key)
         self._writing = False
@@ -93,6 +94,20 @@ class Output:
             del self._begun[key.fd]
             self._selector.unregister(key.fd)
             os.close(key.fd)
+
+
+def _write_some(target: int, data: bytes) -> int:
+    """Write what fits, and return how much; wait for a pipe that does not do so by itself."""
+    try:
+        return os.write(target, data)
+    except BlockingIOError:
+        select.select([], [target], [])
+        return 0
+
+
+def _environment() -> dict[str, str]:
+    """Give the environment without what says that ``torchrun`` started its processes: the ranks are another job."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
 
 
 class Ranks:
@@ -161,7 +176,7 @@ class Ranks:
         try:
             self._running[rank] = subprocess.Popen(
                 [*job["agent"], host, shlex.join(job["program"])] if job["agent"] else job["program"],
-                env={**os.environ, **variables},
+                env={**_environment(), **variables},
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=outputs[0],
                 stderr=outputs[1],

@@ -24,6 +24,8 @@ _RANK_SCRIPT = (
     'if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ -z "$OMP_NUM_THREADS" ]; then '
     "OMP_NUM_THREADS=$(($(nproc) / LOCAL_WORLD_SIZE)); "
     '[ "$OMP_NUM_THREADS" -gt 0 ] || OMP_NUM_THREADS=1; export OMP_NUM_THREADS; fi; '
+    # What says that torchrun started them: below it, the ranks are another job.
+    "unset TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RESTART_COUNT; "
     'export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$@"'
 )
 

@@ -161,10 +161,18 @@ def _by_arguments(variables: Variables, given: Given, transport: str) -> Way | s
 
 
 def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
-    del given
-    if transport == "mpi":
-        return "the transport is mpi"
     names = ("GRADIENTFLOW_MEET", "GRADIENTFLOW_RANK", "GRADIENTFLOW_SIZE")
+    if transport == "mpi":
+        marks = [name for place in (*_MPI_PLACES, _MPI_MARKS) for name in place]
+        is_of_mpi = given.mpi_size not in (None, 1) or any(variables.get(name) for name in marks)
+        if all(variables.get(name) for name in names) and variables[names[2]] != "1" and not is_of_mpi:
+            message = (
+                f"{names[0]}, {names[1]} and {names[2]} say where {variables[names[2]]} ranks meet, but the transport "
+                "is mpi (GRADIENTFLOW_TRANSPORT, or an argument), and no launcher of MPI has started this process: "
+                "use tcp, or start the program with gradientflow run or mpirun"
+            )
+            raise ArgumentError(message)
+        return "the transport is mpi"
     missing = [name for name in names if not variables.get(name)]
     if len(missing) == len(names):
         return "GRADIENTFLOW_MEET is not set"

@@ -493,6 +493,27 @@ def test_without_mpi_lines_stay_whole(tmp_path: Path) -> None:
     assert gradientflow("run", "-n", "2", "--transport", "tcp", "--", "sh", "-c", "sleep 95.5 &").returncode == 0
 
 
+def test_without_mpi_nothing_is_lost_where_the_reader_is_slow() -> None:
+    """Its pipe may return at once where there is no room."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    shell = "head -c 300000 /dev/zero | tr '\\0' x; echo; echo end"
+    command = module_command("gradientflow.cli", ["run", "-n", "1", "--transport", "tcp", "--", "sh", "-c", shell])
+    with subprocess.Popen(command, stdout=writing) as process, os.fdopen(reading, "rb") as pipe:
+        os.close(writing)
+        time.sleep(2)
+        assert pipe.read().split() == [b"x" * 300_000, b"end"]
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+def test_a_job_below_torchrun_is_not_torchruns(transport: str) -> None:
+    environment = {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shell = "echo $TORCHELASTIC_RUN_ID$TORCHELASTIC_USE_AGENT_STORE."
+    ended = gradientflow("run", "-n", "2", "--transport", transport, "--", "sh", "-c", shell, env=environment)
+    assert ended.stdout.split() == [".", "."], ended.stderr
+
+
 def test_without_mpi_rank_0_reads_the_input() -> None:
     command = module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--", "cat"])
     done = subprocess.run(command, input="to rank 0", capture_output=True, text=True, timeout=30, check=True)

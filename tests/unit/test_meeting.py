@@ -115,7 +115,7 @@ def test_mpi_that_the_program_has_started() -> None:
     assert find_way(TORCHRUN, Given(mpi_size=3)) == BY_TORCHRUN
 
 
-@pytest.mark.parametrize("variables", [{}, MEET, MPIRUN, TORCHRUN, STEP, {**MPIRUN, **MASTER}, {"WORLD_SIZE": "x"}])
+@pytest.mark.parametrize("variables", [{}, MPIRUN, TORCHRUN, STEP, {**MPIRUN, **MASTER}, {"WORLD_SIZE": "x"}])
 def test_mpi_by_hand(variables: dict[str, str]) -> None:
     assert find_way(variables, transport="mpi") == Way("MPI's launcher", "mpi", by_mpi=True)
 
@@ -256,3 +256,12 @@ def test_addresses(host: str, port: int) -> None:
 def test_the_first_node(nodes: str, first: str) -> None:
     variables: dict[str, Any] = {"SLURM_JOB_NODELIST": nodes}
     assert first_node(variables) == first
+
+
+def test_mpi_by_hand_is_refused_where_nobody_has_started_mpi() -> None:
+    """Else each rank would be a job of its own."""
+    variables = {"GRADIENTFLOW_MEET": "host0:29400", "GRADIENTFLOW_RANK": "0", "GRADIENTFLOW_SIZE": "2"}
+    with pytest.raises(ArgumentError, match="say where 2 ranks meet, but the transport is mpi"):
+        find_way(variables, transport="mpi")
+    assert find_way({**variables, "OMPI_COMM_WORLD_SIZE": "2"}, transport="mpi").by_mpi
+    assert find_way({**variables, "GRADIENTFLOW_SIZE": "1"}, transport="mpi").by_mpi
