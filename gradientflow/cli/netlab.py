@@ -7,7 +7,7 @@ import click
 from gradientflow.bench.netlab import Netlab, NetlabError, end_leftovers, parse_link_down
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.library import built_with
-from gradientflow.cli.run import executable
+from gradientflow.cli.run import executable, transport_option
 from gradientflow.launch import (
     OPEN_MPI,
     TcpJob,
@@ -32,13 +32,7 @@ from gradientflow.launch import (
 @click.option(
     "--ranks-per-host", type=int, default=1, show_default=True, metavar="K", help="How many ranks each host gets."
 )
-@click.option(
-    "--transport",
-    type=click.Choice(["auto", "mpi", "tcp"]),
-    default="auto",
-    envvar="GRADIENTFLOW_TRANSPORT",
-    help="mpi (default): start an MPI job; tcp: start the processes without MPI.",
-)
+@transport_option("without MPI")
 @click.option("--shell", is_flag=True, help="Run COMMAND once, on no host: mpirun in it starts jobs on the hosts.")
 @click.option(
     "--link-down",

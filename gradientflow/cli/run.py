@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -26,6 +27,17 @@ from gradientflow.launch import (
 )
 
 
+def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make the option of how ranks are started; `how` they are over TCP."""
+    return click.option(
+        "--transport",
+        type=click.Choice(["auto", "mpi", "tcp"]),
+        default="auto",
+        envvar="GRADIENTFLOW_TRANSPORT",
+        help=f"mpi (default): start an MPI job; tcp: start the processes {how}.",
+    )
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "-np", "--ranks", required=True, type=int, metavar="N", help="How many ranks to start.")
 @click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Where to start them (default: this machine).")
@@ -37,13 +49,7 @@ from gradientflow.launch import (
     metavar="S",
     help="How many ranks to start beside them that serve parameters only.",
 )
-@click.option(
-    "--transport",
-    type=click.Choice(["auto", "mpi", "tcp"]),
-    default="auto",
-    envvar="GRADIENTFLOW_TRANSPORT",
-    help="mpi (default): start an MPI job; tcp: start the processes without MPI, on this machine.",
-)
+@transport_option("without MPI, on this machine")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
