@@ -111,7 +111,6 @@ class Arrival {
 
 struct Limits {
   int tags = 0;                    // 0 to tags - 1
-  std::size_t bytes = 0;           // of a message
   std::size_t part_bytes = 0;      // large messages that cross travel best in parts of so many bytes; 0: whole
   int window = 16;                 // messages of one stream that a rank best has under way at once
   bool wakes = false;              // whether pause() returns as soon as something has come

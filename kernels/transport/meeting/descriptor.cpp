@@ -66,10 +66,4 @@ void Descriptor::close() noexcept {
   }
 }
 
-int forks_so_far() noexcept {
-  OpenDescriptors& all = open_descriptors();
-  const std::lock_guard lock(all.mutex);
-  return all.forks;
-}
-
 }  // namespace gradientflow::transport

@@ -25,7 +25,4 @@ class Descriptor {
   int forks_ = 0;
 };
 
-// How many forks lie between the process that first had a Descriptor and this one.
-[[nodiscard]] int forks_so_far() noexcept;
-
 }  // namespace gradientflow::transport

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "../../base/error.hpp"
+#include "../../base/forks.hpp"
 #include "../../base/thread.hpp"
 
 namespace gradientflow::transport {
@@ -77,7 +78,7 @@ StoreServer::StoreServer(const Place& place, std::string token, const Limits& li
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       buffer_(bytes_at_once, '\0'),
-      forks_(forks_so_far()) {
+      forks_(count_forks()) {
   if (token_.size() > longest_token) {
     throw Error(ErrorKind::value, "the token of a store has at most " + std::to_string(longest_token) + " bytes");
   }
@@ -106,7 +107,7 @@ StoreServer::StoreServer(const Place& place, std::string token, const Limits& li
 }
 
 StoreServer::~StoreServer() {
-  if (forks_ != forks_so_far()) {  // the thread is the parent's
+  if (forks_ != count_forks()) {  // the thread is the parent's
     static_cast<void>(thread_.release());
     return;
   }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "../../base/error.hpp"
+#include "../../base/forks.hpp"
 #include "../../base/text.hpp"
 
 namespace gradientflow::transport {
@@ -52,7 +53,7 @@ bool is_here(const Place& place, const Until& until) {
 std::shared_ptr<StoreServer> serve_at(const Place& place, const std::string& token) {
   Servers& of_process = servers();
   const std::lock_guard lock(of_process.mutex);
-  if (const int forks = forks_so_far(); of_process.forks != forks) {
+  if (const int forks = count_forks(); of_process.forks != forks) {
     of_process.forks = forks;
     of_process.all.clear();
   }
@@ -108,7 +109,7 @@ bool send_all(const Descriptor& socket, const std::string& bytes, const std::str
 }  // namespace
 
 TcpStore::TcpStore(const std::string& places, bool serves, std::string token, const Until& until)
-    : places_(parse_places(places)), token_(std::move(token)), forks_(forks_so_far()) {
+    : places_(parse_places(places)), token_(std::move(token)), forks_(count_forks()) {
   if (token_.size() > longest_token) {
     throw Error(ErrorKind::value, "the token of a store has at most " + std::to_string(longest_token) + " bytes");
   }
@@ -168,7 +169,7 @@ std::optional<std::string> TcpStore::compare_set(const std::string& key, const s
 }
 
 std::optional<std::string> TcpStore::call(const StoreRequest& request, const Until& until) {
-  if (forks_ != forks_so_far()) {
+  if (forks_ != count_forks()) {
     throw Error(ErrorKind::closed, name() + " belongs to the process that this one was forked from");
   }
   check_key(request.key);

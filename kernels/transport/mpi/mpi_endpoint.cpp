@@ -67,7 +67,6 @@ MpiEndpoint::MpiEndpoint(Own /*own*/, MPI_Comm comm, double timeout)
 void MpiEndpoint::settle() {
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   limits_ = {.tags = tags_of(comm_),
-             .bytes = std::size_t{INT_MAX} << 20,  // see Extent
              .part_bytes = eager_bytes,
              .threads = mpi_thread_multiple(),
              .thread_advice = thread_level_advice()};

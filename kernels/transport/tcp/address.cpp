@@ -44,15 +44,6 @@ Address Address::of_socket(int socket) {
   return address;
 }
 
-Address Address::of_peer(int socket) {
-  Address address;
-  address.length_ = sizeof address.storage_;
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.length_) != 0) {
-    throw system_error("cannot ask for the address of the other end of a connection", errno);
-  }
-  return address;
-}
-
 std::string Address::text() const {
   std::array<char, NI_MAXHOST> host{};
   std::array<char, NI_MAXSERV> port{};

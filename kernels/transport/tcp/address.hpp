@@ -13,9 +13,8 @@ class Address {
   Address(const std::string& host, int port);
   // Of "HOST:PORT", as text() writes it. Throws Error(value).
   explicit Address(const std::string& text);
-  // That of a socket, or of the other end of its connection. Throws Error(system).
+  // That of a socket. Throws Error(system).
   static Address of_socket(int socket);
-  static Address of_peer(int socket);
 
   [[nodiscard]] const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage_); }
   [[nodiscard]] socklen_t length() const noexcept { return length_; }

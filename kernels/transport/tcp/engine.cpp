@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "tcp_endpoint.hpp"
@@ -169,9 +168,6 @@ void Engine::handle(Watched& watched, std::uint32_t events) {
         read(connection);
       }
       if (!connection.is_lost && (events & EPOLLOUT) != 0) {
-        if (std::exchange(connection.is_connecting, false)) {
-          watch(connection, EPOLL_CTL_MOD);  // or it would go on telling that there is room
-        }
         flush(connection);
       }
       break;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -46,12 +45,7 @@ int TcpEndpoint::group_rank_of(int rank_of_job) const {
 }
 
 Limits TcpEndpoint::limits() const {
-  return {.tags = first_gathering_tag,
-          .bytes = std::numeric_limits<std::size_t>::max() >> 8U,
-          .part_bytes = 0,
-          .window = 8,
-          .wakes = true,
-          .threads = true};
+  return {.tags = first_gathering_tag, .part_bytes = 0, .window = 8, .wakes = true, .threads = true};
 }
 
 Request TcpEndpoint::send(int to, int tag, const void* data, std::size_t bytes, bool until_taken) {

@@ -47,9 +47,6 @@ struct Header {
 
   // Whether a peer of this version may have sent it.
   [[nodiscard]] bool is_valid() const noexcept;
-  [[nodiscard]] std::size_t bytes_behind() const noexcept {
-    return kind == Kind::message || kind == Kind::piece ? bytes : 0;
-  }
 };
 static_assert(sizeof(Header) == 32);
 
