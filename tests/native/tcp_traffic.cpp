@@ -194,14 +194,16 @@ std::vector<std::byte> talk(Random& random, std::uint64_t group) {
     if (header.kind == tcp::Header::Kind::announced) {
       header.number = ++announced;
     }
-    if (header.bytes_behind() == 0 && header.kind <= tcp::Header::Kind::piece) {
+    if (header.kind <= tcp::Header::Kind::piece) {
       header.bytes = header.kind == tcp::Header::Kind::fetch || header.kind == tcp::Header::Kind::dropped ? 0
                      : below(random, 2) == 0 ? 2000
                                              : 1 + below(random, 60'000);
     }
     say(header);
-    const auto data = content(header.bytes_behind(), random());
-    said.insert(said.end(), data.begin(), data.end());
+    if (header.kind == tcp::Header::Kind::message || header.kind == tcp::Header::Kind::piece) {
+      const auto data = content(header.bytes, random());
+      said.insert(said.end(), data.begin(), data.end());
+    }
   }
   for (std::size_t i = below(random, 3); i > 0 && said.size() > sizeof greeting; --i) {
     said[sizeof greeting + below(random, said.size() - sizeof greeting)] ^= std::byte{1} << below(random, 8);
