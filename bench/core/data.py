@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
+
+# Here, not when a measurement first uses it: as its modules begin, Cython's code drops any exception, Ctrl-C's too.
+from numpy.random import SFC64, Generator
 from numpy.typing import NDArray
 
 from .case import Case
@@ -65,7 +68,7 @@ class RandomSource:
         return np.concatenate(parts) if len(parts) != 1 else parts[0]
 
     def _chunk(self, rank: int, number: int) -> Values:
-        random = np.random.Generator(np.random.SFC64([self._seed, rank, number]))
+        random = Generator(SFC64([self._seed, rank, number]))
         return self._alphabet.take(random.integers(0, len(self._alphabet), CHUNK, dtype=np.uint16))
 
 
