@@ -23,6 +23,7 @@ if not use_installed_package():
         "init",
         "optimizers",
         "policies",
+        "spawn",
         "strategies",
         "training",
     ]
@@ -33,6 +34,7 @@ if not use_installed_package():
         from .config import Config
         from .handle import Handle
         from .job import init
+        from .launch.spawn import spawn
         from .pools.chunk import SparseGradientPool
         from .pools.gradient import GradientPool
         from .pools.top_k import TopKGradientPool
@@ -49,6 +51,7 @@ if not use_installed_package():
             "SparseGradientPool": "pools.chunk",
             "TopKGradientPool": "pools.top_k",
             "init": "job",
+            "spawn": "launch.spawn",
         }
 
         def __getattr__(name: str) -> object:

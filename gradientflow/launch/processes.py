@@ -1,11 +1,14 @@
-"""The launcher of jobs over TCP: starts all ranks as processes, and ends them together.
+"""The launcher of jobs over TCP: starts processes, and ends them together.
 
     python -I -S processes.py JOB
+    python -I -S processes.py -
 
-JOB is what `gradientflow.launch.tcp` writes. This is a program of its own, as ``mpirun`` is, and imports nothing of the
-package, so that it starts at once. Rank 0 reads its input. What ranks write is passed on in whole lines, but to a
-terminal, to which they write themselves. When one fails, the others have a moment to say what they have to say. However
-this process ends, the ranks end, too.
+JOB is what `gradientflow.launch.tcp` writes; for ``-`` it is the first line of the input, and the job ends with the
+input. This is a program of its own, as ``mpirun`` is, and imports nothing of the package, so that it starts at once.
+Its members are ranks, or launchers of the second kind, each for the ranks of a host. The first rank here reads the
+input. What ranks write is passed on in whole lines, but to a terminal, to which they write themselves unless lines are
+labelled. When one fails, the others have a moment to say what they have to say. However this process ends, the ranks
+end, too.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ import json
 import os
 import select
 import selectors
-import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
@@ -30,9 +33,44 @@ _REPORT_SECONDS = 3.0  # in which ranks notice that another has gone
 _GRACE_SECONDS = 3.0  # between asking a rank to end and killing it
 _PROMPT_SECONDS = 0.1  # after which the beginning of a line is passed on
 _NOT_STARTED = 127  # as a shell says it
+_SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Stream:
+    """What one process writes to one of its outputs."""
+
+    target: int  # where it goes
+    label: bytes  # begins each line
+    mark: bytes  # a line that says that the process has started, and is not passed on
+    begun: bytes = b""  # the last line, which has not ended
+    in_line: bool = False  # whether the beginning of a line has been passed on
+    has_started: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, data: bytes) -> bytes:
+        """Take what has come, or nothing in the end; return what is to be passed on, in whole lines."""
+        lines, newline, rest = (self.begun + data).rpartition(b"\n")
+        self.begun = rest if data else b""
+        return self._labelled(lines + newline if data else rest)
+
+    def take_begun(self) -> bytes:
+        """Return the beginning of a line, which has no end yet."""
+        data, self.begun = self.begun, b""
+        return self._labelled(data)
+
+    def _labelled(self, data: bytes) -> bytes:
+        if self.mark and not self.has_started:
+            before, mark, behind = data.partition(self.mark + b"\n")
+            self.has_started, data = bool(mark), before + behind
+        if not self.label or not data:
+            return data
+        labelled = data[:-1].replace(b"\n", b"\n" + self.label) + data[-1:]
+        was_in_line, self.in_line = self.in_line, not data.endswith(b"\n")
+        return labelled if was_in_line else self.label + labelled
 
 
 class Output:
@@ -40,18 +78,18 @@ class Output:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._begun: dict[int, bytes] = {}  # lines, by the pipe that they come from
+        self._streams: dict[int, Stream] = {}  # by the pipe that they come from
         self._turns = 0  # in which something came
         self._writing = False  # for as long as its reader takes
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
 
-    def pipe_to(self, target: int) -> int | None:
-        """Return a new pipe to one of this process's own outputs; None for a terminal."""
-        if os.isatty(target):
+    def pipe_to(self, stream: Stream) -> int | None:
+        """Return a new pipe to one of this process's own outputs; None for a terminal that needs none."""
+        if os.isatty(stream.target) and not (stream.label or stream.mark):
             return None
         read, write = os.pipe()
-        self._selector.register(read, selectors.EVENT_READ, target)
-        self._begun[read] = b""
+        self._selector.register(read, selectors.EVENT_READ)
+        self._streams[read] = stream
         return write
 
     def start(self) -> None:
@@ -66,34 +104,33 @@ class Output:
             self._thread.join(2 * _PROMPT_SECONDS)
 
     def _pass_on(self) -> None:
-        while self._selector.get_map():
-            ready = self._selector.select(_PROMPT_SECONDS if any(self._begun.values()) else None)
+        while self._streams:
+            ready = self._selector.select(
+                _PROMPT_SECONDS if any(each.begun for each in self._streams.values()) else None
+            )
             self._turns += bool(ready)
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 16)
-                lines, newline, rest = (self._begun[key.fd] + data).rpartition(b"\n")
-                self._begun[key.fd] = rest if data else b""
-                self._write(key, lines + newline if data else rest)
+                self._write(key.fd, self._streams[key.fd].take(data))
                 if not data:
-                    self._forget(key)
-            for key in [] if ready else list(self._selector.get_map().values()):
-                begun, self._begun[key.fd] = self._begun[key.fd], b""
-                self._write(key, begun)
+                    self._forget(key.fd)
+            for pipe in [] if ready else list(self._streams):
+                self._write(pipe, self._streams[pipe].take_begun())
 
-    def _write(self, key: selectors.SelectorKey, data: bytes) -> None:
+    def _write(self, pipe: int, data: bytes) -> None:
         self._writing = True
         try:
             while data:
-                data = data[_write_some(key.data, data) :]
+                data = data[_write_some(self._streams[pipe].target, data) :]
         except OSError:  # nobody reads: the ranks are to notice
-            self._forget(key)
+            self._forget(pipe)
         self._writing = False
 
-    def _forget(self, key: selectors.SelectorKey) -> None:
-        if key.fd in self._begun:
-            del self._begun[key.fd]
-            self._selector.unregister(key.fd)
-            os.close(key.fd)
+    def _forget(self, pipe: int) -> None:
+        if stream := self._streams.pop(pipe, None):
+            self._selector.unregister(pipe)
+            os.close(pipe)
+            stream.ended.set()
 
 
 def _write_some(target: int, data: bytes) -> int:
@@ -105,111 +142,201 @@ def _write_some(target: int, data: bytes) -> int:
         return 0
 
 
-def _environment() -> dict[str, str]:
-    """Give the environment without what says that ``torchrun`` started its processes: the ranks are another job."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+@dataclass
+class Member:
+    """A process that this one has started: a rank, or the launcher of a host's ranks."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    output: Stream
+    has_group: bool  # of processes, with what it has started
+    is_launcher: bool
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to what it has started; a launcher is first told by the end of its input."""
+        if self.is_launcher and number == signal.SIGTERM:
+            self.close_input()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self.has_group:
+                os.killpg(self.process.pid, number)
+            else:
+                self.process.send_signal(number)
+
+    def send_job(self, job: dict[str, Any]) -> None:
+        """Tell a launcher what to start."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended already
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def close_input(self) -> None:
+        """End the input of a launcher."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def has_reported(self) -> bool:
+        """Tell whether this was a launcher that had started: it has said by itself what was wrong."""
+        return self.is_launcher and self.output.ended.wait(_GRACE_SECONDS) and self.output.has_started
 
 
-class Ranks:
-    """The processes of a job, by their rank."""
+class Members:
+    """The processes of a job."""
 
     def __init__(self, job: dict[str, Any]) -> None:
+        self._job = job
         self._output = Output()
         self.status = 0  # of the first that failed
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._grouped = set(range(len(job["hosts"])))
-        if sys.stdin is not None and sys.stdin.isatty():
-            self._grouped.discard(0)  # the terminal lets only its foreground group read
-        started: dict[str, int] = {}
-        for rank, host in enumerate(job["hosts"]):
-            place = {
-                "GRADIENTFLOW_RANK": str(rank),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(started.get(host, 0)),
-                "LOCAL_WORLD_SIZE": str(job["hosts"].count(host)),
-            }
-            started[host] = started.get(host, 0) + 1
-            self._start(rank, host, job, {**job["environment"], **place, **job["of_hosts"].get(host, {})})
+        self._running: list[Member] = []
+        self._are_asked_to_end = False
+        for number, member in enumerate(job["members"]):
+            self._start(number, member)
         self._output.start()
 
     def __len__(self) -> int:
         """Return how many still run."""
         return len(self._running)
 
+    @property
+    def grace(self) -> float:
+        """How many seconds pass between asking them to end and killing them; launchers give that to their ranks."""
+        return _GRACE_SECONDS * (2 if any(member.is_launcher for member in self._running) else 1)
+
     def reap(self) -> None:
-        """Take note of the ranks that have ended."""
-        for rank, process in list(self._running.items()):
-            status = process.poll()
+        """Take note of those that have ended."""
+        for member in self._running[:]:
+            status = member.process.poll()
             if status is None:
                 continue
-            del self._running[rank]
-            if status != 0 and self.status == 0:
-                self.status = status if status > 0 else 128 - status
-                how = f"ended with exit status {status}" if status > 0 else f"was ended by {_name(-status)}"
-                _say(f"rank {rank} (process {process.pid}) {how}{': ending the others' if self._running else ''}")
+            self._running.remove(member)
+            member.close_input()
+            if status != 0:
+                self._report(member, status)
+                self.status = self.status or (status if status > 0 else 128 - status)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the ranks that still run, and to what they have started."""
-        for rank, process in self._running.items():
-            with contextlib.suppress(ProcessLookupError):
-                if rank in self._grouped:
-                    os.killpg(process.pid, number)
-                else:
-                    process.send_signal(number)
+        """Send a signal to all that still run."""
+        self._are_asked_to_end = True
+        for member in self._running:
+            member.signal(number)
 
     def finish(self) -> None:
         """Pass on what ranks that have ended have written."""
         self._output.finish()
 
-    def _start(self, rank: int, host: str, job: dict[str, Any], variables: dict[str, str]) -> None:
-        launcher = os.getpid()
+    def _report(self, member: Member, status: int) -> None:
+        how = f"ended with exit status {status}" if status > 0 else f"was ended by {_name(-status)}"
+        report = self._job.get("report")
+        if report and not self._are_asked_to_end:
+            with open(report, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"name": member.name, "how": how}) + "\n")
+        elif not report and self.status == 0 and not member.has_reported():
+            if member.is_launcher and status == _SSH_FAILED:
+                how = "cannot be reached: ssh has to work without asking for anything"
+            elif member.is_launcher:
+                how = f"has started no ranks: ssh {how}"
+            process = "" if member.is_launcher else f" (process {member.process.pid}{self._job.get('where', '')})"
+            others = ": ending the others" if self._running or self._job.get("where") else ""
+            _say(f"{member.name}{process} {how}{others}")
+
+    def _start(self, number: int, described: dict[str, Any]) -> None:
+        launcher, own_job = os.getpid(), described.get("job")
+        name = f"host {described['host']}" if own_job else f"rank {described['rank']}"
+        reads_input = number == 0 and own_job is None and "where" not in self._job
+        # A terminal lets only its foreground group read.
+        has_group = not (reads_input and sys.stdin is not None and sys.stdin.isatty())
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-            if rank in self._grouped:
+            if has_group:
                 os.setpgid(0, 0)
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != launcher:  # which has ended meanwhile
                 os._exit(1)
 
-        outputs = [self._output.pipe_to(target) for target in (1, 2)]
+        label = f"[{described['rank']}] ".encode() if self._job.get("label") else b""
+        mark = own_job["mark"].encode() if own_job else b""
+        streams = [Stream(target, label, mark if target == 1 else b"") for target in (1, 2)]
+        outputs = [self._output.pipe_to(stream) for stream in streams]
         try:
-            self._running[rank] = subprocess.Popen(
-                [*job["agent"], host, shlex.join(job["program"])] if job["agent"] else job["program"],
-                env={**_environment(), **variables},
-                stdin=None if rank == 0 else subprocess.DEVNULL,
+            process = subprocess.Popen(
+                described.get("command") or self._job["command"],
+                env=_environment(self._job, described),
+                stdin=subprocess.PIPE if own_job else None if reads_input else subprocess.DEVNULL,
                 stdout=outputs[0],
                 stderr=outputs[1],
                 preexec_fn=prepare,
             )
         except OSError as error:
-            _say(f"rank {rank} cannot be started: {error}")
+            _say(f"{name} cannot be started: {error}")
             sys.exit(_NOT_STARTED)
         for pipe in outputs:
             if pipe is not None:
                 os.close(pipe)
+        self._running.append(Member(name, process, streams[0], has_group, is_launcher=bool(own_job)))
+        if own_job:
+            self._running[-1].send_job(own_job)
 
 
 def main() -> int:
     """Run a job to its end; return the exit status of the first rank that failed, or 0."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    ranks = Ranks(json.loads(sys.argv[1]))
+    job = _read_job() if sys.argv[1] == "-" else json.loads(sys.argv[1])
+    if parent := job.get("parent"):  # whose end is to be the end of this
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            return _NOT_STARTED
+    members = Members(job)
     steps = iter([signal.SIGTERM, signal.SIGKILL])  # how those that are left are ended
     deadline: float | None = None
     cause = 0
     while True:
-        ranks.reap()
-        if not ranks:
-            ranks.finish()
-            return cause or ranks.status
-        if deadline is None and ranks.status:
+        members.reap()
+        if not members:
+            members.finish()
+            return cause or members.status
+        if deadline is None and members.status:
             deadline = time.monotonic() + _REPORT_SECONDS
         received = _next_signal(deadline)
         if received in _ENDING and not cause:
             cause, deadline = 128 + received, time.monotonic()
         elif received is None:
-            ranks.signal(next(steps, signal.SIGKILL))
-            deadline = time.monotonic() + _GRACE_SECONDS
+            members.signal(next(steps, signal.SIGKILL))
+            deadline = time.monotonic() + members.grace
+
+
+def _read_job() -> dict[str, Any]:
+    """Read the job from the input, whose end then ends this process; whoever has sent it learns that it has come."""
+    text = b""
+    while not text.endswith(b"\n"):
+        read = os.read(0, 1 << 16)
+        if not read:
+            sys.exit(_NOT_STARTED)
+        text += read
+    job: dict[str, Any] = json.loads(text)
+    os.write(1, job["mark"].encode() + b"\n")
+
+    def wait_for_the_end() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1 << 16):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    return job
+
+
+def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:
+    """Give a member's environment, without what says that ``torchrun`` started its processes: it is another job's."""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    if "rank" not in member:
+        return outer
+    place = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
+    environment = {**outer, **job["environment"], **{name: str(member[key]) for name, key in place.items()}}
+    if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # else each would start a thread for every core
+        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // member["of"]))
+    return environment
 
 
 def _next_signal(deadline: float | None) -> int | None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gradientflow.arguments import checked_int, checked_list
 from gradientflow.meeting import SERVERS
@@ -37,6 +38,8 @@ class TcpJob:
         The host where they meet: that of rank 0, as the others reach it.
     agent : sequence of str
         What starts a command on a host, given before the host's name; empty on this machine.
+    label : bool
+        Whether each line that a rank writes begins with its rank.
     """
 
     program: Sequence[str]
@@ -44,9 +47,10 @@ class TcpJob:
     servers: int = 0
     meet: str = "127.0.0.1"
     agent: Sequence[str] = ()
+    label: bool = False
 
 
-def job_here(ranks: int, program: Sequence[str], servers: int = 0) -> TcpJob:
+def job_here(ranks: int, program: Sequence[str], servers: int = 0, *, label: bool = False) -> TcpJob:
     """Describe a job of this machine.
 
     Parameters
@@ -57,36 +61,49 @@ def job_here(ranks: int, program: Sequence[str], servers: int = 0) -> TcpJob:
         The program and its arguments.
     servers : int, default 0
         How many ranks to start beside them that only serve.
+    label : bool, default False
+        Whether each line that a rank writes begins with its rank.
     """
     ranks, program = checked_int("ranks", ranks), checked_list("program", program, "texts")
     check_count(ranks, None)
     check_count(ranks + checked_int("servers", servers), None)
-    return TcpJob(program, [_THIS_MACHINE] * (ranks + servers), servers)
+    return TcpJob(program, [_THIS_MACHINE] * (ranks + servers), servers, label=label)
 
 
-def tcp_command(job: TcpJob, variables: Mapping[str, str] | None = None) -> list[str]:
+def tcp_command(job: TcpJob, **more: Any) -> list[str]:
     """Write the command line that starts a job.
 
     Parameters
     ----------
     job : TcpJob
         The job.
-    variables : mapping of str to str, optional
-        Those of its ranks; by default new ones, as `tcp_variables` makes them.
+    **more
+        What else the launcher is told: ``parent``, the number of the process with which it ends; ``report``, a file for
+        what it would say of ranks that have failed.
 
     Returns
     -------
     list of str
         The command of a launcher, whose exit status is that of the first rank that fails.
     """
-    told = {
-        "program": list(job.program),
-        "agent": list(job.agent),
-        "hosts": list(job.hosts),
-        "environment": dict(tcp_variables(job) if variables is None else variables),
-        "of_hosts": {host: _threads(job.hosts.count(host)) for host in set(job.hosts)},
-    }
+    told = {"environment": tcp_variables(job), "label": job.label, "members": rank_members(job)}
+    return launcher_command({**more, "command": list(job.program), **told})
+
+
+def launcher_command(told: Mapping[str, Any]) -> list[str]:
+    """Write the command line of the launcher, which is told what to start."""
     return [sys.executable, "-I", "-S", str(_PROCESSES), json.dumps(told)]
+
+
+def rank_members(job: TcpJob) -> list[dict[str, Any]]:
+    """Describe the ranks of a job to the launcher, by rank."""
+    members: list[dict[str, Any]] = []
+    started: dict[str, int] = {}
+    for rank, host in enumerate(job.hosts):
+        command = {"command": [*job.agent, host, shlex.join(job.program)]} if job.agent else {}
+        members.append({"rank": rank, "local": started.get(host, 0), "of": job.hosts.count(host), **command})
+        started[host] = started.get(host, 0) + 1
+    return members
 
 
 def tcp_variables(job: TcpJob) -> dict[str, str]:
@@ -114,10 +131,3 @@ def command_lines(job: TcpJob) -> list[str]:
         " ".join([*(f"{name}={shlex.quote(value)}" for name, value in own.items()), shlex.join(job.program)])
         for own in ({**variables, "GRADIENTFLOW_RANK": str(rank), "RANK": str(rank)} for rank in range(len(job.hosts)))
     ]
-
-
-def _threads(ranks: int) -> dict[str, str]:
-    """Divide the cores among the ranks of a host: else each would start a thread of OpenMP and BLAS for each core."""
-    if ranks < 2 or os.environ.get("OMP_NUM_THREADS"):
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}

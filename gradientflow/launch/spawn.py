@@ -1,0 +1,116 @@
+"""Ranks for one call of a function: processes of this machine, over TCP and node memory, without a launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gradientflow.errors import ArgumentError, ArgumentTypeError, PeerError
+
+from .command import module_command
+from .spawned import CALL, EndedError, Outcome, dump, read_outcome
+from .tcp import job_here, tcp_command
+
+_REPORT = "report"
+_ENDING_SECONDS = 10.0  # more than the launcher takes to end all ranks
+
+
+def spawn(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
+    """Call a function on new ranks of this machine, and return what it returns on each.
+
+    The ranks are processes, and form a job over TCP and node memory: `gradientflow.init` in the function gives their
+    communicator. What they print goes where this process's own output goes. They end with this process, however it
+    ends; where it is left by an exception, such as that of Ctrl-C, they have ended before.
+
+    Parameters
+    ----------
+    function : callable
+        What to call, on every rank with the same arguments. It is sent by cloudpickle, so it may be defined in a
+        notebook, in the program itself or in another function. What it takes from ``__main__`` is copied.
+    ranks : int
+        How many ranks to start.
+    *args
+        The arguments.
+
+    Returns
+    -------
+    list
+        What the function has returned, by rank.
+
+    Raises
+    ------
+    Exception
+        What the function raises on a rank. Its cause names the rank, and has the traceback. When a rank fails, the
+        others have three seconds to notice it, and are then ended.
+    gradientflow.errors.PeerError
+        If a rank has ended otherwise, killed by a signal for example.
+    gradientflow.errors.ArgumentError
+        If the function, its arguments or what it returns cannot be sent to another process.
+    """
+    if not callable(function):
+        message = f"spawn calls a function, and {function!r} is none"
+        raise ArgumentTypeError(message)
+    with tempfile.TemporaryDirectory(prefix="gradientflow-spawn-", ignore_cleanup_errors=True) as folder:
+        job = job_here(ranks, module_command(f"{__package__}.spawned", [folder]))
+        try:
+            call = dump((function, args))
+        except Exception as error:
+            message = f"the function or its arguments cannot be sent to another process: {error}"
+            raise ArgumentError(message) from error
+        Path(folder, CALL).write_bytes(dump((sys.path, call)))
+        report = Path(folder, _REPORT)
+        status = _run(tcp_command(job, parent=os.getpid(), report=str(report)))
+        ended = _read_report(report)
+        outcomes = [read_outcome(folder, rank) for rank in range(ranks)]
+        _raise_first(outcomes, ended)
+        if status != 0:
+            message = f"the launcher of the ranks has ended with exit status {status}"
+            raise PeerError(message)
+        return [outcome.result() for outcome in outcomes]
+
+
+def _run(command: list[str]) -> int:
+    """Run the launcher to its end. It ends with this process; an exception here ends it, and its ranks."""
+    launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        return launcher.wait()
+    except BaseException:
+        launcher.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(_ENDING_SECONDS)
+        launcher.kill()
+        launcher.wait()
+        raise
+
+
+def _read_report(path: Path) -> dict[int, str]:
+    """Return how ranks have ended that have failed before any were ended, in that order."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {int(each["name"].split()[-1]): each["how"] for each in map(json.loads, lines)}
+
+
+def _raise_first(outcomes: list[Outcome], ended: dict[int, str]) -> None:
+    """Raise what made the job fail, if it has: what others raise because a rank has gone comes last."""
+    missing = [rank for rank, outcome in enumerate(outcomes) if not outcome.has_come]
+    for rank in filter(ended.get, missing):
+        message = f"rank {rank} {ended[rank]} before the function returned"
+        raise PeerError(message)
+    failed = [(outcome, rank) for rank, outcome in enumerate(outcomes) if outcome.error is not None]
+    if failed:
+        outcome, rank = min(failed, key=lambda each: (isinstance(each[0].error, PeerError), each[0].time))
+        assert outcome.error is not None
+        raise outcome.error from EndedError(rank, outcome.traceback)
+    for rank in missing:
+        message = f"rank {rank} has ended before the function returned"
+        raise PeerError(message)
+    for rank, how in ended.items():
+        message = f"rank {rank} {how} after the function had returned"
+        raise PeerError(message)

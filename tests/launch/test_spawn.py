@@ -1,0 +1,132 @@
+"""gf.spawn: a function on new ranks, what it returns and raises, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+from jobs import Job, begin
+from pace import scaled
+
+import gradientflow as gf
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pytest imports it where ranks cannot find it
+
+
+class NoDataError(Exception):
+    """What a program has of its own."""
+
+
+def add_up(start: int) -> tuple[int, float]:
+    with gf.init() as comm:
+        x = np.full(1000, comm.rank + start, np.float32)
+        comm.allreduce(x)
+        assert comm.describe()["transport"] == "tcp"
+        return comm.rank, float(x[999])
+
+
+def fail_on_one(how: Callable[[], None]) -> None:
+    with gf.init() as comm:
+        comm.barrier()
+        if comm.rank == 1:
+            how()
+        comm.barrier()
+
+
+def raise_no_data() -> None:
+    raise NoDataError("none here")
+
+
+def test_results_come_by_rank() -> None:
+    assert gf.spawn(add_up, 3, 1) == [(0, 6.0), (1, 6.0), (2, 6.0)]
+
+
+def test_what_a_rank_raises_is_raised_and_names_it() -> None:
+    with pytest.raises(NoDataError, match="none here") as caught:
+        gf.spawn(fail_on_one, 2, raise_no_data)
+    assert str(caught.value.__cause__).startswith("rank 1 raised it:")
+    assert "in raise_no_data" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 was ended by SIGKILL before"),
+        (lambda: os._exit(3), "rank 1 ended with exit status 3 before"),
+    ],
+    ids=["killed", "ended"],
+)
+def test_a_rank_that_dies_is_named(how: Callable[[], None], words: str) -> None:
+    with pytest.raises(gf.errors.PeerError, match=words):
+        gf.spawn(fail_on_one, 2, how)
+
+
+def test_what_cannot_be_sent() -> None:
+    with pytest.raises(gf.errors.ArgumentError, match=r"^the function or its arguments cannot be sent .*lock"):
+        gf.spawn(print, 1, threading.Lock())
+    with pytest.raises(gf.errors.ArgumentError, match=r"^what rank 0 returns, a lock, cannot be sent"):
+        gf.spawn(threading.Lock, 1)
+    with pytest.raises(gf.errors.ArgumentTypeError, match="calls a function"):
+        gf.spawn(3, 1)  # type: ignore[arg-type]
+    with pytest.raises(gf.errors.ArgumentError, match="at least one rank"):
+        gf.spawn(print, 0)
+
+
+def test_from_another_thread_and_without_a_file() -> None:
+    """As in a notebook, whose ``__main__`` no other process can import."""
+    program = (
+        "import threading, gradientflow as gf\n"
+        "base = 10\n"
+        "class Answer:\n"
+        "    def __init__(self, value): self.value = value\n"
+        "def function(factor):\n"
+        "    with gf.init() as comm: return Answer(base + factor * comm.rank)\n"
+        "def call():\n"
+        "    answers = gf.spawn(function, 2, 5)\n"
+        "    print([each.value for each in answers if isinstance(each, Answer)])\n"
+        "thread = threading.Thread(target=call)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+    )
+    ended = subprocess.run([sys.executable], input=program, capture_output=True, text=True, timeout=scaled(60))
+    assert (ended.stdout, ended.stderr) == ("[10, 15]\n", "")
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Job]:
+    """Give a program whose ranks wait for something that does not come."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pathlib, time, gradientflow as gf\n"
+        "def wait():\n"
+        "    comm = gf.init()\n"
+        "    comm.barrier()\n"
+        f"    pathlib.Path({str(tmp_path)!r}, f'there{{comm.rank}}').touch()\n"
+        "    time.sleep(1000)\n"
+        "gf.spawn(wait, 2)\n"
+    )
+    job = begin([sys.executable, str(program)], None, 60)
+    deadline = time.monotonic() + scaled(30)
+    while len(list(tmp_path.glob("there*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert len(job.processes()) == 4
+    yield job
+    job.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_no_process_is_left(number: signal.Signals, waiting: Job) -> None:
+    waiting.process.send_signal(number)
+    ended = waiting.finish()  # which fails if one is
+    assert ended.returncode == -number, ended.output
+    assert ("KeyboardInterrupt" in ended.stderr) == (number == signal.SIGINT)
