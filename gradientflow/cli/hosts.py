@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import subprocess
 
-from gradientflow.launch import LaunchError, in_allocation
+from gradientflow.launch import LaunchError, in_allocation, ssh_settings
 
 # If one of these is set, the launcher may reach hosts by other means than ssh, with other names for them.
 _AGENTS = (
     *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
     *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP"),
 )
-_SSH_SECONDS = 10.0
 
 
 def check_hosts(hosts: str | None) -> None:
@@ -53,17 +50,6 @@ def _why_unknown(name: str) -> str:
 
 def _is_known_to_ssh(name: str) -> bool:
     """Tell whether the settings of ssh replace a name by another one, or go through another host."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        printed = subprocess.run(
-            ["ssh", "-G", name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SSH_SECONDS,
-            check=False,
-        ).stdout
-        settings = dict(line.split(maxsplit=1) for line in printed.splitlines() if " " in line)
-        goes_through_another = not {"proxyjump", "proxycommand"}.isdisjoint(settings)
-        return goes_through_another or settings.get("hostname", name).lower() != name.lower()
-    return False
+    settings = ssh_settings(name)
+    goes_through_another = not {"proxyjump", "proxycommand"}.isdisjoint(settings)
+    return goes_through_another or settings.get("hostname", name).lower() != name.lower()

@@ -15,14 +15,18 @@ from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.library import built_with
 from gradientflow.launch import (
     LaunchError,
+    TcpJob,
     command_lines,
     find_launcher,
+    hosts_of_ranks,
     job_here,
     launch_environment,
+    meeting_host,
     mpirun_command,
     rank_program,
     ranks_of_this_job,
     read_hostfile,
+    ssh_command,
     tcp_command,
 )
 
@@ -49,7 +53,8 @@ def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., i
     metavar="S",
     help="How many ranks to start beside them that serve parameters only.",
 )
-@transport_option("without MPI, on this machine")
+@transport_option("without MPI, through ssh on other hosts")
+@click.option("--label", is_flag=True, help="Begin each line that a rank writes with its rank.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -58,6 +63,7 @@ def run(
     hostfile: str | None,
     servers: int,
     transport: str,
+    label: bool,
     dry_run: bool,
     program: tuple[str, ...],
 ) -> int:
@@ -78,17 +84,21 @@ def run(
         if hosts is not None:
             raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
         hosts = read_hostfile(hostfile)
+    command = executable(program, elsewhere=hosts is not None)
     if transport == "tcp":
-        if hosts is not None:
-            raise LaunchError("--transport tcp starts processes on this machine only: leave --hosts out")
-        job = job_here(ranks, executable(program, elsewhere=False), servers)
+        if hosts is None:
+            job = job_here(ranks, command, servers, label=label)
+        else:
+            names = hosts_of_ranks(hosts, ranks, servers)
+            check_hosts(hosts)
+            job = TcpJob(command, names, servers, meeting_host(names), label=label)
         if dry_run:
             click.echo("\n".join(command_lines(job)))
             return 0
-        return run_job(Job(tcp_command(job), {}, reads_input=True))
-    command = rank_program(executable(program, elsewhere=hosts is not None), hosts, servers)
+        return run_job(Job(tcp_command(job) if hosts is None else ssh_command(job), {}, reads_input=True))
+    command = rank_program(command, hosts, servers)
     launcher = find_launcher(built_with())
-    command = mpirun_command(launcher, ranks, command, hosts, servers)
+    command = mpirun_command(launcher, ranks, command, hosts, servers, label=label)
     environment = launch_environment(launcher, hosts)
     if dry_run:
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))

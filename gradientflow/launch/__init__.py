@@ -1,6 +1,6 @@
 """Starting jobs: the launcher of the MPI library in use or one of our own, and the command lines for them.
 
-Everything here is plain text and look-ups: nothing is started except ``mpirun --version``.
+Everything here is plain text and look-ups: nothing is started except ``mpirun --version`` and ``ssh -G``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from gradientflow.meeting import SERVERS
 
 from .command import SESSION_FOLDER, launch_environment, module_command, mpirun_command
 from .environment import in_allocation, rank_of_this_process, ranks_of_this_job
-from .hosts import read_hostfile, slots
+from .hosts import hosts_of_ranks, read_hostfile, slots
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import cores
 from .rank_script import rank_program
+from .ssh import meeting_host, ssh_command, ssh_settings
 from .tcp import TcpJob, command_lines, job_here, tcp_command
 
 __all__ = [
@@ -26,9 +27,11 @@ __all__ = [
     "command_lines",
     "cores",
     "find_launcher",
+    "hosts_of_ranks",
     "in_allocation",
     "job_here",
     "launch_environment",
+    "meeting_host",
     "module_command",
     "mpirun_command",
     "rank_of_this_process",
@@ -36,5 +39,7 @@ __all__ = [
     "ranks_of_this_job",
     "read_hostfile",
     "slots",
+    "ssh_command",
+    "ssh_settings",
     "tcp_command",
 ]

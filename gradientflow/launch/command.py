@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradientflow.arguments import checked_instance, checked_int, checked_list
 from gradientflow.mpi_start import start_variables
 
-from .environment import in_allocation
-from .hosts import HOSTS, check_count, slots
+from .environment import in_allocation, variables_to_forward
+from .hosts import check_count, slots
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError
 
 # The folder for files of Open MPI's launcher. Their names contain its process number, so the files of a killed launcher
@@ -20,7 +20,13 @@ SESSION_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 
 
 def mpirun_command(
-    launcher: Launcher, ranks: int, program: Sequence[str], hosts: str | None = None, servers: int = 0
+    launcher: Launcher,
+    ranks: int,
+    program: Sequence[str],
+    hosts: str | None = None,
+    servers: int = 0,
+    *,
+    label: bool = False,
 ) -> list[str]:
     """Write the command line that starts `ranks` ranks of `program`.
 
@@ -37,6 +43,8 @@ def mpirun_command(
     servers : int, default 0
         How many ranks to start beside them that only serve. Ranks then go to the hosts in turn, so that computing and
         serving ranks share the hosts as evenly as can be.
+    label : bool, default False
+        Whether each line that a rank writes begins with its rank, in the way of the launcher.
 
     Returns
     -------
@@ -45,8 +53,6 @@ def mpirun_command(
     """
     checked_instance("launcher", launcher, Launcher)
     ranks, program = checked_int("ranks", ranks), checked_list("program", program, "texts")
-    if hosts is not None and not HOSTS.fullmatch(checked_instance("hosts", hosts, str)):
-        raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,b:2), not {hosts!r}")
     if checked_int("servers", servers) < 0:
         raise LaunchError(f"--servers takes a number of ranks, not {servers}")
     check_count(ranks, hosts)
@@ -55,11 +61,15 @@ def mpirun_command(
     if launcher.library == MPICH:
         if servers > 0:
             command.append("-rr")
+        if label:
+            command.append("-prepend-rank")
         if hosts is not None:
             command += ["-hosts", hosts]
         return [*command, *program]
     if servers > 0:
         command += ["--map-by", "node"]
+    if label:
+        command += ["--tag-output"] if launcher.version.startswith("4.") else ["--output", "rank"]
     # Open MPI would bind each rank to one core by default. The core's progress thread and the threads of BLAS belong to
     # the same process and would then all share that core; and across hosts that are really one machine (containers,
     # network namespaces) every host's first rank would be bound to the same one.
@@ -70,7 +80,7 @@ def mpirun_command(
     if hosts is not None:
         command += ["--host", hosts]
     if hosts is not None or in_allocation():
-        for name in _variables_to_forward(os.environ):
+        for name in variables_to_forward(os.environ):
             command += ["-x", name]
     return [*command, *program]
 
@@ -121,9 +131,3 @@ def module_command(module: str, arguments: Sequence[str]) -> list[str]:
     arguments = checked_list("arguments", arguments, "texts")
     code = f"import sys; sys.path[:] = filter(None, sys.path); from {module} import main; sys.exit(main())"
     return [sys.executable, "-c", code, *arguments]
-
-
-def _variables_to_forward(environment: Mapping[str, str]) -> list[str]:
-    """Name the variables that ranks on other hosts need; by itself Open MPI passes on only its own."""
-    names = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV")
-    return sorted(name for name in environment if name in names or name.startswith("GRADIENTFLOW_"))

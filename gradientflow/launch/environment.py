@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from gradientflow.meeting.slurm import tasks_of_step
 
@@ -26,6 +27,12 @@ def rank_of_this_process() -> int | None:
 def in_allocation() -> bool:
     """Tell whether this process runs in an allocation of a batch system."""
     return any(os.environ.get(name) for name in _ALLOCATION_VARIABLES)
+
+
+def variables_to_forward(environment: Mapping[str, str]) -> list[str]:
+    """Name the variables that ranks on other hosts need, to which nothing goes by itself."""
+    names = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV")
+    return sorted(name for name in environment if name in names or name.startswith("GRADIENTFLOW_"))
 
 
 def _number_in_environment(*names: str) -> int | None:

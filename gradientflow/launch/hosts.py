@@ -11,7 +11,7 @@ from .environment import in_allocation
 from .launcher import LaunchError
 from .machine import cores
 
-HOSTS = re.compile(r"[\w.-]+(:[1-9]\d{0,5})?(,[\w.-]+(:[1-9]\d{0,5})?)*", re.ASCII)
+_HOSTS = re.compile(r"[\w.-]+(:[1-9]\d{0,5})?(,[\w.-]+(:[1-9]\d{0,5})?)*", re.ASCII)
 
 _HOSTFILE_LINE = re.compile(
     r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)([1-9]\d{0,5}))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII
@@ -56,8 +56,31 @@ def slots(hosts: str | None = None) -> int:
     """Count the ranks that can run without sharing a core: this machine's cores, or the slots of `hosts`."""
     if hosts is None:
         return cores()
-    checked_instance("hosts", hosts, str)
-    return sum(int(host.partition(":")[2] or 1) for host in hosts.split(","))
+    return sum(slots_of(hosts).values())
+
+
+def slots_of(hosts: str) -> dict[str, int]:
+    """Read ``name:slots,name:slots``; the slots of repeated names add up."""
+    if not _HOSTS.fullmatch(checked_instance("hosts", hosts, str)):
+        raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,b:2), not {hosts!r}")
+    found: dict[str, int] = {}
+    for host in hosts.split(","):
+        name, _, count = host.partition(":")
+        found[name] = found.get(name, 0) + int(count or 1)
+    return found
+
+
+def hosts_of_ranks(hosts: str, ranks: int, servers: int = 0) -> list[str]:
+    """Return the host of each rank, as MPI's launchers place them: one host after the other, with servers in turn."""
+    left = slots_of(hosts)
+    if servers == 0:
+        places = [name for name, count in left.items() for _ in range(count)]
+    else:
+        places = [name for turn in range(max(left.values())) for name, count in left.items() if turn < count]
+    check_count(ranks + servers, hosts)
+    if ranks + servers > len(places):
+        raise LaunchError(f"{ranks + servers} ranks are too many for the {len(places)} slots of the hosts")
+    return places[: ranks + servers]
 
 
 def check_count(ranks: int, hosts: str | None) -> None:

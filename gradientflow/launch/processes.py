@@ -45,10 +45,10 @@ class Stream:
 
     target: int  # where it goes
     label: bytes  # begins each line
-    mark: bytes  # a line that says that the process has started, and is not passed on
+    mark: bytes  # a line that is not passed on: the process says that it has started, and again that a rank has failed
     begun: bytes = b""  # the last line, which has not ended
     in_line: bool = False  # whether the beginning of a line has been passed on
-    has_started: bool = False
+    marks: int = 0  # that have come
     ended: threading.Event = field(default_factory=threading.Event)
 
     def take(self, data: bytes) -> bytes:
@@ -63,9 +63,9 @@ class Stream:
         return self._labelled(data)
 
     def _labelled(self, data: bytes) -> bytes:
-        if self.mark and not self.has_started:
-            before, mark, behind = data.partition(self.mark + b"\n")
-            self.has_started, data = bool(mark), before + behind
+        if self.mark and (count := data.count(self.mark + b"\n")):
+            self.marks, data = self.marks + count, data.replace(self.mark + b"\n", b"")
+            os.kill(os.getpid(), signal.SIGCHLD)  # as if a process had ended: there is something to take note of
         if not self.label or not data:
             return data
         labelled = data[:-1].replace(b"\n", b"\n" + self.label) + data[-1:]
@@ -178,7 +178,7 @@ class Member:
 
     def has_reported(self) -> bool:
         """Tell whether this was a launcher that had started: it has said by itself what was wrong."""
-        return self.is_launcher and self.output.ended.wait(_GRACE_SECONDS) and self.output.has_started
+        return self.is_launcher and self.output.ended.wait(_GRACE_SECONDS) and self.output.marks > 0
 
 
 class Members:
@@ -189,7 +189,8 @@ class Members:
         self._output = Output()
         self.status = 0  # of the first that failed
         self._running: list[Member] = []
-        self._are_asked_to_end = False
+        self.are_to_end = False
+        self._has_begun = True  # on all hosts, as far as is known
         for number, member in enumerate(job["members"]):
             self._start(number, member)
         self._output.start()
@@ -197,6 +198,16 @@ class Members:
     def __len__(self) -> int:
         """Return how many still run."""
         return len(self._running)
+
+    @property
+    def have_failed(self) -> bool:
+        """Whether a rank has failed, here or on another host."""
+        return self.status != 0 or any(member.output.marks > 1 for member in self._running)
+
+    @property
+    def patience(self) -> float:
+        """How many seconds the others have to report, once some have failed: none if there has been no job."""
+        return _REPORT_SECONDS if self._has_begun else 0.0
 
     @property
     def grace(self) -> float:
@@ -211,13 +222,14 @@ class Members:
                 continue
             self._running.remove(member)
             member.close_input()
-            if status != 0:
+            if status != 0 and (not self.are_to_end or member.output.marks > 1):
                 self._report(member, status)
+                self._has_begun &= not member.is_launcher or member.output.marks > 0
                 self.status = self.status or (status if status > 0 else 128 - status)
 
     def signal(self, number: int) -> None:
         """Send a signal to all that still run."""
-        self._are_asked_to_end = True
+        self.are_to_end = True
         for member in self._running:
             member.signal(number)
 
@@ -227,13 +239,15 @@ class Members:
 
     def _report(self, member: Member, status: int) -> None:
         how = f"ended with exit status {status}" if status > 0 else f"was ended by {_name(-status)}"
-        report = self._job.get("report")
-        if report and not self._are_asked_to_end:
+        if mark := self._job.get("mark"):
+            with contextlib.suppress(OSError):
+                os.write(1, mark.encode() + b"\n")
+        if report := self._job.get("report"):
             with open(report, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"name": member.name, "how": how}) + "\n")
-        elif not report and self.status == 0 and not member.has_reported():
+        elif self.status == 0 and not member.has_reported():
             if member.is_launcher and status == _SSH_FAILED:
-                how = "cannot be reached: ssh has to work without asking for anything"
+                how = f"cannot be reached: ssh {member.name.removeprefix('host ')} has to work without a question"
             elif member.is_launcher:
                 how = f"has started no ranks: ssh {how}"
             process = "" if member.is_launcher else f" (process {member.process.pid}{self._job.get('where', '')})"
@@ -295,12 +309,12 @@ def main() -> int:
         members.reap()
         if not members:
             members.finish()
-            return cause or members.status
-        if deadline is None and members.status:
-            deadline = time.monotonic() + _REPORT_SECONDS
+            return members.status or cause
+        if deadline is None and members.have_failed:
+            deadline = time.monotonic() + members.patience
         received = _next_signal(deadline)
         if received in _ENDING and not cause:
-            cause, deadline = 128 + received, time.monotonic()
+            cause, deadline, members.are_to_end = 128 + received, time.monotonic(), True
         elif received is None:
             members.signal(next(steps, signal.SIGKILL))
             deadline = time.monotonic() + members.grace

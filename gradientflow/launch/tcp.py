@@ -14,12 +14,15 @@ from typing import Any
 
 from gradientflow.arguments import checked_int, checked_list
 from gradientflow.meeting import SERVERS
+from gradientflow.meeting.variables import join_address
 
 from .hosts import check_count
 from .ports import free_port
 
-_PROCESSES = Path(__file__).with_name("processes.py")
 _THIS_MACHINE = ""
+
+# The launcher, which reads from its input what to start; in place of the last word it takes that itself.
+LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), "-")
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
 
 def launcher_command(told: Mapping[str, Any]) -> list[str]:
     """Write the command line of the launcher, which is told what to start."""
-    return [sys.executable, "-I", "-S", str(_PROCESSES), json.dumps(told)]
+    return [*LAUNCHER[:-1], json.dumps(told)]
 
 
 def rank_members(job: TcpJob) -> list[dict[str, Any]]:
@@ -114,7 +117,7 @@ def tcp_variables(job: TcpJob) -> dict[str, str]:
     size = len(job.hosts)
     variables = {
         "GRADIENTFLOW_TRANSPORT": "tcp",
-        "GRADIENTFLOW_MEET": f"{job.meet}:{free_port()}",
+        "GRADIENTFLOW_MEET": join_address(job.meet, free_port()),
         "GRADIENTFLOW_SIZE": str(size),
         "GRADIENTFLOW_TOKEN": secrets.token_hex(32),
         "WORLD_SIZE": str(size - job.servers),
@@ -126,8 +129,10 @@ def tcp_variables(job: TcpJob) -> dict[str, str]:
 
 def command_lines(job: TcpJob) -> list[str]:
     """Write what a shell would start each rank with, by rank."""
-    variables = tcp_variables(job)
-    return [
-        " ".join([*(f"{name}={shlex.quote(value)}" for name, value in own.items()), shlex.join(job.program)])
-        for own in ({**variables, "GRADIENTFLOW_RANK": str(rank), "RANK": str(rank)} for rank in range(len(job.hosts)))
-    ]
+    variables, lines = tcp_variables(job), []
+    for rank, host in enumerate(job.hosts):
+        own = {**variables, "GRADIENTFLOW_RANK": str(rank), "RANK": str(rank)}
+        line = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in own.items()), shlex.join(job.program)])
+        there = f"cd {shlex.quote(os.getcwd())} && env {line}"
+        lines.append(line if host == _THIS_MACHINE else f"ssh {host} {shlex.quote(there)}")
+    return lines

@@ -1,0 +1,124 @@
+"""Jobs over TCP on several hosts: ssh starts a launcher on each, which finds what to start in its input.
+
+So nothing of the job, its token above all, is in a command line that others can read, and the ranks of a host end when
+its connection does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+
+from .environment import variables_to_forward
+from .launcher import LaunchError
+from .tcp import LAUNCHER, TcpJob, launcher_command, rank_members, tcp_variables
+
+_SETTINGS_SECONDS = 10.0
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+_NO_FOLDER = 126
+_NO_LAUNCHER = 127
+
+
+def ssh_command(job: TcpJob) -> list[str]:
+    """Write the command line that starts a job on its hosts.
+
+    Parameters
+    ----------
+    job : TcpJob
+        The job.
+
+    Returns
+    -------
+    list of str
+        The command of a launcher, whose exit status is that of the first rank that fails.
+    """
+    if shutil.which("ssh") is None and not all(map(_is_this_machine, job.hosts)):
+        raise LaunchError("there is no ssh on the PATH, by which ranks on other hosts are started")
+    mark, members = secrets.token_hex(16), rank_members(job)
+    environment = {**{name: os.environ[name] for name in variables_to_forward(os.environ)}, **tcp_variables(job)}
+    shared = {"mark": mark, "command": list(job.program), "environment": environment, "label": job.label}
+    hosts = [
+        {
+            "host": host,
+            "command": list(LAUNCHER) if _is_this_machine(host) else ["ssh", *_OPTIONS, host, _command_there(host)],
+            "job": {
+                **shared,
+                "where": f" on {host}",
+                "members": [member for member, place in zip(members, job.hosts, strict=True) if place == host],
+            },
+        }
+        for host in dict.fromkeys(job.hosts)
+    ]
+    return launcher_command({"members": hosts})
+
+
+def meeting_host(hosts: Sequence[str]) -> str:
+    """Return the address of the first host, as the others reach it; MASTER_ADDR says it by hand."""
+    if given := os.environ.get("MASTER_ADDR"):
+        return given
+    first = hosts[0]
+    others = [host for host in hosts if not _is_this_machine(host)]
+    if not _is_this_machine(first):
+        return _address_of(first)
+    return _own_address_towards(_address_of(others[0])) if others else "127.0.0.1"
+
+
+def ssh_settings(name: str) -> dict[str, str]:
+    """Return the settings of ssh for a host; empty if it does not say."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        printed = subprocess.run(
+            ["ssh", "-G", name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SETTINGS_SECONDS,
+            check=False,
+        ).stdout
+        return dict(line.split(maxsplit=1) for line in printed.splitlines() if " " in line)
+    return {}
+
+
+def _command_there(host: str) -> str:
+    """Write what the shell of a host is to run: the launcher, in this folder, or a sentence about what is missing."""
+    folder, python, script = os.getcwd(), LAUNCHER[0], LAUNCHER[-2]
+    needs = "Python environment and programs have the same paths on all hosts"
+    no_folder = f"gradientflow: host {host} has no folder {folder}: {needs}"
+    no_launcher = f"gradientflow: host {host} has no GradientFlow in {os.path.dirname(script)} with {python}: {needs}"
+    commands = (
+        f"cd {shlex.quote(folder)} 2> /dev/null || {{ echo {shlex.quote(no_folder)} >&2; exit {_NO_FOLDER}; }}; "
+        f"[ -x {shlex.quote(python)} ] && [ -f {shlex.quote(script)} ] || "
+        f"{{ echo {shlex.quote(no_launcher)} >&2; exit {_NO_LAUNCHER}; }}; exec {shlex.join(LAUNCHER)}"
+    )
+    return f"exec sh -c {shlex.quote(commands)}"
+
+
+def _is_this_machine(host: str) -> bool:
+    return host in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+
+
+def _address_of(host: str) -> str:
+    """Return an address, or else the name that ssh has for a host: other hosts may know it."""
+    name = ssh_settings(host).get("hostname", host)
+    with contextlib.suppress(OSError):
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    return name
+
+
+def _own_address_towards(address: str) -> str:
+    """Return the address of this machine that leads to another one; nothing is sent."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as trying:
+            trying.connect(target)
+            return str(trying.getsockname()[0])
+    except OSError as error:
+        raise LaunchError(
+            f"no address of this machine leads to {address} ({error.strerror}): set MASTER_ADDR"
+        ) from error

@@ -1,0 +1,178 @@
+"""gradientflow run over TCP: labels, and hosts that are reached through ssh, in whose place a script stands here."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_ranks import TAG
+from jobs import Finished, Job, begin
+from pace import scaled
+
+from gradientflow.launch import LaunchError, hosts_of_ranks, meeting_host, module_command
+
+# As ssh does, it starts the command of a host through a shell, with its own input, and passes nothing on. All hosts are
+# this machine.
+SSH = """#!/bin/sh
+if [ "$1" = -G ]; then echo "hostname 127.0.0.1"; exit; fi
+while [ "${1#-}" != "$1" ]; do case $1 in -o) shift 2;; *) shift;; esac; done
+host=$1; shift
+case $host in
+  locked) echo "root@locked: Permission denied (publickey,password)." >&2; exit 255;;
+  unknown) echo "ssh: Could not resolve hostname unknown: Name or service not known" >&2; exit 255;;
+  bare) set -- "$(echo "$*" | sed 's|-x [^ ]*|-x /no/such/python|')";;
+  moved) set -- "$(echo "$*" | sed 's|cd [^ ]*|cd /no/such/folder|')";;
+esac
+echo "a word of welcome"
+env -i HOME=/ PATH=/usr/bin:/bin TAG="$TAG" sh -c "$*"
+"""
+
+Run = Callable[..., Finished]
+
+
+@pytest.fixture
+def start_run(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Give ``start_run(*arguments, env=None)``, which starts ``gradientflow run`` beside the script for ssh."""
+    (tmp_path / "bin").mkdir()
+    path = tmp_path / "bin" / "ssh"
+    path.write_text(SSH.replace("TAG", TAG))
+    path.chmod(0o755)
+    jobs: list[Job] = []
+
+    def start(*arguments: object, env: dict[str, str] | None = None) -> Job:
+        command = module_command("gradientflow.cli", ["run", "--transport", "tcp", *map(str, arguments)])
+        paths = f"{path.parent}:{os.environ['PATH']}"
+        jobs.append(begin(command, {"PATH": paths, **(env or {})}, 60))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def run(start_run: Callable[..., Job]) -> Run:
+    return lambda *arguments, **options: start_run(*arguments, **options).finish()
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_hosts_are_filled_or_taken_in_turn() -> None:
+    assert hosts_of_ranks("a:2,b", 3) == ["a", "a", "b"]
+    assert hosts_of_ranks("a:2,b:2", 2) == ["a", "a"]
+    assert hosts_of_ranks("a:2,b:2", 2, 2) == ["a", "b", "a", "b"]
+    with pytest.raises(LaunchError, match="too many for the 3 slots"):
+        hosts_of_ranks("a:2,b", 4)
+
+
+def test_ranks_meet_where_the_others_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert meeting_host(["localhost", "127.0.0.1"]) == "127.0.0.1"
+    assert meeting_host(["127.0.0.9", "localhost"]) == "127.0.0.9"
+    assert meeting_host(["localhost", "127.0.0.9"]) == "127.0.0.1"  # the address that leads there
+    monkeypatch.setenv("MASTER_ADDR", "10.1.2.3")
+    assert meeting_host(["localhost", "127.0.0.9"]) == "10.1.2.3"
+
+
+def test_ranks_of_several_hosts(run: Run, tmp_path: Path) -> None:
+    program = write(
+        tmp_path / "program.py",
+        "import os, sys, numpy as np, gradientflow as gf\n"
+        "with gf.init() as comm:\n"
+        "    x = comm.allreduce(np.full(10, comm.rank + 1))\n"
+        "    names = 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'WORLD_SIZE', 'GRADIENTFLOW_TIMEOUT'\n"
+        "    print(int(x[9]), *(os.environ[name] for name in names), os.getcwd(), sys.stdin.read() == '')\n",
+    )
+    options = ("-n", 3, "--label", "--hosts", "one:2,two:2")
+    ended = run(*options, "--", program, env={"GRADIENTFLOW_TIMEOUT": "40"})
+    places = [(0, 2), (1, 2), (0, 1)]
+    expected = [f"[{rank}] 6 {a} {b} 3 40 {os.getcwd()} True" for rank, (a, b) in enumerate(places)]
+    assert ended.returncode == 0, ended.output
+    assert sorted(line for line in ended.stdout.splitlines() if "welcome" not in line) == expected
+    assert ended.stdout.count("welcome") == 2
+
+
+def test_when_a_rank_fails_the_others_may_report(run: Run, tmp_path: Path) -> None:
+    program = write(
+        tmp_path / "program.py",
+        "import os, sys, time, gradientflow as gf\n"
+        "comm = gf.init()\n"
+        "if comm.rank == 1: os._exit(7)\n"
+        "try: comm.barrier()\n"
+        "except gf.errors.PeerError: print('noticed', flush=True)\n"
+        "time.sleep(1000)\n",
+    )
+    begin = time.monotonic()
+    ended = run("-n", 3, "--hosts", "one:1,two:1,localhost:1", "--", program)
+    assert (ended.returncode, ended.stdout.count("noticed")) == (7, 2), ended.output
+    said = [line for line in ended.stderr.splitlines() if line.startswith("gradientflow:")]
+    assert len(said) == 1, ended.output
+    assert re.fullmatch(r"gradientflow: rank 1 \(process \d+ on two\) ended with exit status 7: .* others", said[0])
+    assert time.monotonic() - begin < scaled(30)
+
+
+@pytest.mark.parametrize(
+    ("host", "status", "words"),
+    [
+        ("locked", 255, "host locked cannot be reached: ssh locked has to work without a question"),
+        ("unknown", 255, "Could not resolve hostname unknown"),
+        ("bare", 127, "host bare has no GradientFlow in "),
+        ("moved", 126, "host moved has no folder "),
+    ],
+)
+def test_a_host_that_cannot_take_part(run: Run, host: str, status: int, words: str) -> None:
+    ended = run("-n", 2, "--hosts", f"{host},one", "--", "sleep", "1000")
+    assert ended.returncode == status, ended.output
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_no_process_is_left_on_any_host(start_run: Callable[..., Job], tmp_path: Path, number: signal.Signals) -> None:
+    command = f"touch {tmp_path}/there$RANK; sleep 1000"
+    job = start_run("-n", 2, "--hosts", "one:1,two:1", "--", "sh", "-c", command)
+    deadline = time.monotonic() + scaled(30)
+    while len(list(tmp_path.glob("there*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    job.process.send_signal(number)
+    ended = job.finish()  # which fails if one is
+    assert ended.returncode == (130 if number == signal.SIGINT else -9), ended.output
+
+
+def test_over_real_links(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
+    """Each host has several interfaces: ranks meet at the address that ssh leads to."""
+    agent = write(
+        tmp_path / "ssh",
+        '#!/bin/sh\nif [ "$1" = -G ]; then echo "hostname $2"; exit; fi\n'
+        'while [ "${1#-}" != "$1" ]; do case $1 in -o) shift 2;; *) shift;; esac; done\n'
+        'exec $NETLAB_AGENT "$@"\n',
+    )
+    agent.chmod(0o755)
+    met = Path(__file__).resolve().parents[1] / "programs" / "met.py"
+    hosts = ["--hosts", "10.1.0.1:2,10.1.0.2:2"]
+    command = module_command("gradientflow.cli", ["run", "-n", "4", "--transport", "tcp", *hosts, "--", str(met)])
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = start_netlab("--hosts", "2", "--shell", "--", *command, env=env).finish()
+    assert ended.returncode == 0, ended.output
+    assert ended.stdout.count('"size": 4') == 4
+
+
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+def test_lines_are_labelled(run: Run, transport: str) -> None:
+    script = 'printf "one\\ntwo"; sleep 0.4; echo " and three"; echo four >&2'
+    ended = run("--transport", transport, "-n", 2, "--label", "--", "sh", "-c", script)
+    assert ended.returncode == 0, ended.output
+    labels = {0: r"\[0\]", 1: r"\[1\]"} if transport == "tcp" else {0: r"\[(1,)?0\].*", 1: r"\[(1,)?1\].*"}
+    for label in labels.values():
+        assert len(re.findall(rf"^{label} ?one$", ended.stdout, re.MULTILINE)) == 1, ended.output
+        assert len(re.findall(rf"^{label} ?four$", ended.stderr, re.MULTILINE)) == 1, ended.output
