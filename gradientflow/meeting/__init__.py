@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .rules import SERVERS, Considered, Given, consider_ways, find_way, servers_of
+from .rules import SERVERS, Considered, Given, consider_ways, find_way, is_mpi_job, servers_of
 from .way import Way
 
-__all__ = ["SERVERS", "Considered", "Given", "Way", "consider_ways", "find_way", "servers_of"]
+__all__ = ["SERVERS", "Considered", "Given", "Way", "consider_ways", "find_way", "is_mpi_job", "servers_of"]

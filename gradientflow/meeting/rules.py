@@ -3,7 +3,8 @@
 The ways are tried in order, and the first that applies is taken:
 
 1. what the program says: a communicator, a store, or where to meet;
-2. GRADIENTFLOW_MEET, with GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE;
+2. GRADIENTFLOW_MEET, with GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE; one without the others is an error, unless MPI's
+   launcher has started this process;
 3. MPI's launcher, by its own variables, unless ``torchrun`` has started this process: below ``srun``, all processes
    of ``torchrun`` inherit the same variables of MPI;
 4. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as ``torchrun`` and many others set them;
@@ -40,6 +41,7 @@ from .way import ALONE, ARGUMENTS, MASTER, MEET, MPI_LAUNCHER, SLURM, Way
 SERVERS = "GRADIENTFLOW_SERVERS"  # how many processes of the job, the last ones, only serve the others
 TRANSPORTS = ("auto", "mpi", "tcp")
 
+_MEET = ("GRADIENTFLOW_MEET", "GRADIENTFLOW_RANK", "GRADIENTFLOW_SIZE")
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 # What MPI's launchers set: this process's rank, and how many there are.
 _MPI_PLACES = (
@@ -117,6 +119,13 @@ def consider_ways(variables: Variables, given: Given | None = None, transport: s
     return found
 
 
+def is_mpi_job(variables: Variables, given: Given | None = None, transport: str = "auto") -> bool:
+    """Tell whether the messages of this process's job are MPI's, where all else about the job is known."""
+    if transport != "auto":
+        return transport == "mpi"
+    return not all(variables.get(name) for name in _MEET) and _by_mpis_launcher(variables, given or Given())
+
+
 def servers_of(variables: Variables) -> int:
     """Return how many processes of the job only serve."""
     return read_number(variables, SERVERS) or 0
@@ -161,10 +170,9 @@ def _by_arguments(variables: Variables, given: Given, transport: str) -> Way | s
 
 
 def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
-    names = ("GRADIENTFLOW_MEET", "GRADIENTFLOW_RANK", "GRADIENTFLOW_SIZE")
+    names = _MEET
     if transport == "mpi":
-        marks = [name for place in (*_MPI_PLACES, _MPI_MARKS) for name in place]
-        is_of_mpi = given.mpi_size not in (None, 1) or any(variables.get(name) for name in marks)
+        is_of_mpi = given.mpi_size not in (None, 1) or _marks_of_mpi(variables)
         if all(variables.get(name) for name in names) and variables[names[2]] != "1" and not is_of_mpi:
             message = (
                 f"{names[0]}, {names[1]} and {names[2]} say where {variables[names[2]]} ranks meet, but the transport "
@@ -178,6 +186,8 @@ def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
         return "GRADIENTFLOW_MEET is not set"
     if missing:
         there = [name for name in names if name not in missing]
+        if _by_mpis_launcher(variables, given):
+            return f"{' and '.join(missing)} {_is(missing)} not set, and MPI's launcher has started this process"
         message = f"{' and '.join(there)} {_is(there)} set, but not {' and '.join(missing)}: all three are needed"
         raise ArgumentError(message)
     place = read_place(variables, *names[1:])
@@ -191,15 +201,24 @@ def _by_mpi(variables: Variables, given: Given, transport: str) -> Way | str:
     if variables.get(_TORCHRUN):
         return f"torchrun has started this process ({_TORCHRUN})"
     places = [(read_lenient(variables, rank), read_lenient(variables, size), size) for rank, size in _MPI_PLACES]
-    marks = [name for names in (*_MPI_PLACES, _MPI_MARKS) for name in names if variables.get(name)]
     if given.mpi_size is not None and given.mpi_size > 1:
         return Way(MPI_LAUNCHER, "mpi", size=given.mpi_size, by_mpi=True)
-    if not marks:
+    if not _marks_of_mpi(variables):
         return "none of its variables is set"
     known = [(rank, size, name) for rank, size, name in places if size is not None]
     _check_against_torch(variables, known)
     rank, size, _ = known[0] if known else (None, None, "")
     return Way(MPI_LAUNCHER, "mpi", rank, size, by_mpi=True)
+
+
+def _by_mpis_launcher(variables: Variables, given: Given) -> bool:
+    """Tell whether MPI's launcher has started this process, and ``torchrun`` has not below it."""
+    return not variables.get(_TORCHRUN) and ((given.mpi_size or 0) > 1 or bool(_marks_of_mpi(variables)))
+
+
+def _marks_of_mpi(variables: Variables) -> list[str]:
+    """Return the variables of MPI's launchers that are set."""
+    return [name for names in (*_MPI_PLACES, _MPI_MARKS) for name in names if variables.get(name)]
 
 
 def _check_against_torch(variables: Variables, places: list[tuple[int | None, int, str]]) -> None:
@@ -272,7 +291,11 @@ def _points(text: str, what: str) -> tuple[str, ...]:
             message = f"{what} is {text!r}: a file is given with its whole path, as in file:///shared/meet"
             raise ArgumentError(message)
         return (text,)
-    return tuple(join_address(*split_address(each, what)) for each in text.split(","))
+    each = text.split(",")
+    if len(each) > 1 and not all(part.strip() for part in each):
+        message = f"{what} is {text!r}: a host:port is missing before or after a comma"
+        raise ArgumentError(message)
+    return tuple(join_address(*split_address(part, what)) for part in each)
 
 
 def _master(variables: Variables) -> str:

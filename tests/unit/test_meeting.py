@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradientflow.errors import ArgumentError
-from gradientflow.meeting import Given, Way, consider_ways, find_way
+from gradientflow.meeting import Given, Way, consider_ways, find_way, is_mpi_job
 from gradientflow.meeting.slurm import first_node
 from gradientflow.meeting.variables import join_address, split_address
 
@@ -55,6 +55,9 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
         ({**STEP, **MPIRUN, **MASTER, "WORLD_SIZE": "4", "RANK": "2"}, BY_MPI),
         ({**SRUN_OF_MPI, **TORCHRUN}, BY_TORCHRUN),  # srun torchrun: all its processes inherit the variables of MPI
         ({**STEP, **MASTER}, BY_MASTER),
+        # Where to meet, but not as which rank: nobody is to be refused for it whom MPI's launcher has started.
+        ({**MPIRUN, "GRADIENTFLOW_MEET": "10.0.0.1:29400"}, BY_MPI),
+        ({**MPIRUN, "GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "3"}, BY_MPI),
         # MPI's launchers.
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Way("MPI's launcher", "mpi", 1, 2, by_mpi=True)),
         ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, Way("MPI's launcher", "mpi", 0, 2, by_mpi=True)),
@@ -137,6 +140,26 @@ def test_tcp_by_hand(variables: dict[str, str], given: Given, way: Way, starts_m
 
 
 @pytest.mark.parametrize(
+    ("variables", "given", "transport", "expected"),
+    [
+        ({}, Given(), "auto", False),
+        ({"RANK": "1", "GRADIENTFLOW_MEET": "a:1"}, Given(), "auto", False),  # which are no way
+        (MEET, Given(), "auto", False),
+        ({**MPIRUN, **MEET}, Given(), "auto", False),
+        ({**MPIRUN, **MASTER, "GRADIENTFLOW_MEET": "a:1"}, Given(), "auto", True),  # though they contradict each other
+        ({**SRUN_OF_MPI, **TORCHRUN}, Given(), "auto", False),
+        (MASTER, Given(mpi_size=2), "auto", True),
+        (MPIRUN, Given(), "tcp", False),
+        ({}, Given(), "mpi", True),
+    ],
+)
+def test_whether_messages_are_those_of_mpi(
+    variables: dict[str, str], given: Given, transport: str, expected: bool
+) -> None:
+    assert is_mpi_job(variables, given, transport) == expected
+
+
+@pytest.mark.parametrize(
     ("variables", "words"),
     [
         # Half of what belongs together.
@@ -144,6 +167,7 @@ def test_tcp_by_hand(variables: dict[str, str], given: Given, way: Way, starts_m
         ({"WORLD_SIZE": "2"}, ["WORLD_SIZE is 2", "RANK is not set"]),
         ({"RANK": "1", "WORLD_SIZE": "2"}, ["RANK is 1", "MASTER_ADDR and MASTER_PORT are not set"]),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ["RANK is 1", "MASTER_PORT is not set"]),
+        ({**TORCHRUN, "GRADIENTFLOW_MEET": "a:1"}, ["GRADIENTFLOW_MEET is set"]),
         ({"GRADIENTFLOW_MEET": "a:1"}, ["GRADIENTFLOW_MEET is set", "not GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE"]),
         (
             {"GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "2"},
@@ -159,6 +183,7 @@ def test_tcp_by_hand(variables: dict[str, str], given: Given, way: Way, starts_m
         ({**MASTER, "MASTER_PORT": "70000"}, ["MASTER_PORT is '70000'", "1 to 65535"]),
         ({**MEET, "GRADIENTFLOW_MEET": "somewhere"}, ["GRADIENTFLOW_MEET is 'somewhere'", "host:port"]),
         ({**MEET, "GRADIENTFLOW_MEET": "a:1,b"}, ["GRADIENTFLOW_MEET is 'b'"]),
+        ({**MEET, "GRADIENTFLOW_MEET": "a:1,,"}, ["GRADIENTFLOW_MEET is 'a:1,,'", "missing before or after a comma"]),
         ({**MEET, "GRADIENTFLOW_MEET": "fe80::1:29400"}, ["GRADIENTFLOW_MEET", "[fe80::1%eth0]:29400"]),
         ({**MEET, "GRADIENTFLOW_MEET": "file://shared"}, ["GRADIENTFLOW_MEET is 'file://shared'", "whole path"]),
         # Contradictions.
