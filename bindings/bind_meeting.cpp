@@ -22,6 +22,7 @@
 #include "bindings.hpp"
 #include "bound_endpoint.hpp"
 #include "gil.hpp"
+#include "python_store.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -68,46 +69,37 @@ class BoundFileStore : public BoundStore {
   using BoundStore::BoundStore;
 };
 
-// A function of Python: exchange(mine, timeout) -> the bytes of all ranks.
-class PythonExchange : public transport::Exchange {
+class BoundPythonStore : public BoundStore {
  public:
-  PythonExchange(py::object function, int size) : function_(std::move(function)), size_(size) {}
-
-  [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override {
-    return with_gil([&] {
-      const py::object given = function_(py::bytes(mine), until.remaining());
-      std::vector<std::string> texts;
-      for (const py::handle each : py::iter(given)) {
-        if (!py::isinstance<py::bytes>(each)) {
-          throw Error(ErrorKind::type, "an exchange returns the bytes of all ranks");
-        }
-        texts.push_back(py::reinterpret_borrow<py::bytes>(each));
-      }
-      if (texts.size() != static_cast<std::size_t>(size_)) {
-        throw Error(ErrorKind::value, "an exchange returns the bytes of all " + std::to_string(size_) +
-                                          " ranks, not of " + std::to_string(texts.size()));
-      }
-      return texts;
-    });
-  }
-
- private:
-  py::object function_;
-  int size_;
+  using BoundStore::BoundStore;
 };
 
-std::unique_ptr<transport::Exchange> exchange_of(const py::object& given, int rank, int size) {
+constexpr const char* default_prefix = "gradientflow";
+
+// Nobody else is to come.
+class ExchangeWithNobody : public transport::Exchange {
+ public:
+  [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& /*until*/) override {
+    return {mine};
+  }
+};
+
+std::unique_ptr<transport::Exchange> exchange_of(const py::object& given, int rank, int size,
+                                                 const std::string& prefix) {
   if (py::isinstance<BoundStore>(given)) {
-    return std::make_unique<transport::StoreExchange>(given.cast<BoundStore&>().get(), rank, size);
+    return std::make_unique<transport::StoreExchange>(given.cast<BoundStore&>().get(), rank, size, prefix);
   }
   if (py::isinstance<BoundEndpoint>(given)) {
     return std::make_unique<transport::EndpointExchange>(given.cast<BoundEndpoint&>().get());
   }
-  if (PyCallable_Check(given.ptr()) == 0) {
-    throw Error(ErrorKind::type, "ranks meet at a store, over an endpoint or by a function, not by " +
-                                     py::repr(given).cast<std::string>());
+  if (!given.is_none()) {
+    throw Error(ErrorKind::type,
+                "ranks meet at a store or over an endpoint, not by " + py::repr(given).cast<std::string>());
   }
-  return std::make_unique<PythonExchange>(given, size);
+  if (size != 1) {
+    throw Error(ErrorKind::value, std::to_string(size) + " ranks need a store or an endpoint to meet");
+  }
+  return std::make_unique<ExchangeWithNobody>();
 }
 
 std::string meeting_place(const py::object& exchange) {
@@ -116,12 +108,23 @@ std::string meeting_place(const py::object& exchange) {
 
 std::unique_ptr<BoundEndpoint> meet(int rank, int size, const py::object& exchange,
                                     const std::optional<std::string>& near,
-                                    const std::map<std::string, std::string>& overrides) {
+                                    const std::map<std::string, std::string>& overrides, const std::string& prefix) {
   const Config config = read_config(overrides);
-  const std::unique_ptr<transport::Exchange> way = exchange_of(exchange, rank, size);
+  const std::unique_ptr<transport::Exchange> way = exchange_of(exchange, rank, size, prefix);
   const std::string place = near ? *near : meeting_place(exchange);
   const WithoutGil release;
   return std::make_unique<BoundEndpoint>(transport::meet(*way, rank, config, place, &poll_signals));
+}
+
+std::vector<py::bytes> exchange(const BoundStore& store, int rank, int size, const py::bytes& mine,
+                                const Timeout& timeout, const std::string& prefix) {
+  const std::string text = mine;
+  std::vector<std::string> texts;
+  {
+    const WithoutGil release;
+    texts = transport::StoreExchange(store.get(), rank, size, prefix).all(text, store.until_of(timeout));
+  }
+  return {texts.begin(), texts.end()};
 }
 
 std::optional<py::bytes> bytes_of(const std::optional<std::string>& value) {
@@ -180,6 +183,17 @@ void bind_stores(py::module_& module) {
           },
           py::arg("key"), py::arg("expected"), py::arg("desired"), py::arg("timeout") = py::none(),
           "Sets the value if it is `expected` (None: if there is none); gives the value that there is then, or None.")
+      .def(
+          "remove",
+          [](const BoundStore& self, const std::string& key, const Timeout& timeout) {
+            const WithoutGil release;
+            return self.get().remove(key, self.until_of(timeout));
+          },
+          py::arg("key"), py::arg("timeout") = py::none(), "Removes a value; tells whether there was one.")
+      .def("exchange", &exchange, py::arg("rank"), py::arg("size"), py::arg("mine"), py::arg("timeout") = py::none(),
+           py::arg("prefix") = default_prefix,
+           "The bytes of all ranks, in their order, once all have come. `prefix`: begins the names of all values; what "
+           "has another one does not meet. Collective.")
       .def("__repr__", [](const BoundStore& self) { return "<" + self.get().name() + ">"; });
 
   py::class_<BoundTcpStore, BoundStore>(module, "TcpStore")
@@ -199,6 +213,14 @@ void bind_stores(py::module_& module) {
              return std::make_unique<BoundFileStore>(std::make_unique<FileStore>(path), timeout);
            }),
            py::arg("path"), py::arg("timeout") = Config().timeout, "A store in a file that all processes can write.");
+
+  py::class_<BoundPythonStore, BoundStore>(module, "PythonStore")
+      .def(py::init([](const py::object& store, const std::string& name, bool serve, double timeout) {
+             return std::make_unique<BoundPythonStore>(std::make_unique<PythonStore>(store, name, serve), timeout);
+           }),
+           py::arg("store"), py::arg("name"), py::arg("serve") = false, py::arg("timeout") = Config().timeout,
+           "A store of the program, with set, add and compare_set, and perhaps delete_key, as PyTorch's have them. "
+           "`name`: what it is in errors. `serve`: it may end with this process.");
 }
 
 }  // namespace
@@ -207,10 +229,11 @@ void bind_meeting(py::module_& module) {
   bind_stores(module);
   module.def(
       "meet", &meet, py::arg("rank"), py::arg("size"), py::arg("exchange"), py::arg("near") = py::none(),
-      py::arg("overrides") = py::dict(),
-      "An endpoint of `size` ranks over TCP. They meet at a `Store`, over an `Endpoint`, or by a function "
-      "exchange(mine: bytes, timeout: float) -> list[bytes], of all ranks. `near`: where they meet, HOST:PORT, by "
-      "which the address is chosen; None: the address of the store. Collective.");
+      py::arg("overrides") = py::dict(), py::arg("prefix") = default_prefix,
+      "An endpoint of `size` ranks over TCP. They meet at a `Store` or over an `Endpoint`; None: there is one rank. "
+      "`near`: where they meet, HOST:PORT, by which the address is chosen; None: the address of the store. `prefix`: "
+      "as "
+      "for `Store.exchange`. Collective.");
   module.def("random_token", &transport::random_hex, "256 random bits, as 64 digits.");
   module.def(
       "own_address",

@@ -54,8 +54,8 @@ def init(
     rank, size : int, optional
         This process, and how many there are.
     store : object, optional
-        By which the ranks meet, in place of `meet`: anything with ``set``, ``get`` and ``add``, such as a store of
-        PyTorch.
+        By which the ranks meet, in place of `meet`: a store of PyTorch, or anything that has ``set``, ``add`` and
+        ``compare_set`` as these have them.
 
     Returns
     -------

@@ -7,12 +7,10 @@ from typing import Any
 
 from gradientflow._location import load_core
 
-from .exchange import Exchange, StoreExchange
+from .given_store import core_store
 from .stores import open_store
 from .variables import Place
-from .way import Way
-
-_PREFIX = "gradientflow"
+from .way import PREFIX, Way
 
 
 def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int | None = None) -> Any:
@@ -24,8 +22,8 @@ def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int |
         How.
     settings : mapping of str to str
         Those of the communicator to be made.
-    store : Store, optional
-        The one that the program gives.
+    store : object, optional
+        The one that the program gives, as `core_store` takes it.
     mpi : int, optional
         Where the handle of an MPI communicator is, through which the ranks meet.
 
@@ -37,8 +35,10 @@ def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int |
     if mpi is not None:
         exchange = load_core().mpi_endpoint(mpi, dict(settings))
         return meet_by(exchange, Place(exchange.rank, exchange.size), settings)
-    found = store if store is not None else open_store(way, float(settings["timeout"])) if way.at else None
-    return meet_by(exchange_by_store(found, way.place, way.restart), way.place, settings, near(way))
+    if store is not None:
+        return meet_by(core_store(store, serve=way.rank == 0), way.place, settings, near(way))
+    found = open_store(way, float(settings["timeout"])) if way.at else None
+    return meet_by(found, way.place, settings, near(way), way.prefix)
 
 
 def near(way: Way) -> str:
@@ -46,27 +46,20 @@ def near(way: Way) -> str:
     return "" if way.at and way.at[0].startswith("file://") else ",".join(way.at)
 
 
-def meet_by(exchange: Any, place: Place, settings: Mapping[str, str], towards: str = "") -> Any:
-    """Meet the other ranks by an exchange or a store of the core. Collective.
+def meet_by(exchange: Any, place: Place, settings: Mapping[str, str], towards: str = "", prefix: str = PREFIX) -> Any:
+    """Meet the other ranks by a store or an endpoint. Collective.
 
     Parameters
     ----------
-    exchange : Exchange, or Store or Endpoint of the core
-        By which the ranks tell each other their addresses.
+    exchange : Store or Endpoint of the core, or None
+        By which the ranks tell each other their addresses; None where there is one rank.
     place : Place
         This process, and how many there are.
     settings : mapping of str to str
         Those of the communicator to be made.
     towards : str, optional
         Where the ranks meet, which the address of this host should lead to.
+    prefix : str, optional
+        Begins the names of all values in a store.
     """
-    return load_core().meet(place.rank, place.size, exchange, towards, dict(settings))
-
-
-def exchange_by_store(store: Any, place: Place, restart: str = "") -> Exchange | Any:
-    """Return a store of the core itself, and for any other store an exchange through it; alone, one with nobody."""
-    if store is None:
-        return lambda mine, _: [mine]
-    if isinstance(store, load_core().Store):
-        return store
-    return StoreExchange(store, place, f"{_PREFIX}/{restart}" if restart else _PREFIX)
+    return load_core().meet(place.rank, place.size, exchange, towards, dict(settings), prefix)

@@ -12,11 +12,12 @@ from .way import MASTER, Way
 
 TOKEN = "GRADIENTFLOW_TOKEN"  # what guards the store
 
-_opened: dict[Way, Any] = {}
+# By process: a forked one may share neither a connection of its parent nor the threads of a server.
+_opened: dict[tuple[int, Way], Any] = {}
 
 
 def open_store(way: Way, timeout: float) -> Any:
-    """Return the store at which the ranks of a job meet.
+    """Return the store at which the ranks of a job meet, one of the core.
 
     At MASTER_ADDR and MASTER_PORT that is PyTorch's, where there is PyTorch, so that ``init_process_group`` finds its
     own there, before or afterwards. Elsewhere it is one of the core.
@@ -26,16 +27,17 @@ def open_store(way: Way, timeout: float) -> Any:
     way : Way
         How they meet; it says where.
     timeout : float
-        How many seconds its calls wait.
+        How many seconds this may take.
 
     Raises
     ------
     gradientflow.errors.CommunicationError
         If it cannot be opened, or reached in time.
     """
-    if way not in _opened:
-        _opened[way] = _open(way, timeout)
-    return _opened[way]
+    key = (os.getpid(), way)
+    if key not in _opened:
+        _opened[key] = _open(way, timeout)
+    return _opened[key]
 
 
 def _open(way: Way, timeout: float) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from gradientflow._location import load_core
 from gradientflow.errors import CommunicationError
 
 from .variables import split_address
@@ -13,6 +14,11 @@ from .way import Way
 
 def open_torch_store(way: Way, timeout: float) -> Any:
     """Connect to the store, which rank 0 serves unless ``torchrun`` does; several users of a process share it.
+
+    Returns
+    -------
+    gradientflow._core.Store
+        A store of the core through which it is used.
 
     Raises
     ------
@@ -23,11 +29,12 @@ def open_torch_store(way: Way, timeout: float) -> Any:
 
     dist: Any = torch.distributed  # its annotations leave out what it takes from C++
     host, port = split_address(way.at[0], "MASTER_ADDR:MASTER_PORT")
+    serve = way.rank == 0 and not way.agent
     try:
-        return dist.TCPStore(
+        store = dist.TCPStore(
             host,
             port,
-            is_master=way.rank == 0 and not way.agent,
+            is_master=serve,
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,
             multi_tenant=True,
@@ -36,3 +43,4 @@ def open_torch_store(way: Way, timeout: float) -> Any:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         message = f"the ranks cannot meet at PyTorch's store, at {way.at[0]} (MASTER_ADDR and MASTER_PORT): {reason}"
         raise CommunicationError(message) from error
+    return load_core().PythonStore(store, f"PyTorch's store at {way.at[0]}", serve)

@@ -14,6 +14,8 @@ MASTER = "RANK and MASTER_ADDR"
 SLURM = "Slurm's step"
 ALONE = "one rank"
 
+PREFIX = "gradientflow"  # begins the names of all values of ours in a store
+
 
 @dataclass(frozen=True)
 class Way:
@@ -53,6 +55,11 @@ class Way:
         assert self.rank is not None
         assert self.size is not None
         return Place(self.rank, self.size)
+
+    @property
+    def prefix(self) -> str:
+        """What begins the names of values in a store that outlives these processes."""
+        return f"{PREFIX}/{self.restart}" if self.restart else PREFIX
 
     def __str__(self) -> str:
         """Say it in a few words."""

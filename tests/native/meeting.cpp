@@ -92,16 +92,6 @@ std::unique_ptr<Store> store_at(const std::string& place, double timeout) {
   return std::make_unique<TcpStore>(place, false, "", Until(timeout));
 }
 
-std::vector<py::bytes> exchange(const std::string& place, int rank, int size, const std::string& mine, double timeout) {
-  std::vector<std::string> texts;
-  {
-    const py::gil_scoped_release release;
-    const std::unique_ptr<Store> store = store_at(place, timeout);
-    texts = StoreExchange(*store, rank, size).all(mine, Until(timeout));
-  }
-  return all_bytes(texts);
-}
-
 // Gives the addresses and the token. The rank listens at `address`, or cannot, for the reason `trouble`.
 std::pair<std::vector<std::string>, py::bytes> introduce_rank(const std::string& place, int rank, int size,
                                                               const std::string& address, const std::string& trouble,
@@ -124,8 +114,6 @@ std::pair<std::vector<std::string>, py::bytes> introduce_rank(const std::string&
 
 void bind(py::module_& functions) {
   bind_protocol(functions);
-  functions.def("exchange", &exchange, py::arg("place"), py::arg("rank"), py::arg("size"), py::arg("mine"),
-                py::arg("timeout"), "Every rank's bytes, over the store at `place`, or in a file.");
   functions.def("introduce", &introduce_rank, py::arg("place"), py::arg("rank"), py::arg("size"), py::arg("address"),
                 py::arg("trouble") = "", py::arg("timeout") = 30.0);
   functions.def("parse_places", [](const std::string& text) {

@@ -97,23 +97,24 @@ def test_two_processes_in_a_file(processes: Callable[..., list[Finished]], tmp_p
 def test_arguments_and_a_store_of_ones_own(processes: Callable[..., list[Finished]], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys, time, pathlib\n"
+        "import fcntl, sys, pathlib\n"
         "import numpy as np\n"
         "import gradientflow as gf\n"
         "place, folder, rank = sys.argv[1], pathlib.Path(sys.argv[2]), int(__import__('os').environ['R'])\n"
         "class Folder:  # a store, as anybody could write one\n"
         "    def set(self, key, value):\n"
-        '        part = folder / f\'{key.replace("/", "-")}.part{rank}\'\n'
-        "        part.write_bytes(value)\n"
-        "        part.rename(folder / key.replace('/', '-'))\n"
-        "    def get(self, key):\n"
-        "        while not (folder / key.replace('/', '-')).exists(): time.sleep(0.01)\n"
-        "        return (folder / key.replace('/', '-')).read_bytes()\n"
-        "    def add(self, key, amount):\n"
+        "        self.change(key, lambda _: value)\n"
+        "    def change(self, key, how):\n"
         "        file = folder / key.replace('/', '-')\n"
-        "        total = amount + (int(file.read_text()) if file.exists() else 0)\n"
-        "        file.write_text(str(total))\n"
-        "        return total\n"
+        "        with open(folder / 'lock', 'w') as lock:\n"
+        "            fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "            value = how(file.read_bytes() if file.exists() else b'')\n"
+        "            file.write_bytes(value)\n"
+        "        return value\n"
+        "    def add(self, key, amount):\n"
+        "        return int(self.change(key, lambda old: b'%d' % (int(old or 0) + amount)))\n"
+        "    def compare_set(self, key, expected, desired):\n"
+        "        return self.change(key, lambda old: desired if old == expected else old)\n"
         "for given in ({'meet': place}, {'store': Folder()}, {'store': Folder()}):\n"
         "    with gf.init(rank=rank, size=2, **given) as comm:\n"
         "        assert (comm.rank, comm.size) == (rank, 2)\n"
@@ -133,6 +134,7 @@ def test_another_token_is_refused(processes: Callable[..., list[Finished]]) -> N
     assert first.returncode != 0
     assert "CommunicationTimeoutError" in first.stderr
     assert "rank 1" in first.stderr
+    assert "with another token (GRADIENTFLOW_TOKEN) had to be refused" in first.stderr.splitlines()[-1]
     assert second.returncode != 0
     assert "token" in second.stderr.splitlines()[-1]
 
@@ -162,6 +164,13 @@ def test_nobody_is_there(start: Start) -> None:
     assert "CommunicationTimeoutError" in ended.stderr.splitlines()[-1]
     assert place in ended.stderr.splitlines()[-1]
     assert time.monotonic() - begin < scaled(20)
+
+
+def test_a_place_that_is_not_here(start: Start) -> None:
+    """Rank 0 says so; the others only know that nobody answers there."""
+    place = f"192.0.2.1:{free_port()}"  # an address for documents
+    ended = start(MET, {**meeting(2, place)[0], "GRADIENTFLOW_TIMEOUT": "1"}).finish()
+    assert f"its host does not have the address of {place}" in ended.stderr.splitlines()[-1]
 
 
 def test_ranks_of_run_without_mpi(start: Start) -> None:

@@ -47,6 +47,38 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
         yield lambda: _core.TcpStore(served.address, timeout=SECONDS, token="secret")
 
 
+class StoreOfProgram:
+    """A store as a program may have one, with values and calls as PyTorch's stores have them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+
+    def set(self, key: str, value: bytes) -> None:
+        with self.lock:
+            self.values[key] = value
+
+    def add(self, key: str, amount: int) -> int:
+        with self.lock:
+            sum_ = int(self.values.get(key, b"0")) + amount
+            self.values[key] = str(sum_).encode()
+            return sum_
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        with self.lock:
+            if self.values.get(key, b"") == expected:
+                self.values[key] = desired
+            return self.values.get(key, expected)
+
+    def delete_key(self, key: str) -> bool:
+        with self.lock:
+            return self.values.pop(key, None) is not None
+
+
+def python_store(store: Any) -> Any:
+    return _core.PythonStore(store, "the store of a test", timeout=SECONDS)
+
+
 @pytest.fixture
 def served() -> Any:
     return _core.TcpStore("127.0.0.1:0", serve=True, timeout=SECONDS)
@@ -63,6 +95,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         del store
 
 
+@pytest.fixture(params=["tcp", "file", "python"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    """Give a function that makes one more store of the same values, where ranks can meet."""
+    if request.param == "python":
+        given = StoreOfProgram()
+        return lambda: python_store(given)
+    if request.param == "file":
+        return lambda: _core.FileStore(str(tmp_path / "store"), timeout=SECONDS)
+    served = _core.TcpStore("127.0.0.1:0", serve=True, timeout=SECONDS)
+    return lambda address=served.address, kept=served: _core.TcpStore(address, timeout=SECONDS)
+
+
 SERVING = """
 from gradientflow import _core
 store = _core.TcpStore("127.0.0.1:0", serve=True)
@@ -74,7 +118,7 @@ store.get("never")
 def python(program: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -152,6 +196,15 @@ def test_processes_at_the_same_time(make_store: Callable[[], Any]) -> None:
     assert len({store.get(f"winner {i}", timeout=0) for i in range(200)}) == 200
 
 
+def test_remove(make_store: Callable[[], Any]) -> None:
+    one, other = make_store(), make_store()
+    one.set("key", b"value")
+    assert [other.remove("key"), one.remove("key"), other.remove("n")] == [True, False, False]
+    assert make_store().compare_set("key", b"value", b"more") is None
+    assert [one.add("n", 4), other.remove("n"), one.add("n", 5)] == [4, True, 5]
+    assert make_store().get("n") == b"5"
+
+
 def test_lengths_are_limited(make_store: Callable[[], Any]) -> None:
     store = make_store()
     longest = bytes(meeting.longest_value)
@@ -197,8 +250,8 @@ def test_a_port_in_use(served: Any) -> None:
     """Only a process that serves there already may do so again."""
     program = "import sys; from gradientflow import _core; _core.TcpStore(sys.argv[1], serve=True)"
     _, errors = python(program, served.address).communicate(timeout=30)
-    said = f"cannot listen at {served.address}: Address already in use; another job or another program serves there"
-    assert errors.strip().endswith(f"SystemCallError: {said}")
+    said = f"cannot listen at {served.address}: Address already in use; another rank 0, another job or another program"
+    assert errors.strip().endswith(f"SystemCallError: {said} serves there")
     with pytest.raises(SystemCallError, match="Address already in use"):
         _core.TcpStore(served.address, serve=True, token="another")
 
@@ -484,6 +537,9 @@ def test_a_full_store_says_so() -> None:
     with pytest.raises(ArgumentError, match="the store is full"):
         store.set("one more", bytes(300_000))
     assert store.get("key 2") == bytes(300_000)
+    store.remove("key 0")
+    store.set("one more", bytes(300_000))
+    store.remove("one more")
     for _ in range(10):  # a value is replaced
         store.set("small", bytes(10_000))
 
@@ -533,7 +589,7 @@ MESSAGES = st.one_of(
     st.tuples(st.just("welcome"), st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2))),
     st.tuples(
         st.just("request"),
-        st.tuples(st.integers(0, 4), KEYS, TEXTS, st.none() | TEXTS, st.integers(-(2**63), 2**63 - 1)),
+        st.tuples(st.integers(0, 5), KEYS, TEXTS, st.none() | TEXTS, st.integers(-(2**63), 2**63 - 1)),
     ),
     st.tuples(st.just("answer"), st.tuples(st.integers(0, 2), TEXTS)),
 )
@@ -578,19 +634,19 @@ def test_texts_are_packed(texts: list[bytes], garbage: bytes) -> None:
 # ---- meetings --------------------------------------------------------------------------------------------------------
 
 
-def meet(place: str, comers: list[tuple[int, int]], timeout: float = SECONDS) -> list[Any]:
+def meet(make_store: Callable[[], Any], comers: list[tuple[int, int]], timeout: float = SECONDS) -> list[Any]:
     """Return what an exchange gives to processes that come as (rank, size): texts, or the error."""
     with ThreadPoolExecutor(len(comers)) as pool:
         coming: list[Future[Any]] = []
         for number, (rank, size) in enumerate(comers):
-            coming.append(pool.submit(meeting.exchange, place, rank, size, b"from %d" % number, timeout))
+            coming.append(pool.submit(make_store().exchange, rank, size, b"from %d" % number, timeout))
         return [each.exception() or each.result() for each in coming]
 
 
-def test_all_hear_all(place: str) -> None:
+def test_all_hear_all(anywhere: Callable[[], Any]) -> None:
     for _ in range(3):  # one meeting after the other
-        assert meet(place, [(2, 3), (0, 3), (1, 3)]) == [[b"from 1", b"from 2", b"from 0"]] * 3
-    assert meet(place, [(0, 1)]) == [[b"from 0"]]
+        assert meet(anywhere, [(2, 3), (0, 3), (1, 3)]) == [[b"from 1", b"from 2", b"from 0"]] * 3
+    assert meet(anywhere, [(0, 1)]) == [[b"from 0"]]
 
 
 def alike(errors: list[Any], kind: type[Exception]) -> str:
@@ -600,49 +656,92 @@ def alike(errors: list[Any], kind: type[Exception]) -> str:
     return str(errors[0])
 
 
-def test_missing_ranks_are_named(place: str) -> None:
-    said = alike(meet(place, [(0, 5), (3, 5), (1, 5)], timeout=0.5), CommunicationTimeoutError)
+def test_missing_ranks_are_named(anywhere: Callable[[], Any]) -> None:
+    said = alike(meet(anywhere, [(0, 5), (3, 5), (1, 5)], timeout=0.5), CommunicationTimeoutError)
     assert "no sign of ranks 2, 4" in said
     assert "within 0.5 s (GRADIENTFLOW_TIMEOUT)" in said
-    assert alike(meet(place, [(4, 5), (2, 5)]), CommunicationTimeoutError) == said  # who comes late hears of it
-    assert len(meet(place, [(r, 5) for r in range(5)])[0]) == 5  # and they may try again
+    assert alike(meet(anywhere, [(4, 5), (2, 5)]), CommunicationTimeoutError) == said  # who comes late hears of it
+    assert len(meet(anywhere, [(r, 5) for r in range(5)])[0]) == 5  # and they may try again
+
+
+def test_meetings_of_different_kinds_do_not_mix(anywhere: Callable[[], Any]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(anywhere().exchange, 0, 2, b"one", SECONDS, "one")
+        with pytest.raises(CommunicationTimeoutError, match="no sign of rank 0"):
+            anywhere().exchange(1, 2, b"other", 0.3, "other")
+        anywhere().exchange(1, 2, b"one", SECONDS, "one")
+        assert other.result() == [b"one", b"one"]
+
+
+def test_meetings_leave_next_to_nothing() -> None:
+    given = StoreOfProgram()
+    for _ in range(3):
+        assert len(meet(lambda: python_store(given), [(r, 3) for r in range(3)])[0]) == 3
+        alike(meet(lambda: python_store(given), [(0, 3), (1, 3)], timeout=0.1), CommunicationTimeoutError)
+        alike(meet(lambda: python_store(given), [(2, 3)]), CommunicationTimeoutError)
+        alike(meet(lambda: python_store(given), [(0, 3), (0, 3)]), MismatchError)
+        alike(meet(lambda: python_store(given), [(1, 3)]), MismatchError)
+        alike(meet(lambda: python_store(given), [(2, 3)]), MismatchError)
+    assert len(meet(lambda: python_store(given), [(r, 3) for r in range(3)])[0]) == 3
+    last = int(given.values["gradientflow/meeting"])
+    assert given.values.keys() == {"gradientflow/meeting", f"gradientflow/{last}/verdict"}
+
+
+MEETING = """
+import sys
+if sys.argv[3:]:
+    print("started", flush=True)
+    sys.stdin.readline()
+from gradientflow import _core
+print(_core.meet(int(sys.argv[1]), 2, _core.TcpStore(sys.argv[2]), overrides={"timeout": "20"}).size)
+"""
 
 
 def test_processes_that_are_started_after_a_failure(served: Any) -> None:
     """They do not hear of it."""
-    said = alike(meet(served.address, [(0, 2)], timeout=0.3), CommunicationTimeoutError)
-    program = """
-import sys
-from gradientflow import _core
-print(_core.meet(int(sys.argv[1]), 2, _core.TcpStore(sys.argv[2]), overrides={"timeout": "20"}).size)
-"""
-    processes = [python(program, rank, served.address) for rank in (1, 0)]
+    said = alike(meet(lambda: served, [(0, 2)], timeout=0.3), CommunicationTimeoutError)
+    processes = [python(MEETING, rank, served.address) for rank in (1, 0)]
     for process in processes:
         output, errors = process.communicate(timeout=60)
         assert output == "2\n", (said, errors)
 
 
-def test_two_ranks_with_one_number(place: str) -> None:
-    said = alike(meet(place, [(0, 4), (1, 4), (1, 4)]), MismatchError)
+def test_a_process_that_was_started_before_a_failure(served: Any) -> None:
+    """It hears of it, though it has loaded the library afterwards."""
+    process = python(MEETING, 1, served.address, "late")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    time.sleep(0.1)  # the system counts in hundredths of a second
+    said = alike(meet(lambda: served, [(0, 2)], timeout=0.3), CommunicationTimeoutError)
+    _, errors = process.communicate("\n", timeout=60)
+    assert said in errors
+
+
+def test_two_ranks_with_one_number(anywhere: Callable[[], Any]) -> None:
+    said = alike(meet(anywhere, [(0, 4), (1, 4), (1, 4)]), MismatchError)
     assert "two processes were told to be rank 1: process " in said
     assert str(os.getpid()) in said
 
 
-def test_a_rank_too_many(place: str) -> None:
-    said = alike(meet(place, [(0, 2), (2, 2)]), MismatchError)
+def test_a_rank_too_many(anywhere: Callable[[], Any]) -> None:
+    said = alike(meet(anywhere, [(0, 2), (2, 2)]), MismatchError)
     assert "there is no rank 2 among 2 ranks" in said
 
 
-def test_different_numbers_of_ranks(place: str) -> None:
-    said = alike(meet(place, [(0, 3), (1, 4)]), MismatchError)
+def test_different_numbers_of_ranks(anywhere: Callable[[], Any]) -> None:
+    said = alike(meet(anywhere, [(0, 3), (1, 4)]), MismatchError)
     assert "the ranks differ about their number: " in said
     assert ("3 on rank 0" in said) == ("4 on rank 1" in said)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(-1, 2), (0, 0), (0, -1)])
-def test_what_no_rank_can_be(place: str, rank: int, size: int) -> None:
+def test_what_no_rank_can_be(served: Any, rank: int, size: int) -> None:
     with pytest.raises(ArgumentError, match="the first is rank 0"):
-        meeting.exchange(place, rank, size, b"", 1.0)
+        served.exchange(rank, size, b"", 1.0)
+
+
+def store_at(place: str) -> Any:
+    return _core.TcpStore(place, timeout=SECONDS) if ":" in place else _core.FileStore(place, timeout=SECONDS)
 
 
 def introduce(place: str, *ranks: tuple[str, str]) -> list[Any]:
@@ -671,7 +770,7 @@ def test_a_rank_that_cannot_listen(place: str) -> None:
 def test_another_version_of_the_library(place: str) -> None:
     card = meeting.pack(["0.0.7", "whatever", "comes"])
     with ThreadPoolExecutor() as pool:
-        other = pool.submit(meeting.exchange, place, 1, 2, card, SECONDS)
+        other = pool.submit(store_at(place).exchange, 1, 2, card)
         with pytest.raises(MismatchError, match=r"different versions of GradientFlow: .* on rank 0, 0\.0\.7 on rank 1"):
             meeting.introduce(place, 0, 2, "127.0.0.1:1", "", SECONDS)
         other.result()
@@ -680,11 +779,11 @@ def test_another_version_of_the_library(place: str) -> None:
 def test_loopback_is_no_way_between_hosts(place: str) -> None:
     card = meeting.pack([meeting.version, "10.0.0.2:1", "another network", "", "", "0"])
     with ThreadPoolExecutor() as pool:
-        other = pool.submit(meeting.exchange, place, 1, 2, card, SECONDS)
+        other = pool.submit(store_at(place).exchange, 1, 2, card)
         with pytest.raises(MismatchError, match=r"rank 0 listens at 127.0.0.1:1, .* set GRADIENTFLOW_INTERFACE to"):
             meeting.introduce(place, 0, 2, "127.0.0.1:1", "", SECONDS)
         other.result()
-        other = pool.submit(meeting.exchange, place, 1, 2, card, SECONDS)
+        other = pool.submit(store_at(place).exchange, 1, 2, card)
         assert meeting.introduce(place, 0, 2, "10.0.0.1:1", "", SECONDS)[0] == ["10.0.0.1:1", "10.0.0.2:1"]
         other.result()
 
@@ -707,49 +806,37 @@ def test_an_endpoint_by_a_store(make_store: Callable[[], Any]) -> None:
         assert meet_natively(size, lambda _: make_store(), transport="tcp") == expected
 
 
-class Table:
-    """Where ranks, threads of one process, put down what they say."""
-
-    def __init__(self, size: int) -> None:
-        self.said: list[bytes] = [b""] * size
-        self.barrier = threading.Barrier(size)
-
-    def exchange(self, rank: int) -> Callable[[bytes, float], list[bytes]]:
-        def exchange(mine: bytes, timeout: float) -> list[bytes]:
-            assert 0 < timeout <= SECONDS
-            self.said[rank] = mine
-            self.barrier.wait(timeout)
-            return self.said
-
-        return exchange
+def test_an_endpoint_by_a_store_of_the_program() -> None:
+    store = StoreOfProgram()
+    assert meet_natively(3, lambda _: python_store(store)) == [(rank, 3, "tcp") for rank in range(3)]
 
 
-def test_an_endpoint_by_a_function() -> None:
-    table = Table(3)
-    assert meet_natively(3, table.exchange) == [(rank, 3, "tcp") for rank in range(3)]
+def test_an_endpoint_of_one_rank() -> None:
+    assert meet_natively(1, lambda _: None) == [(0, 1, "tcp")]
+    with pytest.raises(ArgumentError, match="2 ranks need a store or an endpoint"):
+        _core.meet(0, 2, None)
 
 
 def test_an_endpoint_by_another_endpoint(mpirun: Callable[..., Any]) -> None:
     mpirun(3, "introduced")
 
 
-def test_functions_that_exchange_nothing() -> None:
-    def fails(mine: bytes, timeout: float) -> list[bytes]:
-        raise ZeroDivisionError
+def test_stores_of_the_program_that_fail() -> None:
+    class Failing(StoreOfProgram):
+        error: type[Exception]
 
-    (error,) = meet_natively(1, lambda _: fails)
-    assert isinstance(error, ZeroDivisionError)
-    for returned, kind, said in [
-        ([], ArgumentError, "the bytes of all 1 ranks, not of 0"),
-        ([b"1", b"2"], ArgumentError, "the bytes of all 1 ranks, not of 2"),
-        (["text"], ArgumentTypeError, "an exchange returns the bytes of all ranks"),
-        ([b"garbage"], MismatchError, "another version"),
-        (7, TypeError, "not iterable"),
-    ]:
-        (error,) = meet_natively(1, lambda _, returned=returned: lambda mine, timeout: returned)
-        assert isinstance(error, kind)
-        assert said in str(error)
-    with pytest.raises(ArgumentTypeError, match="over an endpoint or by a function, not by 'no'"):
+        def add(self, key: str, amount: int) -> int:
+            raise self.error("no more\nof this")
+
+    for error_type, raised in ((RuntimeError, PeerError), (ConnectionResetError, PeerError), (KeyError, KeyError)):
+        store = Failing()
+        store.error = error_type
+        (error,) = meet_natively(1, lambda _, store=store: python_store(store))
+        assert isinstance(error, raised)
+        if raised is PeerError:
+            said = "the store of a test does not answer any more; the rank that serves it may have ended: no more"
+            assert str(error) == said
+    with pytest.raises(ArgumentTypeError, match="at a store or over an endpoint, not by 'no'"):
         _core.meet(0, 1, "no")
 
 

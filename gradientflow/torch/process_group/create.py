@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,16 +13,14 @@ import torch.distributed
 
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-from gradientflow.meeting import Way
 from gradientflow.meeting.endpoints import meet_by, near
-from gradientflow.meeting.exchange import StoreExchange
-from gradientflow.meeting.variables import Place
-from gradientflow.meeting.way import ALONE
+from gradientflow.meeting.given_store import address_of_store, core_store
+from gradientflow.meeting.variables import Place, split_address
 from gradientflow.mpi_library import load_mpi
 from gradientflow.torch.names import BACKEND
 
 from .group import Members, ProcessGroup
-from .rendezvous import Rendezvous, way_of_job
+from .rendezvous import Rendezvous, is_by_mpi, way_of_job
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 
@@ -42,10 +41,8 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     if backend_options is not None:
         message = f"the backend {BACKEND} has no options: leave pg_options out"
         raise ArgumentTypeError(message)
-    way = way_of_job()
-    if way.transport == "mpi" and way.name != ALONE:
-        return ProcessGroup(_by_mpi(options), options.timeout, options.group_id)
-    return ProcessGroup(_by_store(options, way), options.timeout, options.group_id)
+    members = _by_mpi(options) if is_by_mpi() else _by_store(options)
+    return ProcessGroup(members, options.timeout, options.group_id)
 
 
 def _by_mpi(options: Any) -> Members:
@@ -71,17 +68,28 @@ def _by_mpi(options: Any) -> Members:
     return Members(Place(mpi.rank, mpi.size), ranks, lambda _: mpi, lambda: MPI.Is_finalized() or mpi.Free())
 
 
-def _by_store(options: Any, way: Way) -> Members:
+def _by_store(options: Any) -> Members:
     place = Place(options.group_rank, options.group_size)
     ranks: Sequence[int] = list(options.global_ranks_in_group) or range(place.size)
-    return Members(place, ranks, partial(_meet, options.store, place, _towards(way)))
+    return Members(place, ranks, partial(_meet, options.store, place, _towards(options.store)))
 
 
 def _meet(store: Any, place: Place, towards: str, settings: Config) -> Any:
-    return meet_by(StoreExchange(store, place, "gradientflow"), place, settings, towards)
+    return meet_by(core_store(store, serve=place.rank == 0), place, settings, towards)
 
 
-def _towards(way: Way) -> str:
-    """Return where the ranks meet on the network: as the job says, or as init_process_group was told."""
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    return near(way) or (f"{address}:{port}" if address and port and ":" not in address else "")
+def _towards(store: Any) -> str:
+    """Return where the ranks meet on the network, if anything says it: the store, the job, or PyTorch's variables."""
+    address = address_of_store(store)
+    if address and not _is_loopback(address):  # under which rank 0 may know a store that others reach elsewhere
+        return address
+    with suppress(ArgumentError):  # about variables that are not needed here
+        if towards := near(way_of_job()):
+            return towards
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    return f"{host}:{port}" if host and port and ":" not in host else ""
+
+
+def _is_loopback(address: str) -> bool:
+    host, _ = split_address(address, "the address of a store")
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
-from torch.distributed.constants import default_pg_timeout
 
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentTypeError
@@ -24,7 +23,7 @@ from .collectives import Collectives
 from .context import WorkContext
 from .futures import FutureThread, untraced
 from .messages import Messages
-from .options import options_of, seconds
+from .options import options_of, seconds, settings_of
 from .place import Place
 from .profiling import recorded
 from .sparse import allreduce_sparse
@@ -93,7 +92,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._calls = 0
         self._process = os.getpid()
         self._release = members.release
-        settings = _settings(timeout)
+        settings = settings_of(timeout)
         self._context = WorkContext(members.world_ranks, own_timeout=settings != Config())
         self._thread = FutureThread(f"gradientflow futures {name}")
         self._collectives = Collectives(members.ranks, settings, self._context, self._thread)
@@ -403,13 +402,6 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._calls += 1
         limit = seconds(options.timeout, self._limit)
         return self._collectives.run(calls, outputs, limit, waits=not options.asyncOp)
-
-
-def _settings(timeout: timedelta) -> Config:
-    """Return the settings of a group's communicator: GRADIENTFLOW_TIMEOUT, if set, replaces PyTorch's default."""
-    if timeout == default_pg_timeout and os.environ.get("GRADIENTFLOW_TIMEOUT"):
-        return Config()
-    return Config(timeout=timeout.total_seconds())
 
 
 @atexit.register

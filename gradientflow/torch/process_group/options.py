@@ -1,9 +1,14 @@
-"""The options of calls, which PyTorch gives as an object or, in short forms of the calls, as arguments."""
+"""The options of groups and calls, which PyTorch gives as objects or, in short forms of the calls, as arguments."""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
+
+from torch.distributed.constants import default_pg_timeout
+
+from gradientflow.config import Config
 
 
 def options_of(kind: Any, given: Any, timeout: timedelta | None = None, **values: Any) -> Any:
@@ -23,3 +28,10 @@ def seconds(timeout: timedelta | None, default: float | None = None) -> float | 
     """Return a timeout in seconds; for values of 0 and less, which PyTorch has for unset, the default."""
     given = 0.0 if timeout is None else timeout.total_seconds()
     return given if given > 0 else default
+
+
+def settings_of(timeout: timedelta) -> Config:
+    """Return the settings of a group's communicator: GRADIENTFLOW_TIMEOUT, if set, replaces PyTorch's default."""
+    if timeout == default_pg_timeout and os.environ.get("GRADIENTFLOW_TIMEOUT"):
+        return Config()
+    return Config(timeout=timeout.total_seconds())

@@ -19,13 +19,15 @@ from typing import Any
 
 import torch.distributed
 
-from gradientflow.errors import ArgumentError, CommunicationError
+from gradientflow.config import Config
+from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError
 from gradientflow.job import asked_transport, computing_ranks, mpi_size
-from gradientflow.meeting import Given, Way, find_way
-from gradientflow.meeting.exchange import Exchange, StoreExchange, exchange_by_mpi
+from gradientflow.meeting import Given, Way, find_way, is_mpi_job
 from gradientflow.meeting.stores import open_store
-from gradientflow.meeting.variables import Place
+from gradientflow.meeting.variables import Place, join_address
 from gradientflow.meeting.way import ALONE, MASTER
+
+from .options import settings_of
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 
@@ -35,9 +37,22 @@ _PROBE_SECONDS = 5.0  # for trying one address of the master
 _HIGHEST_PORT = 65535
 
 
-def way_of_job() -> Way:
-    """Find how the ranks of this job meet, whatever the program says."""
-    return find_way(os.environ, Given(mpi_size=mpi_size()), asked_transport())
+def way_of_job(*, is_told: bool = False) -> Way:
+    """Find how the ranks of this job meet, whatever the program says.
+
+    Parameters
+    ----------
+    is_told : bool, default False
+        Whether the program gives rank and number of ranks: then RANK and WORLD_SIZE are not asked.
+    """
+    unasked = ("RANK", "WORLD_SIZE") if is_told else ()
+    variables = {name: value for name, value in os.environ.items() if name not in unasked}
+    return find_way(variables, Given(mpi_size=mpi_size()), asked_transport())
+
+
+def is_by_mpi() -> bool:
+    """Tell whether the ranks of this job exchange messages over MPI; never raises."""
+    return is_mpi_job(os.environ, Given(mpi_size=mpi_size()), asked_transport())
 
 
 class Rendezvous:
@@ -55,7 +70,7 @@ class Rendezvous:
     """
 
     def __init__(self, rank: int = -1, size: int = -1) -> None:
-        self._way = way_of_job()
+        self._way = way_of_job(is_told=rank >= 0 and size > 0)
         alone = self._way.name == ALONE
         given_rank, given_size = _given(rank, "RANK"), _given(size, "WORLD_SIZE")
         if alone and given_size != 1:
@@ -95,10 +110,9 @@ class Rendezvous:
         Raises
         ------
         gradientflow.errors.CommunicationError
-            On every rank, if rank 0 cannot serve it; on a rank that cannot reach it.
+            On every rank, if rank 0 cannot serve it, or ranks do not come in time; on a rank that cannot reach it.
         """
         rank, size = self.place
-        exchange = self._exchange(timeout)
         address, port = os.environ.get("MASTER_ADDR", ""), _port()
         server, told = None, b""
         if rank == 0:
@@ -112,21 +126,38 @@ class Rendezvous:
                 failure = f"rank 0 cannot serve the store of the process group: {str(error).splitlines()[0]}"
             addresses = [address] if address else _own_addresses()
             told = json.dumps([failure, addresses, port, socket.gethostname()]).encode()
-        failure, addresses, port, host = json.loads(exchange(told, timeout.total_seconds())[0])
+        failure, addresses, port, host = json.loads(self._exchange(told, settings_of(timeout))[0])
         if failure:
             raise CommunicationError(failure)
         if server is not None:
             return server
         if not address and socket.gethostname() == host:
             addresses = [_LOOPBACK]
-        return dist.TCPStore(_reachable(addresses, port), port, size, is_master=False, timeout=timeout)
+        reachable = _reachable(addresses, port)
+        try:
+            return dist.TCPStore(reachable, port, size, is_master=False, timeout=timeout)
+        except (RuntimeError, TimeoutError) as error:
+            message = (
+                f"the store of the process group, which rank 0 serves at {join_address(reachable, port)}, cannot be "
+                f"reached; rank 0 may have ended: {str(error).splitlines()[0]}"
+            )
+            raise CommunicationError(message) from error
 
-    def _exchange(self, timeout: timedelta) -> Exchange:
+    def _exchange(self, mine: bytes, config: Config) -> list[bytes]:
+        """Tell all ranks something. Collective; how long MPI waits is MPI's."""
         if self._mpi is not None:
-            return exchange_by_mpi(self._mpi)
+            return list(self._mpi.allgather(mine))
         if not self._way.at:
-            return lambda mine, _: [mine]
-        return StoreExchange(open_store(self._way, timeout.total_seconds()), self.place, "gradientflow/pytorch")
+            return [mine]
+        seconds = float(config["timeout"])
+        try:
+            store = open_store(self._way, seconds)
+            return list(store.exchange(*self.place, mine, seconds, f"{self._way.prefix}/pytorch"))
+        except CommunicationTimeoutError as error:
+            if config == Config():
+                raise
+            text = str(error).replace("(GRADIENTFLOW_TIMEOUT)", "(timeout of init_process_group)")
+            raise CommunicationTimeoutError(text) from error
 
 
 def is_left_to_pytorch(given: dict[str, Any], url_says: bool) -> bool:
@@ -134,12 +165,12 @@ def is_left_to_pytorch(given: dict[str, Any], url_says: bool) -> bool:
 
     So it does where the program gives all, or the variables are those that it reads itself; but MPI has to agree.
     """
-    way = way_of_job()
     if url_says:
         return True
     says_all = given.get("rank", -1) >= 0 and given.get("world_size", -1) > 0
     if says_all and (given.get("store") is not None or given.get("init_method") is not None):
-        return not way.by_mpi or way.name == ALONE
+        return not is_by_mpi()
+    way = way_of_job()
     if way.name == MASTER:
         computing_ranks(way)  # where this does not return on a rank that serves
         return bool(way.at)

@@ -8,6 +8,9 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
+#include <fstream>
+#include <sstream>
 #include <utility>
 
 #include "../../base/error.hpp"
@@ -18,28 +21,50 @@
 namespace gradientflow::transport {
 namespace {
 
+template <class Number = int>
+Number number_in(const std::string& text) {
+  Number number = -1;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
 // Clocks of hosts may differ a little: then a process waits for the others in vain, or hears of their failure in vain.
 std::int64_t milliseconds_now() noexcept {
   using std::chrono::milliseconds;
   return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
-const std::int64_t start_of_process = milliseconds_now();
+const std::int64_t start_of_library = milliseconds_now();
+
+// When this process began, long before its imports were done; or when the library was loaded, if the system does not
+// say.
+std::int64_t start_of_process() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text);
+  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));  // a name may hold anything
+  std::string field;
+  for (int number = 3; number <= 22; ++number) {
+    fields >> field;
+  }
+  const auto ticks = fields ? number_in<std::int64_t>(field) : -1;
+  timespec since_boot{};
+  const long ticks_a_second = sysconf(_SC_CLK_TCK);
+  if (ticks <= 0 || ticks_a_second <= 0 || clock_gettime(CLOCK_BOOTTIME, &since_boot) != 0) {
+    return start_of_library;
+  }
+  const std::int64_t age = since_boot.tv_sec * 1000 + since_boot.tv_nsec / 1'000'000 - ticks * 1000 / ticks_a_second;
+  return age < 0 ? start_of_library : milliseconds_now() - age;
+}
 
 constexpr double seconds_to_find_the_missing = 5.0;
 constexpr double seconds_to_await_others = 2.0;
+constexpr auto nap_for_others = std::chrono::milliseconds(1);
 
 // How a process is called in errors.
 std::string own_name() {
   std::array<char, 256> host{};
   const bool is_named = gethostname(host.data(), host.size() - 1) == 0;
   return "process " + std::to_string(getpid()) + " on " + (is_named ? host.data() : "an unnamed host");
-}
-
-template <class Number = int>
-Number number_in(const std::string& text) {
-  Number number = -1;
-  std::from_chars(text.data(), text.data() + text.size(), number);
-  return number;
 }
 
 }  // namespace
@@ -101,19 +126,24 @@ struct StoreExchange::Verdict {
   }
 };
 
-StoreExchange::StoreExchange(Store& store, int rank, int size) : store_(store), rank_(rank), size_(size) {
+StoreExchange::StoreExchange(Store& store, int rank, int size, std::string prefix)
+    : store_(store), rank_(rank), size_(size), prefix_(std::move(prefix)) {
   if (size < 1 || rank < 0) {
     throw Error(ErrorKind::value, "rank " + std::to_string(rank) + " of " + std::to_string(size) +
                                       " ranks: there is at least one rank, and the first is rank 0");
   }
 }
 
-std::string StoreExchange::key(const std::string& of_what) const { return "gradientflow/" + meeting_ + "/" + of_what; }
+std::string StoreExchange::key(int meeting, const std::string& of_what) const {
+  return prefix_ + "/" + std::to_string(meeting) + "/" + of_what;
+}
 
 std::vector<std::string> StoreExchange::all(const std::string& mine, const Until& until) {
   open_meeting(until);
-  come(mine, until);
-  std::optional<std::string> verdict = store_.get(key("verdict"), until);
+  std::optional<std::string> verdict = come(mine, until);
+  if (!verdict) {
+    verdict = store_.get(key("verdict"), until);
+  }
   if (!verdict) {
     const std::vector<int> absent = missing(until.anew(seconds_to_find_the_missing));
     const std::string who = absent.empty() ? "their meeting did not end" : "no sign of " + name_ranks(absent);
@@ -123,10 +153,10 @@ std::vector<std::string> StoreExchange::all(const std::string& mine, const Until
                       {}},
                      until);
   }
-  await_others(until);
   Verdict end = Verdict::from(*verdict);
+  leave(end.error.empty(), until);
   if (!end.error.empty()) {
-    throw Error(end.kind, end.error);
+    throw Error(end.kind, end.error + (end.kind == ErrorKind::timeout ? store_.remark() : ""));
   }
   return std::move(end.texts);
 }
@@ -135,49 +165,48 @@ std::vector<std::string> StoreExchange::all(const std::string& mine, const Until
 // who has not come to that meeting still does, and hears of it, once; but not processes that were started afterwards:
 // somebody tries again with these.
 void StoreExchange::open_meeting(const Until& until) {
-  const std::string current = "gradientflow/meeting";
-  meeting_ = store_.compare_set(current, std::nullopt, "1", until).value_or("1");
+  const std::string current = prefix_ + "/meeting";
+  meeting_ = number_in(store_.compare_set(current, std::nullopt, "1", until).value_or("1"));
   while (const auto verdict = store_.look(key("verdict"), until)) {
     const Verdict end = Verdict::from(*verdict);
-    if (!end.error.empty() && start_of_process < end.time && !store_.look(key(std::to_string(rank_)), until)) {
+    if (!end.error.empty() && start_of_process() < end.time && !store_.look(key(std::to_string(rank_)), until)) {
       return;
     }
-    const std::string next = std::to_string(number_in(meeting_) + 1);
-    meeting_ = store_.compare_set(current, meeting_, next, until).value_or(next);
+    const std::string next = std::to_string(meeting_ + 1);
+    meeting_ = number_in(store_.compare_set(current, std::to_string(meeting_), next, until).value_or(next));
   }
 }
 
-// Says that this rank has come. The last one ends the meeting, as does one that sees why it must fail.
-void StoreExchange::come(const std::string& mine, const Until& until) {
+// Says that this rank has come. The last one ends the meeting, as does one that sees why it must fail: they return how.
+std::optional<std::string> StoreExchange::come(const std::string& mine, const Until& until) {
   const std::string rank = "rank " + std::to_string(rank_);
   const std::string size = std::to_string(size_);
   const std::vector<std::string> own = {own_name(), size, rank, random_hex(), mine};
   const auto fail = [&](const std::string& why) {
-    const std::string verdict = decide({ErrorKind::mismatch, why, {}}, until);
+    std::string verdict = decide({ErrorKind::mismatch, why, {}}, until);
     if (Verdict::from(verdict).error.empty()) {  // the others have met without it
       throw Error(ErrorKind::mismatch, why);
     }
+    return verdict;
   };
   const auto first = unpack(store_.compare_set(key("first"), std::nullopt, pack(own), until).value_or(pack(own)));
   if (first.size() != own.size() || first[1] != size) {
-    fail("the ranks differ about their number: " + (first.size() > 2 ? first[1] + " on " + first[2] : "?") + ", " +
-         size + " on " + rank);
-    return;
+    return fail("the ranks differ about their number: " + (first.size() > 2 ? first[1] + " on " + first[2] : "?") +
+                ", " + size + " on " + rank);
   }
   if (rank_ >= size_) {
-    fail("there is no " + rank + " among " + size + " ranks, which are numbered from 0, but " + own[0] +
-         " was told to be it");
-    return;
+    return fail("there is no " + rank + " among " + size + " ranks, which are numbered from 0, but " + own[0] +
+                " was told to be it");
   }
   const auto present =
       unpack(store_.compare_set(key(std::to_string(rank_)), std::nullopt, pack(own), until).value_or(pack(own)));
   if (present != own) {
-    fail("two processes were told to be " + rank + ": " + present.front() + ", and " + own[0]);
-    return;
+    return fail("two processes were told to be " + rank + ": " + present.front() + ", and " + own[0]);
   }
   if (store_.add(key("come"), 1, until) == size_) {
-    static_cast<void>(decide({ErrorKind::internal, "", unpack(collect(until))}, until));
+    return decide({ErrorKind::internal, "", unpack(collect(until))}, until);
   }
+  return std::nullopt;
 }
 
 std::string StoreExchange::decide(const Verdict& verdict, const Until& until) {
@@ -204,16 +233,47 @@ std::vector<int> StoreExchange::missing(const Until& until) {
   return ranks;
 }
 
-// Where the store ends with this process, it stays until all have read the verdict, or for a moment.
-void StoreExchange::await_others(const Until& until) {
+// Whatever has become of the store, the meeting has ended.
+void StoreExchange::leave(bool have_met, const Until& until) {
   try {
-    if (store_.add(key("gone"), 1, until) >= size_) {
-      store_.set(key("empty"), "", until);
+    if (have_met) {
+      store_.remove(key(std::to_string(rank_)), until);
     }
+    const bool is_last = store_.add(key("gone"), 1, until) == size_;
     if (store_.is_served_here()) {
-      static_cast<void>(store_.get(key("empty"), until.anew(seconds_to_await_others)));
+      const int absent = have_met ? 0 : static_cast<int>(missing(until.anew(seconds_to_await_others)).size());
+      await_others(size_ - absent, until.anew(seconds_to_await_others));
     }
-  } catch (const Error&) {  // the meeting has ended, whatever has become of the store
+    if (have_met && is_last) {
+      clean(until);
+    }
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): see above
+  }
+}
+
+// Where the store ends with this process, it stays until all who have come know how the meeting ended, or for a moment.
+void StoreExchange::await_others(int count, const Until& until) {
+  std::optional<std::string> gone;
+  do {
+    gone = store_.look(key("gone"), until);
+  } while (gone && number_in(*gone) < count && until.sleep(nap_for_others));
+}
+
+// Nobody looks any more at what meetings have left before this one, nor at anything of this one except its end: whoever
+// has yet to hear that it has ended takes part in the next one.
+void StoreExchange::clean(const Until& until) {
+  for (const char* const what : {"first", "come", "gone"}) {
+    store_.remove(key(what), until);
+  }
+  for (int before = meeting_ - 1; before > 0 && store_.remove(key(before, "verdict"), until); --before) {
+    if (!store_.remove(key(before, "first"), until)) {  // all had met there
+      continue;
+    }
+    store_.remove(key(before, "come"), until);
+    store_.remove(key(before, "gone"), until);
+    for (int r = 0; r < size_; ++r) {
+      store_.remove(key(before, std::to_string(r)), until);
+    }
   }
 }
 

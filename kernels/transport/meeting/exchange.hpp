@@ -1,6 +1,7 @@
 // How ranks that have no messages yet tell each other something.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,27 +36,33 @@ class EndpointExchange : public Exchange {
 // Over a store. All who come get the same: the bytes of all ranks, or the same Error: (timeout) that names the ranks
 // that have not come, (mismatch) where two processes have the same rank, or the ranks differ about their number. Ranks
 // may meet again and again: each time is a meeting of its own, and who comes late to one that failed hears why.
+//
+// `prefix` begins the names of all values. Once all have met, the store keeps only the last meeting's number and end.
 class StoreExchange : public Exchange {
  public:
-  StoreExchange(Store& store, int rank, int size);
+  StoreExchange(Store& store, int rank, int size, std::string prefix = "gradientflow");
 
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;
 
  private:
   struct Verdict;
 
-  [[nodiscard]] std::string key(const std::string& of_what) const;
+  [[nodiscard]] std::string key(const std::string& of_what) const { return key(meeting_, of_what); }
+  [[nodiscard]] std::string key(int meeting, const std::string& of_what) const;
   void open_meeting(const Until& until);
-  void come(const std::string& mine, const Until& until);
+  std::optional<std::string> come(const std::string& mine, const Until& until);
   [[nodiscard]] std::string decide(const Verdict& verdict, const Until& until);
   [[nodiscard]] std::string collect(const Until& until);
   [[nodiscard]] std::vector<int> missing(const Until& until);
-  void await_others(const Until& until);
+  void leave(bool have_met, const Until& until);
+  void await_others(int count, const Until& until);
+  void clean(const Until& until);
 
   Store& store_;
   int rank_;
   int size_;
-  std::string meeting_;  // its number
+  std::string prefix_;
+  int meeting_ = 0;  // its number
 };
 
 // Texts as one, and back. The latter throws Error(mismatch) where it is none.

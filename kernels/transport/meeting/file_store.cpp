@@ -22,7 +22,8 @@ namespace {
 constexpr std::string_view first_line = "GradientFlow store 1\n";
 constexpr std::chrono::milliseconds shortest_nap{1};
 
-using RecordHead = std::array<std::uint32_t, 2>;  // the bytes of key and value
+using RecordHead = std::array<std::uint32_t, 2>;       // the bytes of key and value
+constexpr std::uint32_t no_value = ~std::uint32_t{0};  // in place of the bytes of a value: it has been removed
 
 // A process that closes a file loses all its locks of it: so its threads take turns.
 std::mutex& turn_in_process() {
@@ -137,26 +138,36 @@ void FileStore::read_on(const Opened& file) {
     if (data.size() - at >= sizeof head) {
       std::memcpy(head.data(), data.data() + at, sizeof head);
     }
-    const std::size_t bytes = std::size_t{head[0]} + head[1];
+    const std::size_t value_bytes = head[1] == no_value ? 0 : head[1];
+    const std::size_t bytes = head[0] + value_bytes;
     if (data.size() - at < sizeof head || left < bytes) {
       file.shorten(read_ + at);  // whoever wrote it was killed: nobody else writes while the file is locked
       break;
     }
     at += sizeof head;
-    values_[data.substr(at, head[0])] = data.substr(at + head[0], head[1]);
+    if (head[1] == no_value) {
+      values_.erase(data.substr(at, head[0]));
+    } else {
+      values_[data.substr(at, head[0])] = data.substr(at + head[0], value_bytes);
+    }
     at += bytes;
   }
   read_ += at;
 }
 
-void FileStore::write(const Opened& file, const std::string& key, const std::string& value) {
-  const RecordHead head{static_cast<std::uint32_t>(key.size()), static_cast<std::uint32_t>(value.size())};
+void FileStore::write(const Opened& file, const std::string& key, const std::optional<std::string>& value) {
+  const RecordHead head{static_cast<std::uint32_t>(key.size()),
+                        value ? static_cast<std::uint32_t>(value->size()) : no_value};
   std::string record(reinterpret_cast<const char*>(head.data()), sizeof head);
   record += key;
-  record += value;
+  record += value.value_or("");
   file.write(read_, record);
   read_ += record.size();
-  values_[key] = value;
+  if (value) {
+    values_[key] = *value;
+  } else {
+    values_.erase(key);
+  }
 }
 
 std::optional<std::string> FileStore::value_of(const std::string& key) const {
@@ -170,15 +181,6 @@ void FileStore::set(const std::string& key, const std::string& value, const Unti
   const Opened file(path_, until);
   read_on(file);
   write(file, key, value);
-}
-
-std::optional<std::string> FileStore::get(const std::string& key, const Until& until) {
-  for (auto nap = shortest_nap;; nap = longer(nap)) {
-    auto value = look(key, until);
-    if (value || !until.sleep(nap)) {
-      return value;
-    }
-  }
 }
 
 std::optional<std::string> FileStore::look(const std::string& key, const Until& until) {
@@ -207,6 +209,17 @@ std::optional<std::string> FileStore::compare_set(const std::string& key, const 
     write(file, key, desired);
   }
   return value_of(key);
+}
+
+bool FileStore::remove(const std::string& key, const Until& until) {
+  check_key(key);
+  const Opened file(path_, until);
+  read_on(file);
+  const bool is_there = value_of(key).has_value();
+  if (is_there) {
+    write(file, key, std::nullopt);
+  }
+  return is_there;
 }
 
 }  // namespace gradientflow::transport

@@ -18,18 +18,18 @@ class FileStore : public Store {
   explicit FileStore(std::string path) : path_(std::move(path)) {}
 
   void set(const std::string& key, const std::string& value, const Until& until) override;
-  [[nodiscard]] std::optional<std::string> get(const std::string& key, const Until& until) override;
   [[nodiscard]] std::optional<std::string> look(const std::string& key, const Until& until) override;
   std::int64_t add(const std::string& key, std::int64_t amount, const Until& until) override;
   std::optional<std::string> compare_set(const std::string& key, const std::optional<std::string>& expected,
                                          const std::string& desired, const Until& until) override;
+  bool remove(const std::string& key, const Until& until) override;
   [[nodiscard]] std::string name() const override { return "the store in " + path_; }
 
  private:
   class Opened;  // the file, locked
 
   void read_on(const Opened& file);
-  void write(const Opened& file, const std::string& key, const std::string& value);
+  void write(const Opened& file, const std::string& key, const std::optional<std::string>& value);  // nothing: removed
   [[nodiscard]] std::optional<std::string> value_of(const std::string& key) const;
 
   std::string path_;

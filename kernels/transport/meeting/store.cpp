@@ -1,11 +1,21 @@
 #include "store.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <system_error>
 
 #include "../../base/error.hpp"
 
 namespace gradientflow::transport {
+
+std::optional<std::string> Store::get(const std::string& key, const Until& until) {
+  for (auto nap = std::chrono::milliseconds(1);; nap = std::min(2 * nap, Until::longest_nap)) {
+    auto value = look(key, until);
+    if (value || !until.sleep(nap)) {
+      return value;
+    }
+  }
+}
 
 void check_key(const std::string& key) {
   if (key.empty() || key.size() > longest_key) {

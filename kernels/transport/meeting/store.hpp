@@ -21,8 +21,9 @@ class Store {
 
   virtual void set(const std::string& key, const std::string& value, const Until& until) = 0;
 
-  // Waits until there is a value. Returns nothing if there is none when the time is up.
-  [[nodiscard]] virtual std::optional<std::string> get(const std::string& key, const Until& until) = 0;
+  // Waits until there is a value. Returns nothing if there is none when the time is up. By default it looks again and
+  // again.
+  [[nodiscard]] virtual std::optional<std::string> get(const std::string& key, const Until& until);
 
   // The value that there is now, if there is one.
   [[nodiscard]] virtual std::optional<std::string> look(const std::string& key, const Until& until) = 0;
@@ -34,11 +35,17 @@ class Store {
   virtual std::optional<std::string> compare_set(const std::string& key, const std::optional<std::string>& expected,
                                                  const std::string& desired, const Until& until) = 0;
 
+  // Removes a value. Returns whether there was one. A store that cannot keeps it, and says that there was none.
+  virtual bool remove(const std::string& key, const Until& until) = 0;
+
   // What it is in errors: "the store at 10.0.0.1:29400".
   [[nodiscard]] virtual std::string name() const = 0;
 
   // Whether the store ends with this process.
   [[nodiscard]] virtual bool is_served_here() const { return false; }
+
+  // What only this process knows about why others have not come, as the end of a sentence; mostly empty.
+  [[nodiscard]] virtual std::string remark() const { return ""; }
 };
 
 inline constexpr std::size_t longest_key = 1024;

@@ -123,7 +123,7 @@ Parsed<StoreRequest> parse_request(std::string_view bytes) {
   const std::size_t value = number_at<std::uint32_t>(bytes, 8);
   const std::size_t expected = number_at<std::uint32_t>(bytes, 12);
   const bool expects = (head & 0x100U) != 0;
-  const bool is_known = (head & ~0x100U) <= static_cast<std::uint32_t>(StoreRequest::Kind::compare_set);
+  const bool is_known = (head & ~0x100U) <= static_cast<std::uint32_t>(StoreRequest::Kind::remove);
   if (!is_known || key == 0 || key > longest_key || value > longest_value || expected > longest_value ||
       (!expects && expected > 0)) {
     return wrong<StoreRequest>();

@@ -32,7 +32,7 @@ struct Welcome {
 };
 
 struct StoreRequest {
-  enum class Kind : std::uint8_t { set, get, look, add, compare_set };
+  enum class Kind : std::uint8_t { set, get, look, add, compare_set, remove };
   Kind kind = Kind::set;
   std::string key;
   std::string value;                    // of set and compare_set

@@ -129,7 +129,8 @@ void StoreServer::listen_at(const Place& place) {
     }
   }
   if (!listener_) {
-    const std::string advice = error == EADDRINUSE ? "; another job or another program serves there" : "";
+    const std::string advice =
+        error == EADDRINUSE ? "; another rank 0, another job or another program serves there" : "";
     throw Error(ErrorKind::system, system_error("cannot listen at " + place.text(), error).what() + advice, error);
   }
   sockaddr_storage bound{};
@@ -326,6 +327,7 @@ bool StoreServer::admit(std::uint64_t number, Connection& connection) {
     welcome.admission = Admission::other_version;
   } else if (!has_token(parsed.message.token)) {
     welcome.admission = Admission::other_token;
+    refused_.fetch_add(1, std::memory_order_relaxed);
   }
   connection.head = encode(welcome);
   connection.reads = false;
@@ -344,7 +346,7 @@ bool StoreServer::handle(std::uint64_t number, Connection& connection, StoreRequ
   using Kind = StoreRequest::Kind;
   const auto found = values_.find(request.key);
   const Value present = found == values_.end() ? nullptr : found->second;
-  const bool is_write = request.kind != Kind::get && request.kind != Kind::look;
+  const bool is_write = request.kind == Kind::set || request.kind == Kind::add || request.kind == Kind::compare_set;
   if (is_write && stored_ + request.key.size() + request.value.size() > limits_.bytes) {
     return refuse(connection, "the store is full");
   }
@@ -374,6 +376,12 @@ bool StoreServer::handle(std::uint64_t number, Connection& connection, StoreRequ
         put(request.key, std::move(request.value));
       }
       break;
+    case Kind::remove:  // a value, though an empty one, if there was one
+      if (present != nullptr) {
+        stored_ -= request.key.size() + present->size();
+        values_.erase(found);
+      }
+      return answer(connection, present != nullptr ? StoreAnswer::Kind::value : StoreAnswer::Kind::nothing, nullptr);
   }
   const auto now = values_.find(request.key);
   return now == values_.end() ? answer(connection, StoreAnswer::Kind::nothing, nullptr)

@@ -38,7 +38,8 @@ class StoreServer {
   ~StoreServer();
 
   [[nodiscard]] int port() const noexcept { return address_.port(); }
-  [[nodiscard]] const SocketAddress& address() const noexcept { return address_; }  // for this host
+  [[nodiscard]] const SocketAddress& address() const noexcept { return address_; }                 // for this host
+  [[nodiscard]] int refused() const noexcept { return refused_.load(std::memory_order_relaxed); }  // for their token
   [[nodiscard]] bool has_token(std::string_view token) const noexcept { return same_token(token, token_); }
 
  private:
@@ -99,6 +100,7 @@ class StoreServer {
   std::size_t received_ = 0;                                          // bytes, of requests that are not complete
   std::optional<Clock::time_point> accepts_again_;
   std::string buffer_;
+  std::atomic<int> refused_{0};
   int forks_;
   std::unique_ptr<std::thread> thread_;
 };

@@ -168,6 +168,27 @@ std::optional<std::string> TcpStore::compare_set(const std::string& key, const s
       until);
 }
 
+bool TcpStore::remove(const std::string& key, const Until& until) {
+  return call({.kind = StoreRequest::Kind::remove, .key = key, .value = {}, .expected = {}, .amount = 0}, until)
+      .has_value();
+}
+
+std::string TcpStore::remark() const {
+  if (server_ == nullptr) {
+    return "";
+  }
+  std::string said;
+  if (const int refused = server_->refused(); refused > 0) {
+    said += "; " + std::to_string(refused) + (refused == 1 ? " connection" : " connections") +
+            " with another token (GRADIENTFLOW_TOKEN) had to be refused";
+  }
+  if (std::none_of(places_.begin(), places_.end(), [](const Place& each) { return is_here(each, Until(1.0)); })) {
+    said += "; this process serves the store, but its host does not have the address of " + address() +
+            ": the others may look for it elsewhere";
+  }
+  return said;
+}
+
 std::optional<std::string> TcpStore::call(const StoreRequest& request, const Until& until) {
   if (forks_ != count_forks()) {
     throw Error(ErrorKind::closed, name() + " belongs to the process that this one was forked from");

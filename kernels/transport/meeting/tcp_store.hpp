@@ -30,8 +30,10 @@ class TcpStore : public Store {
   std::int64_t add(const std::string& key, std::int64_t amount, const Until& until) override;
   std::optional<std::string> compare_set(const std::string& key, const std::optional<std::string>& expected,
                                          const std::string& desired, const Until& until) override;
+  bool remove(const std::string& key, const Until& until) override;
   [[nodiscard]] std::string name() const override;
   [[nodiscard]] bool is_served_here() const override { return server_ != nullptr; }
+  [[nodiscard]] std::string remark() const override;
 
   // Where the store is: the places with, if it is served here, the port that was found for them.
   [[nodiscard]] std::string address() const;

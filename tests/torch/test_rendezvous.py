@@ -1,0 +1,202 @@
+"""How ranks meet by stores of PyTorch, and what they hear where others fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradientflow.errors import ArgumentTypeError, CommunicationTimeoutError, GradientFlowError
+from gradientflow.launch import module_command
+from gradientflow.meeting import Way
+from gradientflow.meeting.endpoints import meet
+from gradientflow.meeting.given_store import core_store
+from gradientflow.meeting.stores import open_store
+from gradientflow.meeting.way import ARGUMENTS, MASTER
+
+torch = pytest.importorskip("torch")
+dist: Any = torch.distributed
+
+SECONDS = 20.0  # of a wait that is expected to end long before
+
+
+def free_port() -> int:
+    with socket.socket() as trying:
+        trying.bind(("127.0.0.1", 0))
+        port: int = trying.getsockname()[1]
+        return port
+
+
+def tcp_store() -> Any:
+    limit = timedelta(seconds=SECONDS)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+
+
+@pytest.fixture(params=["TCPStore", "FileStore", "HashStore", "PrefixStore"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    """Give a function that makes one more store of the same values."""
+    if request.param == "FileStore":
+        return lambda: dist.FileStore(str(tmp_path / "store"), 3)
+    if request.param == "HashStore":
+        shared = dist.HashStore()
+        return lambda: shared
+    served = tcp_store()
+    if request.param == "PrefixStore":
+        return lambda: dist.PrefixStore("a", dist.PrefixStore("b", served.clone()))
+    return lambda: served.clone()
+
+
+def come(store: Any, rank: int, size: int, timeout: float = SECONDS) -> tuple[int, int]:
+    endpoint = meet(Way(ARGUMENTS, "tcp", rank, size), {"timeout": str(timeout)}, store=store)
+    return endpoint.rank, endpoint.size
+
+
+def test_ranks_try_again_after_a_meeting_that_has_failed(make_store: Callable[[], Any]) -> None:
+    """Who came too late hears of it, and is in step with the others from then on."""
+    with pytest.raises(CommunicationTimeoutError, match=r"did not meet at the .*Store.*: no sign of rank 1") as first:
+        come(make_store(), 0, 2, timeout=0.5)
+    with pytest.raises(CommunicationTimeoutError) as late:
+        come(make_store(), 1, 2)
+    assert str(late.value) == str(first.value)
+    for _ in range(3):
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(lambda rank: come(make_store(), rank, 2), range(2))) == [(0, 2), (1, 2)]
+
+
+def test_what_is_no_store() -> None:
+    with pytest.raises(ArgumentTypeError, match="this dict has no set and no add and no compare_set"):
+        core_store({}, serve=False)
+
+
+def test_names_of_stores(tmp_path: Path) -> None:
+    served = tcp_store()
+    prefixed = dist.PrefixStore("a", dist.PrefixStore("b", served))
+    assert repr(core_store(prefixed, serve=False)) == f"<the TCPStore at 127.0.0.1:{served.port}>"
+    assert repr(core_store(dist.FileStore(str(tmp_path / "store"), 1), serve=False)) == "<the FileStore>"
+
+
+def test_a_forked_process_has_a_connection_of_its_own() -> None:
+    served = tcp_store()
+    way = Way(MASTER, "tcp", 1, 2, (f"127.0.0.1:{served.port}",), agent=True)
+    store = open_store(way, SECONDS)
+    assert open_store(way, SECONDS) is store
+    pid = os.fork()
+    if pid == 0:
+        try:
+            own = open_store(way, SECONDS)
+            assert own is not store
+            for _ in range(500):
+                own.add("sum", 1)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    try:
+        for _ in range(500):
+            store.add("sum", 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        pid = 0
+        assert store.add("sum", 0) == 1000
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def start(program: str, *arguments: object, **variables: object) -> subprocess.Popen[str]:
+    given = {name: str(value) for name, value in variables.items()}
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, **given},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+GROUP = """
+import sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+place, rank = sys.argv[1:]
+dist.init_process_group("gradientflow", init_method=place, rank=int(rank), world_size=2, timeout=timedelta(seconds=20))
+x = torch.ones(3)
+dist.all_reduce(x)
+print(x.sum().item())
+dist.destroy_process_group()
+"""
+
+
+def test_arguments_need_no_variables() -> None:
+    """Whatever is said by variables, also by some that are no way to meet."""
+    place = f"tcp://127.0.0.1:{free_port()}"
+    variables = ({"RANK": 1}, {"GRADIENTFLOW_MEET": "nowhere:1", "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 2})
+    processes = [start(GROUP, place, rank, **variables[rank]) for rank in range(2)]
+    for process in processes:
+        output, errors = process.communicate(timeout=100)
+        assert output == "6.0\n", errors
+
+
+def test_the_store_ends_before_the_ranks_have_met() -> None:
+    program = """
+import sys
+import gradientflow as gf
+from gradientflow.errors import CommunicationError
+try:
+    gf.init()
+except CommunicationError as error:
+    print(error)
+"""
+    serving = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+store.get("gradientflow/1/1")  # once rank 1 has come
+"""
+    port = free_port()
+    other = start(serving, port)
+    process = start(program, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    output, errors = process.communicate(timeout=100)
+    assert output.startswith(f"PyTorch's store at 127.0.0.1:{port} does not answer any more; the rank that"), errors
+    assert output.count("\n") == 1
+    other.communicate(timeout=30)
+
+
+WAITING = """
+import sys
+from datetime import timedelta
+import torch.distributed as dist
+from gradientflow.errors import CommunicationTimeoutError
+{before}
+try:
+    dist.init_process_group("gradientflow", timeout=timedelta(seconds=0.5))
+except CommunicationTimeoutError as error:
+    print(error, flush=True)
+"""
+
+
+def test_the_timeout_of_a_process_group(tmp_path: Path) -> None:
+    """The other rank ends without a word; the error is about the process group, and about nothing inside."""
+    program = tmp_path / "program.py"
+    program.write_text(WAITING.format(before="import os\nif os.environ['RANK'] == '1': sys.exit()"))
+    command = module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", str(program)])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "did not meet at the store at 127.0.0.1" in ended.stdout, ended.stderr
+    assert "within 0.5 s (timeout of init_process_group): no sign of rank 1" in ended.stdout
+    assert "gradientflow/" not in ended.stdout
+
+
+def test_errors_are_those_of_the_library(make_store: Callable[[], Any]) -> None:
+    for rank, size in ((-1, 2), (0, 0)):
+        with pytest.raises(GradientFlowError, match="the first is rank 0"):
+            come(make_store(), rank, size)
