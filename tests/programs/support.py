@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import itertools
 import json
 import os
 import sys
@@ -132,9 +133,9 @@ def run_checks(
 ) -> None:
     """Run the checks of the program, the functions check_*, each under all settings, also after one has failed.
 
-    Under settings that make nodes, or under all if the checks send messages anyway (`sends`), they run over both
-    transports, one after the other, and otherwise over that of the environment; those in `by_mpi`, which need MPI, over
-    that alone.
+    Settings that make nodes take turns with the transports: the first of them is over MPI with 2 and 4 ranks, over TCP
+    with 3 and 5. Checks that send messages under any settings (`sends`) run over both. Those in `by_mpi`, which need
+    MPI, and settings without nodes are left to the environment.
 
     Those in `once` run under no settings. `around` makes what a check is called with: a communicator of its own, unless
     said otherwise. A rank whose check fails leaves `around`, so that the other ranks do not wait for it. A check may
@@ -171,11 +172,15 @@ def run_checks(
 
 
 def _cases(settings: Sequence[Mapping[str, Any]], sends: bool, by_mpi: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Give all settings with all transports that they are to be tried with."""
+    """Give all settings with the transports that they are to be tried with."""
+    turns = itertools.islice(itertools.cycle(TRANSPORTS), SIZE % 2, None)
     for each in settings:
-        over_both = SIZE > 1 and not by_mpi and (sends or each.get("node_size"))
-        for transport in TRANSPORTS if over_both else ("auto",):
-            yield each, transport
+        if SIZE == 1 or by_mpi or not (sends or int(each.get("node_size", 0))):
+            yield each, "auto"
+        elif sends:
+            yield from ((each, transport) for transport in TRANSPORTS)
+        else:
+            yield each, next(turns)
 
 
 def _tell(**record: str) -> None:
