@@ -73,9 +73,23 @@ def as_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def check_same_on_all_ranks(result: Array, what: str) -> None:
-    everybody = WORLD.allgather(hashlib.sha256(result.tobytes()).digest())
-    assert all(each == everybody[0] for each in everybody), f"{what}: the ranks have different bits"
+class Digests:
+    """The digests of results, which have to be the same on all ranks; compared all at once, as gathering takes long."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, bytes] = {}
+
+    def add(self, result: Array, what: str) -> bool:
+        """Add a result; tells whether this rank is the one to look at its values, which are the same on all ranks."""
+        self._digests[what] = hashlib.sha256(result.tobytes()).digest()
+        return len(self._digests) % SIZE == RANK
+
+    def compare(self) -> bytes:
+        """Raise unless all ranks have the same results; gives a digest of all."""
+        everybody = WORLD.allgather(self._digests)
+        different = [what for what, digest in self._digests.items() if any(digest != each[what] for each in everybody)]
+        assert not different, f"{different[0]}: the ranks have different bits, and in {len(different) - 1} other cases"
+        return hashlib.sha256(b"".join(self._digests.values())).digest()
 
 
 def check_value(result: Array, inputs: list[Array], dtype: str, op: str, what: str) -> None:
@@ -115,7 +129,7 @@ def results_of(comm: gf.Communicator, inputs: list[Array], dtype: str, op: str) 
 
 def check_inside_a_node() -> str:
     """Return a digest of all results."""
-    digest = hashlib.sha256()
+    digests = Digests()
     references: dict[tuple[str, str], Array] = {}
     for settings in PATHS:
         with gf.init(config=gf.Config(**settings)) as comm:
@@ -127,15 +141,14 @@ def check_inside_a_node() -> str:
                         if (dtype, op) not in references:
                             references[dtype, op] = result
                             check_value(result, inputs, dtype, op, what)
-                            digest.update(result.tobytes())
-                        check_same_on_all_ranks(result, what)
+                        digests.add(result, what)
                         wanted = references[dtype, op]
                         where = np.flatnonzero(as_bytes(result) != as_bytes(wanted)) // result.itemsize
                         assert where.size == 0, (
                             f"{what}: other bits than at first, say [{where[0]}]: {result[where[0]]} instead of "
                             f"{wanted[where[0]]} from {[each[where[0]] for each in inputs]}"
                         )
-    return digest.hexdigest()
+    return digests.compare().hex()
 
 
 def check_about(result: Array, inputs: list[Array], dtype: str, op: str, what: str) -> None:
@@ -160,19 +173,19 @@ def check_about(result: Array, inputs: list[Array], dtype: str, op: str, what: s
 
 def check_between_nodes() -> str:
     """Return a digest of all results, which are the same over both transports."""
-    digest = hashlib.sha256()
+    digests = []
     for node_size in range(1, min(SIZE, 4)):
         found = []
         for transport in TRANSPORTS:
             with over(transport):
                 found.append(digest_between_nodes(node_size, ALGORITHMS[:-1]))
         assert len(set(found)) == 1, f"nodes of {node_size}: other bits over {TRANSPORTS[1]} than over {TRANSPORTS[0]}"
-        digest.update((found[0] + digest_between_nodes(node_size, ALGORITHMS[-1:])).encode())
-    return digest.hexdigest()
+        digests += [found[0], digest_between_nodes(node_size, ALGORITHMS[-1:])]
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def digest_between_nodes(node_size: int, algorithms: list[str]) -> str:
-    digest = hashlib.sha256()
+def digest_between_nodes(node_size: int, algorithms: list[str]) -> bytes:
+    digests = Digests()
     for settings in BETWEEN_NODES:
         with gf.init(config=gf.Config(node_size=node_size, **settings)) as comm:
             for dtype in FLOATS:
@@ -185,15 +198,14 @@ def digest_between_nodes(node_size: int, algorithms: list[str]) -> str:
                             x[:] = inputs[RANK][:count]
                             comm.allreduce(as_tensor(x, dtype), op, algorithm)
                             what = f"{op} of {count} {dtype} by {algorithm}, nodes of {node_size}, {settings}"
-                            check_same_on_all_ranks(x, what)
-                            check_about(x, [each[:count] for each in inputs], dtype, op, what)
-                            digest.update(x.tobytes())
+                            if digests.add(x, what):
+                                check_about(x, [each[:count] for each in inputs], dtype, op, what)
             if algorithms != ["mpi"]:
-                check_wires_between_nodes(comm, digest)
-    return digest.hexdigest()
+                check_wires_between_nodes(comm, digests, settings)
+    return digests.compare()
 
 
-def check_wires_between_nodes(comm: gf.Communicator, digest: hashlib._Hash) -> None:
+def check_wires_between_nodes(comm: gf.Communicator, digests: Digests, settings: dict[str, Any]) -> None:
     """What was rounded on its way is the same everywhere, too: a rank keeps what it sent to the others."""
     inputs = wild_inputs("float32", 3)
     pool, array = comm.empty(COUNT), np.empty(COUNT, np.float32)
@@ -205,10 +217,9 @@ def check_wires_between_nodes(comm: gf.Communicator, digest: hashlib._Hash) -> N
                     x[:] = inputs[RANK][:count]
                     handle = comm.allreduce_async(x, op, algorithm, wire=wire)
                     handle.wait()
-                    what = f"{op} of {count} float32 as {wire} by {algorithm}, {comm!r}"
-                    check_same_on_all_ranks(x, what)
+                    what = f"{op} of {count} float32 as {wire} by {algorithm}, {comm.nodes} nodes, {settings}"
+                    digests.add(x, what)
                     assert handle.nonfinite == np.count_nonzero(~np.isfinite(x)), what
-                    digest.update(x.tobytes())
 
 
 def main() -> None:
