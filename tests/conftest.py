@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import subprocess
 import sys
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if mark := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(scaled(mark.args[0])), append=False)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that is imported and collected out of later collections of garbage, which are short then."""
+    gc.collect()
+    gc.freeze()
 
 
 # ---- checks: what a program of several ranks checks, each an item of pytest ------------------------------------------
