@@ -31,8 +31,7 @@ def describe_environment(
 
     `arguments` are the command line without the program's name.
     """
-    from mpi4py import MPI
-
+    mpi: Any = sys.modules.get("mpi4py.MPI")  # not in a job over TCP, where importing it would start MPI
     environment: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": cores(),
@@ -48,7 +47,7 @@ def describe_environment(
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "mpi": mpi_library(MPI.Get_library_version()),
+        "mpi": mpi_library(mpi.Get_library_version()) if mpi is not None else "no MPI",
         "gradientflow": package_version("gradientflow") or "unknown",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["gradientflow", *arguments]),

@@ -17,12 +17,13 @@ import torch.distributed
 
 from .case import COLLECTIVES, ROOT, Case
 from .data import Values
+from .objects import from_all, from_root
 from .peers import Contestant, NotServedError, has_reduction, then_divide
 from .plan import PlanError
 from .traffic import interface_to_others
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from gradientflow.communicator import Communicator
 
 dist: Any = torch.distributed  # its annotations leave out the stores
 
@@ -40,13 +41,13 @@ class GlooPeer:
     that of the host name's address, or that of the default route.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: Communicator) -> None:
         torch.set_num_threads(1)  # one thread a rank, like every other contestant
         folder = None
-        rank, size = comm.Get_rank(), comm.Get_size()
-        if len(set(comm.allgather(socket.gethostname()))) == 1:
+        rank, size = comm.rank, comm.size
+        if len(set(from_all(comm, socket.gethostname()))) == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            folder = comm.bcast(tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else None, ROOT)
+            folder = from_root(comm, tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else "")
             store = dist.FileStore(os.path.join(folder, "store"), size)
         else:
             found = interface_to_others()
@@ -55,9 +56,9 @@ class GlooPeer:
                     "gloo does not know which interface leads to the other hosts: set GLOO_SOCKET_IFNAME to its name"
                 )
             os.environ["GLOO_SOCKET_IFNAME"], own_address = found
-            address = comm.bcast(own_address, ROOT)
+            address = from_root(comm, own_address)
             server = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False) if rank == ROOT else None
-            port = comm.bcast(server.port if server is not None else None, ROOT)
+            port = from_root(comm, server.port if server is not None else 0)
             store = server if server is not None else dist.TCPStore(address, port, size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=5))
         dist.barrier()

@@ -14,6 +14,7 @@ import numpy as np
 from gradientflow.machine_load import this_machine
 
 from .case import COLLECTIVES, Case
+from .objects import from_all
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -62,7 +63,7 @@ class Hosts:
 def find_hosts(comm: Communicator) -> Hosts:
     """Find the hosts of the ranks, as this rank sees them. Collective."""
     machine = this_machine()
-    places = comm.mpi.allgather((socket.gethostname(), machine))
+    places = from_all(comm, (socket.gethostname(), machine))
     ranks = Counter(name for name, _ in places)
     return Hosts(
         number=len(ranks),

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from .case import Case
 from .data import RandomSource, TiledSource, Values
+from .objects import from_all
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -283,7 +284,7 @@ def take_series(
     start = time.perf_counter()
     calls.run(warm_up, with_refill=False)
     calls.run(warm_up, with_refill=True)
-    seconds_per_round = max(comm.mpi.allgather((time.perf_counter() - start) / warm_up))
+    seconds_per_round = max(from_all(comm, (time.perf_counter() - start) / warm_up))
     iterations = iterations or fitting_iterations(seconds, seconds_per_round)
     processor = calls.run(-(-iterations // _PROCESSOR_SHARE), with_refill=False, clock=time.process_time_ns)
     taken = []
@@ -298,10 +299,10 @@ def take_series(
 
 def sum_over_ranks(comm: Communicator, counts: Sequence[int]) -> list[int]:
     """Add up the counts of all ranks, entry by entry."""
-    return [sum(of_ranks) for of_ranks in zip(*comm.mpi.allgather(counts), strict=True)]
+    return [sum(of_ranks) for of_ranks in zip(*from_all(comm, counts), strict=True)]
 
 
 def _on_root(comm: Communicator, samples: Samples, merge: Callable[[list[Samples]], Samples]) -> Samples:
     """Merge the samples of all ranks on rank 0; the others keep their own."""
-    samples_of_ranks = comm.mpi.gather(samples, 0)
-    return samples if samples_of_ranks is None else merge(samples_of_ranks)
+    samples_of_ranks = from_all(comm, samples)
+    return samples if comm.rank != 0 else merge(samples_of_ranks)

@@ -19,10 +19,11 @@ from gradientflow.device import empty
 from .case import COLLECTIVES, ROOT, Case
 from .data import Values
 from .device import address
+from .objects import from_all, from_root
 from .peers import Contestant, NotServedError, mirrored
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from gradientflow.communicator import Communicator
 
 _TYPES = {"int8": 0, "uint8": 1, "int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8}
 _OPERATIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
@@ -49,14 +50,14 @@ class NcclPeer:
     If it cannot be used, there are no contestants, and the reason is that of the first rank that has one.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self._nccl: Any = None
         self._handle = ctypes.c_void_p()
         identity = _UniqueId()
-        self._trouble = _first(comm, self._try(lambda: self._load(identity if comm.Get_rank() == ROOT else None)))
+        self._trouble = _first(comm, self._try(lambda: self._load(identity if comm.rank == ROOT else None)))
         if self._trouble is None:
-            identity = _UniqueId.from_buffer_copy(comm.bcast(bytes(identity), ROOT))
-            size, rank = comm.Get_size(), comm.Get_rank()
+            identity = _UniqueId.from_buffer_copy(from_root(comm, bytes(identity)))
+            size, rank = comm.size, comm.rank
             self._trouble = _first(
                 comm, self._try(lambda: self._nccl.ncclCommInitRank(ctypes.byref(self._handle), size, identity, rank))
             )
@@ -146,6 +147,6 @@ def _library() -> str:
     return "libnccl.so.2"
 
 
-def _first(comm: MPI.Comm, trouble: str | None) -> str | None:
+def _first(comm: Communicator, trouble: str | None) -> str | None:
     """Agree on the error of the first rank that has one."""
-    return next((text for text in comm.allgather(trouble) if text is not None), None)
+    return next((text for text in from_all(comm, trouble) if text is not None), None)

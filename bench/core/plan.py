@@ -6,8 +6,8 @@ import importlib.util
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ WIRES = ("float32", "float16", "bfloat16")
 PEERS = ("mpi", "gloo")
 AUTO = "auto"  # the library's own choice
 TRANSPORTS = ("mpi", "tcp")
+
+P = TypeVar("P", bound=Any)
 
 Threshold = float | str  # bytes, 0 and infinity included, or AUTO
 
@@ -96,6 +98,19 @@ class ComparedPlan(Plan):
         check_choices("--compare", self.peers, self.known_peers, may_be_empty=True)
         check_choices("--transport", self.transports, (AUTO, *TRANSPORTS))
         check_time(self.iterations, self.seconds)
+
+
+def without_mpi(plan: P) -> P:
+    """Return a plan without what only MPI can do; itself where there is no such thing.
+
+    Raises `PlanError` where it is about the transport.
+    """
+    if "mpi" in getattr(plan, "transports", ()):
+        raise PlanError("--transport mpi needs a job of MPI")
+    names = {field.name for field in fields(plan)} & {"peers", "algorithms", "contestants"}
+    rest = {name: tuple(each for each in getattr(plan, name) if each != "mpi") for name in names}
+    changed = {name: value for name, value in rest.items() if value != getattr(plan, name)}
+    return replace(plan, **changed) if changed else plan
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradientflow.whole_file import whole_file
 
+from .objects import from_root
 from .plan import PlanError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ResumeFile:
         self._path = Path(path) if path is not None and comm.rank == 0 else None
         if self._path is not None:
             self._open(self._path, dict(conditions))
-        self.started_at, self._parts = comm.mpi.bcast((self.started_at, self._parts), 0)
+        self.started_at, self._parts = from_root(comm, (self.started_at, self._parts))
 
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
         """Return a part of the measurement from the file, the same on all ranks, or measure it. Collective.

@@ -23,6 +23,7 @@ from .case import Case
 from .data import RandomSource, Source, Values, alphabet, count_wrong, fill
 from .hosts import Hosts, find_hosts
 from .measure import FreshValues, Series, Steps, Times, refiller, sum_over_ranks, take_series
+from .objects import from_all, from_root
 from .peers import OURS, MpiPeer, NotServedError, Peer
 from .plan import AUTO
 
@@ -162,7 +163,7 @@ class Session(ABC, Generic[Block, C, R]):
         self.done = 0
         self._observe = observe or (lambda done, text: None)
         self._extra = extra or (lambda block, case: [])
-        self._seed: int = comm.mpi.bcast(secrets.randbits(48), 0)
+        self._seed: int = from_root(comm, secrets.randbits(48))
         self._refusals: dict[str, list[str]] = {}  # the blocks of each reason
 
     # ---- defined by each bench ---------------------------------------------------------------------------------------
@@ -210,12 +211,12 @@ class Session(ABC, Generic[Block, C, R]):
         if name == "nccl":
             from .nccl import NcclPeer
 
-            return NcclPeer(self.comm.mpi)
+            return NcclPeer(self.comm)
         if name == "gloo":
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses that have no name
             from .gloo import GlooPeer  # imports PyTorch, which takes a second or two
 
-            return GlooPeer(self.comm.mpi)
+            return GlooPeer(self.comm)
         return MpiPeer(self.comm.mpi)
 
     # ---- common to all benches ---------------------------------------------------------------------------------------
@@ -342,7 +343,7 @@ class Session(ABC, Generic[Block, C, R]):
             if isinstance(error, CommunicationError):
                 raise
             refusal = f"{type(error).__name__}: {error}"
-        return next((text for text in self.comm.mpi.allgather(refusal) if text is not None), None)
+        return next((text for text in from_all(self.comm, refusal) if text is not None), None)
 
     def _time(self, case: Case, contestants: list[C], places: list[int], wrong: list[int]) -> dict[int, Times]:
         """Take all series, adding the findings of their checks to `wrong`; return rank 0's view of the times."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .objects import from_all
+
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
@@ -23,11 +25,11 @@ class Traffic:
 
     def __init__(self, comm: Communicator) -> None:
         host = socket.gethostname()
-        hosts = comm.mpi.allgather(host)
+        hosts = from_all(comm, host)
         found = interface_to_others() if len(set(hosts)) > 1 else None
         self._interface = found[0] if found is not None else None
         self._counts_here = hosts.index(host) == comm.rank  # one rank of each host
-        self.is_known: bool = all(comm.mpi.allgather(self._interface is not None))
+        self.is_known: bool = all(from_all(comm, self._interface is not None))
 
     def sent(self) -> int:
         """Give the bytes sent so far; 0 if another rank of this host counts them, or they are unknown."""

@@ -12,13 +12,14 @@ import torch
 import torch.distributed.rpc
 
 from ..core.case import ROOT, Case, block
+from ..core.objects import from_root
 from ..core.plan import PlanError
 from ..core.traffic import interface_to_others
 from .contestants import ServerContestant, owner
 from .plan import ARRAY
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from gradientflow.communicator import Communicator
 
 rpc: Any = torch.distributed.rpc
 
@@ -62,7 +63,7 @@ def exchange(key: tuple[int, int], gradient: Any) -> Any:
 class RpcServers:
     """The exchange by remote calls, over TensorPipe."""
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: Communicator) -> None:
         torch.set_num_threads(1)
         found = interface_to_others()
         if found is None:
@@ -70,11 +71,11 @@ class RpcServers:
         os.environ.setdefault("TP_SOCKET_IFNAME", found[0])
         self._comm = comm
         self._made = 0
-        rank, size = comm.Get_rank(), comm.Get_size()
+        rank, size = comm.rank, comm.size
         dist: Any = torch.distributed
-        address = comm.bcast(found[1], ROOT)
+        address = from_root(comm, found[1])
         server = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False) if rank == ROOT else None
-        port = comm.bcast(server.port if server is not None else None, ROOT)
+        port = from_root(comm, server.port if server is not None else 0)
         self._server = server
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 already has the store
         options = rpc.TensorPipeRpcBackendOptions(
@@ -94,7 +95,7 @@ class RpcServers:
             if places[server] == str(case.rank):
                 _shards[number, server] = _Shard(shard.stop - shard.start, case.ranks)
         sent, received = torch.from_numpy(gradient), torch.from_numpy(weights)
-        self._comm.Barrier()
+        self._comm.barrier()
 
         def call() -> None:
             answers = [

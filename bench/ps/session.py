@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.case import Case
 from ..core.hosts import bytes_per_second
 from ..core.measure import Steps, Times, writer
+from ..core.objects import from_all
 from ..core.plan import format_size
 from ..core.session import Session
 from .columns import ServerResult, summarise
@@ -29,14 +30,14 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
 
     def __init__(self, comm: Communicator, plan: ServerPlan, *observers: Any, **further: Any) -> None:
         super().__init__(comm, plan, *observers, **further)
-        self._places: list[str] = comm.mpi.allgather(socket.gethostname())
+        self._places: list[str] = from_all(comm, socket.gethostname())
 
     def open_peer(self, name: str) -> Any:
         """Open a peer. Collective."""
         if name == "rpc":
             from .rpc import RpcServers  # imports PyTorch, which takes a second or two
 
-            return RpcServers(self.comm.mpi)
+            return RpcServers(self.comm)
         return MpiServers(self.comm.mpi)
 
     def place(self, block: Block) -> str:

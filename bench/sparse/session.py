@@ -12,6 +12,7 @@ import numpy as np
 from ..core.case import Case
 from ..core.data import RandomSource, Source, Values, alphabet, count_beyond_rounding
 from ..core.measure import Steps, Times, sum_over_ranks
+from ..core.objects import from_all
 from ..core.peers import Peer
 from ..core.session import Session
 from ..core.shapes import Model
@@ -128,7 +129,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
             # With earlier residuals values need not be integers.
             if step < _CHECKED_STEPS - 1:
                 wrong += int(np.count_nonzero(gradients[begin:end] != expected.mean))
-                norms = np.concatenate(comm.mpi.allgather(expected.norms))
+                norms = np.concatenate(from_all(comm, expected.norms))
                 wrong += int(np.count_nonzero(pool.norms != norms))
                 important = choose(norms, contestant.density or 1.0)
             else:
@@ -139,7 +140,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
 
     def _count_strays(self, contestant: SparseContestant) -> int:
         """Count the ranks whose final gradients differ from those of rank 0."""
-        digests = self.comm.mpi.allgather(hashlib.sha256(contestant.pool.memory).hexdigest())
+        digests = from_all(self.comm, hashlib.sha256(contestant.pool.memory).hexdigest())
         return sum(digest != digests[0] for digest in digests)
 
     # ---- figures -----------------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         return round(sent / _COUNTED_STEPS / comm.size)
 
     def _slowest_median(self, seconds: Sequence[float]) -> float | None:
-        medians: list[float | None] = self.comm.mpi.allgather(float(np.median(seconds)) if seconds else None)
+        medians: list[float | None] = from_all(self.comm, float(np.median(seconds)) if seconds else None)
         known = [median for median in medians if median is not None]
         return max(known) if known else None
 

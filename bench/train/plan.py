@@ -226,7 +226,7 @@ class TrainPlan(Plan):
             return Entry(OURS, Dense(fusion_threshold=threshold, wire=wire, algorithm="ring"), overlaps=overlaps)
 
         rungs = [
-            Rung("MPI", Entry("mpi")),
+            *([Rung("MPI", Entry("mpi"))] if "mpi" in self.contestants else []),
             Rung("ring", ring("float32", 0, overlaps=False)),
             Rung("ring +fp16", ring("float16", 0, overlaps=False)),
             Rung("ring +fp16 +overlap", ring("float16", 0)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,6 +18,7 @@ from torch import Tensor
 from ..core.case import Case
 from ..core.data import count_beyond_rounding
 from ..core.environment import describe_environment, package_version, readable
+from ..core.objects import from_all, from_root, wait_idly
 from ..core.peers import Peer
 from ..core.plan import PlanError
 from ..core.resume import ResumeFile
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     Shards = Sequence[tuple[Tensor, Tensor]]
 
-_IDLE_SECONDS = 0.02
 _CHECKED_STEPS = 3  # on real data, after the one on random samples
 
 
@@ -90,7 +89,7 @@ class TrainSession(Session[str, Any, TrainResult]):
 
     def _load(self, name: str) -> Task:
         task = load_task(name)
-        if len(set(self.comm.mpi.allgather(task.data.digest()))) > 1:
+        if len(set(from_all(self.comm, task.data.digest()))) > 1:
             raise PlanError(f"the ranks have different data for --model {name}: install the same packages on all hosts")
         return task
 
@@ -218,24 +217,23 @@ class TrainSession(Session[str, Any, TrainResult]):
             right[gradient == 0] = 0
         dtype = contestant.entry.sent_dtype or "float32"
         wrong = count_beyond_rounding(gradient, right, magnitudes, self.comm.size, dtype)
-        return sum(self.comm.mpi.allgather(wrong))
+        return sum(from_all(self.comm, wrong))
 
     def _from_all(self, own: NDArray[np.float32]) -> NDArray[np.float32]:
         """Give the arrays of all ranks, one in each row."""
-        gathered = np.empty((self.comm.size, len(own)), np.float32)
-        self.comm.mpi.Allgather(own, gathered)
+        gathered: NDArray[np.float32] = self.comm.allgather(own)
         return gathered
 
     def _count_strays(self, contestant: Contestant) -> int:
         """Count the ranks whose parameters differ from those of rank 0."""
         if contestant.entry.is_reference:
             return 0
-        digests = self.comm.mpi.allgather(contestant.digest())
+        digests = from_all(self.comm, contestant.digest())
         return sum(digest != digests[0] for digest in digests)
 
     def _join(self, turn: Turn) -> JointTurn:
-        turns = self.comm.mpi.gather(turn, 0)
-        return join([turn] if turns is None else turns)
+        turns = from_all(self.comm, turn)
+        return join(turns if self.comm.rank == 0 else [turn])
 
     def _begin(self, task: Task, contestant: Contestant, seed: int) -> Run:
         """Begin a run with the loss and accuracy before training, evaluated on rank 0."""
@@ -288,7 +286,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             }
             for each in found if ranks < self.comm.size else ():
                 wrong[each.model, each.entry] = wrong.get((each.model, each.entry), 0) + each.wrong
-        wrong = self.comm.mpi.bcast(wrong, 0)
+        wrong = from_root(self.comm, wrong)
         for place, result in enumerate(outcome.results):
             key, alone = (result.model, result.entry), rates[1].get((result.model, Entry(NONE)))
             points = [(ranks, found[key]) for ranks, found in rates.items() if key in found]
@@ -313,7 +311,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             for sentence in outcome.remarks:
                 if sentence.startswith("WRONG"):
                     self.outcome.remark(f"{who}: {sentence}")
-        _wait_idly(self.comm)
+        wait_idly(self.comm)
         return results
 
     def _conditions(self) -> dict[str, str]:
@@ -362,10 +360,3 @@ def _untuned(results: Sequence[TrainResult]) -> str | None:
         f"Learning rate not tuned: {', '.join(map(str, names))}. It is one that suits plain SGD; what they learn says "
         "little until each has its own, by --lr 'NAME=RATE'."
     )
-
-
-def _wait_idly(comm: Communicator) -> None:
-    """Wait for the other ranks without taking processor time from them."""
-    request = comm.mpi.Ibarrier()
-    while not request.Test():
-        time.sleep(_IDLE_SECONDS)

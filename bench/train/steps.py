@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.objects import from_all
 from ..core.traffic import Traffic
 from .contestants import Contestant
 from .data import SampleOrder
@@ -81,7 +82,7 @@ class TurnTaker:
         self, comm: Communicator, plan: TrainPlan, task: Task, seed: int, traffic: Traffic, pace: Pace | None
     ) -> None:
         self._comm, self._task, self._traffic, self._pace = comm, task, traffic, pace
-        self._slowest = max(comm.mpi.allgather(0.0 if pace is None else pace.mean_seconds))
+        self._slowest = max(from_all(comm, 0.0 if pace is None else pace.mean_seconds))
         self._order = SampleOrder(len(task.data.inputs), plan.batch * comm.size, seed)
         self._made: dict[Entry, int] = {}  # steps so far
         self._timing = plan.epochs is None

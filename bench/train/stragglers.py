@@ -10,6 +10,8 @@ import numpy as np
 
 from gradientflow.policies import Stragglers
 
+from ..core.objects import from_all
+
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
@@ -91,7 +93,7 @@ def measure_pace(
         comm.barrier()
         times.append(step())
     measured = np.array(times[_AT_FIRST:]) / 1e9
-    slowest = max(comm.mpi.allgather(float(np.median(measured.sum(axis=1)))))
+    slowest = max(from_all(comm, float(np.median(measured.sum(axis=1)))))
     return step_seconds or _ROOM * slowest, float(np.median(measured[:, 1]))
 
 

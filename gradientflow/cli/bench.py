@@ -22,16 +22,27 @@ import click
 import gradientflow as gf
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.bench.core.command import Bench
-from gradientflow.bench.core.plan import AUTO, PlanError, check_installed
+from gradientflow.bench.core.plan import AUTO, PlanError, check_installed, without_mpi
 from gradientflow.bench.core.report import Output, progress, report
 from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.job import Job, die_with_parent, run_job
 from gradientflow.cli.lazy import LazyCommand
-from gradientflow.cli.library import built_with
+from gradientflow.cli.transport import find_launcher_or_tcp
 from gradientflow.errors import GradientFlowError
-from gradientflow.launch import find_launcher, launch_environment, module_command, mpirun_command, ranks_of_this_job
+from gradientflow.job import asked_transport
+from gradientflow.launch import (
+    command_over_tcp,
+    launch_environment,
+    module_command,
+    mpirun_command,
+    rank_of_this_process,
+    ranks_of_this_job,
+    tcp_job,
+)
+from gradientflow.meeting import find_way
 
 _PLOT_FORMATS = (".png", ".pdf", ".svg")
+_LEFT_OUT = ", and without MPI's columns"
 _FILES = frozenset({"json_path", "csv_path", "plot_path", "page_path"})
 _COMMON_WIDTH = 80
 
@@ -96,14 +107,22 @@ class BenchCommand(click.Command):
         if inside is not None:
             if ranks not in (None, inside):
                 raise PlanError(f"-n {ranks} was given, but this MPI job has {inside} ranks: leave -n out under mpirun")
+            if not _is_of_mpi():
+                if options["columns"] is None and without_mpi(plan) != plan and not rank_of_this_process():
+                    click.echo(f"gradientflow: over TCP{_LEFT_OUT}", err=True)
+                plan = without_mpi(plan)
             return self._measure_in_job(plan, _output(options, [0, 0]))
         if ranks is None:
             raise PlanError("say how many ranks to start, for example -n 2")
         plan.check_job(ranks, on_this_machine=options["hosts"] is None)
-        launcher = find_launcher(built_with())
+        needs_mpi = "mpi" in (asked_transport(), *getattr(plan, "transports", ()))
+        launcher = find_launcher_or_tcp("mpi" if needs_mpi else AUTO, _LEFT_OUT)
         arguments = [*sys.argv[1:], "--columns", ",".join(map(str, _columns()))]
-        command = mpirun_command(launcher, ranks, module_command("gradientflow.cli", arguments), options["hosts"])
+        command = module_command("gradientflow.cli", arguments)
         check_hosts(options["hosts"])
+        if launcher is None:
+            return run_job(Job(command_over_tcp(tcp_job(ranks, command, options["hosts"])), {}))
+        command = mpirun_command(launcher, ranks, command, options["hosts"])
         return run_job(Job(command, launch_environment(launcher, options["hosts"])))
 
     def _measure(self, plan: Any, output: Output) -> int:
@@ -120,12 +139,12 @@ class BenchCommand(click.Command):
         try:
             return self._measure(plan, output)
         except Exception as error:
-            from mpi4py import MPI
-
             text = str(error) if isinstance(error, GradientFlowError) else traceback.format_exc()
-            print(f"gradientflow: rank {MPI.COMM_WORLD.Get_rank()}: {text}", file=sys.stderr, flush=True)
-            MPI.COMM_WORLD.Abort(1)  # the others may be waiting for this rank
-            raise
+            print(f"gradientflow: rank {rank_of_this_process()}: {text}", file=sys.stderr, flush=True)
+            mpi: Any = sys.modules.get("mpi4py.MPI")
+            if mpi is not None:
+                mpi.COMM_WORLD.Abort(1)  # the others may be waiting for this rank
+            return 1
 
 
 def _load(name: str) -> BenchCommand:
@@ -136,6 +155,11 @@ def _load(name: str) -> BenchCommand:
 
 for _name, _summary in _BENCHES.items():
     bench.add_command(LazyCommand(_name, _summary, partial(_load, _name)))
+
+
+def _is_of_mpi() -> bool:
+    """Tell whether this rank is one of a job of MPI."""
+    return find_way(os.environ, transport=asked_transport()).by_mpi
 
 
 def _output(options: Mapping[str, Any], columns: list[int]) -> Output:

@@ -6,12 +6,11 @@ import click
 
 from gradientflow.bench.netlab import Netlab, NetlabError, end_leftovers, parse_link_down
 from gradientflow.cli.job import Job, run_job
-from gradientflow.cli.library import built_with
-from gradientflow.cli.run import executable, transport_option
+from gradientflow.cli.run import executable
+from gradientflow.cli.transport import find_launcher_or_tcp, transport_option
 from gradientflow.launch import (
     OPEN_MPI,
     TcpJob,
-    find_launcher,
     launch_environment,
     mpirun_command,
     rank_program,
@@ -70,13 +69,13 @@ def netlab(
     lab = Netlab(hosts, rate, ranks_per_host)
     downs = [parse_link_down(text, hosts) for text in links_down]
     command = executable(program, elsewhere=False)
-    if transport == "tcp" and not shell:
+    launcher = find_launcher_or_tcp("mpi" if shell else transport)
+    if launcher is None:
         with lab:
             for host, seconds in downs:
                 lab.take_link_down(host, seconds)
             started = tcp_command(TcpJob(command, lab.hosts_of_ranks, meet=lab.hosts_of_ranks[0], agent=lab.agent))
             return run_job(Job(lab.command(started), lab.variables, reads_input=True))
-    launcher = find_launcher(built_with())
     if launcher.library != OPEN_MPI:
         raise NetlabError(f"netlab starts jobs with Open MPI only, and {launcher.path} belongs to {launcher.library}")
     if not shell:

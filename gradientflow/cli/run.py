@@ -5,41 +5,24 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.job import Job, run_job
-from gradientflow.cli.library import built_with
+from gradientflow.cli.transport import find_launcher_or_tcp, transport_option
 from gradientflow.launch import (
     LaunchError,
-    TcpJob,
     command_lines,
-    find_launcher,
-    hosts_of_ranks,
-    job_here,
+    command_over_tcp,
     launch_environment,
-    meeting_host,
     mpirun_command,
     rank_program,
     ranks_of_this_job,
     read_hostfile,
-    ssh_command,
-    tcp_command,
+    tcp_job,
 )
-
-
-def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make the option of how ranks are started; `how` they are over TCP."""
-    return click.option(
-        "--transport",
-        type=click.Choice(["auto", "mpi", "tcp"]),
-        default="auto",
-        envvar="GRADIENTFLOW_TRANSPORT",
-        help=f"mpi (default): start an MPI job; tcp: start the processes {how}.",
-    )
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -69,8 +52,8 @@ def run(
 ) -> int:
     """Start PROGRAM as a job of N ranks.
 
-    That is an MPI job, with the launcher of the MPI library in use and the flags it needs, or, with --transport tcp,
-    processes that find each other without MPI.
+    That is an MPI job, with the launcher of the MPI library in use and the flags it needs, or, with --transport tcp or
+    where there is no MPI, processes that find each other by themselves.
 
     A .py file is run with this Python. The exit status is the program's; Ctrl-C ends all ranks. Every rank finds RANK,
     WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment.
@@ -85,19 +68,15 @@ def run(
             raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
         hosts = read_hostfile(hostfile)
     command = executable(program, elsewhere=hosts is not None)
-    if transport == "tcp":
-        if hosts is None:
-            job = job_here(ranks, command, servers, label=label)
-        else:
-            names = hosts_of_ranks(hosts, ranks, servers)
-            check_hosts(hosts)
-            job = TcpJob(command, names, servers, meeting_host(names), label=label)
+    launcher = find_launcher_or_tcp(transport)
+    if launcher is None:
+        check_hosts(hosts)
+        job = tcp_job(ranks, command, hosts, servers, label=label)
         if dry_run:
             click.echo("\n".join(command_lines(job)))
             return 0
-        return run_job(Job(tcp_command(job) if hosts is None else ssh_command(job), {}, reads_input=True))
+        return run_job(Job(command_over_tcp(job), {}, reads_input=True))
     command = rank_program(command, hosts, servers)
-    launcher = find_launcher(built_with())
     command = mpirun_command(launcher, ranks, command, hosts, servers, label=label)
     environment = launch_environment(launcher, hosts)
     if dry_run:

@@ -13,7 +13,7 @@ from .hosts import hosts_of_ranks, read_hostfile, slots
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import cores
 from .rank_script import rank_program
-from .ssh import meeting_host, ssh_command, ssh_settings
+from .ssh import command_over_tcp, meeting_host, ssh_settings, tcp_job
 from .tcp import TcpJob, command_lines, job_here, tcp_command
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Launcher",
     "TcpJob",
     "command_lines",
+    "command_over_tcp",
     "cores",
     "find_launcher",
     "hosts_of_ranks",
@@ -39,7 +40,7 @@ __all__ = [
     "ranks_of_this_job",
     "read_hostfile",
     "slots",
-    "ssh_command",
     "ssh_settings",
     "tcp_command",
+    "tcp_job",
 ]

@@ -16,8 +16,9 @@ import subprocess
 from collections.abc import Sequence
 
 from .environment import variables_to_forward
+from .hosts import hosts_of_ranks
 from .launcher import LaunchError
-from .tcp import LAUNCHER, TcpJob, launcher_command, rank_members, tcp_variables
+from .tcp import LAUNCHER, TcpJob, job_here, launcher_command, rank_members, tcp_command, tcp_variables
 
 _SETTINGS_SECONDS = 10.0
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -25,19 +26,21 @@ _NO_FOLDER = 126
 _NO_LAUNCHER = 127
 
 
-def ssh_command(job: TcpJob) -> list[str]:
-    """Write the command line that starts a job on its hosts.
+def tcp_job(ranks: int, program: Sequence[str], hosts: str | None, servers: int = 0, *, label: bool = False) -> TcpJob:
+    """Describe a job of this machine, or of hosts that are given as ``name:slots,name:slots``; see `job_here`."""
+    if hosts is None:
+        return job_here(ranks, program, servers, label=label)
+    names = hosts_of_ranks(hosts, ranks, servers)
+    return TcpJob(program, names, servers, meeting_host(names), label=label)
 
-    Parameters
-    ----------
-    job : TcpJob
-        The job.
 
-    Returns
-    -------
-    list of str
-        The command of a launcher, whose exit status is that of the first rank that fails.
-    """
+def command_over_tcp(job: TcpJob) -> list[str]:
+    """Write the command line that starts a job here or on its hosts, as `tcp_command`."""
+    return tcp_command(job) if not any(job.hosts) else _ssh_command(job)
+
+
+def _ssh_command(job: TcpJob) -> list[str]:
+    """Write the command line that starts a job on its hosts."""
     if shutil.which("ssh") is None and not all(map(_is_this_machine, job.hosts)):
         raise LaunchError("there is no ssh on the PATH, by which ranks on other hosts are started")
     mark, members = secrets.token_hex(16), rank_members(job)

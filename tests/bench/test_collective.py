@@ -534,11 +534,10 @@ class Exchange:
 
 
 class ThreadRank:
-    """One rank of a job of threads: the part of Communicator, and of mpi4py's, that a session uses."""
+    """One rank of a job of threads: the part of Communicator that a session uses."""
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         self.rank, self.size, self.local_size, self.node, self.nodes = rank, len(exchange.slots), 1, rank, 1
-        self.mpi = self
         self._exchange = exchange
 
     def describe(self) -> dict[str, Any]:
@@ -557,17 +556,17 @@ class ThreadRank:
         own = slice(*block(len(x), self.size, self.rank))
         out[:] = np.concatenate([values[own] for values in self.allgather(x)])
 
-    # The one name is a method of the communicator and one of mpi4py's.
-    def gather(self, x: Any, root: int, algorithm: str = "", out: Any = None) -> list[Any] | None:
-        values = self.allgather(x, out=out if self.rank == root else None)
-        return values if self.rank == root else None
+    def allgatherv(self, x: np.ndarray[Any, Any], counts: list[int]) -> np.ndarray[Any, Any]:
+        values = self.allgather(x)
+        assert [len(value) for value in values] == counts
+        return np.concatenate(values)
+
+    def gather(self, x: Any, root: int, algorithm: str, out: Any) -> None:
+        self.allgather(x, out=out if self.rank == root else None)
 
     def scatter(self, x: np.ndarray[Any, Any], root: int, algorithm: str, out: np.ndarray[Any, Any]) -> None:
         values = self.allgather(x)[root]
         out[:] = values[slice(*block(len(values), self.size, self.rank))]
-
-    def bcast(self, value: object, root: int) -> object:
-        return self.allgather(value)[root]
 
     def barrier(self) -> None:
         self._exchange.barrier.wait()

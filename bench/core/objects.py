@@ -1,0 +1,38 @@
+"""What the ranks of a bench tell each other beside what is measured: any values, pickled, over the communicator."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+V = TypeVar("V")
+
+_IDLE_SECONDS = 0.02
+
+
+def from_all(comm: Communicator, value: V) -> list[V]:
+    """Give the values of all ranks, by rank. Collective."""
+    own = np.frombuffer(pickle.dumps(value), np.uint8)
+    lengths: list[int] = np.ravel(comm.allgather(np.array([len(own)]))).tolist()
+    data = comm.allgatherv(own.copy(), lengths).tobytes()
+    ends = np.cumsum(lengths).tolist()
+    return [pickle.loads(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+
+def from_root(comm: Communicator, value: V, root: int = 0) -> V:
+    """Give the value of one rank. Collective."""
+    return from_all(comm, value if comm.rank == root else None)[root]  # type: ignore[return-value]
+
+
+def wait_idly(comm: Communicator) -> None:
+    """Wait for the other ranks without taking processor time from them. Collective."""
+    handle = comm.allreduce_async(np.zeros(1))
+    while not handle.done:
+        time.sleep(_IDLE_SECONDS)
+    handle.wait()
