@@ -224,21 +224,28 @@ def test_three_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
 # ---- torchrun --------------------------------------------------------------------------------------------------------
 
 
+# Whoever comes first, init or the process group, finds the store unused: here the one, there the other, as imports of
+# PyTorch take two seconds of a processor each.
 @needs_torch
-@pytest.mark.parametrize("ways", [["init", "group"], ["group", "init", "again"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "ways", [["init", "group"], pytest.param(["group", "init", "again"], marks=pytest.mark.slow)], ids=" ".join
+)
 def test_torchrun(start: Start, ways: list[str]) -> None:
     """Also below srun, whose variables of MPI all processes inherit: none may start MPI."""
     check_met([start(torchrun(2, MET[1], *ways), PMI_OF_A_STEP, timeout=100).finish()], 2)
 
 
 @needs_torch
-@pytest.mark.parametrize("ways", [["init", "group"], ["group", "init"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "ways", [pytest.param(["init", "group"], marks=pytest.mark.slow), ["group", "init"]], ids=" ".join
+)
 def test_the_variables_of_torchrun_without_its_store(processes: Callable[..., list[Finished]], ways: list[str]) -> None:
     """As in Kubernetes: rank 0 opens PyTorch's store, for both of us."""
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     check_met(processes([*MET, *ways], [{**shared, "RANK": str(rank)} for rank in range(2)], timeout=100), 2)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_torchrun_on_two_hosts(start_netlab: Callable[..., Any]) -> None:
     names = ("GRADIENTFLOW_MEET", "GRADIENTFLOW_RANK", "GRADIENTFLOW_SIZE", "GRADIENTFLOW_TRANSPORT")
@@ -266,6 +273,7 @@ def test_torchrun_starts_the_ranks_again(start: Start, tmp_path: Path) -> None:
     assert '"restart": "1"' in ended.stdout
 
 
+@pytest.mark.slow
 @needs_torch
 def test_an_example_under_torchrun(start: Start) -> None:
     ended = start(torchrun(2, str(EXAMPLES / "train_ddp.py")), timeout=100).finish()
