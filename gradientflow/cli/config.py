@@ -33,8 +33,8 @@ def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, settings: b
     if cxxflags:
         flags.append("-std=c++20")
     if cflags or cxxflags:
-        # the headers include mpi.h
-        flags += [f"-I{_present(_INCLUDE)}", *mpi_flags("-I")]
+        # gradientflow.h includes mpi.h where there is one
+        flags += [f"-I{_present(_INCLUDE)}", *_mpi_flags("-I")]
     if libs:
         flags += _linker_flags(_present(_LIBRARIES))
     if flags:
@@ -46,16 +46,16 @@ def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, settings: b
 
 
 def _linker_flags(folder: Path) -> list[str]:
-    # The library needs the MPI library; that of a wheel is in the environment's lib, where no linker looks by default.
+    # Programs of MPI need its library; that of a wheel is in the environment's lib, where no linker looks by default.
     environment = Path(sysconfig.get_path("data")) / "lib"
     return [
         *(f"-L{folder}", "-lgradientflow", f"-Wl,-rpath,{folder}"),
-        *mpi_flags("-L", "-l", "-Wl,"),
+        *("-Wl,--push-state,--as-needed", *_mpi_flags("-L", "-l", "-Wl,"), "-Wl,--pop-state"),
         f"-Wl,-rpath,{environment}",
     ]
 
 
-def mpi_flags(*kinds: str) -> list[str]:
+def _mpi_flags(*kinds: str) -> list[str]:
     """Ask the MPI library's compiler wrapper for its flags of these kinds; none where there is no wrapper."""
     wrapper = shutil.which("mpicxx", path=str(Path(sys.executable).parent)) or shutil.which("mpicxx")
     if wrapper is None:

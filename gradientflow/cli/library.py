@@ -20,10 +20,10 @@ def build_info() -> dict[str, Any]:
 
 def built_with() -> str | None:
     """Name the MPI library the core was built with, as ``gradientflow.launch`` names it; None if it is not known."""
-    name = build_info().get("mpi", {}).get("name")
-    if name is None:
+    mpi = build_info().get("mpi")
+    if mpi is None:
         return None
-    return OPEN_MPI if name == OPEN_MPI else MPICH  # all others descend from MPICH and have its launcher
+    return OPEN_MPI if mpi["name"] == OPEN_MPI else MPICH  # all others descend from MPICH and have its launcher
 
 
 def keep_mpi_unstarted() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 import click
 
-from gradientflow.cli.library import build_info, built_with
+from gradientflow.cli.library import built_with
 from gradientflow.launch import Launcher, LaunchError, find_launcher
+from gradientflow.mpi_library import missing_mpi
 
 
 def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -49,9 +49,6 @@ def find_launcher_or_tcp(transport: str, without: str = "") -> Launcher | None:
 
 
 def _find_launcher() -> Launcher:
-    info = build_info()
-    if info and not info.get("mpi"):
-        raise LaunchError("GradientFlow was built without an MPI library")
-    if importlib.util.find_spec("mpi4py") is None:
-        raise LaunchError("mpi4py is not installed")
+    if why := missing_mpi():
+        raise LaunchError(why)
     return find_launcher(built_with())

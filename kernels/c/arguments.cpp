@@ -1,8 +1,7 @@
 #include "arguments.hpp"
 
-#include <mpi.h>
-
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -70,6 +69,12 @@ std::optional<int> device_of(int device) {
                                       std::to_string(devices - 1) + ", or GF_HOST");
   }
   return device;
+}
+
+// What MPI_IN_PLACE is in Open MPI and in MPI's standard interface, and in MPICH: no addresses of memory.
+bool is_mpi_in_place(const void* data) {
+  const auto address = reinterpret_cast<std::intptr_t>(data);
+  return address == 1 || address == -1;
 }
 
 std::optional<DType> wire_of(const gf_dtype& field) {
@@ -204,7 +209,7 @@ Call make_call(const engine::Communicator& communicator, const Arguments& given)
       throw Error(ErrorKind::value, std::string(is_broadcast ? "data" : name) + " is NULL, but has " +
                                         std::to_string(count) + " elements in " + std::string(name_of(given.kind)));
     }
-    if (count > 0 && data == MPI_IN_PLACE) {
+    if (count > 0 && is_mpi_in_place(data)) {
       throw Error(ErrorKind::value,
                   std::string(name) + " is MPI_IN_PLACE; in place means the same array as input and as output");
     }

@@ -10,10 +10,10 @@
 
 #include "../base/config.hpp"
 #include "../base/environment.hpp"
+#include "../collective/between/mpi_plugin.hpp"
+#include "../transport/meeting/exchange.hpp"
 #include "../transport/meeting/meeting.hpp"
-#include "../transport/mpi/launcher.hpp"
-#include "../transport/mpi/mpi.hpp"
-#include "../transport/mpi/mpi_endpoint.hpp"
+#include "meeting.hpp"
 #include "objects.hpp"
 #include "status.hpp"
 
@@ -21,37 +21,6 @@ namespace gradientflow::c {
 namespace {
 
 using engine::Communicator;
-using transport::check_mpi;
-
-void initialise_mpi() {
-  static std::mutex one_at_a_time;  // two threads may create communicators at once
-  const std::lock_guard lock(one_at_a_time);
-  if (transport::mpi_finalized()) {
-    throw Error(ErrorKind::closed, "MPI has been finalized: no communicator can be made any more");
-  }
-  if (!transport::mpi_initialised()) {
-    int provided = MPI_THREAD_SINGLE;
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-  }
-}
-
-void check_intracommunicator(MPI_Comm mpi) {
-  if (mpi == MPI_COMM_NULL) {
-    throw Error(ErrorKind::value, "mpi is MPI_COMM_NULL, which has no ranks");
-  }
-  int is_inter = 0;
-  check_mpi(MPI_Comm_test_inter(mpi, &is_inter), "MPI_Comm_test_inter");
-  if (is_inter != 0) {
-    throw Error(ErrorKind::type, "mpi is an intercommunicator; a communicator is made from an intracommunicator");
-  }
-}
-
-void check_launcher(MPI_Comm mpi) {
-  const std::string mismatch = transport::launcher_mismatch(mpi);
-  if (!mismatch.empty()) {
-    throw Error(ErrorKind::mpi, mismatch);
-  }
-}
 
 Config read_settings(const gf_setting* settings) {
   std::map<std::string, std::string> texts;
@@ -65,13 +34,16 @@ Config read_settings(const gf_setting* settings) {
 }
 
 // Over MPI, or over TCP between ranks that meet through MPI.
-std::unique_ptr<gradientflow::transport::Endpoint> make_endpoint(MPI_Comm mpi, const gradientflow::Config& config) {
-  auto endpoint = std::make_unique<gradientflow::transport::MpiEndpoint>(mpi, config.timeout);
+std::unique_ptr<transport::Endpoint> endpoint_of_mpi(const void* mpi, std::size_t handle_bytes, const Config& config) {
+  const collective::MpiPlugin& plugin = collective::mpi_plugin();
+  plugin.initialise();
+  plugin.check(mpi, handle_bytes);
+  auto endpoint = plugin.endpoint(mpi, config.timeout);
   if (config.transport != "tcp") {
     return endpoint;
   }
-  gradientflow::transport::EndpointExchange exchange(*endpoint);
-  return gradientflow::transport::meet(exchange, endpoint->rank(), config, "");
+  transport::EndpointExchange exchange(*endpoint);
+  return transport::meet(exchange, endpoint->rank(), config, "");
 }
 
 // Once per process.
@@ -83,6 +55,14 @@ void tell_unknown_variables() {
                    sentence.c_str());  // NOLINT(*-vararg): one write, so that it stays whole
     }
   });
+}
+
+gf_communicator* make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config) {
+  auto made = std::make_unique<gf_communicator>(Communicator::make(std::move(endpoint), config));
+  if (made->engine->rank() == 0) {
+    tell_unknown_variables();
+  }
+  return made.release();
 }
 
 // The result of `ask` for a communicator, or -1.
@@ -98,17 +78,21 @@ int number_of(const gf_communicator* communicator, Ask ask) {
 
 using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
 
-gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** communicator) {
+gf_status gf_init_handle(const void* mpi, size_t handle_bytes, const gf_setting* settings,
+                         gf_communicator** communicator) {
   return guarded([&] {
     gf_communicator*& result = result_of(communicator, "communicator");
     const gradientflow::Config config = read_settings(settings);
-    initialise_mpi();
-    check_intracommunicator(mpi);
-    check_launcher(mpi);
-    result = new gf_communicator{Communicator::make(make_endpoint(mpi, config), config)};
-    if (result->engine->rank() == 0) {
-      tell_unknown_variables();
-    }
+    result = make(endpoint_of_mpi(&given(static_cast<const char*>(mpi), "mpi"), handle_bytes, config), config);
+  });
+}
+
+gf_status gf_init_meet(const char* meet, int rank, int size, const gf_setting* settings,
+                       gf_communicator** communicator) {
+  return guarded([&] {
+    gf_communicator*& result = result_of(communicator, "communicator");
+    const gradientflow::Config config = read_settings(settings);
+    result = make(endpoint_by_meeting(meet, rank, size, config), config);
   });
 }
 

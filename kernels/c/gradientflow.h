@@ -1,7 +1,10 @@
-// GradientFlow for C (C99) and C++: collectives between the ranks of an MPI job, node memory, gradient pools, and the
-// steps of optimizers.
+// GradientFlow for C (C99) and C++: collectives between the ranks of a job, node memory, gradient pools, and the steps
+// of optimizers.
 //
 //   mpicc program.c $(gradientflow config --cflags --libs)
+//
+// Where the compiler finds mpi.h, it is included, and there is gf_init for jobs of MPI. It is not needed: any C
+// compiler will do for programs whose ranks meet by gf_init_meet, and defining GF_WITHOUT_MPI leaves mpi.h out.
 //
 // Rules that hold everywhere:
 //
@@ -25,9 +28,14 @@
 #ifndef GRADIENTFLOW_H
 #define GRADIENTFLOW_H
 
-#include <mpi.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#if defined(__has_include) && !defined(GF_WITHOUT_MPI)
+#if __has_include(<mpi.h>)
+#include <mpi.h>
+#endif
+#endif
 
 // ---- version --------------------------------------------------------------------------------------------------------
 
@@ -80,13 +88,28 @@ typedef struct gf_setting {
   const char* value;
 } gf_setting;
 
-// Creates a communicator of the ranks of `mpi`, which is duplicated and stays the caller's. Collective over `mpi`.
-// `settings` is NULL, or an array that ends with an entry whose name is NULL. With {"transport", "tcp"} messages
-// between nodes travel over TCP, and MPI only tells the ranks of each other. If MPI is not initialised yet, `mpi` is
-// MPI_COMM_WORLD, and gf_init initialises MPI with MPI_THREAD_MULTIPLE. The program then calls MPI_Finalize at its end
-// as if it had initialised MPI itself. A program that calls MPI_Init_thread needs MPI_THREAD_MULTIPLE for asynchronous
-// calls between nodes, and for calls from several threads.
-gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** communicator);
+// Creates a communicator of `size` ranks that meet without MPI and exchange messages over TCP. Collective. `meet` says
+// where: "host:port", where rank 0 listens, several of them with commas, or "file:///path" in a folder that all hosts
+// share; one rank alone may give NULL. With a size of 0 the variables GRADIENTFLOW_MEET, GRADIENTFLOW_RANK and
+// GRADIENTFLOW_SIZE say all three, as `gradientflow run --transport tcp` sets them, and without them this process is
+// the only rank. `settings` is NULL, or an array that ends with an entry whose name is NULL.
+gf_status gf_init_meet(const char* meet, int rank, int size, const gf_setting* settings,
+                       gf_communicator** communicator);
+
+// gf_init for the handle at `mpi`, which has so many bytes: an MPI_Comm, whose type differs between MPI libraries.
+gf_status gf_init_handle(const void* mpi, size_t handle_bytes, const gf_setting* settings,
+                         gf_communicator** communicator);
+
+#ifdef MPI_VERSION
+// Creates a communicator of the ranks of `mpi`, which is duplicated and stays the caller's. Collective over `mpi`. With
+// the setting {"transport", "tcp"} messages between nodes travel over TCP, and MPI only tells the ranks of each other.
+// If MPI is not initialised yet, `mpi` is MPI_COMM_WORLD, and gf_init initialises MPI with MPI_THREAD_MULTIPLE. The
+// program then calls MPI_Finalize at its end as if it had initialised MPI itself. A program that calls MPI_Init_thread
+// needs MPI_THREAD_MULTIPLE for asynchronous calls between nodes, and for calls from several threads.
+static inline gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** communicator) {
+  return gf_init_handle(&mpi, sizeof mpi, settings, communicator);
+}
+#endif
 
 // Splits a communicator: ranks with the same `color` of 0 or more get a new one together, with the same settings,
 // ordered by `key` and, among equal keys, by rank. A rank with a negative color gets none: `*part` is NULL. Collective.

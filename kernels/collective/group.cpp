@@ -12,7 +12,7 @@
 
 #include "../base/error.hpp"
 #include "between/clock.hpp"
-#include "between/mpi_collective.hpp"
+#include "between/mpi_plugin.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -175,7 +175,7 @@ Outcome Group::serve(const Call& call) {
     case Path::mpi:
       endpoint_->check_not_ended();
       announce(call, Payload::nothing);
-      mpi_collective(*endpoint_, call);
+      mpi_plugin().run(*endpoint_, call);
       break;
     case Path::agreement:
     case Path::recursive_doubling:

@@ -28,6 +28,7 @@ PACKAGE = Path(gradientflow.__file__).resolve().parent
 HEADER = ROOT / "kernels" / "c" / "gradientflow.h"
 PROGRAMS = Path(__file__).resolve().parent
 EXAMPLES = ROOT / "docs" / "examples"
+MEET = PROGRAMS / "meet.c"  # which is compiled without MPI
 
 # The environment's own programs first, as after `activate`; libraries are found through what was linked.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
@@ -74,7 +75,9 @@ def compiled(source: Path, folder: Path, *options: str) -> Path:
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("programs")
-    return {source.stem: compiled(source, folder, "-g", "-pthread") for source in PROGRAMS.glob("*.c")}
+    return {
+        source.stem: compiled(source, folder, "-g", "-pthread") for source in PROGRAMS.glob("*.c") if source != MEET
+    }
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
@@ -133,12 +136,42 @@ def test_a_variable_that_nothing_reads_is_told_once(mpirun: Run, programs: dict[
     assert job.stderr.count(told + "GRADIENTFLOW_WINDOW was meant\n") == job.stderr.count("GRADIENTFLOW_WINDOWS") == 1
 
 
-def test_every_function_is_called_by_a_program(programs: dict[str, Path]) -> None:
+@pytest.fixture(scope="session")
+def meeting_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the program that needs no MPI, where the compiler would find none."""
+    binary = tmp_path_factory.mktemp("meet") / "meet"
+    libraries = f"-Wl,-rpath,{PACKAGE / 'lib'}"
+    places = [f"-I{PACKAGE / 'include'}", f"-L{PACKAGE / 'lib'}", "-lgradientflow", libraries]
+    run(tool("cc"), "-std=c99", *STRICT, *SANITIZE, "-DGF_WITHOUT_MPI", MEET, "-o", binary, *places)
+    return binary
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_that_meet_without_mpi(meeting_program: Path, ranks: int) -> None:
+    command = ["run", "-n", ranks, "--transport", "tcp", "--", meeting_program]
+    printed = run(*module_command("gradientflow.cli", [str(word) for word in command]), GRADIENTFLOW_NODE_SIZE="1")
+    assert printed == f"{ranks} ranks without MPI"
+    assert "libmpi" not in run(tool("ldd"), meeting_program)
+
+
+def test_ranks_that_meet_in_a_file(meeting_program: Path, tmp_path: Path) -> None:
+    place = f"file://{tmp_path / 'meet'}"
+    ranks = [
+        subprocess.Popen([meeting_program, place, str(rank), "2"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    assert [each.communicate(timeout=60)[0] for each in ranks] == ["2 ranks without MPI\n", ""]
+    assert [each.returncode for each in ranks] == [0, 0]
+
+
+def test_every_function_is_called_by_a_program(programs: dict[str, Path], meeting_program: Path) -> None:
     nm = tool("nm")
     called = set()
-    for binary in programs.values():
+    for binary in (*programs.values(), meeting_program):
         called |= set(re.findall(r"\bU (gf_\w+)", run(nm, "-D", binary)))
-    declared = set(re.findall(r"\b(gf_\w+)\(", re.sub(r"//.*", "", HEADER.read_text())))
+    header = re.sub(r"//.*", "", HEADER.read_text())
+    inside_programs = set(re.findall(r"static inline gf_status (gf_\w+)\(", header))
+    declared = set(re.findall(r"\b(gf_\w+)\(", header)) - inside_programs
     exported = set(re.findall(r"\bT (gf_\w+)", run(nm, "-D", PACKAGE / "lib" / "libgradientflow.so")))
     assert declared == exported
     assert declared == called

@@ -3,7 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <gradientflow/transport/mpi/mpi_endpoint.hpp>
+#include <gradientflow/collective/between/mpi_plugin.hpp>
 #include <memory>
 
 #include "native.hpp"
@@ -12,16 +12,16 @@ namespace gradientflow::native {
 namespace {
 
 namespace py = pybind11;
-using transport::MpiEndpoint;
+using transport::Endpoint;
 
-std::unique_ptr<MpiEndpoint> make(std::uintptr_t address, double timeout) {
+std::unique_ptr<Endpoint> make(std::uintptr_t address, double timeout) {
   const py::gil_scoped_release released;
-  return std::make_unique<MpiEndpoint>(*reinterpret_cast<MPI_Comm*>(address),  // NOLINT(*-no-int-to-ptr)
-                                       timeout);
+  return collective::mpi_plugin().endpoint(reinterpret_cast<const void*>(address),  // NOLINT(*-no-int-to-ptr)
+                                           timeout);
 }
 
 // The part is given back at once.
-void split(const MpiEndpoint& whole, int color, int key) {
+void split(const Endpoint& whole, int color, int key) {
   const py::gil_scoped_release released;
   static_cast<void>(whole.split(color, key, {}));
 }
@@ -33,7 +33,7 @@ PYBIND11_MODULE(mpi, module) {
   namespace py = pybind11;
   using namespace gradientflow::native;  // NOLINT(google-build-using-namespace)
   translate_errors();
-  py::class_<MpiEndpoint>(module, "Communicator")
+  py::class_<gradientflow::transport::Endpoint>(module, "Communicator")
       .def(py::init(&make), py::arg("address"), py::arg("timeout"))
       .def("split", &split, py::arg("color"), py::arg("key"));
 }

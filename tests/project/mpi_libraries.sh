@@ -82,7 +82,7 @@ cd /root
 rm -rf venv
 python3 -m venv venv
 . venv/bin/activate
-pip install --quiet --disable-pip-version-check ./source
+pip install --quiet --disable-pip-version-check "./source[mpi]"
 if [ $library = mpich ]; then # doctor has to say what is to be done; then do that
   if gradientflow doctor > doctor.txt; then echo "mpi4py's wheel was expected not to find libmpi.so.12"; exit 1; fi
   grep -F -e "--no-binary mpi4py mpi4py" doctor.txt

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -20,11 +21,12 @@ from gradientflow import mpi_library
 from gradientflow._location import build_info
 from gradientflow.cli import checks
 from gradientflow.errors import CommunicationError, MPILibraryError
-from gradientflow.mpi_library import MPILibrary, load_mpi
+from gradientflow.mpi_library import MPILibrary, find_mpi, load_mpi
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gradientflow.__file__).resolve().parent
 LIBRARY = PACKAGE / "lib" / "libgradientflow.so"
+MPI_PART = PACKAGE / "lib" / "libgradientflow_mpi.so"
 CORE = PACKAGE / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 OPEN_MPI = MPILibrary("Open MPI", "5.0.11", "libmpi.so.40", "/usr/lib/libmpi.so.40.40.11")
@@ -55,6 +57,9 @@ def run(*command: object, cwd: Path | None = None, **environment: str) -> str:
     return done.stdout.strip()
 
 
+needs_mpi_part = pytest.mark.skipif(not MPI_PART.exists(), reason="gradientflow was built without MPI")
+
+
 def program(name: str) -> str:
     """Find a program on the PATH, or skip the test visibly."""
     found = shutil.which(name, path=PATH)
@@ -80,7 +85,7 @@ def program(name: str) -> str:
         "include/gradientflow.h",
         "include/gradientflow/base/error.hpp",
         "include/gradientflow/compute/kernels.hpp",
-        "include/gradientflow/transport/mpi/mpi.hpp",
+        "include/gradientflow/collective/between/mpi_plugin.hpp",
         "include/gradientflow/collective/group.hpp",
         "include/gradientflow/engine/calls/communicator.hpp",
     ],
@@ -113,10 +118,12 @@ def test_version_is_the_same_everywhere() -> None:
 
 def test_build_info_names_the_mpi_library_and_the_compiler() -> None:
     info = json.loads((PACKAGE / "_build_info.json").read_text())
-    assert set(info["mpi"]) == {"name", "version", "soname"}
-    assert info["mpi"]["name"] in {"Open MPI", "MPICH", "Intel MPI", "MVAPICH"}
-    assert re.fullmatch(r"\d+\.\d+.*", info["mpi"]["version"])
-    assert re.fullmatch(r"libmpi\w*\.so\.\d+", info["mpi"]["soname"])
+    assert MPI_PART.exists() == (info["mpi"] is not None)
+    if MPI_PART.exists():
+        assert set(info["mpi"]) == {"name", "version", "soname"}
+        assert info["mpi"]["name"] in {"Open MPI", "MPICH", "Intel MPI", "MVAPICH"}
+        assert re.fullmatch(r"\d+\.\d+.*", info["mpi"]["version"])
+        assert re.fullmatch(r"libmpi\w*\.so\.\d+", info["mpi"]["soname"])
     assert re.fullmatch(r"\w+ \d+\.\d+.*", info["compiler"])
     assert "build-env" not in json.dumps(info)
 
@@ -134,10 +141,22 @@ def dynamic_section(library: Path) -> dict[str, list[str]]:
     return entries
 
 
-def test_library_names_itself_and_needs_the_mpi_library_it_was_built_against() -> None:
-    dynamic = dynamic_section(LIBRARY)
-    assert dynamic["SONAME"] == ["libgradientflow.so"]
+@needs_mpi_part
+def test_the_part_for_mpi_needs_the_mpi_library_it_was_built_against() -> None:
+    dynamic = dynamic_section(MPI_PART)
     assert build_info()["mpi"]["soname"] in dynamic["NEEDED"]
+    assert "libgradientflow.so" in dynamic["NEEDED"]
+    assert dynamic["RUNPATH"][0] == "$ORIGIN"
+
+
+@pytest.mark.parametrize("library", [LIBRARY, CORE], ids=["library", "module"])
+def test_the_core_needs_no_mpi(library: Path) -> None:
+    assert not [name for name in dynamic_section(library)["NEEDED"] if "mpi" in name]
+    assert re.findall(r" U (P?MPI\w*|ompi_\w+)$", run(program("nm"), "-D", library), re.MULTILINE) == []
+
+
+def test_library_names_itself() -> None:
+    assert dynamic_section(LIBRARY)["SONAME"] == ["libgradientflow.so"]
 
 
 def test_module_finds_the_library_beside_itself() -> None:
@@ -146,20 +165,25 @@ def test_module_finds_the_library_beside_itself() -> None:
     assert dynamic["RUNPATH"][0] == "$ORIGIN/lib"
 
 
-@pytest.mark.parametrize("library", [LIBRARY, CORE], ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize(
+    "library",
+    [LIBRARY, CORE, pytest.param(MPI_PART, marks=needs_mpi_part)],
+    ids=lambda path: path.name.partition(".")[0],
+)
 def test_rpath_survives_the_build(library: Path) -> None:
     """Entries are relative, or folders that are there to stay: the environment's, or those of a system's MPI."""
     dynamic = dynamic_section(library)
     assert dynamic["RPATH"] == []  # which would go before LD_LIBRARY_PATH
     for entry in dynamic["RUNPATH"]:
         assert "build" not in entry
-        assert entry.startswith("$ORIGIN/") or Path(entry).is_dir()
+        assert entry.partition("/")[0] == "$ORIGIN" or Path(entry).is_dir()
 
 
-LOAD_CORE = "from gradientflow._location import load_core; load_core()"
+LOAD_CORE = f"import ctypes; from gradientflow._location import load_core; load_core(); ctypes.CDLL({str(MPI_PART)!r})"
 LOAD_MPI = "from gradientflow.mpi_library import load_mpi; assert load_mpi().Is_initialized()"
 
 
+@needs_mpi_part
 @pytest.mark.parametrize("order", [(LOAD_CORE, LOAD_MPI), (LOAD_MPI, LOAD_CORE)], ids=["core_first", "mpi4py_first"])
 def test_core_and_mpi4py_use_one_mpi_library(order: tuple[str, str]) -> None:
     """Both are loaded in a process of their own, which must hold one MPI library and not two."""
@@ -174,11 +198,12 @@ def test_core_and_mpi4py_use_one_mpi_library(order: tuple[str, str]) -> None:
 # Importing
 
 
-def test_the_core_starts_no_mpi() -> None:
+def test_the_core_loads_no_mpi() -> None:
     code = (
-        f"{LOAD_CORE}; import sys; print('mpi4py' in sys.modules); from mpi4py import MPI; print(MPI.get_vendor()[0])"
+        "import sys, gradientflow as gf; from gradientflow._location import load_core; load_core(); gf.Config(); "
+        "print('mpi4py' in sys.modules, 'libmpi' in open('/proc/self/maps').read())"
     )
-    assert run(sys.executable, "-c", code).splitlines() == ["False", build_info()["mpi"]["name"]]
+    assert run(sys.executable, "-c", code) == "False False"
 
 
 def test_import_has_no_side_effects() -> None:
@@ -368,8 +393,16 @@ def test_mismatch_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("unloaded")
 def test_missing_mpi4py_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(MPILibraryError, match=r"^gradientflow needs mpi4py, which is not installed: `pip install"):
+    with pytest.raises(MPILibraryError, match=r"^a job of MPI needs mpi4py, which is not installed: `pip install"):
         load_mpi()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_missing_part_for_mpi_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_library, "build_info", lambda: {"mpi": None})
+    with pytest.raises(MPILibraryError, match=r"^this is a job of MPI, and gradientflow was built without MPI: .*`pip"):
+        load_mpi()
+    assert find_mpi() is None
 
 
 @pytest.mark.usefixtures("unloaded")
@@ -402,9 +435,12 @@ def test_the_remedy_fits_the_name_of_the_library(
             raise ImportError("libmpi.so.12: cannot open shared object file: No such file or directory")
 
     pretend(monkeypatch, built)
-    monkeypatch.setitem(sys.modules, "mpi4py", BuiltForAnotherName("mpi4py"))
+    fake = BuiltForAnotherName("mpi4py")
+    fake.__spec__ = ModuleSpec("mpi4py", None)
+    monkeypatch.setitem(sys.modules, "mpi4py", fake)
     with pytest.raises(MPILibraryError, match=f"built against MPICH.*({built.soname})") as caught:
         load_mpi()
+    assert find_mpi() is None
     assert remedy in str(caught.value)
     monkeypatch.setattr(checks, "build_info", mpi_library.build_info)
     failed = [check for check in checks.mpi() if check.status == "fail"][-1]  # what doctor says
@@ -445,13 +481,14 @@ int main() {
 
 WITH_MPI = """
 #include <cstdio>
+#include <gradientflow/collective/between/mpi_plugin.hpp>
 #include <gradientflow/engine/calls/communicator.hpp>
-#include <gradientflow/transport/mpi/mpi_endpoint.hpp>
-#include <memory>
+#include <mpi.h>
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   {
-    auto endpoint = std::make_unique<gradientflow::transport::MpiEndpoint>(MPI_COMM_WORLD, 60.0);
+    const MPI_Comm mpi = MPI_COMM_WORLD;
+    auto endpoint = gradientflow::collective::mpi_plugin().endpoint(&mpi, 60.0);
     const auto comm = gradientflow::engine::Communicator::make(std::move(endpoint));
     std::printf("%d of %d", comm->rank(), comm->size());
   }

@@ -5,21 +5,13 @@ The first to import this compiles them, side by side: see bench/core/native.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from gradientflow.bench.core.native import SOURCES, build_native, load_native
-from gradientflow.cli.config import mpi_flags
 
 OWN = Path(__file__).resolve().parents[1] / "native"
-
-
-def flags() -> Sequence[str]:
-    """Give what is needed for mpi.h."""
-    return mpi_flags("-I")
-
 
 FILES = [
     *(SOURCES / name for name in ("compute.cpp", "cuda.cpp")),
@@ -27,7 +19,7 @@ FILES = [
 ]
 
 with ThreadPoolExecutor() as pool:
-    list(pool.map(lambda file: build_native(file, flags), FILES))
+    list(pool.map(build_native, FILES))
 
-modules: list[Any] = [load_native(file, flags) for file in FILES]
+modules: list[Any] = [load_native(file) for file in FILES]
 compute, cuda, collective, meeting, mpi, tcp = modules

@@ -347,9 +347,10 @@ def test_the_page_lists_nothing_else() -> None:
 def test_no_variable_is_read_behind_the_settings_back() -> None:
     """The core reads the environment in one place, and knows no variables but the documented ones.
 
-    Whether several ranks of NCCL may share a device is said in a variable of NCCL's own, and how many processes a
-    launcher has started in those of the launchers.
+    Whether several ranks of NCCL may share a device is said in a variable of NCCL's own, how many processes a launcher
+    has started in those of the launchers, and where the ranks of a C program meet in variables that are no settings.
     """
+    meeting = {f"GRADIENTFLOW_{name}" for name in ("MEET", "RANK", "SIZE", "TOKEN")}
     variables: set[str] = set()
     readers = []
     for source in sorted((ROOT / "kernels").rglob("*.[ch]*")) + sorted((ROOT / "bindings").rglob("*.[ch]*")):
@@ -357,9 +358,10 @@ def test_no_variable_is_read_behind_the_settings_back() -> None:
         variables |= set(re.findall(r'"(GRADIENTFLOW_[A-Z_]*[A-Z])"', text))
         if "getenv" in text:
             readers.append(source.relative_to(ROOT).as_posix())
-    assert variables == {field.variable for field in fields()}
+    assert variables == {field.variable for field in fields()} | meeting
     assert set(readers) <= {
         "kernels/base/config.cpp",
+        "kernels/c/meeting.cpp",
         "kernels/compute/simd.cpp",
         "kernels/collective/on_device/device_group.cpp",
         "kernels/transport/mpi/launcher.cpp",

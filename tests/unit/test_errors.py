@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+
+MPI = pytest.importorskip("mpi4py.MPI", reason="needs MPI")
 
 
 @pytest.mark.checks("bad_arguments")

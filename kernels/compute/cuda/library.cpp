@@ -1,10 +1,10 @@
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <string>
 
 #include "../../base/config.hpp"
 #include "../../base/error.hpp"
+#include "../../base/plugin.hpp"
 #include "runtime.hpp"
 
 namespace gradientflow::compute::cuda {
@@ -15,36 +15,22 @@ struct Loaded {
   std::string unavailable_reason;
 };
 
-// As configured, or beside the library that contains this function.
-std::string path_of_library() {
-  std::string path = read_config().cuda_library;
-  Dl_info here{};
-  if (path == "auto" && dladdr(reinterpret_cast<const void*>(&path_of_library), &here) != 0) {
-    path = here.dli_fname;
-    path.erase(path.rfind('/') + 1);
-    path += "libgradientflow_cuda.so";
-  }
-  return path;
-}
-
 Loaded load() {
-  const std::string path = path_of_library();
+  std::string path = read_config().cuda_library;
+  if (path == "auto") {
+    path = path_beside("libgradientflow_cuda.so");
+  }
   if (access(path.c_str(), R_OK) != 0) {
     return {nullptr, "GradientFlow was built without CUDA: there is no " + path +
                          "; install it on a machine with nvcc to use CUDA tensors"};
   }
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return {nullptr, std::string("the CUDA part of GradientFlow cannot be loaded: ") + dlerror()};
+  const PluginEntry entry = open_plugin(path, make_runtime_name);
+  if (entry.function == nullptr) {
+    return {nullptr, "the CUDA part " + entry.why};
   }
-  auto* const make = reinterpret_cast<MakeRuntime*>(dlsym(library, make_runtime_name));
-  if (make == nullptr) {
-    return {nullptr, path + " is not the CUDA part of GradientFlow"};
-  }
-  return {make(), {}};
+  return {reinterpret_cast<MakeRuntime*>(entry.function)(), {}};
 }
 
-// Never unloaded: kernels may still be under way when the process ends.
 const Loaded& loaded() {
   static const Loaded once = load();
   return once;

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-#include "mpi_library.hpp"
+#include "mpi.hpp"
 
 namespace gradientflow::transport {
 namespace {
@@ -50,7 +50,7 @@ std::optional<Place> place_by(const Launcher& launcher) {
 
 std::string started_by(std::string_view name, const Launcher& launcher, const Place& place) {
   return std::string(name) + " started this process as rank " + std::to_string(place.rank) + " of " +
-         std::to_string(place.size) + " (" + launcher.size + "), but the program uses " + mpi_library_version() +
+         std::to_string(place.size) + " (" + launcher.size + "), but the program uses " + library_version() +
          ", which does not know of the others and finds 1 rank: ";
 }
 

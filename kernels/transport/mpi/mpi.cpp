@@ -71,6 +71,14 @@ void check_mpi(int code, std::string_view what, MPI_Comm comm) {
                                    : name_ranks(dead) + (dead.size() == 1 ? " has died: " : " have died: ") + failure);
 }
 
+std::string library_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  const std::string version(text.data(), static_cast<std::size_t>(length));
+  return version.substr(0, version.find_first_of(",\n"));
+}
+
 bool mpi_initialised() noexcept {
   int initialised = 0;
   MPI_Initialized(&initialised);

@@ -22,6 +22,9 @@ void check_mpi(int code, std::string_view what, MPI_Comm comm = MPI_COMM_NULL);
 [[nodiscard]] std::vector<int> failed_ranks(MPI_Comm comm);
 void acknowledge_failures(MPI_Comm comm) noexcept;
 
+// The library's own name and version, one line.
+[[nodiscard]] std::string library_version();
+
 [[nodiscard]] bool mpi_initialised() noexcept;
 [[nodiscard]] bool mpi_finalized() noexcept;
 

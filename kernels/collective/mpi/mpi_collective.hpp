@@ -4,12 +4,11 @@
 // rounded once; a mean is the divided sum; waiting yields the core and ends after the timeout.
 #pragma once
 
-#include "../../transport/endpoint.hpp"
+#include "../../transport/mpi/mpi_endpoint.hpp"
 #include "../call/call.hpp"
 
 namespace gradientflow::collective {
 
-// `endpoint`: an MpiEndpoint.
-void mpi_collective(const transport::Endpoint& endpoint, const Call& call);
+void mpi_collective(const transport::MpiEndpoint& endpoint, const Call& call);
 
 }  // namespace gradientflow::collective

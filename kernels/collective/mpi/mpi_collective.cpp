@@ -266,8 +266,6 @@ class Rounds {
 
 }  // namespace
 
-void mpi_collective(const transport::Endpoint& endpoint, const Call& call) {
-  Rounds(dynamic_cast<const transport::MpiEndpoint&>(endpoint), call).run();
-}
+void mpi_collective(const transport::MpiEndpoint& endpoint, const Call& call) { Rounds(endpoint, call).run(); }
 
 }  // namespace gradientflow::collective
