@@ -48,6 +48,7 @@ _BLOCK_BYTES = 64 << 10
 _POOL_BYTES = 512 << 10
 _DISTINCT_BLOCKS = 61  # used in turn; a prime, to avoid periods shared with anything else
 _DISTINCT_ORDERS = 97
+_LONG_ROUND = 1.0  # seconds, from which on one round warms up as well as several
 _PROCESSOR_SHARE = 4  # the series of processor times has this fraction of the iterations
 
 
@@ -271,7 +272,8 @@ def take_series(
     check : callable
         Called after each series of wall times with the iteration whose results are in the buffers.
     warm_up : int
-        Rounds to warm up, and rounds of each series to find out how many iterations fit.
+        Rounds to warm up, and rounds of each series to find out how many iterations fit; one each where a round takes
+        longer than `_LONG_ROUND`.
     launches : Series, optional
         The same contestants on a device, with calls without a wait for the device; an additional series.
 
@@ -280,11 +282,9 @@ def take_series(
     list of Times
         One for each contestant; on rank 0 of all ranks, on the others of that rank.
     """
-    calls.run(warm_up, with_refill=True)
-    start = time.perf_counter()
-    calls.run(warm_up, with_refill=False)
-    calls.run(warm_up, with_refill=True)
-    seconds_per_round = max(from_all(comm, (time.perf_counter() - start) / warm_up))
+    rounds = warm_up if _seconds(comm, calls, 1, with_refill=True) < _LONG_ROUND else 1
+    calls.run(rounds - 1, with_refill=True)
+    seconds_per_round = sum(_seconds(comm, calls, rounds, with_refill=refilled) for refilled in (False, True)) / rounds
     iterations = iterations or fitting_iterations(seconds, seconds_per_round)
     processor = calls.run(-(-iterations // _PROCESSOR_SHARE), with_refill=False, clock=time.process_time_ns)
     taken = []
@@ -300,6 +300,13 @@ def take_series(
 def sum_over_ranks(comm: Communicator, counts: Sequence[int]) -> list[int]:
     """Add up the counts of all ranks, entry by entry."""
     return [sum(of_ranks) for of_ranks in zip(*from_all(comm, counts), strict=True)]
+
+
+def _seconds(comm: Communicator, calls: Series, rounds: int, *, with_refill: bool) -> float:
+    """Take some rounds; give their seconds on the slowest rank, the same on all."""
+    start = time.perf_counter()
+    calls.run(rounds, with_refill=with_refill)
+    return max(from_all(comm, time.perf_counter() - start))
 
 
 def _on_root(comm: Communicator, samples: Samples, merge: Callable[[list[Samples]], Samples]) -> Samples:

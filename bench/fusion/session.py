@@ -18,8 +18,6 @@ from .plan import DTYPE
 class FusionSession(Session[Model, FusionContestant, FusionResult]):
     """All ranks average the gradients of models; a block is a model."""
 
-    warm_up = 1  # a round takes seconds; it touches all of the memory
-
     def place(self, block: Model) -> str:
         """Name a model."""
         return block.title

@@ -21,15 +21,27 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+import gradientflow as gf
 from gradientflow.bench.collective.columns import LAYOUT, Result, summarise
 from gradientflow.bench.collective.plan import ALGORITHMS, DTYPES, OPS
 from gradientflow.bench.collective.plan import CollectivePlan as Plan
 from gradientflow.bench.collective.session import CollectiveSession
+from gradientflow.bench.core import measure
 from gradientflow.bench.core.case import COLLECTIVES, Case, block
 from gradientflow.bench.core.data import CHUNK, RandomSource, TiledSource, alphabet, count_wrong, fill
 from gradientflow.bench.core.environment import environment_lines, mpi_library
 from gradientflow.bench.core.hosts import Hosts, bytes_per_second
-from gradientflow.bench.core.measure import FreshValues, Times, fitting_iterations, refiller, slowest, together
+from gradientflow.bench.core.measure import (
+    FreshValues,
+    Series,
+    Steps,
+    Times,
+    fitting_iterations,
+    refiller,
+    slowest,
+    take_series,
+    together,
+)
 from gradientflow.bench.core.peers import Contestant, then_divide
 from gradientflow.bench.core.plan import WIRES, PlanError, format_size, parse_list, parse_sizes
 from gradientflow.bench.core.results import write_json
@@ -371,6 +383,22 @@ def test_iterations_fit_the_time_within_bounds() -> None:
     assert fitting_iterations(1.0, 0.01) == 100
     assert fitting_iterations(1.0, 10.0) == 5
     assert fitting_iterations(1.0, 0.0) == 10_000
+
+
+@pytest.mark.parametrize(("long_round", "warm_up"), [(float("inf"), 9), (0.0, 3)])
+def test_long_rounds_warm_up_once_for_each_series(
+    monkeypatch: pytest.MonkeyPatch, long_round: float, warm_up: int
+) -> None:
+    monkeypatch.setattr(measure, "_LONG_ROUND", long_round)
+    calls: list[int] = []
+    steps = Steps(lambda block: None, lambda: calls.append(1), lambda block: None, lambda: calls.append(1))
+    with gf.init() as comm:
+        series = Series(
+            [steps], FreshValues(Case("allreduce", 64, "float32", "sum", 1, 0), np.ones(1), 0), comm.barrier
+        )
+        (times,) = take_series(comm, series, 4, 1.0, lambda iteration: None)
+    assert [len(samples) for samples in (times.call, times.refill, times.processor)] == [4, 4, 1]
+    assert len(calls) == warm_up + 9
 
 
 def test_a_ratio_is_the_peers_time_over_ours() -> None:
