@@ -12,7 +12,7 @@ from typing import Any
 from ._location import load_core
 from .communicator import Communicator, address_of
 from .config import settings
-from .errors import ArgumentError, MPILibraryError
+from .errors import ArgumentError, MPILibraryError, PeerError
 from .meeting import SERVERS, Given, Way, find_way, servers_of
 from .meeting.endpoints import meet as meet_ranks
 from .meeting.variables import Place
@@ -205,8 +205,11 @@ def _split_job(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any)
             raise ArgumentError(message)
         computing = everyone.split(0 if everyone.rank < workers else None)
         if computing is None:
-            with everyone:
-                serve(everyone, workers)
+            try:
+                with everyone:
+                    serve(everyone, workers)
+            except PeerError as error:
+                sys.exit(f"gradientflow: rank {everyone.rank}, which only serves, ends: {error}")
             sys.exit(0)
         _job = _SplitJob(everyone, computing)
     return _job

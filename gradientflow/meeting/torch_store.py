@@ -41,6 +41,8 @@ def open_torch_store(way: Way, timeout: float) -> Any:
         )
     except (RuntimeError, TimeoutError) as error:  # torch.distributed.DistError among them
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if "EADDRINUSE" in reason:
+            reason += "; another rank 0, another job or another program serves there"
         message = f"the ranks cannot meet at PyTorch's store, at {way.at[0]} (MASTER_ADDR and MASTER_PORT): {reason}"
         raise CommunicationError(message) from error
     return load_core().PythonStore(store, f"PyTorch's store at {way.at[0]}", serve)

@@ -215,6 +215,23 @@ def test_ranks_that_serve_without_mpi(start: Start, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout.count("trained")) == (0, 2), ended.output
 
 
+def test_a_rank_that_serves_says_who_has_died(start: Start, tmp_path: Path) -> None:
+    """It says so in a sentence, since no program of the user runs there."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal\n"
+        "import gradientflow as gf\n"
+        "comm = gf.init()\n"
+        "comm.barrier()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    arguments = ["run", "-n", "1", "--servers", "1", "--transport", "tcp", "--", str(program)]
+    ended = start(module_command("gradientflow.cli", arguments)).finish()
+    assert ended.returncode == 137, ended.output
+    assert "gradientflow: rank 1, which only serves, ends: rank 0 has died" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_three_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
     """Each has several interfaces: the ranks must find each other at those that lead to the meeting point."""
     arguments = ("--hosts", "3", "--ranks-per-host", "2", "--transport", "tcp", "--", *MET, "init", "again")
