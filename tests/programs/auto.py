@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from support import RANK, SIZE, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, raises, run_checks
 
 import gradientflow as gf
 import gradientflow.torch as gft
@@ -261,4 +261,4 @@ def check_pools_are_regrouped(comm: gf.Communicator) -> None:
                 pool.wait()
 
 
-run_checks([{}, {"node_size": 1}][:SIZE])
+run_checks(LAYOUTS)

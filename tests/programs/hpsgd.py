@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import RANK, SIZE, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, raises, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError
@@ -330,4 +330,4 @@ def check_explain(comm: gf.Communicator) -> None:
         assert "tell compute_seconds" in str(gf.strategies.HPSGD().explain(comm, 1000)) or SIZE == 1
 
 
-run_checks([{}, {"node_size": 1}][:SIZE])
+run_checks(LAYOUTS)

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import RANK, SIZE, raises, require_same_state, run_checks
+from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks
 from topk_reference import Reference
 
 import gradientflow as gf
@@ -575,4 +575,4 @@ def check_explain(comm: gf.Communicator) -> None:
             assert (explanation.bytes_sent > 0) == (comm.nodes > 1)
 
 
-run_checks([{}, {"node_size": 1}][:SIZE])
+run_checks(LAYOUTS)

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import RANK, SIZE, raises, require_same_state, run_checks
+from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import MismatchError
@@ -307,4 +307,4 @@ def check_explain(comm: gf.Communicator) -> None:
         assert "none until finish()" in str(found)
 
 
-run_checks([{}, {"node_size": 1}][:SIZE])
+run_checks(LAYOUTS)

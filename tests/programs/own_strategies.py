@@ -10,7 +10,7 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
-from support import RANK, SIZE, raises, require_same_state, run_checks
+from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError, PeerError
@@ -1007,4 +1007,4 @@ def check_words(comm: gf.Communicator) -> None:
             parse_strategies(words)
 
 
-run_checks([{}, {"node_size": 1}][:SIZE], by_mpi=[check_what_is_sent_is_counted])
+run_checks(LAYOUTS, by_mpi=[check_what_is_sent_is_counted])

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import SkipTest, mock
 
 import numpy as np
-from support import RANK, SIZE, raises, require_same_state, run_checks, scaled
+from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks, scaled
 from workers_reference import Floats, Servers, gradient_of, ssd_sgd, ssgd
 
 import gradientflow as gf
@@ -500,4 +500,4 @@ def check_explain(comm: gf.Communicator) -> None:
             assert found.gain_over_ssgd == 1 or "ssd" in words
 
 
-run_checks([{}, {"node_size": 1}][:SIZE])
+run_checks(LAYOUTS)

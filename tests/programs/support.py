@@ -54,6 +54,9 @@ WORLD = Patient(MPI.COMM_WORLD)
 RANK = WORLD.rank
 SIZE = WORLD.size
 
+# The nodes of most checks: one, and one for each rank; of more ranks two in a node, of which the last may have one.
+LAYOUTS: list[dict[str, Any]] = [{"node_size": 2}] if SIZE > 3 else [{}, {"node_size": 1}][:SIZE]
+
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "uint8", "int32", "int64"]
 DTYPES = [*FLOATS, *INTEGERS, "bool"]

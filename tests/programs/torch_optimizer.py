@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support import RANK, SIZE, WORLD, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks
 from tensor_places import PLACE, address_of
 from torch import nn
 from torch.autograd import forward_ad
@@ -1130,7 +1130,4 @@ def check_broadcast_optimizer_state(comm: gf.Communicator) -> None:
             gft.broadcast_optimizer_state(other, comm=comm)
 
 
-SETTINGS = [{}, {"node_size": 1}] if SIZE > 1 else [{}]
-if PLACE != "host":
-    SETTINGS = [{}]
-run_checks(SETTINGS)
+run_checks(LAYOUTS if PLACE == "host" else LAYOUTS[:1])

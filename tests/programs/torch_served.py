@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support import RANK, SIZE, WORLD, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks
 from tensor_places import PLACE, PLACED
 from torch import nn
 from workers_reference import Floats, Servers, ssd_sgd
@@ -223,4 +223,4 @@ def check_what_comes_too_late(comm: gf.Communicator) -> None:
         gft.DistributedOptimizer(torch.optim.Adam(model.parameters()), model, comm, strategy="ssgd")
 
 
-run_checks([{}, {"node_size": 1}][:SIZE])
+run_checks(LAYOUTS)

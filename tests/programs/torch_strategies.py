@@ -16,7 +16,7 @@ from unittest import SkipTest
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support import RANK, SIZE, WORLD, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks
 from tensor_places import PLACE
 from topk_reference import Reference
 from torch import nn
@@ -1253,7 +1253,4 @@ def check_explain(comm: gf.Communicator) -> None:
         assert len(optimizer.pools) == (SIZE > 1)
 
 
-SETTINGS: list[dict[str, Any]] = [{"node_size": 2}] if SIZE > 3 else [{}, {"node_size": 1}][:SIZE]
-if PLACE != "host":
-    SETTINGS = SETTINGS[:1]
-run_checks(SETTINGS, once=[check_the_table_of_what_strategies_take])
+run_checks(LAYOUTS if PLACE == "host" else LAYOUTS[:1], once=[check_the_table_of_what_strategies_take])
