@@ -44,9 +44,9 @@ class Options(ctypes.Structure):
 
 
 def c_communicator() -> ctypes.c_void_p:
-    handle = ctypes.c_void_p if MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p) else ctypes.c_int
     made = ctypes.c_void_p()
-    status = LIBRARY.gf_init(handle.from_address(MPI._addressof(WORLD)), None, ctypes.byref(made))
+    handle, size = ctypes.c_void_p(MPI._addressof(WORLD)), ctypes.c_size_t(MPI._sizeof(MPI.Comm))
+    status = LIBRARY.gf_init_handle(handle, size, None, ctypes.byref(made))
     assert status == 0, LIBRARY.gf_last_error_message()
     return made
 
