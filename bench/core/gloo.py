@@ -43,12 +43,13 @@ class GlooPeer:
 
     def __init__(self, comm: Communicator) -> None:
         torch.set_num_threads(1)  # one thread a rank, like every other contestant
-        folder = None
+        self._folder = ""  # of rank 0
         rank, size = comm.rank, comm.size
         if len(set(from_all(comm, socket.gethostname()))) == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             folder = from_root(comm, tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else "")
-            store = dist.FileStore(os.path.join(folder, "store"), size)
+            store = dist.FileStore(os.path.join(folder, "store"), size)  # where further groups meet, too
+            self._folder = folder if rank == ROOT else ""
         else:
             found = interface_to_others()
             if found is None:
@@ -62,8 +63,6 @@ class GlooPeer:
             store = server if server is not None else dist.TCPStore(address, port, size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=5))
         dist.barrier()
-        if folder is not None and rank == ROOT:
-            shutil.rmtree(folder, ignore_errors=True)  # all ranks are connected
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
         """Make a contestant for a case."""
@@ -94,3 +93,5 @@ class GlooPeer:
         """End the process group."""
         dist.barrier()
         dist.destroy_process_group()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)

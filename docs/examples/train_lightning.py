@@ -33,12 +33,12 @@ x = torch.randn(4000, 20)
 y = (x[:, :10].sum(1) > x[:, 10:].sum(1)).long()
 data = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 
-on_node = int(os.environ["LOCAL_WORLD_SIZE"])  # which `gradientflow run` has set
+on_node = int(os.environ.get("LOCAL_WORLD_SIZE", 2))  # without a launcher, Lightning starts as many
 trainer = Trainer(
     strategy=DDPStrategy(process_group_backend="gradientflow"),  # the only line that is not as for any other backend
     accelerator="cpu",
     devices=on_node,
-    num_nodes=int(os.environ["WORLD_SIZE"]) // on_node,
+    num_nodes=int(os.environ.get("WORLD_SIZE", on_node)) // on_node,
     max_epochs=3,
     logger=False,
     enable_checkpointing=False,

@@ -9,6 +9,8 @@ from gradientflow.meeting.slurm import tasks_of_step
 
 # Set by batch systems inside an allocation, where the launcher knows hosts and slots by itself.
 _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
+# Set where somebody has written the hosts into a file for MPI's launcher, as Kubernetes' MPIJob does.
+_HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
 
 
 def ranks_of_this_job() -> int | None:
@@ -25,8 +27,13 @@ def rank_of_this_process() -> int | None:
 
 
 def in_allocation() -> bool:
-    """Tell whether this process runs in an allocation of a batch system."""
-    return any(os.environ.get(name) for name in _ALLOCATION_VARIABLES)
+    """Tell whether this process runs in an allocation of a batch system: MPI's launcher has its hosts from there."""
+    return any(os.environ.get(name) for name in (*_ALLOCATION_VARIABLES, *_HOSTFILE_VARIABLES))
+
+
+def hostfile_of_allocation() -> str:
+    """Return the file from which MPI's launcher has its hosts; empty where there is none."""
+    return next(filter(None, (os.environ.get(name) for name in _HOSTFILE_VARIABLES)), "")
 
 
 def variables_to_forward(environment: Mapping[str, str]) -> list[str]:

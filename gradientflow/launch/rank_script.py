@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from gradientflow.meeting import SERVERS
 from gradientflow.meeting.slurm import first_node
 
-from .environment import in_allocation
+from .environment import hostfile_of_allocation, in_allocation
+from .hosts import read_hostfile
 from .ports import free_port
 
 # Runs on every rank in place of the program, sets variables, and becomes the program.
@@ -67,6 +68,8 @@ def rank_program(program: Sequence[str], hosts: str | None = None, servers: int 
 
 def _master_address(hosts: str | None) -> str:
     """Name the host of rank 0, as the others can reach it."""
+    if hosts is None and (file := hostfile_of_allocation()):
+        hosts = read_hostfile(file)
     if hosts is not None:
         return re.split("[:,]", hosts, maxsplit=1)[0]
     if node := first_node(os.environ):

@@ -81,8 +81,21 @@ def test_training_is_measured(command: Command, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     path = tmp_path / "figures.json"
-    options = ("--model", "cnn", "--contestants", "gradientflow,mpi", "--steps", 2, "--batch", 4, "--strategy", "dense")
+    options = (
+        "--model",
+        "cnn",
+        "--contestants",
+        "gradientflow,ddp-gradientflow,mpi",
+        "--steps",
+        2,
+        "--batch",
+        4,
+        "--strategy",
+        "dense",
+    )
     ended = command("bench", "train", "-n", 2, *options, "--json", path)
     assert ended.returncode == 0, ended.output
     written = json.loads(path.read_text())
-    assert [(each["contestant"], each["wrong"]) for each in written["results"]] == [("none", 0), ("gradientflow", 0)]
+    assert [(each["contestant"], each["wrong"]) for each in written["results"]] == [
+        *(("none", 0), ("gradientflow", 0), ("ddp-gradientflow", 0))
+    ]

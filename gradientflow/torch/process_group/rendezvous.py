@@ -22,7 +22,7 @@ import torch.distributed
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError
 from gradientflow.job import asked_transport, computing_ranks, mpi_size
-from gradientflow.meeting import Given, Way, find_way, is_mpi_job
+from gradientflow.meeting import Given, Way, find_way, is_mpi_job, servers_of
 from gradientflow.meeting.stores import open_store
 from gradientflow.meeting.variables import Place, join_address
 from gradientflow.meeting.way import ALONE, MASTER
@@ -167,9 +167,11 @@ def is_left_to_pytorch(given: dict[str, Any], url_says: bool) -> bool:
     """
     if url_says:
         return True
-    says_all = given.get("rank", -1) >= 0 and given.get("world_size", -1) > 0
-    if says_all and (given.get("store") is not None or given.get("init_method") is not None):
-        return not is_by_mpi()
+    if given.get("rank", -1) >= 0 and given.get("world_size", -1) > 0:
+        # Lightning, for one, sets MASTER_ADDR and MASTER_PORT, and says the rest by arguments.
+        has_address = all(map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT"))) and not servers_of(os.environ)
+        if has_address or given.get("store") is not None or given.get("init_method") is not None:
+            return not is_by_mpi()
     way = way_of_job()
     if way.name == MASTER:
         computing_ranks(way)  # where this does not return on a rank that serves

@@ -1,0 +1,193 @@
+"""What others start: each of these launchers in a test, by itself or by the variables that it sets.
+
+torchrun itself is in ranks/test_meeting.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Finished, Job, begin, python_command
+
+from gradientflow.launch import OPEN_MPI, Launcher, module_command
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+MET = python_command("met")
+RANKS = range(2)
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="could not import 'torch'")
+
+Processes = Callable[..., list[Finished]]
+
+
+@pytest.fixture
+def port() -> str:
+    with socket.socket() as trying:
+        trying.bind(("127.0.0.1", 0))
+        return str(trying.getsockname()[1])
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Give ``processes(command, environments)``: run one process under each environment, all at once, to the end."""
+    jobs: list[Job] = []
+
+    def run(
+        command: Sequence[str], environments: Sequence[dict[str, str]] = ({},), *, ranks: int = 2, timeout: float = 100
+    ) -> list[Finished]:
+        jobs.extend(begin([*command], env, timeout) for env in environments)
+        finished = [job.finish() for job in jobs]
+        for each in finished:
+            assert each.returncode == 0, each.output
+        assert ranks == sum(each.stdout.count(f'"size": {ranks}') for each in finished) or not ranks, finished
+        return finished
+
+    yield run
+    for job in jobs:
+        job.close()
+
+
+def test_srun_without_pmix(processes: Processes) -> None:
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
+    step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost", "SLURM_LOCALID": "0"}
+    processes(MET, [{**step, "SLURM_PROCID": str(rank)} for rank in RANKS])
+
+
+@needs_torch
+def test_pytorchjob_of_kubernetes(processes: Processes, port: str) -> None:
+    pod = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "PET_NNODES": "2"}
+    pod |= {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": port, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    processes(MET, [{**pod, "RANK": str(rank), "PET_NODE_RANK": str(rank)} for rank in RANKS])
+
+
+def test_mpijob_of_kubernetes(launcher: Launcher, processes: Processes, tmp_path: Path) -> None:
+    """Its pod that starts the job has the hosts in a file, which variables name; they may be more than this machine."""
+    if launcher.library != OPEN_MPI:
+        pytest.skip("the variables are Open MPI's")
+    (tmp_path / "hostfile").write_text("localhost slots=2\n")
+    env = {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile"), "OMPI_MCA_orte_keep_fqdn_hostnames": "true"}
+    env |= {"PRTE_MCA_prte_default_hostfile": str(tmp_path / "hostfile"), "K_MPI_JOB_ROLE": "launcher"}
+    program = (
+        "import os, gradientflow as gf\n"
+        "with gf.init() as comm:\n"
+        "    assert os.environ['MASTER_ADDR'] == 'localhost' and comm.describe()['transport'] == 'mpi'\n"
+        "    os.write(1, b'\"size\": %d\\n' % comm.size)\n"
+    )
+    run = module_command("gradientflow.cli", ["run", "-n", "2", "--", sys.executable, "-c", program])
+    processes(run, [env])
+
+
+@needs_torch
+def test_the_variables_of_lightning(processes: Processes, port: str, tmp_path: Path) -> None:
+    """It says rank and number of ranks by arguments, and sets some variables in some processes."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "rank = int(os.environ.get('LOCAL_RANK', 0))\n"
+        f"os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{port}')\n"
+        "dist.init_process_group('gradientflow', rank=rank, world_size=2)\n"
+        "x = torch.ones(3)\n"
+        "dist.all_reduce(x)\n"
+        "assert x.tolist() == [2.0, 2.0, 2.0]\n"
+        "print('\"size\": 2')\n"
+        "dist.destroy_process_group()\n"
+    )
+    processes([sys.executable, str(program)], [{}, {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": "1"}])
+
+
+@needs_torch
+@pytest.mark.slow
+def test_torch_multiprocessing_with_the_variables_of_ray_train(processes: Processes, port: str, tmp_path: Path) -> None:
+    """Ray's workers set the variables when they run already, as the processes here do."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, runpy, sys, torch.multiprocessing as mp, gradientflow as gf\n"
+        "def work(rank):\n"
+        f"    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{port}', RANK=str(rank), WORLD_SIZE='2')\n"
+        "    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE='2', NODE_RANK='0')\n"
+        "    sys.argv[1:] = ['init', 'group']\n"
+        f"    runpy.run_path({MET[1]!r}, run_name='__main__')\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(work, nprocs=2)\n"
+    )
+    processes([sys.executable, str(program)])
+
+
+def needs(framework: str) -> Any:
+    reason = f"could not import '{framework}', which comes with the extra dev: pip install '.[dev]'"
+    return pytest.mark.skipif(find_spec(framework) is None, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [
+        pytest.param([], "train_lightning.py", marks=needs("lightning"), id="lightning"),
+        pytest.param(
+            shlex.split(
+                "-m accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --main_process_port=0 "
+                "--mixed_precision=no --dynamo_backend=no"
+            ),
+            "train_accelerate.py",
+            marks=needs("accelerate"),
+            id="accelerate launch",
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_frameworks_that_start_their_ranks(processes: Processes, command: list[str], example: str) -> None:
+    """Without a launcher of ours or MPI's."""
+    (ended,) = processes([sys.executable, *command, str(EXAMPLES / example)], ranks=0)
+    accuracy, _, rest = ended.line("accuracy").partition(" ")
+    assert rest == "on 2 ranks over gradientflow"
+    assert float(accuracy) > 0.95
+
+
+FSDP = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gradientflow")
+rank, size = dist.get_rank(), dist.get_world_size()
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 5))
+x = torch.randn(8 * size, 20, generator=torch.Generator().manual_seed(1))
+def train(model, batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+sharded, alone = network(), network()
+mesh = init_device_mesh("cpu", (size,))
+for layer in (sharded[0], sharded[2], sharded):
+    fully_shard(layer, mesh=mesh)
+train(sharded, x[8 * rank : 8 * rank + 8])
+train(alone, x)
+for ours, right in zip(sharded.parameters(), alone.parameters()):
+    torch.testing.assert_close(ours.full_tensor(), right)
+print(f'"size": {size}', flush=True)
+dist.destroy_process_group()
+"""
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["torchrun", "run"])
+def test_fsdp_trains_as_one_process_does(processes: Processes, how: str, tmp_path: Path) -> None:
+    program, ranks = tmp_path / "program.py", 2 if how == "torchrun" else 4
+    program.write_text(FSDP)
+    if how == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(program)]
+    else:
+        command = module_command("gradientflow.cli", ["run", "-n", str(ranks), "--transport", "tcp", str(program)])
+    processes(command, ranks=ranks)
