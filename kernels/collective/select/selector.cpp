@@ -46,9 +46,24 @@ Choice choose_between(const Situation& s, const Config& config) {
   return {Path::ring, "from ring_bytes on", Between::ring};
 }
 
+// The largest tensor in bytes that travels with the agreement on a call. With one rank on each node the agreement takes
+// the place of recursive doubling. With more, the announcements inside the nodes must hold the tensor, too. Over MPI a
+// message longer than a segment may wait for its receiver; over TCP one is faster than an agreement and two or three.
+// That is for two nodes, whose bits are the same both ways: results must not depend on the transport.
+std::size_t agreement_limit(const Situation& s, const Config& config) {
+  if (s.largest_node > 1) {
+    return std::min(config.inline_bytes, config.staging_bytes);
+  }
+  if (s.nodes > 2) {
+    return std::min({config.doubling_bytes, config.segment_bytes, largest_along});
+  }
+  const std::size_t segments = s.transport == transport::TransportKind::tcp ? 3 : 1;
+  return std::min(segments * config.segment_bytes, largest_along);
+}
+
 // The table of allreduce between nodes, as measured (docs/benchmarks.md).
 Choice choose_allreduce(const Situation& s, const Config& config) {
-  if (s.bytes <= agreement_limit(s.nodes, s.largest_node, config) && !s.wire) {
+  if (s.bytes <= agreement_limit(s, config) && !s.wire) {
     return {Path::agreement, "small enough to travel along with the agreement"};
   }
   Choice choice = choose_between(s, config);
@@ -105,16 +120,6 @@ void check_serves(const Situation& s, std::initializer_list<CallKind> kinds) {
 }
 
 }  // namespace
-
-// With one rank on each node the agreement takes the place of recursive doubling. With more, the announcements inside
-// the nodes must hold the tensor, too.
-std::size_t agreement_limit(int nodes, int largest_node, const Config& config) {
-  if (largest_node > 1) {
-    return std::min(config.inline_bytes, config.staging_bytes);
-  }
-  const std::size_t limit = std::min(config.segment_bytes, largest_along);
-  return nodes == 2 ? limit : std::min(config.doubling_bytes, limit);
-}
 
 Choice select(const Situation& s, const Config& config) {
   constexpr const char* asked = "asked for";

@@ -30,9 +30,6 @@ struct Situation {
 // The choice inside a node if the tensors of all ranks lie in one segment, and are not small.
 inline constexpr Choice in_one_segment = {Path::node_memory, "all tensors lie in node memory"};
 
-// The largest tensor in bytes that travels with the agreement on a call.
-[[nodiscard]] std::size_t agreement_limit(int nodes, int largest_node, const Config& config);
-
 // Throws Error(value) if the requested algorithm does not support the call; it is never replaced silently.
 [[nodiscard]] Choice select(const Situation& situation, const Config& config);
 
