@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from forked_ranks import TAG
 from jobs import Finished, Job, begin
+from needs_mpi import needs_mpi
 from pace import scaled
 
 from gradientflow.launch import LaunchError, hosts_of_ranks, meeting_host, module_command
@@ -167,7 +168,7 @@ def test_over_real_links(start_netlab: Callable[..., Any], tmp_path: Path) -> No
     assert ended.stdout.count('"size": 4') == 4
 
 
-@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=needs_mpi), "tcp"])
 def test_lines_are_labelled(run: Run, transport: str) -> None:
     script = 'printf "one\\ntwo"; sleep 0.4; echo " and three"; echo four >&2'
     ended = run("--transport", transport, "-n", 2, "--label", "--", "sh", "-c", script)

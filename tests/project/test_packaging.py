@@ -155,6 +155,26 @@ def test_the_core_needs_no_mpi(library: Path) -> None:
     assert re.findall(r" U (P?MPI\w*|ompi_\w+)$", run(program("nm"), "-D", library), re.MULTILINE) == []
 
 
+def test_the_build_needs_no_mpi(tmp_path: Path) -> None:
+    """Without MPI the same files are compiled, with the same options, but for those of the part for MPI."""
+    if not (ROOT / "CMakeLists.txt").is_file():
+        pytest.skip("needs the repository around the tests")
+    options = ["-G", "Ninja", *(f"-DGRADIENTFLOW_{name}=off" for name in ("CUDA", "PYTHON", "BATCHES"))]
+    commands: dict[str, dict[str, str]] = {}
+    for mpi in ("off", "auto"):
+        folder = tmp_path / mpi
+        printed = run(program("cmake"), "-S", ROOT, "-B", folder, *options, f"-DGRADIENTFLOW_MPI={mpi}")
+        if mpi == "off":
+            assert "MPI: left out, GRADIENTFLOW_MPI=off" in printed
+            assert json.loads((folder / "_build_info.json").read_text())["mpi"] is None
+        entries = json.loads((folder / "compile_commands.json").read_text())
+        commands[mpi] = {entry["file"]: entry["command"].replace(str(folder), "") for entry in entries}
+    part = {file for file in commands["auto"] if file not in commands["off"]}
+    assert all(re.search("/kernels/[a-z]+/mpi/", file) for file in part)
+    assert commands["off"] == {file: line for file, line in commands["auto"].items() if file not in part}
+    assert not any("mpi_include" in line for line in commands["off"].values())
+
+
 def test_library_names_itself() -> None:
     assert dynamic_section(LIBRARY)["SONAME"] == ["libgradientflow.so"]
 
