@@ -84,6 +84,32 @@ def test_names_of_stores(tmp_path: Path) -> None:
     assert repr(core_store(dist.FileStore(str(tmp_path / "store"), 1), serve=False)) == "<the FileStore>"
 
 
+def test_a_group_looks_for_an_address_that_leads_to_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradientflow.torch.process_group.create import _towards
+
+    class Elsewhere:
+        host, port = "fd00::1", 4000
+
+    class Here:
+        host, port = "127.0.0.1", 4000
+
+    class Prefix:
+        def __init__(self, store: Any) -> None:
+            self.underlying_store = store
+
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert _towards(Prefix(Prefix(Elsewhere()))) == "[fd00::1]:4000"
+    assert _towards(Here()) == _towards(dist.HashStore()) == ""
+    monkeypatch.setenv("RANK", "1")  # which is no way, and not asked for
+    assert _towards(Here()) == ""
+    monkeypatch.setenv("GRADIENTFLOW_MEET", "10.0.0.1:29400")
+    monkeypatch.setenv("GRADIENTFLOW_RANK", "0")
+    monkeypatch.setenv("GRADIENTFLOW_SIZE", "2")
+    assert _towards(Here()) == "10.0.0.1:29400"
+    assert _towards(Elsewhere()) == "[fd00::1]:4000"
+
+
 def test_a_forked_process_has_a_connection_of_its_own() -> None:
     served = tcp_store()
     way = Way(MASTER, "tcp", 1, 2, (f"127.0.0.1:{served.port}",), agent=True)
