@@ -12,7 +12,6 @@ namespace {
 struct OpenDescriptors {
   std::mutex mutex;
   std::set<int> numbers;
-  int forks = 0;
 };
 
 OpenDescriptors& open_descriptors() {
@@ -25,7 +24,6 @@ OpenDescriptors& open_descriptors() {
                        ::close(number);
                      }
                      of_parent.numbers.clear();
-                     ++of_parent.forks;
                      of_parent.mutex.unlock();
                    });
     return made;
@@ -39,7 +37,7 @@ Descriptor::Descriptor(int number) : number_(number) {
   if (number >= 0) {
     OpenDescriptors& all = open_descriptors();
     const std::lock_guard lock(all.mutex);
-    forks_ = all.forks;
+    forks_ = count_forks();
     all.numbers.insert(number);
   }
 }
@@ -60,7 +58,7 @@ void Descriptor::close() noexcept {
   }
   OpenDescriptors& all = open_descriptors();
   const std::lock_guard lock(all.mutex);
-  if (forks_ == all.forks) {  // else it was closed when this process was forked off
+  if (forks_ == count_forks()) {  // else it was closed when this process was forked off
     all.numbers.erase(number);
     ::close(number);
   }

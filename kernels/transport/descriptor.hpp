@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "../base/forks.hpp"
+
 namespace gradientflow::transport {
 
 class Descriptor {
@@ -16,8 +18,8 @@ class Descriptor {
   Descriptor& operator=(const Descriptor&) = delete;
   ~Descriptor() { close(); }
 
-  [[nodiscard]] int get() const noexcept { return number_; }
-  explicit operator bool() const noexcept { return number_ >= 0; }
+  [[nodiscard]] int get() const noexcept { return forks_ == count_forks() ? number_ : -1; }
+  explicit operator bool() const noexcept { return get() >= 0; }
   void close() noexcept;
 
  private:

@@ -14,8 +14,11 @@ KERNELS = ROOT / "kernels"
 SOURCES = [
     ROOT / "tests/native/tcp_traffic.cpp",
     *sorted((KERNELS / "transport/tcp").glob("*.cpp")),
-    *(KERNELS / "transport" / name for name in ("endpoint.cpp", "patience.cpp", "signature.cpp")),
-    *(KERNELS / "base" / name for name in ("dtype.cpp", "error.cpp", "text.cpp")),
+    *(
+        KERNELS / "transport" / name
+        for name in ("address.cpp", "descriptor.cpp", "endpoint.cpp", "patience.cpp", "signature.cpp")
+    ),
+    *(KERNELS / "base" / name for name in ("dtype.cpp", "error.cpp", "forks.cpp", "text.cpp")),
 ]
 
 

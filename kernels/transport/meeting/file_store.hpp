@@ -6,7 +6,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "descriptor.hpp"
+#include "../descriptor.hpp"
 #include "store.hpp"
 
 namespace gradientflow::transport {

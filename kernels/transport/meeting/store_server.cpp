@@ -133,10 +133,7 @@ void StoreServer::listen_at(const Place& place) {
         error == EADDRINUSE ? "; another rank 0, another job or another program serves there" : "";
     throw Error(ErrorKind::system, system_error("cannot listen at " + place.text(), error).what() + advice, error);
   }
-  sockaddr_storage bound{};
-  socklen_t length = sizeof bound;
-  getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound), &length);
-  address_ = SocketAddress(reinterpret_cast<const sockaddr*>(&bound), length);
+  address_ = SocketAddress::of_socket(listener_.get());
   if (address_.is_any()) {
     const int port = address_.port();
     // Through a socket for both, IPv4 is there in any case, IPv6 perhaps not.

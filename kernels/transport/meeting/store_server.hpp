@@ -16,8 +16,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../descriptor.hpp"
 #include "address.hpp"
-#include "descriptor.hpp"
 #include "store_protocol.hpp"
 
 namespace gradientflow::transport {

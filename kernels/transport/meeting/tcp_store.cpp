@@ -312,10 +312,7 @@ std::optional<std::string> TcpStore::try_address(const SocketAddress& address, c
   if (error != 0) {
     return std::strerror(error);
   }
-  sockaddr_storage own{};
-  socklen_t length = sizeof own;
-  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length);
-  const SocketAddress here(reinterpret_cast<const sockaddr*>(&own), length);
+  const SocketAddress here = SocketAddress::of_socket(socket.get());
   if (here.port() == address.port() && here.bytes() == address.bytes()) {  // where nobody listens, TCP may meet itself
     return std::strerror(ECONNREFUSED);
   }

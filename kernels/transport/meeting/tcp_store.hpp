@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "../descriptor.hpp"
 #include "address.hpp"
-#include "descriptor.hpp"
 #include "store.hpp"
 #include "store_protocol.hpp"
 #include "store_server.hpp"

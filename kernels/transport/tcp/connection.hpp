@@ -12,8 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "../descriptor.hpp"
 #include "operations.hpp"
-#include "socket.hpp"
+#include "watched.hpp"
 #include "wire.hpp"
 
 namespace gradientflow::transport::tcp {
@@ -30,11 +31,10 @@ class Connection : public Watched {
 
   enum class Outcome : std::uint8_t { done, more, blocked, closed, failed };
 
-  Connection(Socket socket, int peer) : Watched(Kind::connection), socket_(std::move(socket)), peer_(peer) {}
+  Connection(Descriptor socket, int peer) : Watched(Kind::connection), socket_(std::move(socket)), peer_(peer) {}
 
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
-  void close_socket() noexcept { socket_ = Socket(); }  // in a forked process, whose requests may still point here
 
   // Queues a greeting, which goes first; a header, with a part of the data of `sending` behind it; or one that
   // overtakes data.
@@ -92,7 +92,7 @@ class Connection : public Watched {
   void ask_for_much();
   void consume(std::span<const std::byte> bytes, Receiver& receiver);
 
-  Socket socket_;
+  Descriptor socket_;
   int peer_;
   std::deque<Outgoing> urgent_;
   std::deque<Outgoing> queue_;

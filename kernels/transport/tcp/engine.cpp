@@ -28,21 +28,15 @@ constexpr auto in_between_waits = 5ms;
 constexpr auto longest_unpolled = 1ms;  // while only single requests are tested
 constexpr std::size_t spill_bytes = std::size_t{64} << 10;
 
-Socket made(int descriptor, const char* what) {
+Descriptor made(int descriptor, const char* what) {
   if (descriptor < 0) {
     throw system_error(std::string("cannot make ") + what, errno);
   }
-  return Socket(descriptor);
+  return Descriptor(descriptor);
 }
 
-Socket listen_at(const Address& address, const std::string& congestion) {
-  Socket socket = made(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "a socket");
-  if (!congestion.empty() && setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, congestion.data(),
-                                        static_cast<socklen_t>(congestion.size())) != 0) {
-    throw system_error("the congestion control " + congestion +
-                           " (GRADIENTFLOW_CONGESTION) cannot be had; see net.ipv4.tcp_allowed_congestion_control",
-                       errno);
-  }
+Descriptor listen_at(const SocketAddress& address) {
+  Descriptor socket = made(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "a socket");
   if (bind(socket.get(), address.get(), address.length()) != 0 || listen(socket.get(), SOMAXCONN) != 0) {
     throw system_error("cannot listen at " + address.text(), errno);
   }
@@ -51,15 +45,14 @@ Socket listen_at(const Address& address, const std::string& congestion) {
 
 }  // namespace
 
-// A forked process closes its copies of all sockets: a connection whose other copy is alive would not tell that the
-// process has died.
+// A forked process finds no engine in the midst of a change. Its copies of all sockets are closed.
 struct Forks {
   std::mutex mutex;
   std::vector<Engine*> engines;
 
   static Forks& all() {
     static Forks forks;
-    static const int watched = pthread_atfork(&before, &after_in_parent, &after_in_child);
+    static const int watched = pthread_atfork(&before, &after, &after);
     static_cast<void>(watched);
     return forks;
   }
@@ -71,26 +64,11 @@ struct Forks {
       each->mutex_.lock();
     }
   }
-  static void after_in_parent() {
+  static void after() {
     for (Engine* const each : all().engines) {
       each->mutex_.unlock();
     }
     all().mutex.unlock();
-  }
-  static void after_in_child() {
-    for (Engine* const each : all().engines) {
-      each->listener_ = Socket();
-      each->epoll_ = Socket();
-      each->alarm_ = Socket();
-      for (auto& peer : each->peers_) {
-        for (const auto& connection : peer.connections) {
-          connection->close_socket();
-        }
-      }
-      each->lost_.clear();
-      each->strangers_.clear();
-    }
-    after_in_parent();
   }
 };
 
@@ -99,11 +77,16 @@ std::shared_ptr<Network> Network::listen(const Options& options) { return std::m
 Engine::Engine(const Options& options)
     : options_(options),
       process_(getpid()),
-      listener_(listen_at(Address(options.address, 0), options.congestion)),
+      listener_(listen_at(numeric_address(options.address, 0))),
       epoll_(made(epoll_create1(EPOLL_CLOEXEC), "an epoll")),
       alarm_(made(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "an eventfd")),
-      address_(Address::of_socket(listener_.get())),
+      address_(SocketAddress::of_socket(listener_.get())),
       spill_(spill_bytes) {
+  if (!set_congestion(listener_.get())) {
+    throw system_error("the congestion control " + options.congestion +
+                           " (GRADIENTFLOW_CONGESTION) cannot be had; see net.ipv4.tcp_allowed_congestion_control",
+                       errno);
+  }
   epoll_event event{EPOLLIN, {.ptr = &watched_alarm_}};
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, alarm_.get(), &event);
   Forks& forks = Forks::all();
@@ -137,7 +120,7 @@ std::unique_ptr<Endpoint> Engine::join(int rank, std::vector<std::string> addres
     token_ = token;
     peers_ = std::vector<Peer>(addresses.size());
     for (std::size_t r = 0; r < addresses.size(); ++r) {
-      static_cast<void>(Address(addresses[r]));  // throws
+      static_cast<void>(numeric_address(addresses[r]));  // throws
       peers_[r].address = std::move(addresses[r]);
       everybody.push_back(static_cast<int>(r));
     }

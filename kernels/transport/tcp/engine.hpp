@@ -27,7 +27,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "address.hpp"
+#include "../address.hpp"
+#include "../descriptor.hpp"
 #include "connection.hpp"
 #include "inbox.hpp"
 #include "network.hpp"
@@ -100,8 +101,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   };
 
   struct Stranger : Watched {
-    explicit Stranger(Socket accepted) : Watched(Kind::stranger), socket(std::move(accepted)) {}
-    Socket socket;
+    explicit Stranger(Descriptor accepted) : Watched(Kind::stranger), socket(std::move(accepted)) {}
+    Descriptor socket;
     std::array<std::byte, sizeof(Greeting)> bytes{};
     std::size_t count = 0;
   };
@@ -110,7 +111,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   [[nodiscard]] Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] Connection* connection_to(int rank);  // nullptr: the rank is lost
   void prepare(int socket) const;
-  Connection& add_connection(int rank, Socket socket, bool is_connecting);
+  [[nodiscard]] bool set_congestion(int socket) const;  // whether the system takes it
+  Connection& add_connection(int rank, Descriptor socket, bool is_connecting);
   void watch(const Connection& connection, int operation);
   void flush(Connection& connection);
   bool read(Connection& connection);  // whether more may be there
@@ -155,10 +157,10 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
 
   Options options_;
   pid_t process_;
-  Socket listener_, epoll_, alarm_;
+  Descriptor listener_, epoll_, alarm_;
   Watched watched_listener_{Watched::Kind::listener};
   Watched watched_alarm_{Watched::Kind::alarm};
-  Address address_;
+  SocketAddress address_;
   int rank_ = 0;
   Token token_{};
   bool has_joined_ = false;

@@ -38,14 +38,17 @@ std::string described(int code) { return system_error("", code).what() + 2; }
 
 }  // namespace
 
+bool Engine::set_congestion(int socket) const {
+  const std::string& name = options_.congestion;
+  return name.empty() ||
+         setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
+
 // Probes where nothing is under way: a host that does not answer them is gone after the time that the settings say.
 void Engine::prepare(int socket) const {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, unsent_bytes);
-  if (!options_.congestion.empty()) {  // checked when the network was made
-    setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, options_.congestion.data(),
-               static_cast<socklen_t>(options_.congestion.size()));
-  }
+  static_cast<void>(set_congestion(socket));  // checked when the network was made
   set_option(socket, IPPROTO_TCP, longest_retry_option, longest_retry);
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
@@ -64,7 +67,7 @@ void Engine::watch(const Connection& connection, int operation) {
   }
 }
 
-Connection& Engine::add_connection(int rank, Socket socket, bool is_connecting) {
+Connection& Engine::add_connection(int rank, Descriptor socket, bool is_connecting) {
   Peer& other = peer(rank);
   Connection& connection = *other.connections.emplace_back(std::make_unique<Connection>(std::move(socket), rank));
   connection.is_connecting = is_connecting;
@@ -80,8 +83,8 @@ Connection* Engine::connection_to(int rank) {
   if (other.out != nullptr || other.fate != Fate::alive) {
     return other.out;
   }
-  const Address address(other.address);
-  Socket socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const SocketAddress address = numeric_address(other.address);
+  Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (socket.get() < 0) {
     throw system_error("cannot make a socket for a connection to " + other.address, errno);
   }
@@ -102,7 +105,7 @@ Connection* Engine::connection_to(int rank) {
 // Those who show nothing stay until there are too many: a process that is stopped, or computes, may yet show it.
 void Engine::accept_some() {
   for (int i = 0; i < accepted_at_once; ++i) {
-    Socket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.get() < 0) {
       if (errno == ECONNABORTED || errno == EINTR) {
         continue;
@@ -156,14 +159,14 @@ void Engine::greet(Stranger& stranger) {
       return;
     }
   }
-  kept->socket = Socket();
+  kept->socket.close();
 }
 
 void Engine::adopt(Stranger& stranger, const Greeting& greeting) {
   const int rank = static_cast<int>(greeting.from);
   Peer& other = peer(rank);
   if (other.fate != Fate::alive || other.connections.size() == most_connections) {
-    stranger.socket = Socket();
+    stranger.socket.close();
     return;
   }
   read(add_connection(rank, std::move(stranger.socket), false));
