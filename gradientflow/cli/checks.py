@@ -36,6 +36,7 @@ from gradientflow.launch import (
     tcp_command,
 )
 from gradientflow.meeting import consider_ways, find_way
+from gradientflow.meeting.endpoints import near
 from gradientflow.meeting.way import ALONE
 from gradientflow.mpi_library import MPILibrary, explain_mpi4py, missing_mpi
 from gradientflow.mpi_start import TRANSPORTS, start_variables
@@ -147,7 +148,19 @@ def meeting() -> list[Check]:
         return [*found, Check(last.name, "fail", "not possible", last.why)]
     way = find_way(os.environ, transport=asked_transport())
     transport = "tcp" if way.name == ALONE and missing_mpi() else way.transport
-    return [*found, Check(last.name, "ok", f"yes: {last.why}; messages over {transport.upper()}")]
+    found.append(Check(last.name, "ok", f"yes: {last.why}; messages over {transport.upper()}"))
+    return found if transport == "mpi" else [*found, address_towards(near(way))]
+
+
+def address_towards(place: str) -> Check:
+    """Say at which address the other ranks would reach this host; it leads to where they meet."""
+    try:
+        address = load_core().own_address(place, dict(Config()))
+    except (GradientFlowError, ValueError) as error:
+        return Check("address of this host", "warn", "not known", str(error))
+    variable = "GRADIENTFLOW_INTERFACE"
+    why = f"by {variable}" if os.environ.get(variable) else f"it leads to {place}" if place else "the default route's"
+    return Check("address of this host", "ok", f"{address} ({why})")
 
 
 def live_job() -> list[Check]:

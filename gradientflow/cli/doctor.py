@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import click
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from gradientflow.cli import checks
 from gradientflow.cli.checks import Check
+from gradientflow.cli.meeting_point import meeting_point
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _SECTIONS: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
@@ -30,11 +32,13 @@ _SECTIONS: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
-def doctor(as_json: bool) -> int:
+@click.option("--meet", metavar="HOST:PORT", help="Only check whether ranks started here can meet there.")
+def doctor(as_json: bool, meet: str | None) -> int:
     """Check this machine and installation; exits with 1 if something has to be put right."""
+    sections = _SECTIONS if meet is None else (("meeting point", partial(meeting_point, meet)),)
     console = Console(soft_wrap=True, highlight=False)
     found: dict[str, list[Check]] = {}
-    for section, examine in _SECTIONS:
+    for section, examine in sections:
         found[section] = examine()
         if not as_json:
             _print_section(console, section, found[section])

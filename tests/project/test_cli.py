@@ -10,6 +10,7 @@ import pty
 import re
 import shlex
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from gradientflow import _core, cli, mpi_start
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.cli import bench, checks, job
 from gradientflow.cli.hosts import check_hosts
+from gradientflow.cli.meeting_point import meeting_point
 from gradientflow.launch import (
     MPICH,
     OPEN_MPI,
@@ -921,13 +923,58 @@ def test_doctor_judges_what_its_job_reports() -> None:
 
 
 def test_doctor_says_how_ranks_would_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}.items():
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    *before, last = checks.meeting()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    *before, last, address = checks.meeting()
     assert [check.value for check in before if check.name == "MPI's launcher"] == ["no: none of its variables is set"]
-    assert last.value == "yes: RANK and MASTER_ADDR, rank 1 of 2, at host0:29500; messages over TCP"
+    assert last.value == "yes: RANK and MASTER_ADDR, rank 1 of 2, at 127.0.0.1:29500; messages over TCP"
+    assert address.value == "127.0.0.1 (it leads to 127.0.0.1:29500)"
+    monkeypatch.setenv("GRADIENTFLOW_INTERFACE", "none0")
+    assert (checks.meeting()[-1].status, "'none0'" in checks.meeting()[-1].advice) == ("warn", True)
     monkeypatch.delenv("MASTER_PORT")
     assert (checks.meeting()[-1].status, "MASTER_PORT is not set" in checks.meeting()[-1].advice) == ("fail", True)
+
+
+def test_doctor_says_whether_a_meeting_point_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIENTFLOW_TOKEN", "ab" * 32)
+    store = _core.TcpStore("127.0.0.1:0", serve=True, token="ab" * 32)
+    with socket.socket() as silent, socket.socket() as closed:
+        for each in (silent, closed):
+            each.bind(("127.0.0.1", 0))
+        silent.listen()
+        places = [f"127.0.0.1:{each.getsockname()[1]}" for each in (silent, closed)]
+        free = store.address
+        for place, status, words in (
+            (store.address, "ok", "which takes this process in"),
+            (places[0], "warn", "no store of GradientFlow"),
+            (places[1], "fail", "may not listen"),
+            ("no-host.invalid:29400", "fail", "not known here"),
+            ("host0", "fail", "no address"),
+        ):
+            check, *_ = meeting_point(place)
+            assert (check.name, check.status) == (place, status), check
+            assert words in check.value
+    monkeypatch.setenv("GRADIENTFLOW_TOKEN", "cd" * 32)
+    assert "of another job" in meeting_point(store.address)[0].value
+    del store
+    ended = gradientflow("doctor", "--meet", free)
+    assert ended.returncode == 0, ended.stdout
+    assert "a free port of this host" in ended.stdout
+    assert f"127.0.0.1 (it leads to {free})" in ended.stdout
+
+
+def test_doctor_finds_out_about_links(start_netlab: Callable[..., Any]) -> None:
+    doctor = module_command("gradientflow.cli", ["doctor", "--json", "--meet", "10.0.0.1:29400,10.9.9.9:29400"])
+    ended = start_netlab(
+        "--hosts", "2", "--transport", "tcp", "--", "sh", "-c", f"[ $RANK = 1 ] || exit 0; {shlex.join(doctor)}"
+    )
+    found = json.loads(ended.finish().stdout)["checks"]["meeting point"]
+    assert [(each["status"], each["value"].partition(":")[0]) for each in found] == [
+        ("warn", "the host can be reached, but nobody listens at this port"),
+        ("fail", "cannot be reached"),
+        ("ok", "10.0.0.2 (by GRADIENTFLOW_INTERFACE)"),  # which netlab sets
+    ]
 
 
 def test_doctor_tells_one_mpi_library_from_two() -> None:

@@ -1,0 +1,81 @@
+"""Whether the point where ranks are to meet can be reached from here: for ``gradientflow doctor --meet``."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+
+from gradientflow._location import load_core
+from gradientflow.cli.checks import Check, address_towards
+from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError, MismatchError
+from gradientflow.meeting.stores import TOKEN
+from gradientflow.meeting.variables import split_address
+
+_SECONDS = 3.0
+
+
+def meeting_point(place: str) -> list[Check]:
+    """Say whether a meeting point can be reached, and who is there.
+
+    Parameters
+    ----------
+    place : str
+        ``host:port``, several of them with commas; they are tried in turn, as by ranks that meet.
+
+    Returns
+    -------
+    list of Check
+        One for each, and the address at which this host would be reached.
+    """
+    found = [_try(each.strip()) for each in place.split(",")]
+    return [*found, address_towards(place)]
+
+
+def _try(place: str) -> Check:
+    try:
+        host, port = split_address(place, "--meet")
+    except ArgumentError as error:
+        return Check(place, "fail", "no address", str(error))
+    try:
+        socket.create_connection((host, port), _SECONDS).close()
+    except socket.gaierror as error:
+        return Check(place, "fail", "its name is not known here", f"{host}: {error.strerror}")
+    except ConnectionRefusedError:
+        return _nobody(place, host, port)
+    except OSError as error:
+        reason = f"no answer within {_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        advice = "the host is off, or a firewall or a wrong address keeps this one from it"
+        return Check(place, "fail", f"cannot be reached: {reason}", advice)
+    return _somebody(place)
+
+
+def _nobody(place: str, host: str, port: int) -> Check:
+    """Say what it means that nobody listens: on the host of rank 0 that the port is free."""
+    with contextlib.suppress(OSError):
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as trying:
+            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a store does
+            try:
+                trying.bind(address)
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    advice = "rank 0 does so only while a job starts: start it, or listen there, and try again"
+                    return Check(place, "warn", "the host can be reached, but nobody listens at this port", advice)
+                raise
+            return Check(place, "ok", "a free port of this host: rank 0 can listen there")
+    return Check(place, "fail", "a port of this host at which rank 0 may not listen", "choose another one")
+
+
+def _somebody(place: str) -> Check:
+    try:
+        load_core().TcpStore(place, timeout=_SECONDS, token=os.environ.get(TOKEN, ""))
+    except MismatchError as error:
+        return Check(place, "warn", "reached: a store of GradientFlow of another job", str(error))
+    except CommunicationTimeoutError:
+        advice = "right for torchrun's store; rank 0 of another job could not listen there"
+        return Check(place, "warn", "reached: something that is no store of GradientFlow", advice)
+    except CommunicationError as error:
+        return Check(place, "fail", "reached, but it cannot be talked to", str(error))
+    return Check(place, "ok", "reached: a store of GradientFlow, which takes this process in")
