@@ -302,7 +302,7 @@ std::unique_ptr<BoundEndpoint> split(Communicator& communicator, const Color& co
 
 // Records in the timeline, if any, what the calling thread did from `begin` to `end`, in seconds of the steady clock.
 void record_span(const Communicator& communicator, const std::string& name, double begin, double end) {
-  if (const auto timeline = communicator.timeline()) {
+  if (const auto timeline = communicator.recorder().timeline()) {
     const auto time = [](double seconds) {
       return Timeline::Time(
           std::chrono::duration_cast<Timeline::Clock::duration>(std::chrono::duration<double>(seconds)));
@@ -363,7 +363,7 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("unreported_error", &Handle::unreported_error,
                              "Why it failed, if it did and nobody has been told.")
       .def("mark_reported", &Handle::mark_reported)
-      .def_property_readonly("path", [](const Handle& handle) { return collective::name_of(handle.outcome().path); })
+      .def_property_readonly("path", [](const Handle& handle) { return handle.outcome().path; })
       .def_property_readonly("nonfinite", [](const Handle& handle) { return handle.outcome().nonfinite; })
       .def_property_readonly("bytes_sent", [](const Handle& handle) { return handle.outcome().bytes_sent; })
       .def(

@@ -47,8 +47,8 @@ inline pybind11::list reports_of(const engine::Pool& pool) {
   pybind11::list found;
   for (const auto& report : pool.reports()) {
     found.append(pybind11::make_tuple(report.bytes, report.outcome.bytes_sent, report.outcome.nonfinite,
-                                      name_of(report.outcome.path), seconds(report.ready),
-                                      seconds(report.times.started), seconds(report.times.ended)));
+                                      report.outcome.path, seconds(report.ready), seconds(report.times.started),
+                                      seconds(report.times.ended)));
   }
   return found;
 }

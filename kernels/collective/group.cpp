@@ -139,11 +139,13 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
 Outcome Group::run(const Call& call) {
   const std::uint64_t before = messages_->bytes_sent();
   try {
-    Outcome outcome = serve(call);
-    if (outcome.path != Path::mpi) {
+    Outcome outcome{};
+    const Path path = serve(call, outcome);
+    if (path != Path::mpi) {
       outcome.bytes_sent = messages_->bytes_sent() - before;
     }
-    outcome.idle = outcome.path == Path::alone ? call.signature.idle : all_idle_;
+    outcome.path = name_of(path);
+    outcome.idle = path == Path::alone ? call.signature.idle : all_idle_;
     return outcome;
   } catch (...) {
     if (has_abandoned_requests()) {
@@ -155,9 +157,8 @@ Outcome Group::run(const Call& call) {
   }
 }
 
-Outcome Group::serve(const Call& call) {
+Path Group::serve(const Call& call, Outcome& outcome) {
   Choice choice = call.choice ? *call.choice : choose(call.signature, false);
-  Outcome outcome{choice.path, {}, {}};
   switch (choice.path) {
     case Path::alone:
       run_alone(call);
@@ -170,7 +171,6 @@ Outcome Group::serve(const Call& call) {
     case Path::direct:
     case Path::staged:
       choice = run_in_node(call, choice);
-      outcome.path = choice.path;
       break;
     case Path::mpi:
       endpoint_->check_not_ended();
@@ -188,17 +188,11 @@ Outcome Group::serve(const Call& call) {
       endpoint_->check_not_ended();
       outcome.nonfinite = run_over_messages(call, choice);
       break;
-    case Path::device_memory:
-    case Path::device_staged:
-    case Path::nccl:
-    case Path::nccl_hierarchical:
-    case Path::through_host:
-      throw Error(ErrorKind::internal, "a call on tensors of a device came to the collectives of the host");
   }
   if (config_.debug) {
     report(call, choice);
   }
-  return outcome;
+  return choice.path;
 }
 
 void Group::report(const Call& call, const Choice& choice) const {
@@ -233,7 +227,7 @@ std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport
                                                     const std::function<void()>& attend) {
   if (topology_.nodes() > 1) {
     endpoint_->check_not_ended();
-    announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, Payload::nothing);
+    announce({.signature = {.count = bytes, .allocates = true}}, Payload::nothing);
   }
   return node_->allocate(bytes, pages, attend);
 }
@@ -259,7 +253,7 @@ Group::Clock Group::compare_clocks() {
 
 std::unique_ptr<transport::Endpoint> Group::split(int color, int key) {
   endpoint_->check_not_ended();
-  const Signature signature{.kind = CallKind::split};
+  const Signature signature{.splits = true};
   announce({.signature = signature}, Payload::nothing);
   return endpoint_->split(color, key, [&] {
     if (const auto loss = node_->find_loss(signature)) {

@@ -24,7 +24,7 @@ namespace gradientflow::collective {
 
 // How a call was served.
 struct Outcome {
-  Path path;
+  std::string_view path;                    // its name
   std::optional<std::size_t> nonfinite;     // elements of the result, if they were rounded for the wire
   std::optional<std::uint64_t> bytes_sent;  // in messages to other ranks; unknown if the MPI library sends them
   bool idle = false;                        // every rank said that it adds only zeros
@@ -104,7 +104,7 @@ class Group {
   [[nodiscard]] const std::string& direct_read_remark() const { return direct_read_remark_; }
 
  private:
-  Outcome serve(const Call& call);
+  Path serve(const Call& call, Outcome& outcome);
   void check_configuration() const;
   void probe_direct_reads();
   void report(const Call& call, const Choice& choice) const;

@@ -47,8 +47,6 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
       return {};
     case transport::CallKind::allreduce:
     case transport::CallKind::barrier:
-    case transport::CallKind::allocate:
-    case transport::CallKind::split:
       return {};
   }
   throw Error(ErrorKind::internal, "unknown kind of call");

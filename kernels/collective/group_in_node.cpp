@@ -32,7 +32,7 @@ Outcome Group::finish(const Call& call, const std::function<void()>& before_more
   if (config_.debug) {
     report(call, choice);
   }
-  return {choice.path, {}, 0, alone ? call.signature.idle : all_idle_};
+  return {name_of(choice.path), {}, 0, alone ? call.signature.idle : all_idle_};
 }
 
 void Group::run_alone(const Call& call) {

@@ -38,19 +38,16 @@ CallKind kind_from_name(std::string_view name) {
 Algorithm algorithm_from_name(std::string_view name) { return from_name<Algorithm>(algorithms, name, "algorithm"); }
 
 std::string describe(const Signature& signature, std::string_view label) {
-  std::string text(name_of(signature.kind));
-  if (signature.kind == CallKind::barrier && signature.detail != 0) {
-    return "averaging a gradient pool";
-  }
-  if (signature.kind == CallKind::split && signature.detail != 0) {
-    return "making a " + std::string(made.at(signature.detail));
-  }
-  if (signature.kind == CallKind::barrier || signature.kind == CallKind::split) {
-    return text;
-  }
-  if (signature.kind == CallKind::allocate) {
-    return text + " of " + std::to_string(signature.count) + " bytes" +
+  if (signature.allocates) {
+    return "allocate of " + std::to_string(signature.count) + " bytes" +
            (signature.memory == Memory::device ? " on CUDA devices" : "");
+  }
+  if (signature.splits) {
+    return signature.detail == 0 ? "split" : "making a " + std::string(made.at(signature.detail));
+  }
+  std::string text(name_of(signature.kind));
+  if (signature.kind == CallKind::barrier) {
+    return signature.detail == 0 ? text : "averaging a gradient pool";
   }
   text += " of " + std::string(label) + (label.empty() ? "" : ", ") + std::to_string(signature.count) + " " +
           std::string(name_of(signature.dtype));
@@ -85,8 +82,9 @@ std::string describe(const Signature& signature, std::string_view label) {
 }
 
 const char* closing_of(const Signature& signature) {
-  const bool can_be = signature.kind == CallKind::allreduce || signature.kind == CallKind::barrier ||
-                      signature.kind == CallKind::allgather;
+  const bool can_be =
+      !signature.splits && (signature.kind == CallKind::allreduce || signature.kind == CallKind::barrier ||
+                            signature.kind == CallKind::allgather);
   const bool is_of_pool = can_be && signature.detail != 0 && !signature.labelled;
   return is_of_pool ? "has closed its gradient pool (or its optimizer or communicator)" : "has closed its communicator";
 }

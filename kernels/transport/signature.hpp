@@ -23,11 +23,9 @@ enum class CallKind : std::uint8_t {
   alltoall,
   gather,
   scatter,
-  allgatherv,
-  allocate,
-  split
+  allgatherv
 };
-inline constexpr int call_kind_count = 12;
+inline constexpr int call_kind_count = 10;
 
 enum class Algorithm : std::uint8_t {
   automatic,
@@ -91,8 +89,6 @@ inline constexpr std::array<KindTraits, call_kind_count> call_kinds = {{
     {.name = "gather", .input = everywhere, .output = blocks_on_root, .has_root = true},
     {.name = "scatter", .input = blocks_on_root, .output = everywhere, .has_root = true},
     {.name = "allgatherv", .input = everywhere, .output = blocks_everywhere, .counts_all_blocks = true},
-    {.name = "allocate"},
-    {.name = "split"},
 }};
 
 [[nodiscard]] constexpr const KindTraits& traits_of(CallKind kind) {
@@ -105,7 +101,7 @@ inline constexpr std::array<KindTraits, call_kind_count> call_kinds = {{
 
 // The part of a call on which all ranks must agree.
 struct Signature {
-  std::uint64_t count = 0;  // elements, see collective::Call; bytes for allocate
+  std::uint64_t count = 0;  // elements, see collective::Call
   std::int32_t root = 0;
   CallKind kind = CallKind::barrier;
   DType dtype = DType::uint8;
@@ -114,13 +110,15 @@ struct Signature {
   std::uint32_t detail = 0;                  // what else they must agree on, see below
   std::optional<DType> wire = std::nullopt;  // what values are rounded to on their way between nodes; empty: not at all
   Memory memory = Memory::host;
-  bool idle : 1 = false;      // this rank adds zeros only: ranks may differ here, and all hear whether all are idle
-  bool labelled : 1 = false;  // the detail is a hash of the call's label
+  bool idle : 1 = false;       // this rank adds zeros only: ranks may differ here, and all hear whether all are idle
+  bool labelled : 1 = false;   // the detail is a hash of the call's label
+  bool allocates : 1 = false;  // not a call: memory for every rank of a node, `count` bytes
+  bool splits : 1 = false;     // not a call: communicators of some of the ranks
 
   friend bool operator==(const Signature& a, const Signature& b) {
-    return a.count == b.count && a.root == b.root && a.kind == b.kind && a.dtype == b.dtype && a.op == b.op &&
-           a.algorithm == b.algorithm && a.detail == b.detail && a.wire == b.wire && a.memory == b.memory &&
-           a.labelled == b.labelled;
+    return a.count == b.count && a.root == b.root && a.allocates == b.allocates && a.splits == b.splits &&
+           a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.algorithm == b.algorithm &&
+           a.detail == b.detail && a.wire == b.wire && a.memory == b.memory && a.labelled == b.labelled;
   }
 };
 static_assert(sizeof(Signature) == 24);

@@ -43,8 +43,6 @@ struct Blocks {
       case CallKind::broadcast:
       case CallKind::reduce:
       case CallKind::reduce_scatter:
-      case CallKind::allocate:
-      case CallKind::split:
         break;
     }
     throw Error(ErrorKind::internal, "a call that has no blocks was sent pairwise");

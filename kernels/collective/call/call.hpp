@@ -50,6 +50,7 @@ struct Call {
 
   [[nodiscard]] std::size_t element() const { return size_of(signature.dtype); }
   [[nodiscard]] std::size_t bytes() const { return signature.count * element(); }
+  [[nodiscard]] bool sends_messages() const { return choice && !is_inside_node(choice->path); }
 };
 
 // The placement of a call on tensors of a device.

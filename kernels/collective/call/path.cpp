@@ -5,25 +5,9 @@
 namespace gradientflow::collective {
 namespace {
 
-constexpr std::array<std::string_view, 19> paths = {"alone",
-                                                    "announcement",
-                                                    "node_memory",
-                                                    "direct",
-                                                    "staged",
-                                                    "agreement",
-                                                    "recursive_doubling",
-                                                    "ring",
-                                                    "hierarchical",
-                                                    "hierarchical_lanes",
-                                                    "binomial",
-                                                    "chain",
-                                                    "pairwise",
-                                                    "mpi",
-                                                    "device_memory",
-                                                    "device_staged",
-                                                    "nccl",
-                                                    "nccl_hierarchical",
-                                                    "through_host"};
+constexpr std::array<std::string_view, 14> paths = {
+    "alone", "announcement", "node_memory",        "direct",   "staged", "agreement", "recursive_doubling",
+    "ring",  "hierarchical", "hierarchical_lanes", "binomial", "chain",  "pairwise",  "mpi"};
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The paths of a call: the algorithms that can serve it.
+// The paths of a call on memory of the host: the algorithms that can serve it.
 //
 //   alone               one rank: a copy at most
 // inside a node:
@@ -15,7 +15,7 @@
 //   binomial, chain     broadcast and reduce, small and large
 //   pairwise            alltoall, gather, scatter, and allgather of small tensors; allreduce of middle-sized ones
 //   mpi                 the MPI library's own collectives
-// on CUDA devices: device_selector.hpp
+// Those of a call on CUDA devices: device_selector.hpp.
 #pragma once
 
 #include <string_view>
@@ -38,12 +38,7 @@ enum class Path {
   binomial,
   chain,
   pairwise,
-  mpi,
-  device_memory,
-  device_staged,
-  nccl,
-  nccl_hierarchical,
-  through_host
+  mpi
 };
 
 [[nodiscard]] std::string_view name_of(Path path);

@@ -98,8 +98,6 @@ void read_peers(const transport::Node& node, const Call& call, const PeerMemory&
       reduce_range(node, call, inputs, 0, call.signature.count, output, store);
       return;
     case CallKind::barrier:
-    case CallKind::allocate:
-    case CallKind::split:
       return;
   }
 }

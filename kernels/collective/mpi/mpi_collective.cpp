@@ -119,9 +119,6 @@ class Rounds {
       case CallKind::allgatherv:
         allgatherv();
         return;
-      case CallKind::allocate:
-      case CallKind::split:
-        throw Error(ErrorKind::internal, std::string(name_of(call_.signature.kind)) + " is not done over MPI");
     }
   }
 

@@ -115,9 +115,9 @@ Outcome DeviceGroup::run(const Call& call) {
       nccl_library_ == nullptr) {
     find_nccl(cuda::runtime().bus_id(device_));  // a single rank loads NCCL only on request
   }
-  Choice choice = select_on_device(situation(call.signature, false), group_.config());
-  Outcome outcome{choice.path, {}, {}};
-  if (choice.path == Path::alone) {
+  DeviceChoice choice = select_on_device(situation(call.signature, false), group_.config());
+  Outcome outcome{name_of(choice.path), {}, {}};
+  if (choice.path == DevicePath::alone) {
     run_alone(call);
     outcome.idle = call.signature.idle;
     return outcome;
@@ -127,20 +127,20 @@ Outcome DeviceGroup::run(const Call& call) {
   runtime.wait(placement_of(call).stream, last_->get());
   choice = serve(call, choice, outcome);
   runtime.record(last_->get(), placement_of(call).stream);
-  outcome.path = choice.path;
+  outcome.path = name_of(choice.path);
   if (group_.config().debug) {
     report(call.signature, choice);
   }
   return outcome;
 }
 
-Choice DeviceGroup::serve(const Call& call, Choice choice, Outcome& outcome) {
+DeviceChoice DeviceGroup::serve(const Call& call, DeviceChoice choice, Outcome& outcome) {
   switch (choice.path) {
-    case Path::device_memory:
-    case Path::device_staged: {
+    case DevicePath::device_memory:
+    case DevicePath::device_staged: {
       const std::vector<std::size_t> offsets = common_segment(call);
       choice = select_on_device(situation(call.signature, !offsets.empty()), group_.config());
-      if (choice.path == Path::device_memory) {
+      if (choice.path == DevicePath::device_memory) {
         peers_->reduce_in_place(call, *peers_->find(call.input, call.bytes()), offsets);
       } else {
         peers_->exchange(call);
@@ -148,14 +148,14 @@ Choice DeviceGroup::serve(const Call& call, Choice choice, Outcome& outcome) {
       outcome.bytes_sent = 0;
       break;
     }
-    case Path::nccl:
-    case Path::nccl_hierarchical:
+    case DevicePath::nccl:
+    case DevicePath::nccl_hierarchical:
       if (nccl_ == nullptr && !start_nccl(call.signature.algorithm)) {
         return serve(call, select_on_device(situation(call.signature, false), group_.config()), outcome);
       }
-      outcome.nonfinite = nccl_->run(call, choice.path == Path::nccl_hierarchical);
+      outcome.nonfinite = nccl_->run(call, choice.path == DevicePath::nccl_hierarchical);
       break;
-    case Path::through_host: {
+    case DevicePath::through_host: {
       if (staging_ == nullptr) {
         staging_ = std::make_unique<HostStaging>(group_);
       }
@@ -166,21 +166,8 @@ Choice DeviceGroup::serve(const Call& call, Choice choice, Outcome& outcome) {
       }
       break;
     }
-    case Path::alone:
-    case Path::announcement:
-    case Path::node_memory:
-    case Path::direct:
-    case Path::staged:
-    case Path::agreement:
-    case Path::recursive_doubling:
-    case Path::ring:
-    case Path::hierarchical:
-    case Path::hierarchical_lanes:
-    case Path::binomial:
-    case Path::chain:
-    case Path::pairwise:
-    case Path::mpi:
-      throw Error(ErrorKind::internal, "a call on tensors of a device was to go over memory of the host");
+    case DevicePath::alone:
+      break;  // run() has served it
   }
   return choice;
 }
@@ -238,7 +225,7 @@ bool DeviceGroup::start_nccl(transport::Algorithm algorithm) {
 
 std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
   const cuda::UseDevice use(device_);
-  group_.agree_on({.signature = {.count = bytes, .kind = transport::CallKind::allocate, .memory = Memory::device}});
+  group_.agree_on({.signature = {.count = bytes, .memory = Memory::device, .allocates = true}});
   if (peers_ != nullptr && no_peers_.empty()) {
     return peers_->allocate(bytes);
   }
@@ -259,7 +246,7 @@ std::shared_ptr<DeviceSegment> DeviceGroup::allocate_apart(std::size_t bytes) {
   return std::make_shared<DeviceSegment>(std::move(memory), std::move(parts), local, 0);
 }
 
-void DeviceGroup::report(const Signature& signature, const Choice& choice) const {
+void DeviceGroup::report(const Signature& signature, const DeviceChoice& choice) const {
   if (group_.topology().rank == 0) {
     std::ostringstream line;
     line << "gradientflow: " << describe(signature) << ": " << name_of(choice.path) << ", " << choice.reason << "\n";

@@ -50,11 +50,11 @@ class DeviceGroup {
   bool start_nccl(transport::Algorithm algorithm);
   [[nodiscard]] NcclCollectives* nccl() const;
   [[nodiscard]] DeviceSituation situation(const transport::Signature& signature, bool in_device_memory) const;
-  Choice serve(const Call& call, Choice choice, Outcome& outcome);
+  DeviceChoice serve(const Call& call, DeviceChoice choice, Outcome& outcome);
   std::vector<std::size_t> common_segment(const Call& call);
   static void run_alone(const Call& call);
   std::shared_ptr<DeviceSegment> allocate_apart(std::size_t bytes);
-  void report(const transport::Signature& signature, const Choice& choice) const;
+  void report(const transport::Signature& signature, const DeviceChoice& choice) const;
 
   Group& group_;
   int device_;

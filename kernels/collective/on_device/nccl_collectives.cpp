@@ -158,8 +158,6 @@ void NcclCollectives::serve(const Call& call, bool hierarchical) {
       allgatherv(call);
       return;
     case CallKind::barrier:
-    case CallKind::allocate:
-    case CallKind::split:
       break;
   }
   throw Error(ErrorKind::internal, "NCCL was to serve a call that has no tensors");

@@ -9,11 +9,20 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "../../base/config.hpp"
 #include "selector.hpp"
 
 namespace gradientflow::collective {
+
+enum class DevicePath { alone, device_memory, device_staged, nccl, nccl_hierarchical, through_host };
+[[nodiscard]] std::string_view name_of(DevicePath path);
+
+struct DeviceChoice {
+  DevicePath path;
+  const char* reason;
+};
 
 struct DeviceSituation {
   Situation call;        // here `in_node_memory` means memory of the devices
@@ -23,6 +32,6 @@ struct DeviceSituation {
 };
 
 // Throws Error(value) if the requested algorithm does not support the call; it is never replaced silently.
-[[nodiscard]] Choice select_on_device(const DeviceSituation& situation, const Config& config);
+[[nodiscard]] DeviceChoice select_on_device(const DeviceSituation& situation, const Config& config);
 
 }  // namespace gradientflow::collective

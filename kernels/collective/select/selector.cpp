@@ -80,8 +80,6 @@ Choice choose_between_nodes(const Situation& s, const Config& config) {
     case CallKind::allreduce:
       return choose_allreduce(s, config);
     case CallKind::barrier:
-    case CallKind::allocate:
-    case CallKind::split:
       return {Path::agreement, "nothing but the agreement"};
     case CallKind::broadcast:
     case CallKind::reduce:

@@ -4,31 +4,30 @@
 #include <utility>
 
 #include "../../base/forks.hpp"
-#include "turns.hpp"
+#include "prepared_call.hpp"
 
 namespace gradientflow::engine {
-namespace {
-
-using transport::CallKind;
-
-// The communicator in whose call this thread runs signal handlers: that call has the turn, so a handler cannot wait for
-// it.
-thread_local const Communicator* polling = nullptr;
-
-}  // namespace
 
 Communicator::Communicator(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
-                           const Communicator* within)
+                           const Communicator* within, std::string name)
     : group_(std::make_unique<collective::Group>(std::move(endpoint), config)),
       sent_(std::make_shared<SentBytes>(within != nullptr ? within->sent_ : nullptr)),
+      recorder_(std::move(name)),
+      devices_(*group_, recorder_),
+      turns_(*group_, devices_, [this](const Error& error) { return with_unreported_failure(error); }),
       point_to_point_(group_->messages()),
       forks_(count_forks()) {}
+
+std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
+                                                 const Communicator* within) {
+  return make(std::move(endpoint), config, within, "collectives");
+}
 
 // In a forked process a communicator is never destroyed: neither its endpoint nor the parent's flags may be touched
 // there, and a lock or condition variable that was in use at the fork stays so.
 std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
-                                                 const Communicator* within) {
-  std::shared_ptr<Communicator> communicator(new Communicator(std::move(endpoint), config, within),
+                                                 const Communicator* within, std::string name) {
+  std::shared_ptr<Communicator> communicator(new Communicator(std::move(endpoint), config, within, std::move(name)),
                                              [](const Communicator* instance) {
                                                if (instance->forks_ == count_forks()) {
                                                  delete instance;
@@ -55,40 +54,61 @@ bool Communicator::is_alive(int rank) const {
 
 void Communicator::check_open() const {
   check_process();
-  check_usable();
+  turns_.check_usable();
+}
+
+void Communicator::check_rank(int rank, const char* what) const {
+  if (rank < 0 || rank >= size()) {
+    throw Error(ErrorKind::value, std::string(what) + " " + std::to_string(rank) + " is not a rank: ranks are 0 to " +
+                                      std::to_string(size() - 1));
+  }
 }
 
 void Communicator::admit(const collective::Call& call) const {
   check_process();
-  if (sends_messages(call)) {
+  if (call.sends_messages()) {
     group_->endpoint().check_not_ended();
   }
 }
 
-void Communicator::check_usable() const {
-  if (polling == this) {
-    throw Error(ErrorKind::value,
-                "a signal's handler can make no call on the communicator whose call the signal has interrupted");
+std::shared_ptr<Failure> Communicator::unreported_failure() const {
+  if (auto failure = turns_.unreported_failure()) {
+    return failure;
   }
-  if (usable_.load()) {
-    return;
+  for (const auto& copy : duplicates()) {
+    if (auto failure = copy->unreported_failure()) {
+      return failure;
+    }
   }
-  if (closed_.load() || !broken_) {
-    throw Error(ErrorKind::closed, "the communicator is closed");
+  return nullptr;
+}
+
+// A timeout may come from an earlier asynchronous call that failed, and whose error no thread here has asked for: the
+// other ranks may know of it and make other calls.
+Error Communicator::with_unreported_failure(const Error& error) const {
+  if (error.kind() != ErrorKind::timeout) {
+    return error;
   }
-  throw Error(broken_->kind(), std::string("the communicator cannot be used any more, because of: ") + broken_->what());
+  const auto failure = unreported_failure();
+  if (failure == nullptr) {
+    return error;
+  }
+  return {error.kind(),
+          std::string(error.what()) + "; before that, an asynchronous call of rank " + std::to_string(rank()) +
+              " had failed, and nobody has waited for its handle: " + failure->error.what(),
+          error.code()};
 }
 
 collective::Outcome Communicator::run(const collective::Call& call, const Release& release) {
   admit(call);
-  if (!recorded_.load(std::memory_order_relaxed)) {
-    return in_turn([&] { return execute(call, release); }, release);
+  if (!recorder_.is_on()) {
+    return turns_.run([&] { return execute(call, release); }, release);
   }
   if (release) {
     release();
   }
   const auto queued = Times::Clock::now();
-  return in_turn([&] { return serve(call, queued).outcome; });
+  return turns_.run([&] { return serve(call, queued).outcome; });
 }
 
 collective::Outcome Communicator::execute(const collective::Call& call, const Release& release) {
@@ -102,7 +122,7 @@ collective::Outcome Communicator::execute(const collective::Call& call, const Re
   if (release) {
     release();
   }
-  const collective::Outcome outcome = call.placement ? run_on_device(call) : group_->run(call);
+  const collective::Outcome outcome = call.placement ? devices_.run(call) : group_->run(call);
   sent_->add(outcome.bytes_sent);
   return outcome;
 }
@@ -114,7 +134,7 @@ collective::Outcome Communicator::run_within(const collective::Call& call, Times
 }
 
 // Runs the call, and records it.
-Communicator::Served Communicator::serve(const collective::Call& call, Times::Clock::time_point queued) {
+Served Communicator::serve(const collective::Call& call, Times::Clock::time_point queued) {
   Served served{{}, {queued, Times::Clock::now(), {}}, {}};
   std::optional<Error> failure;
   try {
@@ -123,7 +143,7 @@ Communicator::Served Communicator::serve(const collective::Call& call, Times::Cl
     failure = error;
   }
   served.times.ended = Times::Clock::now();
-  record(call, served.outcome, served.times, failure);
+  recorder_.record(call, served.outcome, served.times, failure);
   if (failure) {
     throw Error(*failure);
   }
@@ -136,17 +156,16 @@ std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name, t
   check_process();
   Config config = group_->config();
   config.timeline.clear();
-  const std::shared_ptr<Communicator> copy = in_turn([&] {
-    group_->agree_on({.signature = {.kind = CallKind::split, .detail = static_cast<std::uint32_t>(what)}});
-    return make(group_->endpoint().duplicate(), config, this);
+  const std::shared_ptr<Communicator> copy = turns_.run([&] {
+    group_->agree_on({.signature = {.detail = static_cast<std::uint32_t>(what), .splits = true}});
+    return make(group_->endpoint().duplicate(), config, this, name);
   });
-  copy->name_ = name;
   copy->poll_signals_ = poll_signals_;
   const std::lock_guard lock(mutex_);
-  check_usable();
+  turns_.check_usable();
   std::erase_if(duplicates_, [](const auto& each) { return each.expired(); });
   duplicates_.push_back(copy);
-  copy->follow(timeline_);
+  copy->recorder_.follow(recorder_.timeline());
   return copy;
 }
 
@@ -163,20 +182,48 @@ std::vector<std::shared_ptr<Communicator>> Communicator::duplicates() const {
 
 std::unique_ptr<transport::Endpoint> Communicator::split(int color, int key) {
   check_process();
-  return in_turn([&] { return group_->split(color, key); });
+  return turns_.run([&] { return group_->split(color, key); });
 }
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes, transport::Pages pages) {
   check_process();
   const auto poll_signals = [this] {
-    const auto restore = [](const Communicator** before) { polling = *before; };
-    const Communicator* before = std::exchange(polling, this);
-    const std::unique_ptr<const Communicator*, decltype(restore)> until(&before, restore);
-    if (poll_signals_) {
-      poll_signals_();
-    }
+    turns_.poll([this] {
+      if (poll_signals_) {
+        poll_signals_();
+      }
+    });
   };
-  return in_turn([&] { return group_->allocate(bytes, pages, poll_signals); });
+  return turns_.run([&] { return group_->allocate(bytes, pages, poll_signals); });
+}
+
+std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int device, std::size_t bytes) {
+  check_process();
+  const collective::Call call{.signature = {.count = bytes, .memory = transport::Memory::device, .allocates = true}};
+  return turns_.run([&] { return devices_.group(device, call)->allocate(bytes); });
+}
+
+void Communicator::start_timeline(const std::string& path) {
+  check_process();
+  const collective::Group::Clock clock = turns_.run([&] { return group_->compare_clocks(); });
+  constexpr double micro = 1e6;
+  const int job_rank = group_->endpoint().job_rank();
+  const std::string own = path_of_rank(path, job_rank);
+  auto timeline = Timeline::find(own);
+  if (timeline == nullptr) {
+    timeline = Timeline::open(own, {job_rank, clock.run, clock.offset * micro});
+  }
+  recorder_.follow(timeline);
+  for (const auto& copy : duplicates()) {
+    copy->recorder_.follow(timeline);
+  }
+}
+
+void Communicator::stop_timeline() {
+  recorder_.follow(nullptr);
+  for (const auto& copy : duplicates()) {
+    copy->recorder_.follow(nullptr);
+  }
 }
 
 void Communicator::close(bool drain) noexcept {
@@ -186,43 +233,39 @@ void Communicator::close(bool drain) noexcept {
   for (const auto& copy : duplicates()) {
     copy->close(drain);
   }
-  if (polling == this) {  // the call under way in this thread ends next; its caller then closes
+  if (turns_.is_polling_here()) {  // the call under way in this thread ends next; its caller then closes
     group_->interrupt();
     return;
   }
-  std::thread finished;
-  bool unserved = false;  // whether other ranks may wait for calls in vain; served calls end by themselves
-  {
-    std::unique_lock lock(mutex_);
-    if (closed_) {
-      return;
-    }
-    unserved = serving_.load() != next_ticket_.load();
-    if (drain) {
-      wait_until_served(lock);
-    } else {
-      group_->interrupt();
-    }
-    closed_ = true;
-    usable_ = false;
-    turn_.notify_all();
-    finished = std::move(progress_thread_);
+  if (turns_.close(drain)) {
+    recorder_.follow(nullptr);
+    group_->close();
   }
-  if (!drain && unserved) {
-    abort_on_device();
-  }
-  if (finished.joinable()) {
-    finished.join();
-  }
-  std::unique_lock lock(mutex_);
-  wait_until_served(lock);  // blocking calls of other threads
-  recorded_ = false;
-  timeline_.reset();
-  const std::shared_ptr<DeviceTimeline> device_timeline = std::exchange(device_timeline_, nullptr);
-  lock.unlock();
-  group_->close();
 }
 
-bool Communicator::closed() const { return closed_ || forks_ != count_forks(); }
+bool Communicator::closed() const { return turns_.is_closed() || forks_ != count_forks(); }
+
+void Communicator::start(PreparedCall& prepared, const Release& release) {
+  const collective::Call& call = prepared.call_;
+  admit(call);
+  if (collective::Group::can_begin(call) && !recorder_.is_on() && turns_.begin(prepared)) {
+    return;
+  }
+  if (release) {  // the calls before it may take long
+    release();
+  }
+  prepared.handle_ = submit(call);
+}
+
+collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout,
+                                         const Release& release) {
+  check_process();
+  return turns_.finish(prepared, timeout, release);
+}
+
+bool Communicator::is_finished(PreparedCall& prepared) {
+  check_process();
+  return turns_.is_finished(prepared);
+}
 
 }  // namespace gradientflow::engine

@@ -1,9 +1,8 @@
-// Calls in the background, in the progress thread.
+// Calls in the background.
 #include <string>
 #include <utility>
 
-#include "../../base/thread.hpp"
-#include "turns.hpp"
+#include "communicator.hpp"
 
 namespace gradientflow::engine {
 
@@ -19,22 +18,22 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
     if (size() > 1) {
       check_threads("asynchronous calls on CUDA tensors");
     }
-    take_device(placement_of(call).device);
+    devices_.bind(placement_of(call).device);
     const auto after = std::make_shared<StreamMarks>(placement_of(call).device);
     after->mark(placement_of(call).stream);
-    return enqueue([this, call, after, queued = Times::Clock::now()](Served& served) {
+    return turns_.enqueue([this, call, after, queued = Times::Clock::now()](Served& served) {
       serve_in_background(call, *after, queued, served);
     });
   }
-  if (sends_messages(call)) {
+  if (call.sends_messages()) {
     check_threads("asynchronous calls between nodes");
   }
-  return enqueue([this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); });
+  return turns_.enqueue([this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); });
 }
 
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const StreamMarks& after) {
   admit(call);
-  return enqueue([this, call, &after, queued = Times::Clock::now()](Served& served) {
+  return turns_.enqueue([this, call, &after, queued = Times::Clock::now()](Served& served) {
     serve_in_background(call, after, queued, served);
   });
 }
@@ -44,10 +43,11 @@ void Communicator::serve_in_background(collective::Call call, const StreamMarks&
                                        Served& served) {
   const int device = placement_of(call).device;
   const compute::cuda::UseDevice use(device);
-  const compute::cuda::Stream stream = device_group(device, call).stream();
+  const std::shared_ptr<collective::DeviceGroup>& devices = devices_.group(device, call);
+  const compute::cuda::Stream stream = devices->stream();
   call.placement = collective::Placement{device, stream};
   after.hold(stream);
-  const auto end = std::make_shared<OnDevice>(device, compute::cuda::OwnedEvent(), device_group_);
+  const auto end = std::make_shared<OnDevice>(device, compute::cuda::OwnedEvent(), devices);
   try {
     served = serve(call, queued);
   } catch (const Error&) {
@@ -61,46 +61,11 @@ void Communicator::serve_in_background(collective::Call call, const StreamMarks&
 
 std::shared_ptr<Handle> Communicator::submit(std::function<void(collective::Group&)> work) {
   check_process();
-  return enqueue([this, work = std::move(work), queued = Times::Clock::now()](Served& served) {
+  return turns_.enqueue([this, work = std::move(work), queued = Times::Clock::now()](Served& served) {
     served.times = {queued, Times::Clock::now(), {}};
     work(*group_);
     served.times.ended = Times::Clock::now();
   });
-}
-
-std::shared_ptr<Handle> Communicator::enqueue(const std::function<void(Served&)>& work) {
-  auto handle = std::make_shared<Handle>();
-  const std::lock_guard lock(mutex_);
-  check_usable();
-  if (!progress_thread_.joinable()) {
-    progress_thread_ = start_thread("the progress thread of a communicator", [this] { progress(); });
-  }
-  pending_.push_back({0, work, handle});
-  pending_.back().ticket = next_ticket_.fetch_add(1);  // drawn when nothing can fail any more: each has to be served
-  turn_.notify_all();
-  return handle;
-}
-
-void Communicator::progress() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    const auto is_next = [&] { return !pending_.empty() && pending_.front().ticket == serving_.load(); };
-    while (!is_next()) {
-      if (pending_.empty() && closed_) {
-        return;
-      }
-      if (pending_.empty() || !finish_open(lock)) {
-        turn_.wait(lock);
-      }
-    }
-    const Pending next = std::move(pending_.front());
-    pending_.pop_front();
-    Served served{};
-    std::shared_ptr<Failure> failure = attempt(lock, [&] { next.work(served); });
-    ++serving_;
-    turn_.notify_all();
-    next.handle->finish(served.outcome, served.times, std::move(served.end), std::move(failure));
-  }
 }
 
 }  // namespace gradientflow::engine

@@ -3,16 +3,9 @@
 #include <utility>
 
 #include "../../transport/buffer.hpp"
-#include "turns.hpp"
+#include "communicator.hpp"
 
 namespace gradientflow::engine {
-
-void Communicator::check_rank(int rank, const char* what) const {
-  if (rank < 0 || rank >= size()) {
-    throw Error(ErrorKind::value, std::string(what) + " " + std::to_string(rank) + " is not a rank: ranks are 0 to " +
-                                      std::to_string(size() - 1));
-  }
-}
 
 template <class Work>
 void Communicator::apart(int peer, Work work) {
@@ -23,23 +16,10 @@ void Communicator::apart(int peer, Work work) {
   }
   group_->endpoint().check_not_ended();
   if (!group_->endpoint().limits().threads) {
-    in_turn(std::move(work));
-    return;
+    turns_.run(std::move(work));
+  } else {
+    turns_.run_apart(std::move(work));
   }
-  {
-    const std::lock_guard lock(mutex_);
-    check_usable();
-    ++apart_;
-  }
-  struct Leave {
-    void operator()(Communicator* self) const {
-      const std::lock_guard lock(self->mutex_);
-      --self->apart_;
-      self->turn_.notify_all();
-    }
-  };
-  const std::unique_ptr<Communicator, Leave> leave(this);
-  guarded(std::move(work));
 }
 
 void Communicator::send(int to, const void* data, std::size_t count, DType dtype,

@@ -85,17 +85,17 @@ void Handle::mark_reported() const {
 
 collective::Outcome Handle::outcome() const {
   const std::lock_guard lock(mutex_);
-  return outcome_;
+  return served_.outcome;
 }
 
 Times Handle::times() const {
   const std::lock_guard lock(mutex_);
-  return times_;
+  return served_.times;
 }
 
 DeviceEnd Handle::end() const {
   const std::lock_guard lock(mutex_);
-  return end_;
+  return served_.end;
 }
 
 bool Handle::ends_on_device() const { return end() != nullptr; }
@@ -133,12 +133,9 @@ bool Handle::device_done() const {
   }
 }
 
-void Handle::finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end,
-                    std::shared_ptr<Failure> failure) {
+void Handle::finish(Served served, std::shared_ptr<Failure> failure) {
   const std::lock_guard lock(mutex_);
-  end_ = std::move(end);
-  times_ = times;
-  outcome_ = outcome;
+  served_ = std::move(served);
   failure_ = std::move(failure);
   done_.store(true, std::memory_order_release);
   changed_.notify_all();

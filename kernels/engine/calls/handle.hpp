@@ -35,6 +35,13 @@ struct OnDevice {
 };
 using DeviceEnd = std::shared_ptr<OnDevice>;  // nullptr for other calls
 
+// How a call was served.
+struct Served {
+  collective::Outcome outcome;
+  Times times;
+  DeviceEnd end;
+};
+
 // How a call failed.
 struct Failure {
   Error error;
@@ -76,7 +83,7 @@ class Handle {
   [[nodiscard]] Times times() const;
 
   // Called by the engine, once.
-  void finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::shared_ptr<Failure> failure);
+  void finish(Served served, std::shared_ptr<Failure> failure);
 
  private:
   // A thread in any_done_by.
@@ -93,9 +100,7 @@ class Handle {
   std::atomic<bool> done_{false};
   std::shared_ptr<Failure> failure_;
   std::vector<Watcher*> watchers_;
-  collective::Outcome outcome_{};
-  Times times_{};
-  DeviceEnd end_;
+  Served served_{};
 };
 
 }  // namespace gradientflow::engine

@@ -44,11 +44,12 @@ class PreparedCall {
 
  private:
   friend class Communicator;
+  friend class Turns;
 
   std::shared_ptr<Communicator> communicator_;
   collective::Call call_;
   bool under_way_ = false;
-  std::shared_ptr<Handle> handle_;  // of the call under way, if other threads may end it; guarded by the communicator
+  std::shared_ptr<Handle> handle_;  // of the call under way, if other threads may end it; guarded by the turns
   collective::Outcome outcome_{};
 };
 

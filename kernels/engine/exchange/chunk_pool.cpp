@@ -138,7 +138,7 @@ void ChunkPool::process(const std::vector<std::size_t>& full, Stream stream) {
       stream);
   const auto end = Clock::now();
   selection_time_ += std::chrono::nanoseconds(end - begin - sending).count();
-  if (const auto timeline = communicator_->timeline(); timeline != nullptr && !full.empty()) {
+  if (const auto timeline = communicator_->recorder().timeline(); timeline != nullptr && !full.empty()) {
     timeline->span(timeline->thread_track(), "chunks", begin, end, "\"number\": " + std::to_string(full.size()));
   }
 }

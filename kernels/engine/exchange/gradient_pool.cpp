@@ -178,13 +178,13 @@ void GradientPool::ready(std::size_t tensor, Stream stream) {
 }
 
 void GradientPool::record_ready(std::size_t tensor, Clock::time_point now, Stream stream) const {
-  const auto timeline = communicator_->timeline();
+  const auto timeline = communicator_->recorder().timeline();
   if (timeline == nullptr) {
     return;
   }
   const std::string what = "tensor " + std::to_string(tensor) + " ready";
   timeline->instant(timeline->thread_track(), what, now);
-  if (const auto on_device = options_.device ? communicator_->device_timeline(*options_.device) : nullptr) {
+  if (const auto on_device = options_.device ? communicator_->recorder().device_timeline(*options_.device) : nullptr) {
     on_device->instant(stream, what);
   }
 }
@@ -276,7 +276,7 @@ void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducin
   while (reducing.owns_lock() && reduced_ < ranges_.size() &&
          slices_->complete_everywhere() > ranges_before_ + reduced_) {
     const collective::Call& call = calls_[reduced_];
-    Report report{call.bytes(), {collective::Path::node_memory, {}, 0}, {}, {{}, Clock::now(), {}}};
+    Report report{call.bytes(), {name_of(collective::Path::node_memory), {}, 0}, {}, {{}, Clock::now(), {}}};
     slices_->reduce(call, offsets_[ranges_[reduced_].begin]);
     report.times.ended = Clock::now();
     {
@@ -284,7 +284,7 @@ void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducin
       report.ready = report.times.queued = complete_[reduced_];
       current_.push_back(report);
     }
-    communicator_->record(call, report.outcome, report.times);
+    communicator_->recorder().record(call, report.outcome, report.times);
     ++reduced_;
   }
 }

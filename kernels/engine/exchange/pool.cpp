@@ -110,7 +110,7 @@ void Pool::end_iteration(Deadline deadline, Stream stream) {
   noting_failure([&] { conclude(stream); });
   start_next_iteration();
   const std::optional<Error> failure = std::exchange(failure_, {});
-  if (const auto timeline = communicator_->timeline()) {
+  if (const auto timeline = communicator_->recorder().timeline()) {
     timeline->span(timeline->thread_track(), "wait for gradients", begin, Clock::now());
   }
   if (failure) {

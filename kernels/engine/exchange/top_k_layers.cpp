@@ -129,7 +129,7 @@ void TopKPool::select_from_layer(std::size_t layer, std::byte* elsewhere) {
   const auto end = Clock::now();
   progress.seconds = std::chrono::duration<double>(end - begin).count();
   selection_time_ += std::chrono::nanoseconds(end - begin).count();
-  if (const auto timeline = communicator_->timeline()) {
+  if (const auto timeline = communicator_->recorder().timeline()) {
     timeline->span(timeline->thread_track(), "select", begin, end,
                    "\"layer\": " + std::to_string(layer) + ", \"sent\": " + std::to_string(progress.selected.sent));
   }

@@ -103,7 +103,7 @@ void TopKPool::send(std::size_t message, Run run) {
       work_->finish();
     } else {
       if (blocks_->shared()) {
-        current_[message].outcome.path = collective::Path::node_memory;
+        current_[message].outcome.path = name_of(collective::Path::node_memory);
       }
       combine(message);
     }

@@ -29,7 +29,7 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes, Pages pages, const st
                 "node memory of " + std::to_string(bytes) + " bytes a rank: at most 1 TiB is possible");
   }
   const std::size_t stride = round_up(std::max<std::size_t>(bytes, 1), bytes >= huge_page ? huge_page : page);
-  Signature signature{.count = bytes, .kind = CallKind::allocate};
+  Signature signature{.count = bytes, .allocates = true};
   const bool leader = rank_ == 0;
   MemoryMap memory;
   MemoryOffer offer;

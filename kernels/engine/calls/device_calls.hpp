@@ -1,0 +1,43 @@
+// Calls on tensors of a CUDA device: a communicator serves one device, from the first call on it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "../../collective/group.hpp"
+#include "../../collective/on_device/device_group.hpp"
+#include "recorder.hpp"
+
+namespace gradientflow::engine {
+
+class DeviceCalls {
+ public:
+  DeviceCalls(collective::Group& group, Recorder& recorder) : group_(group), recorder_(recorder) {}
+
+  void check(int device) const;  // throws Error(value) if calls have used another device
+  void bind(int device);         // the same, and no other device may be used from now on, before any call is served
+
+  // What serves the device's calls. Called in turn. To make it is collective, so all ranks first agree on the call for
+  // which it is made: others may be in a call on host memory.
+  const std::shared_ptr<collective::DeviceGroup>& group(int device, const collective::Call& call);
+
+  // The same; nullptr before the first such call.
+  [[nodiscard]] const collective::DeviceGroup* made() const;
+
+  // Called in turn. Also records when the device runs the call.
+  collective::Outcome run(const collective::Call& call);
+
+  // Aborts the calls under way, so that no stream waits for ranks that will not come.
+  void abort() noexcept;
+
+ private:
+  collective::Group& group_;
+  Recorder& recorder_;
+  mutable std::mutex mutex_;
+  std::optional<int> device_;  // of the first call
+  std::shared_ptr<collective::DeviceGroup> made_;
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,157 @@
+#include "turns.hpp"
+
+#include <string>
+#include <utility>
+
+#include "../../base/thread.hpp"
+
+namespace gradientflow::engine {
+namespace {
+
+// Whether the ranks may be in different states after an error of this kind.
+bool breaks(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::value:
+    case ErrorKind::type:
+    case ErrorKind::mismatch:
+    case ErrorKind::memory:
+    case ErrorKind::nonfinite:
+      return false;
+    case ErrorKind::closed:
+    case ErrorKind::peer:
+    case ErrorKind::timeout:
+    case ErrorKind::mpi:
+    case ErrorKind::system:
+    case ErrorKind::internal:
+      return true;
+  }
+  return true;
+}
+
+}  // namespace
+
+thread_local const Turns* Turns::polling_ = nullptr;
+
+bool Turns::is_polling_here() const { return polling_ == this; }
+
+void Turns::check_usable() const {
+  if (is_polling_here()) {
+    throw Error(ErrorKind::value,
+                "a signal's handler can make no call on the communicator whose call the signal has interrupted");
+  }
+  if (is_usable_.load()) {
+    return;
+  }
+  if (is_closed_.load() || !broken_) {
+    throw Error(ErrorKind::closed, "the communicator is closed");
+  }
+  throw Error(broken_->kind(), std::string("the communicator cannot be used any more, because of: ") + broken_->what());
+}
+
+void Turns::break_off(const Error& error) {
+  if (!breaks(error.kind())) {
+    return;
+  }
+  group_.fail(error);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!broken_) {
+      broken_ = error;
+    }
+    is_usable_ = false;
+  }
+  devices_.abort();
+}
+
+std::shared_ptr<Failure> Turns::unreported_failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_ && !failure_->told ? failure_ : nullptr;
+}
+
+void Turns::leave() {
+  const std::uint64_t next = serving_.load(std::memory_order_relaxed) + 1;  // nobody else writes it now
+  serving_.store(next);
+  if (next_ticket_.load() != next || draining_.load() > 0) {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+}
+
+void Turns::leave_apart() {
+  const std::lock_guard lock(mutex_);
+  --apart_;
+  changed_.notify_all();
+}
+
+void Turns::wait_until_served(std::unique_lock<std::mutex>& lock) {
+  ++draining_;
+  wait_for(lock, [&] { return serving_.load() == next_ticket_.load() && apart_ == 0; });
+  --draining_;
+}
+
+std::shared_ptr<Handle> Turns::enqueue(const std::function<void(Served&)>& work) {
+  auto handle = std::make_shared<Handle>();
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  if (!progress_thread_.joinable()) {
+    progress_thread_ = start_thread("the progress thread of a communicator", [this] { progress(); });
+  }
+  pending_.push_back({0, work, handle});
+  pending_.back().ticket = next_ticket_.fetch_add(1);  // drawn when nothing can fail any more: each has to be served
+  changed_.notify_all();
+  return handle;
+}
+
+void Turns::progress() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const auto is_next = [&] { return !pending_.empty() && pending_.front().ticket == serving_.load(); };
+    while (!is_next()) {
+      if (pending_.empty() && is_closed_) {
+        return;
+      }
+      if (pending_.empty() || !finish_open(lock)) {
+        changed_.wait(lock);
+      }
+    }
+    const Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    Served served{};
+    std::shared_ptr<Failure> failure = attempt(lock, [&] { next.work(served); });
+    ++serving_;
+    changed_.notify_all();
+    next.handle->finish(std::move(served), std::move(failure));
+  }
+}
+
+bool Turns::close(bool drain) {
+  std::thread finished;
+  bool unserved = false;  // whether other ranks may wait for calls in vain; served calls end by themselves
+  {
+    std::unique_lock lock(mutex_);
+    if (is_closed_) {
+      return false;
+    }
+    unserved = serving_.load() != next_ticket_.load();
+    if (drain) {
+      wait_until_served(lock);
+    } else {
+      group_.interrupt();
+    }
+    is_closed_ = true;
+    is_usable_ = false;
+    changed_.notify_all();
+    finished = std::move(progress_thread_);
+  }
+  if (!drain && unserved) {
+    devices_.abort();
+  }
+  if (finished.joinable()) {
+    finished.join();
+  }
+  std::unique_lock lock(mutex_);
+  wait_until_served(lock);  // blocking calls of other threads
+  return true;
+}
+
+}  // namespace gradientflow::engine
