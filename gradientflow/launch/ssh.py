@@ -15,7 +15,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
-from .environment import variables_to_forward
+from .environment import in_allocation, variables_to_forward
 from .hosts import hosts_of_ranks
 from .launcher import LaunchError
 from .tcp import LAUNCHER, TcpJob, job_here, launcher_command, rank_members, tcp_command, tcp_variables
@@ -29,6 +29,12 @@ _NO_LAUNCHER = 127
 def tcp_job(ranks: int, program: Sequence[str], hosts: str | None, servers: int = 0, *, label: bool = False) -> TcpJob:
     """Describe a job of this machine, or of hosts that are given as ``name:slots,name:slots``; see `job_here`."""
     if hosts is None:
+        nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+        if in_allocation() and nodes != "1":
+            raise LaunchError(
+                f"this allocation has {nodes} nodes, and over TCP all ranks would start on this one: start the program "
+                "by srun, or name the hosts by --hosts"
+            )
         return job_here(ranks, program, servers, label=label)
     names = hosts_of_ranks(hosts, ranks, servers)
     return TcpJob(program, names, servers, meeting_host(names), label=label)

@@ -16,7 +16,7 @@ from jobs import Finished, Job, begin
 from needs_mpi import needs_mpi
 from pace import scaled
 
-from gradientflow.launch import LaunchError, hosts_of_ranks, meeting_host, module_command
+from gradientflow.launch import LaunchError, hosts_of_ranks, meeting_host, module_command, tcp_job
 
 # As ssh does, it starts the command of a host through a shell, with its own input, and passes nothing on. All hosts are
 # this machine.
@@ -73,6 +73,15 @@ def test_hosts_are_filled_or_taken_in_turn() -> None:
     assert hosts_of_ranks("a:2,b:2", 2, 2) == ["a", "b", "a", "b"]
     with pytest.raises(LaunchError, match="too many for the 3 slots"):
         hosts_of_ranks("a:2,b", 4)
+
+
+def test_an_allocation_of_several_nodes_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    with pytest.raises(LaunchError, match=r"this allocation has 2 nodes, and .* by srun"):
+        tcp_job(2, ["true"], None)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    assert tcp_job(2, ["true"], None).meet == "127.0.0.1"
 
 
 def test_ranks_meet_where_the_others_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
