@@ -36,8 +36,7 @@ Config read_settings(const gf_setting* settings) {
 // Over MPI, or over TCP between ranks that meet through MPI.
 std::unique_ptr<transport::Endpoint> endpoint_of_mpi(const void* mpi, std::size_t handle_bytes, const Config& config) {
   const collective::MpiPlugin& plugin = collective::mpi_plugin();
-  plugin.initialise();
-  plugin.check(mpi, handle_bytes);
+  plugin.begin(mpi, handle_bytes);
   auto endpoint = plugin.endpoint(mpi, config.timeout);
   if (config.transport != "tcp") {
     return endpoint;

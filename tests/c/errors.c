@@ -11,6 +11,7 @@ static float x[8], y[8];
 static void wrong_communicators(void) {
   gf_communicator* made = communicator;
   REFUSED(gf_init(MPI_COMM_WORLD, NULL, NULL), GF_ERROR_VALUE, "communicator is NULL");
+  REFUSED(gf_init_handle("??", 2, NULL, &made), GF_ERROR_MPI, "the mpi.h of another MPI library");
   REFUSED(gf_init(MPI_COMM_NULL, NULL, &made), GF_ERROR_VALUE, "MPI_COMM_NULL");
   REQUIRE(made == NULL);
   const gf_setting unknown[] = {{"speed", "11"}, {NULL, NULL}};

@@ -25,14 +25,11 @@ class MpiPlugin {
   // The library's own name and version, one line.
   [[nodiscard]] virtual std::string version() const = 0;
 
-  // Initialises MPI, with MPI_THREAD_MULTIPLE, unless that was done. Throws Error(mpi), Error(closed) where MPI has
-  // been finalized.
-  virtual void initialise() const = 0;
-
-  // Throws Error(value), Error(type) or Error(mpi) where no endpoint can be made of a communicator whose handle has so
-  // many bytes: it was made by another MPI library, has no ranks, is an intercommunicator, or launcher_mismatch() says
-  // why not.
-  virtual void check(const void* comm, std::size_t handle_bytes) const = 0;
+  // Initialises MPI, with MPI_THREAD_MULTIPLE, unless that was done, for a program that gives a communicator whose
+  // handle has so many bytes. Throws Error where no endpoint can be made of it: (mpi) if the program was compiled for
+  // another MPI library, or launcher_mismatch() says why not, (closed) once MPI has been finalized, (value) if it has
+  // no ranks, (type) for an intercommunicator.
+  virtual void begin(const void* comm, std::size_t handle_bytes) const = 0;
 
   // What is wrong with how this process was started; empty where nothing is.
   [[nodiscard]] virtual std::string launcher_mismatch(const void* comm) const = 0;

@@ -20,23 +20,11 @@ class Plugin final : public MpiPlugin {
  public:
   [[nodiscard]] std::string version() const override { return transport::library_version(); }
 
-  void initialise() const override {
-    static std::mutex one_at_a_time;  // two threads may make communicators at once
-    const std::lock_guard lock(one_at_a_time);
-    if (transport::mpi_finalized()) {
-      throw Error(ErrorKind::closed, "MPI has been finalized: no communicator can be made any more");
+  void begin(const void* comm, std::size_t handle_bytes) const override {
+    if (handle_bytes != sizeof(MPI_Comm)) {  // then no function of MPI may be called: it would be the other library's
+      throw Error(ErrorKind::mpi, "the program was compiled with the mpi.h of another MPI library than GradientFlow");
     }
-    if (!transport::mpi_initialised()) {
-      int provided = MPI_THREAD_SINGLE;
-      check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-    }
-  }
-
-  void check(const void* comm, std::size_t handle_bytes) const override {
-    if (handle_bytes != sizeof(MPI_Comm)) {
-      throw Error(ErrorKind::mpi, "the program was compiled with the mpi.h of another MPI library than " + version() +
-                                      ", which GradientFlow was built against");
-    }
+    initialise();
     if (comm_at(comm) == MPI_COMM_NULL) {
       throw Error(ErrorKind::value, "mpi is MPI_COMM_NULL, which has no ranks");
     }
@@ -68,6 +56,19 @@ class Plugin final : public MpiPlugin {
 
   void run(const transport::Endpoint& endpoint, const Call& call) const override {
     mpi_collective(dynamic_cast<const MpiEndpoint&>(endpoint), call);
+  }
+
+ private:
+  static void initialise() {
+    static std::mutex one_at_a_time;  // two threads may make communicators at once
+    const std::lock_guard lock(one_at_a_time);
+    if (transport::mpi_finalized()) {
+      throw Error(ErrorKind::closed, "MPI has been finalized: no communicator can be made any more");
+    }
+    if (!transport::mpi_initialised()) {
+      int provided = MPI_THREAD_SINGLE;
+      check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    }
   }
 };
 
