@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <string>
@@ -51,6 +52,12 @@ void Process::read(void* destination, const void* address, std::size_t bytes) co
     from += copied;
     bytes -= static_cast<std::size_t>(copied);
   }
+}
+
+std::string name_of_this_process() {
+  std::array<char, 256> host{};
+  const bool is_named = gethostname(host.data(), host.size() - 1) == 0;
+  return "process " + std::to_string(getpid()) + " on " + (is_named ? host.data() : "an unnamed host");
 }
 
 }  // namespace gradientflow::transport

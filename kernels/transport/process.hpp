@@ -1,9 +1,10 @@
-// Another process of this host: whether it still lives, and its memory.
+// Another process of this host: whether it still lives, and its memory; and the name of this one.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstddef>
+#include <string>
 
 namespace gradientflow::transport {
 
@@ -28,5 +29,8 @@ class Process {
   pid_t pid_;
   int descriptor_;  // a pidfd, or -1 on kernels without them
 };
+
+// How this process is called in errors that others get: "process 4242 on host0".
+[[nodiscard]] std::string name_of_this_process();
 
 }  // namespace gradientflow::transport

@@ -166,6 +166,18 @@ def test_nobody_is_there(start: Start) -> None:
     assert time.monotonic() - begin < scaled(20)
 
 
+def test_two_processes_that_are_rank_0(processes: Callable[..., list[Finished]]) -> None:
+    """One cannot serve; the other, which waits for a rank in vain, hears of it."""
+    place = f"127.0.0.1:{free_port()}"
+    environment = {**meeting(2, place)[0], "GRADIENTFLOW_TIMEOUT": f"{scaled(4):g}"}
+    said = [each.stderr.splitlines()[-1] for each in processes(MET, [environment, environment])]
+    said.sort(key=lambda each: "cannot listen" in each)
+    assert "no sign of rank 1; process " in said[0]
+    assert "wanted to serve the store, too: two processes were told to be rank 0" in said[0]
+    assert "cannot listen" in said[1]
+    assert "another rank 0" in said[1]
+
+
 def test_a_place_that_is_not_here(start: Start) -> None:
     """Rank 0 says so; the others only know that nobody answers there."""
     place = f"192.0.2.1:{free_port()}"  # an address for documents

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <chrono>
 #include <cstdint>
@@ -15,6 +14,7 @@
 
 #include "../../base/error.hpp"
 #include "../../base/text.hpp"
+#include "../process.hpp"
 #include "../signature.hpp"
 #include "random.hpp"
 
@@ -59,13 +59,6 @@ std::int64_t start_of_process() {
 constexpr double seconds_to_find_the_missing = 5.0;
 constexpr double seconds_to_await_others = 2.0;
 constexpr auto nap_for_others = std::chrono::milliseconds(1);
-
-// How a process is called in errors.
-std::string own_name() {
-  std::array<char, 256> host{};
-  const bool is_named = gethostname(host.data(), host.size() - 1) == 0;
-  return "process " + std::to_string(getpid()) + " on " + (is_named ? host.data() : "an unnamed host");
-}
 
 }  // namespace
 
@@ -181,7 +174,7 @@ void StoreExchange::open_meeting(const Until& until) {
 std::optional<std::string> StoreExchange::come(const std::string& mine, const Until& until) {
   const std::string rank = "rank " + std::to_string(rank_);
   const std::string size = std::to_string(size_);
-  const std::vector<std::string> own = {own_name(), size, rank, random_hex(), mine};
+  const std::vector<std::string> own = {name_of_this_process(), size, rank, random_hex(), mine};
   const auto fail = [&](const std::string& why) {
     std::string verdict = decide({ErrorKind::mismatch, why, {}}, until);
     if (Verdict::from(verdict).error.empty()) {  // the others have met without it

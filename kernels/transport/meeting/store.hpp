@@ -45,7 +45,7 @@ class Store {
   [[nodiscard]] virtual bool is_served_here() const { return false; }
 
   // What only this process knows about why others have not come, as the end of a sentence; mostly empty.
-  [[nodiscard]] virtual std::string remark() const { return ""; }
+  [[nodiscard]] virtual std::string remark() { return ""; }
 };
 
 inline constexpr std::size_t longest_key = 1024;

@@ -14,6 +14,7 @@
 #include "../../base/error.hpp"
 #include "../../base/forks.hpp"
 #include "../../base/text.hpp"
+#include "../process.hpp"
 
 namespace gradientflow::transport {
 namespace {
@@ -22,7 +23,9 @@ using namespace std::chrono_literals;
 
 constexpr double seconds_of_an_attempt = 5.0;  // of a connection, and of a greeting
 constexpr double seconds_of_an_answer = 5.0;   // of a call that does not wait, where no time is left
-constexpr auto first_pause = 10ms;             // between attempts
+constexpr double seconds_to_leave_word = 2.0;
+constexpr const char* other_server = "gradientflow/could not serve";
+constexpr auto first_pause = 10ms;  // between attempts
 constexpr auto longest_pause = 500ms;
 
 // The stores that this process serves, by port.
@@ -119,7 +122,14 @@ TcpStore::TcpStore(const std::string& places, bool serves, std::string token, co
       here = std::find_if(places_.begin(), places_.end(), [&](const Place& each) { return is_here(each, until); });
       here = here == places_.end() ? places_.begin() : here;
     }
-    server_ = serve_at(*here, token_);
+    try {
+      server_ = serve_at(*here, token_);
+    } catch (const Error& error) {
+      if (error.code() == EADDRINUSE) {
+        leave_word(until);
+      }
+      throw;
+    }
     here->port = server_->port();
   }
   for (const Place& each : places_) {
@@ -173,11 +183,26 @@ bool TcpStore::remove(const std::string& key, const Until& until) {
       .has_value();
 }
 
-std::string TcpStore::remark() const {
+// Tells the store that there is, if it is one of the same job, who could not serve beside it.
+void TcpStore::leave_word(const Until& until) {
+  try {
+    connect(until.anew(std::min(until.remaining(), seconds_to_leave_word)));
+    set(other_server, name_of_this_process(), until);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it is none
+  }
+}
+
+std::string TcpStore::remark() {
   if (server_ == nullptr) {
     return "";
   }
   std::string said;
+  try {
+    if (const auto other = look(other_server, Until(seconds_of_an_answer))) {
+      said += "; " + *other + " wanted to serve the store, too: two processes were told to be rank 0";
+    }
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): then that is not known
+  }
   if (const int refused = server_->refused(); refused > 0) {
     said += "; " + std::to_string(refused) + (refused == 1 ? " connection" : " connections") +
             " with another token (GRADIENTFLOW_TOKEN) had to be refused";

@@ -33,12 +33,13 @@ class TcpStore : public Store {
   bool remove(const std::string& key, const Until& until) override;
   [[nodiscard]] std::string name() const override;
   [[nodiscard]] bool is_served_here() const override { return server_ != nullptr; }
-  [[nodiscard]] std::string remark() const override;
+  [[nodiscard]] std::string remark() override;
 
   // Where the store is: the places with, if it is served here, the port that was found for them.
   [[nodiscard]] std::string address() const;
 
  private:
+  void leave_word(const Until& until);
   std::optional<std::string> call(const StoreRequest& request, const Until& until);
   std::optional<std::string> exchange(const StoreRequest& request, const Until& until);
   void connect(const Until& until);
