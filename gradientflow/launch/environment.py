@@ -36,6 +36,11 @@ def hostfile_of_allocation() -> str:
     return next(filter(None, (os.environ.get(name) for name in _HOSTFILE_VARIABLES)), "")
 
 
+def master_of_environment(name: str) -> str:
+    """Return MASTER_ADDR or MASTER_PORT, as chosen for a job to come; empty if they are of the job that this is in."""
+    return "" if os.environ.get("RANK") and os.environ.get("WORLD_SIZE") else os.environ.get(name, "")
+
+
 def variables_to_forward(environment: Mapping[str, str]) -> list[str]:
     """Name the variables that ranks on other hosts need, to which nothing goes by itself."""
     names = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV")

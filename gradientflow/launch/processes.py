@@ -35,6 +35,7 @@ _PROMPT_SECONDS = 0.1  # after which the beginning of a line is passed on
 _NOT_STARTED = 127  # as a shell says it
 _SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
+_TOKEN = "GRADIENTFLOW_TOKEN"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -301,6 +302,7 @@ def main() -> int:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:
             return _NOT_STARTED
+    _draw_token(job)
     members = Members(job)
     steps = iter([signal.SIGTERM, signal.SIGKILL])  # how those that are left are ended
     deadline: float | None = None
@@ -339,6 +341,13 @@ def _read_job() -> dict[str, Any]:
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     return job
+
+
+def _draw_token(job: dict[str, Any]) -> None:
+    """Give the ranks of a job a token in common, unless they have one: in a command line others could read it."""
+    token = os.urandom(32).hex()
+    for each in [job, *(member["job"] for member in job["members"] if "job" in member)]:
+        each.setdefault("environment", {}).setdefault(_TOKEN, token)
 
 
 def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:

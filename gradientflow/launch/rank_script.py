@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gradientflow.meeting import SERVERS
 from gradientflow.meeting.slurm import first_node
 
-from .environment import hostfile_of_allocation, in_allocation
+from .environment import hostfile_of_allocation, in_allocation, master_of_environment
 from .hosts import read_hostfile
 from .ports import free_port
 
@@ -56,8 +56,8 @@ def rank_program(program: Sequence[str], hosts: str | None = None, servers: int 
         `hosts` or in an allocation, where the launcher uses daemons.
     """
     master = {
-        "MASTER_ADDR": os.environ.get("MASTER_ADDR") or _master_address(hosts),
-        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(free_port()),
+        "MASTER_ADDR": master_of_environment("MASTER_ADDR") or _master_address(hosts),
+        "MASTER_PORT": master_of_environment("MASTER_PORT") or str(free_port()),
     }
     if servers > 0:
         master[SERVERS] = str(servers)

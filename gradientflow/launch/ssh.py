@@ -15,7 +15,9 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
-from .environment import in_allocation, variables_to_forward
+from gradientflow.meeting.stores import TOKEN
+
+from .environment import in_allocation, master_of_environment, variables_to_forward
 from .hosts import hosts_of_ranks
 from .launcher import LaunchError
 from .tcp import LAUNCHER, TcpJob, job_here, launcher_command, rank_members, tcp_command, tcp_variables
@@ -50,7 +52,8 @@ def _ssh_command(job: TcpJob) -> list[str]:
     if shutil.which("ssh") is None and not all(map(_is_this_machine, job.hosts)):
         raise LaunchError("there is no ssh on the PATH, by which ranks on other hosts are started")
     mark, members = secrets.token_hex(16), rank_members(job)
-    environment = {**{name: os.environ[name] for name in variables_to_forward(os.environ)}, **tcp_variables(job)}
+    passed_on = {name: os.environ[name] for name in variables_to_forward(os.environ) if name != TOKEN}
+    environment = {**passed_on, **tcp_variables(job)}
     shared = {"mark": mark, "command": list(job.program), "environment": environment, "label": job.label}
     hosts = [
         {
@@ -69,7 +72,7 @@ def _ssh_command(job: TcpJob) -> list[str]:
 
 def meeting_host(hosts: Sequence[str]) -> str:
     """Return the address of the first host, as the others reach it; MASTER_ADDR says it by hand."""
-    if given := os.environ.get("MASTER_ADDR"):
+    if given := master_of_environment("MASTER_ADDR"):
         return given
     first = hosts[0]
     others = [host for host in hosts if not _is_this_machine(host)]

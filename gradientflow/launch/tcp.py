@@ -16,6 +16,7 @@ from gradientflow.arguments import checked_int, checked_list
 from gradientflow.meeting import SERVERS
 from gradientflow.meeting.variables import join_address
 
+from .environment import master_of_environment
 from .hosts import check_count
 from .ports import free_port
 
@@ -110,26 +111,26 @@ def rank_members(job: TcpJob) -> list[dict[str, Any]]:
 
 
 def tcp_variables(job: TcpJob) -> dict[str, str]:
-    """Give the variables that all ranks of a job share: where they meet, the token, and those that PyTorch reads.
+    """Give the variables that all ranks of a job share: where they meet, and those that PyTorch reads.
 
-    Every rank finds GRADIENTFLOW_RANK, RANK, LOCAL_RANK and LOCAL_WORLD_SIZE beside them.
+    Every rank finds GRADIENTFLOW_RANK, RANK, LOCAL_RANK and LOCAL_WORLD_SIZE beside them, and the token of the job,
+    which the launcher draws.
     """
     size = len(job.hosts)
     variables = {
         "GRADIENTFLOW_TRANSPORT": "tcp",
         "GRADIENTFLOW_MEET": join_address(job.meet, free_port()),
         "GRADIENTFLOW_SIZE": str(size),
-        "GRADIENTFLOW_TOKEN": secrets.token_hex(32),
         "WORLD_SIZE": str(size - job.servers),
-        "MASTER_ADDR": os.environ.get("MASTER_ADDR") or job.meet,
-        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(free_port()),
+        "MASTER_ADDR": master_of_environment("MASTER_ADDR") or job.meet,
+        "MASTER_PORT": master_of_environment("MASTER_PORT") or str(free_port()),
     }
     return {**variables, SERVERS: str(job.servers)} if job.servers > 0 else variables
 
 
 def command_lines(job: TcpJob) -> list[str]:
     """Write what a shell would start each rank with, by rank."""
-    variables, lines = tcp_variables(job), []
+    variables, lines = {**tcp_variables(job), "GRADIENTFLOW_TOKEN": secrets.token_hex(32)}, []
     for rank, host in enumerate(job.hosts):
         own = {**variables, "GRADIENTFLOW_RANK": str(rank), "RANK": str(rank)}
         line = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in own.items()), shlex.join(job.program)])

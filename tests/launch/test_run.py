@@ -16,7 +16,16 @@ from jobs import Finished, Job, begin
 from needs_mpi import needs_mpi
 from pace import scaled
 
-from gradientflow.launch import LaunchError, hosts_of_ranks, meeting_host, module_command, tcp_job
+from gradientflow.launch import (
+    LaunchError,
+    command_over_tcp,
+    hosts_of_ranks,
+    job_here,
+    meeting_host,
+    module_command,
+    tcp_job,
+)
+from gradientflow.launch.tcp import tcp_variables
 
 # As ssh does, it starts the command of a host through a shell, with its own input, and passes nothing on. All hosts are
 # this machine.
@@ -84,6 +93,23 @@ def test_an_allocation_of_several_nodes_is_not_taken_for_one(monkeypatch: pytest
     assert tcp_job(2, ["true"], None).meet == "127.0.0.1"
 
 
+def test_nothing_secret_is_in_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIENTFLOW_TOKEN", "secret")
+    for hosts in (None, "localhost:2"):
+        words = " ".join(command_over_tcp(tcp_job(2, ["true"], hosts)))
+        assert "GRADIENTFLOW_MEET" in words
+        assert "TOKEN" not in words
+        assert "secret" not in words
+
+
+def test_the_master_of_an_outer_job_is_not_that_of_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "20")
+    assert tcp_variables(job_here(2, ["true"]))["MASTER_PORT"] == "20"
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert tcp_variables(job_here(2, ["true"]))["MASTER_PORT"] != "20"
+
+
 def test_ranks_meet_where_the_others_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert meeting_host(["localhost", "127.0.0.1"]) == "127.0.0.1"
@@ -99,6 +125,7 @@ def test_ranks_of_several_hosts(run: Run, tmp_path: Path) -> None:
         "import os, sys, numpy as np, gradientflow as gf\n"
         "with gf.init() as comm:\n"
         "    x = comm.allreduce(np.full(10, comm.rank + 1))\n"
+        "    assert len(os.environ['GRADIENTFLOW_TOKEN']) == 64\n"
         "    names = 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'WORLD_SIZE', 'GRADIENTFLOW_TIMEOUT'\n"
         "    print(int(x[9]), *(os.environ[name] for name in names), os.getcwd(), sys.stdin.read() == '')\n",
     )
