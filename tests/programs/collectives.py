@@ -6,6 +6,7 @@ import itertools
 import random
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -105,23 +106,17 @@ def block(count: int, rank: int) -> tuple[int, int]:
 
 
 class Data:
-    """The inputs of all ranks, and what every op makes of them, for windows of any place and length."""
+    """The inputs of all ranks, and what every op makes of them, made when needed; windows of any place and length."""
 
     def __init__(self, elements: int, seed: int, *, overflow: bool = True) -> None:
-        count = elements + SHIFTS
-        self._inputs = {dtype: exact_inputs(dtype, count, seed, overflow=overflow) for dtype in DTYPES}
-        self._results = {
-            (dtype, op): expected(self._inputs[dtype], dtype, op)
-            for dtype in DTYPES
-            for op in OPS
-            if is_defined(dtype, op)
-        }
+        self._inputs = cache(lambda dtype: exact_inputs(dtype, elements + SHIFTS, seed, overflow=overflow))
+        self._results = cache(lambda dtype, op: expected(self._inputs(dtype), dtype, op))
 
     def inputs(self, dtype: str, shift: int, count: int) -> list[Array]:
-        return [each[shift : shift + count] for each in self._inputs[dtype]]
+        return [each[shift : shift + count] for each in self._inputs(dtype)]
 
     def result(self, dtype: str, op: str, shift: int, count: int) -> Array:
-        return self._results[dtype, op][shift : shift + count]
+        return self._results(dtype, op)[shift : shift + count]
 
 
 def both(elements: int, seed: int) -> dict[bool, Data]:
