@@ -134,10 +134,10 @@ def test_allreduce_between_nodes() -> None:
         assert path(*nodes, bytes=0) == path(*nodes, bytes=4096) == "agreement"
     assert path(1, 1, bytes=32 * KIB) == "agreement"
     assert path(1, 1, bytes=32 * KIB + 1) == path(1, 1, bytes=1 << 30) == doubling
-    assert select(nodes=(1, 1), bytes=96 * KIB, overrides=borders, over_tcp=True) == "agreement"
-    assert select(nodes=(1, 1), bytes=96 * KIB + 1, overrides=borders, over_tcp=True) == doubling
-    assert select(nodes=(1, 1), bytes=128 * KIB, over_tcp=True) == "agreement"
-    assert select(nodes=(1, 1), bytes=128 * KIB + 1, over_tcp=True) == doubling
+    assert select(nodes=(1, 1), bytes=64 * KIB, overrides=borders, over_tcp=True) == "agreement"
+    assert select(nodes=(1, 1), bytes=64 * KIB + 1, overrides=borders, over_tcp=True) == doubling
+    assert select(nodes=(1, 1), bytes=126 * KIB, over_tcp=True) == "agreement"
+    assert select(nodes=(1, 1), bytes=126 * KIB + 1, over_tcp=True) == doubling
     for nodes in ((1, 1, 1), (1,) * 9):
         assert path(*nodes, bytes=16 * KIB) == "agreement"
         assert path(*nodes, bytes=16 * KIB + 1) == path(*nodes, bytes=128 * KIB - 1) == pairwise

@@ -48,7 +48,7 @@ Choice choose_between(const Situation& s, const Config& config) {
 
 // The largest tensor in bytes that travels with the agreement on a call. With one rank on each node the agreement takes
 // the place of recursive doubling. With more, the announcements inside the nodes must hold the tensor, too. Over MPI a
-// message longer than a segment may wait for its receiver; over TCP one is faster than an agreement and two or three.
+// message longer than a segment may wait for its receiver; over TCP one is faster than an agreement and two segments.
 // That is for two nodes, whose bits are the same both ways: results must not depend on the transport.
 std::size_t agreement_limit(const Situation& s, const Config& config) {
   if (s.largest_node > 1) {
@@ -57,7 +57,7 @@ std::size_t agreement_limit(const Situation& s, const Config& config) {
   if (s.nodes > 2) {
     return std::min({config.doubling_bytes, config.segment_bytes, largest_along});
   }
-  const std::size_t segments = s.transport == transport::TransportKind::tcp ? 3 : 1;
+  const std::size_t segments = s.transport == transport::TransportKind::tcp ? 2 : 1;
   return std::min(segments * config.segment_bytes, largest_along);
 }
 
