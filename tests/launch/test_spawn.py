@@ -114,7 +114,7 @@ def waiting(tmp_path: Path) -> Iterator[Job]:
         "    time.sleep(1000)\n"
         "gf.spawn(wait, 2)\n"
     )
-    job = begin([sys.executable, str(program)], None, 60)
+    job = begin([sys.executable, str(program)], {"TMPDIR": str(tmp_path)}, 60)
     deadline = time.monotonic() + scaled(30)
     while len(list(tmp_path.glob("there*"))) < 2:
         assert time.monotonic() < deadline
