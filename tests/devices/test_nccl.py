@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gradientflow.launch import module_command
 
 Run = Callable[..., Any]
 Env = dict[str, str]
@@ -52,6 +55,29 @@ def test_some_calls_of_five_ranks_on_one_device(check: Run, emulated: Callable[.
 @pytest.mark.checks("nccl_calls", HIERARCHICAL, "check_wire")
 def test_the_hierarchical_form(check: Run, emulated: Callable[..., Env]) -> None:
     check(5, env=emulated(5, GRADIENTFLOW_NODE_SIZE="2", CUDA_EMULATOR_PROTECT="1"))
+
+
+WITHOUT_MPI = """
+import sys, numpy as np, gradientflow as gf
+
+with gf.init() as comm:
+    x = comm.empty(5000, device="cuda:%d" % comm.rank)
+    for algorithm in ("nccl", "auto", "ring"):
+        x.set(np.full(5000, comm.rank + 1, np.float32))
+        comm.allreduce(x, algorithm=algorithm)
+        assert (x.get() == 3).all()
+    assert comm.describe()["nccl"] == "available"
+assert "mpi4py" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("node_size", [0, 1])
+def test_ranks_without_mpi(shell: Run, emulated: Callable[..., Env], tmp_path: Path, node_size: int) -> None:
+    """What NCCL and the memory of peers need to know of each other goes through the endpoint."""
+    (tmp_path / "ranks.py").write_text(WITHOUT_MPI)
+    command = module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--", "ranks.py"])
+    done = shell(shlex.join(command), tmp_path, emulated(2, GRADIENTFLOW_NODE_SIZE=str(node_size)))
+    assert done.returncode == 0, done.output
 
 
 @pytest.mark.checks("nccl_calls", without=[HIERARCHICAL])
