@@ -1,17 +1,6 @@
 #include "path.hpp"
 
-#include <array>
-
 namespace gradientflow::collective {
-namespace {
-
-constexpr std::array<std::string_view, 14> paths = {
-    "alone", "announcement", "node_memory",        "direct",   "staged", "agreement", "recursive_doubling",
-    "ring",  "hierarchical", "hierarchical_lanes", "binomial", "chain",  "pairwise",  "mpi"};
-
-}  // namespace
-
-std::string_view name_of(Path path) { return paths.at(static_cast<std::size_t>(path)); }
 
 std::string_view name_of(Between between) {
   switch (between) {

@@ -18,6 +18,8 @@
 // Those of a call on CUDA devices: device_selector.hpp.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <string_view>
 
 namespace gradientflow::collective {
@@ -41,7 +43,10 @@ enum class Path {
   mpi
 };
 
-[[nodiscard]] std::string_view name_of(Path path);
+inline constexpr std::array<std::string_view, 14> path_names = {
+    "alone", "announcement", "node_memory",        "direct",   "staged", "agreement", "recursive_doubling",
+    "ring",  "hierarchical", "hierarchical_lanes", "binomial", "chain",  "pairwise",  "mpi"};
+[[nodiscard]] constexpr std::string_view name_of(Path path) { return path_names[static_cast<std::size_t>(path)]; }
 [[nodiscard]] std::string_view name_of(Between between);
 
 // Whether a path uses only memory of the node.
