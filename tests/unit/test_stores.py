@@ -700,6 +700,7 @@ print(_core.meet(int(sys.argv[1]), 2, _core.TcpStore(sys.argv[2]), overrides={"t
 def test_processes_that_are_started_after_a_failure(served: Any) -> None:
     """They do not hear of it."""
     said = alike(meet(lambda: served, [(0, 2)], timeout=0.3), CommunicationTimeoutError)
+    time.sleep(0.02)  # the system knows to a hundredth of a second when a process began
     processes = [python(MEETING, rank, served.address) for rank in (1, 0)]
     for process in processes:
         output, errors = process.communicate(timeout=60)
