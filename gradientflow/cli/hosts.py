@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from gradientflow.launch import LaunchError, in_allocation, ssh_settings
+from gradientflow.launch import LaunchError, in_allocation, slots_of, ssh_settings
 
 # If one of these is set, the launcher may reach hosts by other means than ssh, with other names for them.
 _AGENTS = (
@@ -25,11 +25,12 @@ def check_hosts(hosts: str | None) -> None:
     Raises
     ------
     gradientflow.launch.LaunchError
-        If names cannot be resolved, and ssh has no entry for them either; the message has all of them.
+        If this is no such list; if names cannot be resolved, and ssh has no entry for them either: the message has all
+        of them.
     """
-    if hosts is None or in_allocation() or any(os.environ.get(agent) for agent in _AGENTS):
+    names = [] if hosts is None else slots_of(hosts)
+    if in_allocation() or any(os.environ.get(agent) for agent in _AGENTS):
         return
-    names = dict.fromkeys(host.partition(":")[0] for host in hosts.split(","))
     reasons = {name: _why_unknown(name) for name in names}
     unknown = {name: reason for name, reason in reasons.items() if reason and not _is_known_to_ssh(name)}
     if unknown:
@@ -45,6 +46,8 @@ def _why_unknown(name: str) -> str:
         socket.getaddrinfo(name, None)
     except OSError as error:
         return error.strerror or str(error)
+    except UnicodeError as error:  # it is none: a part is empty, or too long
+        return str(error.__cause__ or error)
     return ""
 
 

@@ -29,8 +29,8 @@ def meeting_point(place: str) -> list[Check]:
     list of Check
         One for each, and the address at which this host would be reached.
     """
-    found = [_try(each.strip()) for each in place.split(",")]
-    return [*found, address_towards(place)]
+    places = [each.strip() for each in place.split(",")]
+    return [*map(_try, places), address_towards(",".join(places))]
 
 
 def _try(place: str) -> Check:
@@ -42,6 +42,8 @@ def _try(place: str) -> Check:
         socket.create_connection((host, port), _SECONDS).close()
     except socket.gaierror as error:
         return Check(place, "fail", "its name is not known here", f"{host}: {error.strerror}")
+    except UnicodeError as error:
+        return Check(place, "fail", "no name of a host", f"{host}: {error.__cause__ or error}")
     except ConnectionRefusedError:
         return _nobody(place, host, port)
     except OSError as error:

@@ -14,6 +14,7 @@ from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.transport import find_launcher_or_tcp, transport_option
 from gradientflow.launch import (
     LaunchError,
+    check_count,
     command_lines,
     command_over_tcp,
     launch_environment,
@@ -70,6 +71,7 @@ def run(
     command = executable(program, elsewhere=hosts is not None)
     launcher = find_launcher_or_tcp(transport)
     if launcher is None:
+        check_count(ranks + servers, hosts)
         check_hosts(hosts)
         job = tcp_job(ranks, command, hosts, servers, label=label)
         if dry_run:

@@ -9,7 +9,7 @@ from gradientflow.meeting import SERVERS
 
 from .command import SESSION_FOLDER, launch_environment, module_command, mpirun_command
 from .environment import in_allocation, rank_of_this_process, ranks_of_this_job
-from .hosts import hosts_of_ranks, read_hostfile, slots
+from .hosts import check_count, hosts_of_ranks, read_hostfile, slots, slots_of
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import cores
 from .rank_script import rank_program
@@ -24,6 +24,7 @@ __all__ = [
     "LaunchError",
     "Launcher",
     "TcpJob",
+    "check_count",
     "command_lines",
     "command_over_tcp",
     "cores",
@@ -40,6 +41,7 @@ __all__ = [
     "ranks_of_this_job",
     "read_hostfile",
     "slots",
+    "slots_of",
     "ssh_settings",
     "tcp_command",
     "tcp_job",

@@ -634,6 +634,8 @@ def test_a_signal_ends_ranks_that_take_large_memory() -> None:
         ("run -np 2 --servers 2 --hosts a:2,b true", "4 ranks are too many for the 3 slots of the hosts"),
         ("run -n 2 --hosts no-host.invalid:2 true", "no-host.invalid cannot be resolved ("),
         ("bench allreduce -n 2 --hosts localhost,no-host.invalid", "no-host.invalid cannot be resolved ("),
+        ("run -n 2 --hosts no..host:2 true", "no..host cannot be resolved (label empty or too long)"),
+        ("run -n 2 --transport tcp --hosts a:0 true", "--hosts takes name:slots,name:slots"),
         ("run true", "'-n'"),
         ("run -n 2", "PROGRAM"),
         ("bench allreduce", "-n 2"),
@@ -950,6 +952,7 @@ def test_doctor_says_whether_a_meeting_point_can_be_reached(monkeypatch: pytest.
             (places[0], "warn", "no store of GradientFlow"),
             (places[1], "fail", "may not listen"),
             ("no-host.invalid:29400", "fail", "not known here"),
+            ("no..host:29400", "fail", "no name of a host"),
             ("host0", "fail", "no address"),
         ):
             check, *_ = meeting_point(place)
