@@ -1,14 +1,14 @@
 """The launcher of jobs over TCP: starts processes, and ends them together.
 
-    python -I -S processes.py JOB
+    python -I -S processes.py JOB...
     python -I -S processes.py -
 
-JOB is what `gradientflow.launch.tcp` writes; for ``-`` it is the first line of the input, and the job ends with the
-input. This is a program of its own, as ``mpirun`` is, and imports nothing of the package, so that it starts at once.
-Its members are ranks, or launchers of the second kind, each for the ranks of a host. The first rank here reads the
-input. What ranks write is passed on in whole lines, but to a terminal, to which they write themselves unless lines are
-labelled. When one fails, the others have a moment to say what they have to say. However this process ends, the ranks
-end, too.
+JOB is what `gradientflow.launch.tcp` writes, in one or several words; for ``-`` it is the first line of the input, and
+the job ends with the input. This is a program of its own, as ``mpirun`` is, and imports nothing of the package, so that
+it starts at once. Its members are ranks, or launchers of the second kind, each for the ranks of a host. The first rank
+here reads the input. What ranks write is passed on in whole lines, but to a terminal, to which they write themselves
+unless lines are labelled. When one fails, the others have a moment to say what they have to say. However this process
+ends, the ranks end, too.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class Members:
 def main() -> int:
     """Run a job to its end; return the exit status of the first rank that failed, or 0."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    job = _read_job() if sys.argv[1] == "-" else json.loads(sys.argv[1])
+    job = _read_job() if sys.argv[1] == "-" else json.loads("".join(sys.argv[1:]))
     if parent := job.get("parent"):  # whose end is to be the end of this
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:

@@ -21,8 +21,9 @@ from .hosts import check_count
 from .ports import free_port
 
 _THIS_MACHINE = ""
+_LONGEST = 1 << 16  # word of a command line; Linux takes 128 KiB
 
-# The launcher, which reads from its input what to start; in place of the last word it takes that itself.
+# The launcher, which reads from its input what to start; in place of the last word it takes that itself, in parts.
 LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), "-")
 
 
@@ -96,7 +97,8 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
 
 def launcher_command(told: Mapping[str, Any]) -> list[str]:
     """Write the command line of the launcher, which is told what to start."""
-    return [*LAUNCHER[:-1], json.dumps(told)]
+    text = json.dumps(told)
+    return [*LAUNCHER[:-1], *(text[start : start + _LONGEST] for start in range(0, len(text), _LONGEST))]
 
 
 def rank_members(job: TcpJob) -> list[dict[str, Any]]:

@@ -138,6 +138,14 @@ def test_ranks_of_several_hosts(run: Run, tmp_path: Path) -> None:
     assert ended.stdout.count("welcome") == 2
 
 
+def test_a_long_command_line(run: Run, tmp_path: Path) -> None:
+    """Longer than one of its words may be, on a host and on several."""
+    program = write(tmp_path / "program.py", "import sys; print(sum(map(int, sys.argv[1:])))")
+    for hosts in ((), ("--hosts", "one:1,two:1")):
+        ended = run("-n", 2, *hosts, "--", program, *range(20000))
+        assert ended.stdout.count(f"{sum(range(20000))}\n") == 2, ended.output
+
+
 def test_when_a_rank_fails_the_others_may_report(run: Run, tmp_path: Path) -> None:
     program = write(
         tmp_path / "program.py",
