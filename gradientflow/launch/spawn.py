@@ -74,7 +74,15 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         if status != 0:
             message = f"the launcher of the ranks has ended with exit status {status}"
             raise PeerError(message)
-        return [outcome.result() for outcome in outcomes]
+        return [_result(outcome, rank) for rank, outcome in enumerate(outcomes)]
+
+
+def _result(outcome: Outcome, rank: int) -> Any:
+    try:
+        return outcome.result()
+    except Exception as error:
+        message = f"what rank {rank} has returned cannot be loaded here: {type(error).__name__}: {error}"
+        raise ArgumentError(message) from error
 
 
 def _run(command: list[str]) -> int:

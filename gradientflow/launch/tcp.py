@@ -119,15 +119,15 @@ def tcp_variables(job: TcpJob) -> dict[str, str]:
     which the launcher draws.
     """
     size = len(job.hosts)
-    variables = {
+    return {
         "GRADIENTFLOW_TRANSPORT": "tcp",
         "GRADIENTFLOW_MEET": join_address(job.meet, free_port()),
         "GRADIENTFLOW_SIZE": str(size),
         "WORLD_SIZE": str(size - job.servers),
+        SERVERS: str(job.servers),  # those of an outer job are not of this one
         "MASTER_ADDR": master_of_environment("MASTER_ADDR") or job.meet,
         "MASTER_PORT": master_of_environment("MASTER_PORT") or str(free_port()),
     }
-    return {**variables, SERVERS: str(job.servers)} if job.servers > 0 else variables
 
 
 def command_lines(job: TcpJob) -> list[str]:

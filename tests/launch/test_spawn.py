@@ -26,6 +26,13 @@ class NoDataError(Exception):
     """What a program has of its own."""
 
 
+class Unloadable:
+    """What can be sent, but not received."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
 def add_up(start: int) -> tuple[int, float]:
     with gf.init() as comm:
         x = np.full(1000, comm.rank + start, np.float32)
@@ -48,6 +55,11 @@ def raise_no_data() -> None:
 
 def test_results_come_by_rank() -> None:
     assert gf.spawn(add_up, 3, 1) == [(0, 6.0), (1, 6.0), (2, 6.0)]
+
+
+def test_ranks_that_serve_an_outer_job_are_not_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIENTFLOW_SERVERS", "1")
+    assert gf.spawn(add_up, 2, 1) == [(0, 3.0), (1, 3.0)]
 
 
 def test_what_a_rank_raises_is_raised_and_names_it() -> None:
@@ -75,6 +87,8 @@ def test_what_cannot_be_sent() -> None:
         gf.spawn(print, 1, threading.Lock())
     with pytest.raises(gf.errors.ArgumentError, match=r"^what rank 0 returns, a lock, cannot be sent"):
         gf.spawn(threading.Lock, 1)
+    with pytest.raises(gf.errors.ArgumentError, match=r"^what rank 0 has returned cannot be loaded here: ValueError: "):
+        gf.spawn(Unloadable, 1)
     with pytest.raises(gf.errors.ArgumentTypeError, match="calls a function"):
         gf.spawn(3, 1)  # type: ignore[arg-type]
     with pytest.raises(gf.errors.ArgumentError, match="at least one rank"):
