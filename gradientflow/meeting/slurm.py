@@ -6,7 +6,7 @@ import re
 
 from gradientflow.errors import ArgumentError
 
-from .variables import Place, Variables, join_address, read_lenient
+from .variables import Place, Variables, checked_place, join_address, read_lenient, read_number
 
 TASKS = "SLURM_STEP_NUM_TASKS"
 RANK = "SLURM_PROCID"
@@ -29,9 +29,21 @@ def tasks_of_step(variables: Variables) -> int | None:
 
 
 def place_in_step(variables: Variables) -> Place | None:
-    """Give this process's place in its step, or None as `tasks_of_step`."""
-    tasks, rank = tasks_of_step(variables), read_lenient(variables, RANK)
-    return Place(rank, tasks) if tasks is not None and rank is not None and rank < tasks else None
+    """Give this process's place in its step, or None as `tasks_of_step`.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is said to be in a step, and not, or wrongly, which of its tasks it is.
+    """
+    tasks = tasks_of_step(variables)
+    if tasks is None:
+        return None
+    rank = read_number(variables, RANK)
+    if rank is None:
+        message = f"{TASKS} is {tasks}, but {RANK} is not set: both are needed, or neither"
+        raise ArgumentError(message)
+    return checked_place(rank, tasks, RANK, TASKS)
 
 
 def first_node(variables: Variables) -> str:

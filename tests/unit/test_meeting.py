@@ -193,6 +193,8 @@ def test_whether_messages_are_those_of_mpi(
             {**MPIRUN, **MASTER, "WORLD_SIZE": "4", "GRADIENTFLOW_SERVERS": "1"},
             ["OMPI_COMM_WORLD_SIZE says 4", "1 serve (GRADIENTFLOW_SERVERS)", "WORLD_SIZE says 4"],
         ),
+        ({**STEP, "SLURM_PROCID": "8"}, ["SLURM_PROCID is 8", "SLURM_STEP_NUM_TASKS is 8", "0 to 7"]),
+        ({**STEP, "SLURM_PROCID": ""}, ["SLURM_STEP_NUM_TASKS is 8", "SLURM_PROCID is not set"]),
     ],
 )
 def test_variables_that_cannot_be_right(variables: dict[str, str], words: list[str]) -> None:
