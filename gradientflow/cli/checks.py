@@ -32,6 +32,7 @@ from gradientflow.launch import (
     launch_environment,
     module_command,
     mpirun_command,
+    rank_program,
     ranks_of_this_job,
     tcp_command,
 )
@@ -173,7 +174,7 @@ def live_job() -> list[Check]:
         launcher = find_launcher(built_with())
     except LaunchError:
         return [Check(_START, "fail", "not tried", "without an mpirun nothing can be started")]
-    return _try(mpirun_command(launcher, 2, _PROBE), launch_environment(launcher))
+    return _try(mpirun_command(launcher, 2, rank_program(_PROBE)), launch_environment(launcher))
 
 
 def live_job_without_mpi() -> list[Check]:

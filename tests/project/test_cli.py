@@ -924,6 +924,13 @@ def test_doctor_judges_what_its_job_reports() -> None:
     assert all(check.advice for check in found if check.status != "ok")
 
 
+def test_the_place_of_another_launcher_does_not_reach_the_job_of_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a pod of Kubernetes, whose one process is a rank."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert [check.value for check in checks.live_job()][:2] == ["2 ranks", "allreduce exact"]
+
+
 def test_doctor_says_how_ranks_would_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
