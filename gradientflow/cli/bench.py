@@ -36,6 +36,7 @@ from gradientflow.launch import (
     module_command,
     mpirun_command,
     rank_of_this_process,
+    rank_program,
     ranks_of_this_job,
     tcp_job,
 )
@@ -122,7 +123,7 @@ class BenchCommand(click.Command):
         check_hosts(options["hosts"])
         if launcher is None:
             return run_job(Job(command_over_tcp(tcp_job(ranks, command, options["hosts"])), {}))
-        command = mpirun_command(launcher, ranks, command, options["hosts"])
+        command = mpirun_command(launcher, ranks, rank_program(command, options["hosts"]), options["hosts"])
         return run_job(Job(command, launch_environment(launcher, options["hosts"])))
 
     def _measure(self, plan: Any, output: Output) -> int:

@@ -774,6 +774,12 @@ def test_bench_against_gloo_with_every_algorithm(tmp_path: Path) -> None:
     assert "algorithm" in ended.stdout
 
 
+def test_the_place_of_another_launcher_does_not_reach_the_ranks_of_a_bench() -> None:
+    ended = gradientflow("bench", "barrier", "-n", "2", *BRIEF, env={"RANK": "0", "WORLD_SIZE": "2"})
+    assert ended.returncode == 0, ended.stderr
+    assert "2 ranks on 1 node" in ended.stdout
+
+
 def test_bench_inside_a_job_is_one_rank_of_it() -> None:
     inner = module_command("gradientflow.cli", ["bench", "barrier", *BRIEF])
     ended = gradientflow("run", "-n", "2", "--", *inner)
