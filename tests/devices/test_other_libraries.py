@@ -24,7 +24,7 @@ import ctypes, sys
 others = [ctypes.CDLL(path, ctypes.RTLD_GLOBAL) for path in sys.argv[1:]]
 assert all(library[name]() == 46 for library, name in zip(others, ["cudaGetDeviceCount", "ncclCommDestroy"]))
 
-import mpi4py.MPI, numpy, gradientflow as gf
+import numpy, gradientflow as gf
 from gradientflow import _core
 from gradientflow.bench.core.native import load_kernels
 from gradientflow.bench.core.nccl import NcclPeer
@@ -35,9 +35,9 @@ x = asarray(numpy.full(1000, 3.0, numpy.float32))
 with gf.init() as comm:
     handle = comm.allreduce_async(x, algorithm="nccl")
     print(handle.wait().get().sum(), handle.path)
-peer = NcclPeer(mpi4py.MPI.COMM_WORLD)  # whose calls wait, by the calls that do not
-print(peer._trouble)
-peer.close()
+    peer = NcclPeer(comm)  # whose calls wait, by the calls that do not
+    print(peer._trouble)
+    peer.close()
 address = x.__cuda_array_interface__["data"][0]
 load_kernels("cuda").reduce([address], [address, address], 1000, "float32", "sum", 1).run()
 print(x.get().sum())

@@ -553,11 +553,6 @@ def check_groups() -> None:
     for each in groups:
         if each is alone:
             dist.destroy_process_group(each)
-    # PyTorch names such a group by how many others this rank is in: where they are not equally many, no two ranks of
-    # the group would meet (up to PyTorch 2.13).
-    local = dist.new_group([0, SIZE - 1], use_local_synchronization=True) if RANK in (0, SIZE - 1) else None
-    if local is not None:
-        dist.barrier(group=local)
     pairs = [dist.new_group([0, rank]) for rank in range(1, SIZE)]
     for rank, pair in enumerate(pairs, 1):
         if RANK in (0, rank):
@@ -571,6 +566,12 @@ def check_groups() -> None:
                 number = torch.tensor([0])
                 assert dist.recv(number, group=pair) == rank
                 assert number.item() == rank
+            dist.destroy_process_group(pair)
+    # PyTorch names what is made without the others by how many groups this rank is in (up to 2.13), or has made: the
+    # numbers have to be the same on its ranks, and nothing can be made with the others afterwards.
+    local = dist.new_group([0, SIZE - 1], use_local_synchronization=True) if RANK in (0, SIZE - 1) else None
+    if local is not None:
+        dist.barrier(group=local)
 
 
 def make_group(ranks: list[int]) -> Any:
