@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from .case import ROOT
+
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
@@ -25,9 +27,9 @@ def from_all(comm: Communicator, value: V) -> list[V]:
     return [pickle.loads(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
-def from_root(comm: Communicator, value: V, root: int = 0) -> V:
-    """Give the value of one rank. Collective."""
-    return from_all(comm, value if comm.rank == root else None)[root]  # type: ignore[return-value]
+def from_root(comm: Communicator, value: V) -> V:
+    """Give the value of rank 0. Collective."""
+    return from_all(comm, value if comm.rank == ROOT else None)[ROOT]  # type: ignore[return-value]
 
 
 def wait_idly(comm: Communicator) -> None:
