@@ -98,6 +98,11 @@ def _find_installed(name: str, *, sources: bool) -> ModuleSpec | None:
     return None
 
 
+def jax_library() -> Path:
+    """Return where the library is that JAX's CPU backend loads in place of MPI."""
+    return PACKAGE / "lib" / "libgradientflow_mpiabi.so"
+
+
 def build_info() -> dict[str, Any]:
     """Return what the build recorded: versions, compiler, and the MPI library, if it was built with one."""
     info: dict[str, Any] = json.loads((PACKAGE / "_build_info.json").read_text(encoding="utf-8"))

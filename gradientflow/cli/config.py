@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from gradientflow.cli.jax import check_jax, jax_lines
 from gradientflow.cli.library import PACKAGE
 from gradientflow.cli.table import plain_table, print_table
 from gradientflow.config import fields
@@ -26,8 +28,9 @@ _CMAKE = _LIBRARIES / "cmake" / "gradientflow"
 @click.option("--cxxflags", is_flag=True, help="Print compiler flags for the C++ headers.")
 @click.option("--libs", is_flag=True, help="Print linker flags.")
 @click.option("--cmakedir", is_flag=True, help="Print the folder for CMake's gradientflow_DIR.")
+@click.option("--jax", is_flag=True, help="Print what a rank's environment needs for JAX, for a shell.")
 @click.option("--settings", is_flag=True, help="Print every setting with its variable and default.")
-def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, settings: bool) -> None:
+def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, jax: bool, settings: bool) -> None:
     """Print what a C or C++ program needs, quoted for a shell: mpicc x.c $(gradientflow config --cflags --libs)."""
     flags = []
     if cxxflags:
@@ -41,6 +44,9 @@ def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, settings: b
         click.echo(shlex.join(flags))
     if cmakedir:
         click.echo(str(_present(_CMAKE)))
+    if jax:
+        check_jax(needed=False)
+        click.echo("\n".join(jax_lines(os.environ)))
     if settings:
         _print_settings()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gradientflow.cli.hosts import check_hosts
+from gradientflow.cli.jax import check_jax
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.transport import find_launcher_or_tcp, transport_option
 from gradientflow.launch import (
@@ -17,6 +18,7 @@ from gradientflow.launch import (
     check_count,
     command_lines,
     command_over_tcp,
+    jax_program,
     launch_environment,
     mpirun_command,
     rank_program,
@@ -38,6 +40,7 @@ from gradientflow.launch import (
     help="How many ranks to start beside them that serve parameters only.",
 )
 @transport_option("without MPI, through ssh on other hosts")
+@click.option("--jax", is_flag=True, help="Have JAX's collectives on CPUs done by GradientFlow.")
 @click.option("--label", is_flag=True, help="Begin each line that a rank writes with its rank.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -47,6 +50,7 @@ def run(
     hostfile: str | None,
     servers: int,
     transport: str,
+    jax: bool,
     label: bool,
     dry_run: bool,
     program: tuple[str, ...],
@@ -61,6 +65,9 @@ def run(
 
     With --servers, S more processes run PROGRAM up to gradientflow.init(), which serves the N ranks as parameter
     servers until all have closed, and then ends them.
+
+    With --jax, PROGRAM is an unchanged program of JAX: psum and the like are done by GradientFlow, and
+    jax.distributed.initialize() needs no arguments.
     """
     if (outer := ranks_of_this_job()) is not None:
         raise LaunchError(f"this is already a rank of a job of {outer}: start the program itself, without 'run'")
@@ -69,6 +76,11 @@ def run(
             raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
         hosts = read_hostfile(hostfile)
     command = executable(program, elsewhere=hosts is not None)
+    if jax:
+        if servers > 0:
+            raise LaunchError("--jax starts ranks that all compute: leave --servers out")
+        check_jax(needed=program[0].endswith(".py"))
+        command = jax_program(command)
     launcher = find_launcher_or_tcp(transport)
     if launcher is None:
         check_count(ranks + servers, hosts)

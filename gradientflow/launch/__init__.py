@@ -10,6 +10,7 @@ from gradientflow.meeting import SERVERS
 from .command import SESSION_FOLDER, launch_environment, module_command, mpirun_command
 from .environment import in_allocation, rank_of_this_process, ranks_of_this_job
 from .hosts import check_count, hosts_of_ranks, read_hostfile, slots, slots_of
+from .jax_rank import jax_contradictions, jax_program, jax_variables
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import cores
 from .rank_script import rank_program
@@ -31,6 +32,9 @@ __all__ = [
     "find_launcher",
     "hosts_of_ranks",
     "in_allocation",
+    "jax_contradictions",
+    "jax_program",
+    "jax_variables",
     "job_here",
     "launch_environment",
     "meeting_host",

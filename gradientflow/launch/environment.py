@@ -12,6 +12,8 @@ _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"
 # Set where somebody has written the hosts into a file for MPI's launcher, as Kubernetes' MPIJob does.
 _HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
 
+_PREFIXES = ("GRADIENTFLOW_", "JAX_", "XLA_", "MPITRAMPOLINE_")
+
 
 def ranks_of_this_job() -> int | None:
     """Give the number of ranks of the job that MPI's launcher or ours started this process in; None outside one."""
@@ -44,7 +46,7 @@ def master_of_environment(name: str) -> str:
 def variables_to_forward(environment: Mapping[str, str]) -> list[str]:
     """Name the variables that ranks on other hosts need, to which nothing goes by itself."""
     names = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV")
-    return sorted(name for name in environment if name in names or name.startswith("GRADIENTFLOW_"))
+    return sorted(name for name in environment if name in names or name.startswith(_PREFIXES))
 
 
 def _number_in_environment(*names: str) -> int | None:

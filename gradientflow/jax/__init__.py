@@ -1,0 +1,3 @@
+"""GradientFlow for JAX."""
+
+from __future__ import annotations

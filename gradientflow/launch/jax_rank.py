@@ -1,0 +1,111 @@
+"""What a rank's environment tells JAX: the library that its CPU backend loads for collectives, and the job.
+
+JAX's CPU backend calls MPI through the library that MPITRAMPOLINE_LIB names: ours. A ``jax.distributed.initialize()``
+without arguments asks the clusters that JAX knows. Of these Open MPI's is nothing but variables, so every job can look
+like one: JAX takes OMPI_MCA_orte_hnp_uri for the sign of it, and OMPI_COMM_WORLD_RANK and its like for the rank.
+
+As a program, ``main PORT PROGRAM...`` runs on every rank of ``gradientflow run --jax`` in place of the program, sets
+these variables, and becomes the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from gradientflow._location import jax_library
+from gradientflow.errors import GradientFlowError
+from gradientflow.meeting import find_way
+from gradientflow.meeting.variables import Variables, join_address, read_lenient, read_port, split_address
+from gradientflow.meeting.way import ALONE, MASTER, SLURM, Way
+
+from .command import module_command
+from .ports import free_port
+
+_LIBRARY = "MPITRAMPOLINE_LIB"
+_IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
+_COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+
+def jax_variables(variables: Variables, port: int | None = None) -> dict[str, str]:
+    """Return the variables that a rank of a JAX program needs, as far as they are not set.
+
+    Parameters
+    ----------
+    variables : mapping of str to str
+        The rank's environment.
+    port : int, optional
+        A port of rank 0's host that is kept free for JAX's coordinator; by default the one behind the meeting point.
+
+    Returns
+    -------
+    dict of str to str
+        Outside a job, what all ranks share. Without a word on where rank 0's host is, none of those with which
+        ``jax.distributed.initialize()`` finds the job by itself.
+    """
+    needed = {_LIBRARY: str(jax_library()), _IMPLEMENTATION: "mpi"}
+    way = find_way(variables)
+    if way.name != ALONE and way.rank is not None and way.size is not None:
+        coordinator = variables.get(_COORDINATOR) or _coordinator(variables, way, port)
+        if coordinator:
+            needed |= {
+                _COORDINATOR: coordinator,
+                "OMPI_MCA_orte_hnp_uri": "gradientflow",
+                "OMPI_COMM_WORLD_RANK": str(way.rank),
+                "OMPI_COMM_WORLD_SIZE": str(way.size),
+                "OMPI_COMM_WORLD_LOCAL_RANK": str(_local_rank(variables)),
+            }
+        if way.name in (MASTER, SLURM):  # the library knows only this way, and MPI's
+            host, first = split_address(way.at[0], way.name)
+            needed |= {
+                "GRADIENTFLOW_MEET": join_address(host, first + 2),
+                "GRADIENTFLOW_RANK": str(way.rank),
+                "GRADIENTFLOW_SIZE": str(way.size),
+            }
+    return {name: value for name, value in needed.items() if not variables.get(name)}
+
+
+def jax_contradictions(variables: Variables) -> list[str]:
+    """Return a sentence for each variable of the environment that keeps JAX from using GradientFlow."""
+    sentences = []
+    library = variables.get(_LIBRARY)
+    if library and library != str(jax_library()):
+        sentences.append(f"{_LIBRARY} is {library}: JAX uses that library, not GradientFlow's; unset it")
+    implementation = variables.get(_IMPLEMENTATION)
+    if implementation and implementation != "mpi":
+        sentences.append(
+            f"{_IMPLEMENTATION} is {implementation}: JAX's collectives are that one's, not GradientFlow's; unset it"
+        )
+    return sentences
+
+
+def jax_program(program: Sequence[str]) -> list[str]:
+    """Wrap a program so that each rank finds the variables of `jax_variables` in its environment."""
+    return module_command(__name__, [str(free_port()), *program])
+
+
+def main() -> None:
+    """Set the variables, and become the program."""
+    port, program = int(sys.argv[1]), sys.argv[2:]
+    try:
+        os.environ.update(jax_variables(os.environ, port))
+        os.execvp(program[0], program)
+    except (GradientFlowError, OSError) as error:
+        sys.exit(f"gradientflow: {program[0]} cannot be started: {error}")
+
+
+def _coordinator(variables: Variables, way: Way, port: int | None) -> str:
+    """Return where rank 0 is to open JAX's coordinator; empty if nothing says which host that is."""
+    host = variables.get("MASTER_ADDR", "").strip("[]")
+    if host and variables.get("MASTER_PORT"):
+        return join_address(host, port or read_port(variables["MASTER_PORT"], "MASTER_PORT") + 1)
+    if way.name == SLURM:
+        host, first = split_address(way.at[0], way.name)
+        return join_address(host, first + 1)
+    return ""
+
+
+def _local_rank(variables: Variables) -> int:
+    return next((rank for name in _LOCAL_RANKS if (rank := read_lenient(variables, name)) is not None), 0)
