@@ -41,13 +41,15 @@ CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
 CPP_LAYERS["policy"] = {"base"}
 CPP_LAYERS["engine/server"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "policy"}
 CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/server"] | {"engine/server", "transport/meeting"}
+# What stands in for MPI inside jaxlib, a library of its own: nothing includes it.
+CPP_LAYERS["jax/mpiabi"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
 
 # Headers of outside libraries, and the only layers that may know them.
 OUTSIDE: dict[str, set[str]] = {
-    "pybind11/": {"bindings"},
+    "pybind11/": {"bindings", "jax"},
     "Python.h": {"bindings"},
     "cuda": {"compute"},
     "nccl": set(),  # loaded at run time, by declarations of our own

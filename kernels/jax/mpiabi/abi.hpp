@@ -1,0 +1,43 @@
+// The binary interface of MPItrampoline (MPIABI_*), as XLA uses it: its handles and constants are words, and what they
+// stand for is up to this library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define MPIABI_FUNCTION extern "C" __attribute__((visibility("default"))) int
+
+namespace gradientflow::mpiabi {
+
+using Word = std::intptr_t;
+
+enum Code : int { success = 0, failed = 16, unsupported = 17 };
+
+enum class Type : Word {
+  byte = 1,
+  int8,
+  uint8,
+  int16,
+  uint16,
+  int32,
+  uint32,
+  int64,
+  uint64,
+  float32,
+  float64,
+  complex64,
+  complex128
+};
+
+enum class Op : Word { sum = 1, prod, min, max };
+
+inline constexpr int undefined_color = -32766;
+inline constexpr Word in_place = 1;
+
+// XLA hands over a count of 2^31 or more as what is left of it in 32 bits.
+[[nodiscard]] inline std::size_t count_of(int count) { return static_cast<std::uint32_t>(count); }
+
+// Throws Error(type) where XLA sends no such type.
+[[nodiscard]] std::size_t size_of(Type type);
+
+}  // namespace gradientflow::mpiabi

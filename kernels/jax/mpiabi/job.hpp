@@ -1,0 +1,68 @@
+// The job that this process is a rank of, and the groups of its ranks among which XLA communicates.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "../../base/error.hpp"
+#include "../../engine/calls/communicator.hpp"
+#include "../../transport/messages/mailbox.hpp"
+#include "abi.hpp"
+
+namespace gradientflow::mpiabi {
+
+// What XLA holds for an MPI communicator.
+struct Group {
+  std::shared_ptr<engine::Communicator> ranks = {};  // none where this process is no member, or after a failure
+  std::vector<int> job_ranks = {};                   // of its ranks
+  int tag = 0;                                       // of its messages in the job's mailbox
+  std::mutex in_pieces = {};                         // held by a call that consists of several
+};
+
+// XLA does not look at the status of the functions that set up: whatever fails there fails every later call, too.
+class Job {
+ public:
+  Group world;
+
+  void begin();   // once; collective
+  void finish();  // ranks that still wait for this one get an error
+  [[nodiscard]] bool has_begun() const { return begun_; }
+  [[nodiscard]] bool has_finished() const { return finished_; }
+
+  // The group of the ranks with the same color, numbered by their keys. Collective over the job.
+  void split(int color, int key, Group& part);
+  void free(Group* part);
+  Group* add();
+
+  // Messages between two ranks of a group. If one fails, none succeeds any more, since XLA does not wait for the
+  // others.
+  std::shared_ptr<transport::Transfer> send(const Group& group, int to, const void* data, std::size_t bytes);
+  std::shared_ptr<transport::Transfer> receive(const Group& group, int from, void* data, std::size_t bytes);
+  void wait(const transport::Transfer& transfer);
+
+  // The ranks of a group, after checking that calls can be served.
+  [[nodiscard]] engine::Communicator& ranks(const Group& group) const;
+
+ private:
+  template <class Work>
+  auto decisive(const Work& work) -> decltype(work());
+  void break_down(const Error& error);
+
+  bool begun_ = false;
+  bool finished_ = false;
+  std::mutex setting_up_;
+  std::set<std::unique_ptr<Group>> parts_;
+  int splits_ = 0;
+  std::shared_ptr<transport::Mailbox> mailbox_;
+  transport::Tags tags_;
+  mutable std::mutex failing_;
+  std::optional<Error> failure_;
+};
+
+Job& job();  // never destroyed: XLA's threads may call until the process has ended
+
+}  // namespace gradientflow::mpiabi

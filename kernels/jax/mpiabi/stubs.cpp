@@ -1,0 +1,28 @@
+// Every name that MPItrampoline looks up and that is not served: a function says so, and a constant has no meaning.
+// What is served is defined in the other files, and takes the place of the weak definitions here.
+#include <cstdio>
+#include <string>
+
+#include "abi.hpp"
+#include "failure.hpp"
+
+namespace gradientflow::mpiabi {
+namespace {
+
+int not_served(const char* name) {
+  const std::string text = std::string("GradientFlow stands in for MPI behind JAX alone, and does not serve ") +
+                           (name + sizeof "MPIABI_" - 1);
+  std::fprintf(stderr, "gradientflow: %s\n", text.c_str());  // NOLINT(*-vararg): one write, so that it stays whole
+  return fail(text, unsupported);
+}
+
+}  // namespace
+}  // namespace gradientflow::mpiabi
+
+#define FUNCTION(name)                                                    \
+  extern "C" __attribute__((weak, visibility("default"))) int name(void); \
+  int name() { return gradientflow::mpiabi::not_served(#name); }
+#define CONSTANT(name)                                                                           \
+  extern "C" __attribute__((weak, visibility("default"))) const gradientflow::mpiabi::Word name; \
+  const gradientflow::mpiabi::Word name = 0x40000000 + __LINE__;
+#include "names.inc"
