@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gradientflow.errors import GradientFlowError
-from gradientflow.launch import cores
+from gradientflow.launch import BIND, cores
 from gradientflow.mpi_start import is_chosen
 
 MOST_HOSTS = 250
@@ -169,6 +169,7 @@ class Netlab:
             _MARK: _mark(os.getpid()),
             "NETLAB_HOSTS": self.slots,
             "NETLAB_AGENT": " ".join(self.agent),
+            BIND: os.environ.get(BIND, "none"),  # all hosts share the same cores
             "NETLAB_RATE": "" if self._limit is None else self._rate,
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "eth0"),
             "GRADIENTFLOW_INTERFACE": os.environ.get("GRADIENTFLOW_INTERFACE", "eth0"),

@@ -332,6 +332,8 @@ py::dict describe(const Communicator& communicator) {
   facts["node"] = communicator.node();
   facts["nodes"] = group.topology().members;
   facts["nodes_remark"] = group.topology().remark;
+  facts["cores"] = group.node().cores();
+  facts["cores_remark"] = group.node().cores_remark();
   facts["allreduce_of_arrays"] = ways(communicator, false);
   facts["allreduce_of_node_memory"] = ways(communicator, true);
   facts["direct_read"] = group.direct_read_remark().empty() ? "available" : group.direct_read_remark();

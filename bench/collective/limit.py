@@ -7,7 +7,6 @@ No rank waits for another, so results are right only between barriers, and no al
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +55,7 @@ class LimitPeer:
         segment = comm._native.allocate(case.bytes)
         array = np.frombuffer(segment, case.dtype, case.count)
         parts = [part.ctypes.data for part in segment.parts]
-        workers = min(comm.size, len(os.sched_getaffinity(0)))
+        workers = min(comm.size, len(comm.describe()["cores"]))
         call = self._limit.UnsynchronizedAllreduce(parts, comm.rank, workers, case.count, case.dtype, case.op)
         return Contestant(LIMIT, LIMIT, "pool", case.dtype, array, array, call, completes_on_return=False)
 

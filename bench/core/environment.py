@@ -34,7 +34,7 @@ def describe_environment(
     mpi: Any = sys.modules.get("mpi4py.MPI")  # not in a job over TCP, where importing it would start MPI
     environment: dict[str, Any] = {
         "cpu": cpu_model(),
-        "cores": cores(),
+        "cores": cores(frozenset(comm.describe()["cores"])),
         "memory_GiB": round(memory_limit() / 2**30, 1),
         "ranks": comm.size,
         "nodes": comm.nodes,

@@ -31,6 +31,7 @@ from gradientflow.cli.transport import find_launcher_or_tcp
 from gradientflow.errors import GradientFlowError
 from gradientflow.job import asked_transport
 from gradientflow.launch import (
+    asked_binding,
     command_over_tcp,
     launch_environment,
     module_command,
@@ -122,8 +123,10 @@ class BenchCommand(click.Command):
         command = module_command("gradientflow.cli", arguments)
         check_hosts(options["hosts"])
         if launcher is None:
-            return run_job(Job(command_over_tcp(tcp_job(ranks, command, options["hosts"])), {}))
-        command = mpirun_command(launcher, ranks, rank_program(command, options["hosts"]), options["hosts"])
+            job = tcp_job(ranks, command, options["hosts"], bind=asked_binding())
+            return run_job(Job(command_over_tcp(job), {}))
+        command = rank_program(command, options["hosts"], bind=asked_binding())
+        command = mpirun_command(launcher, ranks, command, options["hosts"])
         return run_job(Job(command, launch_environment(launcher, options["hosts"])))
 
     def _measure(self, plan: Any, output: Output) -> int:

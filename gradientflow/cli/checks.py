@@ -26,6 +26,7 @@ from gradientflow.job import asked_transport
 from gradientflow.launch import (
     OPEN_MPI,
     LaunchError,
+    asked_binding,
     cores,
     find_launcher,
     job_here,
@@ -47,6 +48,7 @@ _PROBE = module_command("gradientflow.cli.probe", [])
 _PROBE_SECONDS = 60.0
 _FACTS = (
     ("nodes_remark", "layout"),
+    ("cores_remark", "cores are short"),
     ("simd", "kernels for"),
     ("staging_bytes_per_rank", "staging bytes per rank"),
 )
@@ -166,25 +168,31 @@ def address_towards(place: str) -> Check:
 
 def live_job() -> list[Check]:
     """Start an MPI job of two ranks, have it sum random integers, and look at what it reports."""
-    if inside := _inside_a_job():
-        return [inside]
+    if obstacle := _obstacle():
+        return [obstacle]
     if missing_mpi():
         return [Check(_START, "ok", "not tried: there is no MPI")]
     try:
         launcher = find_launcher(built_with())
     except LaunchError:
         return [Check(_START, "fail", "not tried", "without an mpirun nothing can be started")]
-    return _try(mpirun_command(launcher, 2, rank_program(_PROBE)), launch_environment(launcher))
+    command = rank_program(_PROBE, bind=asked_binding())
+    return _try(mpirun_command(launcher, 2, command), launch_environment(launcher))
 
 
 def live_job_without_mpi() -> list[Check]:
     """Do the same over TCP."""
-    inside = _inside_a_job()
-    return [inside] if inside else _try(tcp_command(job_here(2, _PROBE)), {})
+    obstacle = _obstacle()
+    return [obstacle] if obstacle else _try(tcp_command(job_here(2, _PROBE, bind=asked_binding())), {})
 
 
-def _inside_a_job() -> Check | None:
+def _obstacle() -> Check | None:
+    """Say why no job can be tried; None if one can."""
     if ranks_of_this_job() is None:
+        try:
+            asked_binding()
+        except LaunchError as error:
+            return Check(_START, "fail", "not tried", str(error))
         return None
     return Check(_START, "warn", "not tried", "this is itself a rank of a job: run doctor outside of it")
 
@@ -244,6 +252,8 @@ def judge(report: dict[str, Any]) -> list[Check]:
         value = "allreduce exact" if wrong == 0 else f"{wrong} wrong elements"
         advice = "" if wrong == 0 else "do not train with this installation; please report it with the output of --json"
         found.append(Check(words, "fail" if wrong else "ok", value, advice))
+    names = [f"rank {rank}: {name}" for rank, name in enumerate(report["cores"])]
+    found.append(Check("cores of ranks", "ok", "; ".join(names)))
     facts = report["describe"]
     direct = facts["direct_read"]
     advice = "" if direct == "available" else "ordinary arrays go through staging, which is slower for large ones"

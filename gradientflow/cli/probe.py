@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import signal
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from gradientflow.cli.job import die_with_parent
 
 MARK = "gradientflow-probe "  # the line that carries the report; the MPI library may print others
 
+_CORES = "Cpus_allowed_list:"
+_WIDTH = 256
 _COUNT = 100_003  # neither a multiple of the ranks nor of any block
 
 
@@ -28,6 +31,9 @@ def main() -> None:
             buffer[...] = values
             comm.allreduce(buffer)
             wrong[memory] = int(comm.allgather(np.array([np.count_nonzero(buffer != expected)])).sum())
+        mine = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(_CORES))
+        places = np.frombuffer(mine.removeprefix(_CORES).strip().encode().ljust(_WIDTH)[:_WIDTH], np.uint8)
+        cores = [row.tobytes().decode().strip() for row in comm.allgather(places)]
         if comm.rank == 0:
-            report = {"wrong": wrong, "ranks": comm.size, "describe": comm.describe()}
+            report = {"cores": cores, "wrong": wrong, "ranks": comm.size, "describe": comm.describe()}
             print(MARK + json.dumps(report, default=str), flush=True)

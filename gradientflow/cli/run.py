@@ -14,6 +14,8 @@ from gradientflow.cli.jax import check_jax
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.transport import find_launcher_or_tcp, transport_option
 from gradientflow.launch import (
+    BIND,
+    BINDINGS,
     LaunchError,
     check_count,
     command_lines,
@@ -41,6 +43,14 @@ from gradientflow.launch import (
 )
 @transport_option("without MPI, through ssh on other hosts")
 @click.option("--jax", is_flag=True, help="Have JAX's collectives on CPUs done by GradientFlow.")
+@click.option(
+    "--bind",
+    type=click.Choice(BINDINGS),
+    default="auto",
+    envvar=BIND,
+    help="Which cores a rank gets: its share of its host's cores if there is one for each rank, else all (auto, the "
+    "default); all (none); one of its share (core); those of a NUMA node (numa).",
+)
 @click.option("--label", is_flag=True, help="Begin each line that a rank writes with its rank.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -51,6 +61,7 @@ def run(
     servers: int,
     transport: str,
     jax: bool,
+    bind: str,
     label: bool,
     dry_run: bool,
     program: tuple[str, ...],
@@ -85,12 +96,12 @@ def run(
     if launcher is None:
         check_count(ranks + servers, hosts)
         check_hosts(hosts)
-        job = tcp_job(ranks, command, hosts, servers, label=label)
+        job = tcp_job(ranks, command, hosts, servers, label=label, bind=bind)
         if dry_run:
             click.echo("\n".join(command_lines(job)))
             return 0
         return run_job(Job(command_over_tcp(job), {}, reads_input=True))
-    command = rank_program(command, hosts, servers)
+    command = rank_program(command, hosts, servers, bind=bind)
     command = mpirun_command(launcher, ranks, command, hosts, servers, label=label)
     environment = launch_environment(launcher, hosts)
     if dry_run:

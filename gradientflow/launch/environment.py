@@ -7,6 +7,11 @@ from collections.abc import Mapping
 
 from gradientflow.meeting.slurm import tasks_of_step
 
+from .launcher import LaunchError
+from .machine import BINDINGS
+
+BIND = "GRADIENTFLOW_BIND"
+
 # Set by batch systems inside an allocation, where the launcher knows hosts and slots by itself.
 _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
 # Set where somebody has written the hosts into a file for MPI's launcher, as Kubernetes' MPIJob does.
@@ -36,6 +41,14 @@ def in_allocation() -> bool:
 def hostfile_of_allocation() -> str:
     """Return the file from which MPI's launcher has its hosts; empty where there is none."""
     return next(filter(None, (os.environ.get(name) for name in _HOSTFILE_VARIABLES)), "")
+
+
+def asked_binding() -> str:
+    """Return which cores ranks are to get, by GRADIENTFLOW_BIND; see `share`."""
+    binding = os.environ.get(BIND) or "auto"
+    if binding not in BINDINGS:
+        raise LaunchError(f"{BIND} is {binding!r}: it is one of {', '.join(BINDINGS)}")
+    return binding
 
 
 def master_of_environment(name: str) -> str:

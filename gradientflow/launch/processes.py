@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
+import runpy
 import select
 import selectors
 import signal
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -256,7 +259,7 @@ class Members:
             _say(f"{member.name}{process} {how}{others}")
 
     def _start(self, number: int, described: dict[str, Any]) -> None:
-        launcher, own_job = os.getpid(), described.get("job")
+        launcher, own_job, processors = os.getpid(), described.get("job"), _processors(self._job, described)
         name = f"host {described['host']}" if own_job else f"rank {described['rank']}"
         reads_input = number == 0 and own_job is None and "where" not in self._job
         # A terminal lets only its foreground group read.
@@ -269,6 +272,8 @@ class Members:
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != launcher:  # which has ended meanwhile
                 os._exit(1)
+            if processors is not None:
+                os.sched_setaffinity(0, processors)
 
         label = f"[{described['rank']}] ".encode() if self._job.get("label") else b""
         mark = own_job["mark"].encode() if own_job else b""
@@ -360,6 +365,19 @@ def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:
     if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # else each would start a thread for every core
         environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // member["of"]))
     return environment
+
+
+def _processors(job: dict[str, Any], member: dict[str, Any]) -> Set[int] | None:
+    """Return the processors that a member gets; None if it is not bound."""
+    if "rank" not in member or job.get("bind", "none") == "none":
+        return None
+    found: Set[int] = _machine()["share"](job["bind"], member["local"], member["of"])
+    return None if found == os.sched_getaffinity(0) else found
+
+
+@functools.cache
+def _machine() -> dict[str, Any]:
+    return runpy.run_path(os.path.join(os.path.dirname(__file__), "machine.py"))
 
 
 def _next_signal(deadline: float | None) -> int | None:

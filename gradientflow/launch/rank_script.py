@@ -6,11 +6,13 @@ import os
 import re
 import shlex
 import socket
+import sys
 from collections.abc import Sequence
 
 from gradientflow.meeting import SERVERS
 from gradientflow.meeting.slurm import first_node
 
+from . import machine
 from .environment import hostfile_of_allocation, in_allocation, master_of_environment
 from .hosts import read_hostfile
 from .ports import free_port
@@ -27,14 +29,19 @@ _RANK_SCRIPT = (
     '[ "$OMP_NUM_THREADS" -gt 0 ] || OMP_NUM_THREADS=1; export OMP_NUM_THREADS; fi; '
     # What says that torchrun started them: below it, the ranks are another job.
     "unset TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RESTART_COUNT; "
-    'export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$@"'
+    "export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; "
 )
+
+# Has the rest bind itself before it becomes the program. A host without this Python may still run other programs.
+_BIND = '[ -x {python} ] && [ -f {script} ] && set -- {python} -I -S {script} {binding} "$@"; '
 
 # The daemons of Open MPI 5.0 miss the end of a process that ends as soon as it has begun, and wait for it for ever.
 _NOT_TOO_SHORT = "sleep 0.1; "
 
 
-def rank_program(program: Sequence[str], hosts: str | None = None, servers: int = 0) -> list[str]:
+def rank_program(
+    program: Sequence[str], hosts: str | None = None, servers: int = 0, *, bind: str = "none"
+) -> list[str]:
     """Wrap `program` so that each rank finds in its environment the variables that PyTorch's launcher sets.
 
     They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with several ranks on a host,
@@ -48,12 +55,14 @@ def rank_program(program: Sequence[str], hosts: str | None = None, servers: int 
         Where the job is started, as `mpirun_command` takes it.
     servers : int, default 0
         How many of the ranks only serve; WORLD_SIZE is the number of the others.
+    bind : str, default "none"
+        Which cores of its host a rank gets, as `share` takes it.
 
     Returns
     -------
     list of str
-        The program for `mpirun_command`. It needs a shell and adds about a millisecond; a tenth of a second with
-        `hosts` or in an allocation, where the launcher uses daemons.
+        The program for `mpirun_command`. It needs a shell and adds about a millisecond, or some 15 where ranks are
+        bound; a tenth of a second with `hosts` or in an allocation, where the launcher uses daemons.
     """
     master = {
         "MASTER_ADDR": master_of_environment("MASTER_ADDR") or _master_address(hosts),
@@ -63,7 +72,16 @@ def rank_program(program: Sequence[str], hosts: str | None = None, servers: int 
         master[SERVERS] = str(servers)
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in master.items())
     before = _NOT_TOO_SHORT if hosts is not None or in_allocation() else ""
-    return ["sh", "-c", f"{before}export {assignments}; {_RANK_SCRIPT}", "sh", *program]
+    script = f"{before}export {assignments}; {_RANK_SCRIPT}{_binding(bind)}" + 'exec "$@"'
+    return ["sh", "-c", script, "sh", *program]
+
+
+def _binding(bind: str) -> str:
+    if bind == "none":
+        return ""
+    python, script = (shlex.quote(path) for path in (sys.executable, machine.__file__))
+    several = '[ "$LOCAL_WORLD_SIZE" -gt 1 ] && ' if bind == "auto" else ""  # else there is nothing to divide
+    return several + _BIND.format(python=python, script=script, binding=bind)
 
 
 def _master_address(hosts: str | None) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from gradientflow.errors import ArgumentError, ArgumentTypeError, PeerError
 
 from .command import module_command
+from .environment import asked_binding
 from .spawned import CALL, EndedError, Outcome, dump, read_outcome
 from .tcp import job_here, tcp_command
 
@@ -59,7 +60,7 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         message = f"spawn calls a function, and {function!r} is none"
         raise ArgumentTypeError(message)
     with tempfile.TemporaryDirectory(prefix="gradientflow-spawn-", ignore_cleanup_errors=True) as folder:
-        job = job_here(ranks, module_command(f"{__package__}.spawned", [folder]))
+        job = job_here(ranks, module_command(f"{__package__}.spawned", [folder]), bind=asked_binding())
         try:
             call = dump((function, args))
         except Exception as error:

@@ -28,7 +28,15 @@ _NO_FOLDER = 126
 _NO_LAUNCHER = 127
 
 
-def tcp_job(ranks: int, program: Sequence[str], hosts: str | None, servers: int = 0, *, label: bool = False) -> TcpJob:
+def tcp_job(
+    ranks: int,
+    program: Sequence[str],
+    hosts: str | None,
+    servers: int = 0,
+    *,
+    label: bool = False,
+    bind: str = "none",
+) -> TcpJob:
     """Describe a job of this machine, or of hosts that are given as ``name:slots,name:slots``; see `job_here`."""
     if hosts is None:
         nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -37,9 +45,9 @@ def tcp_job(ranks: int, program: Sequence[str], hosts: str | None, servers: int 
                 f"this allocation has {nodes} nodes, and over TCP all ranks would start on this one: start the program "
                 "by srun, or name the hosts by --hosts"
             )
-        return job_here(ranks, program, servers, label=label)
+        return job_here(ranks, program, servers, label=label, bind=bind)
     names = hosts_of_ranks(hosts, ranks, servers)
-    return TcpJob(program, names, servers, meeting_host(names), label=label)
+    return TcpJob(program, names, servers, meeting_host(names), label=label, bind=bind)
 
 
 def command_over_tcp(job: TcpJob) -> list[str]:
@@ -54,7 +62,13 @@ def _ssh_command(job: TcpJob) -> list[str]:
     mark, members = secrets.token_hex(16), rank_members(job)
     passed_on = {name: os.environ[name] for name in variables_to_forward(os.environ) if name != TOKEN}
     environment = {**passed_on, **tcp_variables(job)}
-    shared = {"mark": mark, "command": list(job.program), "environment": environment, "label": job.label}
+    shared = {
+        "mark": mark,
+        "command": list(job.program),
+        "environment": environment,
+        "label": job.label,
+        "bind": job.bind,
+    }
     hosts = [
         {
             "host": host,

@@ -45,6 +45,8 @@ class TcpJob:
         What starts a command on a host, given before the host's name; empty on this machine.
     label : bool
         Whether each line that a rank writes begins with its rank.
+    bind : str
+        Which cores of its host a rank gets, as `share` takes it.
     """
 
     program: Sequence[str]
@@ -53,9 +55,12 @@ class TcpJob:
     meet: str = "127.0.0.1"
     agent: Sequence[str] = ()
     label: bool = False
+    bind: str = "none"
 
 
-def job_here(ranks: int, program: Sequence[str], servers: int = 0, *, label: bool = False) -> TcpJob:
+def job_here(
+    ranks: int, program: Sequence[str], servers: int = 0, *, label: bool = False, bind: str = "none"
+) -> TcpJob:
     """Describe a job of this machine.
 
     Parameters
@@ -68,11 +73,13 @@ def job_here(ranks: int, program: Sequence[str], servers: int = 0, *, label: boo
         How many ranks to start beside them that only serve.
     label : bool, default False
         Whether each line that a rank writes begins with its rank.
+    bind : str, default "none"
+        Which cores a rank gets, as `share` takes it.
     """
     ranks, program = checked_int("ranks", ranks), checked_list("program", program, "texts")
     check_count(ranks, None)
     check_count(ranks + checked_int("servers", servers), None)
-    return TcpJob(program, [_THIS_MACHINE] * (ranks + servers), servers, label=label)
+    return TcpJob(program, [_THIS_MACHINE] * (ranks + servers), servers, label=label, bind=bind)
 
 
 def tcp_command(job: TcpJob, **more: Any) -> list[str]:
@@ -91,7 +98,7 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
     list of str
         The command of a launcher, whose exit status is that of the first rank that fails.
     """
-    told = {"environment": tcp_variables(job), "label": job.label, "members": rank_members(job)}
+    told = {"environment": tcp_variables(job), "label": job.label, "bind": job.bind, "members": rank_members(job)}
     return launcher_command({**more, "command": list(job.program), **told})
 
 

@@ -920,12 +920,15 @@ def test_doctor_reports_as_json_what_has_to_be_put_right() -> None:
 def test_doctor_judges_what_its_job_reports() -> None:
     ways = [(0, "announcement", "small"), (4097, "staged", "ordinary arrays")]
     facts = {"direct_read": "denied", "allreduce_of_arrays": ways, "allreduce_of_node_memory": ways[:1]}
-    found = checks.judge({"ranks": 2, "wrong": {"pool": 0, "array": 3}, "describe": facts})
+    facts["cores_remark"] = "ranks 0, 1 share one core"
+    found = checks.judge({"ranks": 2, "wrong": {"pool": 0, "array": 3}, "describe": facts, "cores": ["4", "4"]})
     statuses = {check.name: check.status for check in found}
     assert statuses["node memory"] == "ok"
     assert statuses["ordinary arrays"] == "fail"
     assert statuses["direct reads"] == "warn"
     values = {check.name: check.value for check in found}
+    assert values["cores of ranks"] == "rank 0: 4; rank 1: 4"
+    assert values["cores are short"] == facts["cores_remark"]
     assert values["allreduce of arrays"] == "announcement (small); from 4097 on staged (ordinary arrays)"
     assert all(check.advice for check in found if check.status != "ok")
 
@@ -935,6 +938,12 @@ def test_the_place_of_another_launcher_does_not_reach_the_job_of_doctor(monkeypa
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert [check.value for check in checks.live_job()][:2] == ["2 ranks", "allreduce exact"]
+
+
+def test_doctor_names_a_binding_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIENTFLOW_BIND", "socket")
+    for found in (checks.live_job(), checks.live_job_without_mpi()):
+        assert [(check.status, "GRADIENTFLOW_BIND is 'socket'" in check.advice) for check in found] == [("fail", True)]
 
 
 def test_doctor_says_how_ranks_would_meet(monkeypatch: pytest.MonkeyPatch) -> None:

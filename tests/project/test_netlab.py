@@ -136,6 +136,19 @@ def test_hosts_without_mpi(start_netlab: Start) -> None:
     assert ended.returncode == 7, ended.output
 
 
+def allowed() -> str:
+    """Return what the system says of the cores that this process may use."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next(line for line in status.splitlines() if line.startswith("Cpus_allowed:"))
+
+
+@pytest.mark.parametrize("transport", ["tcp", "mpi"])
+def test_ranks_of_hosts_share_all_cores(start_netlab: Start, transport: str) -> None:
+    arguments = ("--hosts", "2", "--ranks-per-host", "2", "--transport", transport)
+    finished = start_netlab(*arguments, "--", "grep", "Cpus_allowed:", "/proc/self/status").finish()
+    assert finished.stdout.splitlines() == [allowed()] * 4, finished.output
+
+
 def test_the_exit_status_is_passed_on(start_netlab: Start) -> None:
     assert start_netlab("--hosts", "2", "--", "sh", "-c", "exit 7").finish().returncode == 7
     assert start_netlab("--hosts", "2", "--shell", "--", "sh", "-c", "exit 8").finish().returncode == 8
@@ -186,18 +199,18 @@ def test_the_shell_starts_jobs_and_single_commands_on_hosts(start_netlab: Start)
         echo "$NETLAB_HOSTS"
         mpirun -n 4 sh -c 'sleep 0.1; hostname' | sort | tr '\\n' ' '; echo
         mpirun -n 1 sh -c 'sleep 0.1; grep Cpus_allowed: /proc/self/status'
+        gradientflow run -n 4 --hosts "$NETLAB_HOSTS" -- grep Cpus_allowed: /proc/self/status | sort -u
         $NETLAB_AGENT host1 'hostname; pwd'
         $NETLAB_AGENT host2 true || echo status $?
     """
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    allowed = next(line for line in status.splitlines() if line.startswith("Cpus_allowed:"))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     arguments = ("--hosts", "2", "--ranks-per-host", "2", "--shell", "--", "sh", "-c", steps)
     finished = start_netlab(*arguments, env={"PATH": path}).finish()
     assert finished.stdout.splitlines() == [
         "10.1.0.1:2,10.1.0.2:2",
         "host0 host0 host1 host1 ",
-        allowed,
+        allowed(),
+        allowed(),
         "host1",
         os.getcwd(),
         "status 2",

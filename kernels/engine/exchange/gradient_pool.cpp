@@ -89,7 +89,7 @@ GradientPool::Progress GradientPool::progress_of(const Communicator& communicato
   }
   const std::string& choice = communicator.group().config().progress;
   const std::size_t enough = 2 * static_cast<std::size_t>(communicator.local_size());
-  const bool has_cores = communicator.group().node().cores() >= enough;
+  const bool has_cores = communicator.group().node().cores().size() >= enough;
   return choice == "thread" || (choice == "auto" && has_cores) ? Progress::thread : Progress::caller;
 }
 

@@ -129,7 +129,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   if (const int number = roles.server_at(communicator_->rank()); number >= 0) {
     const auto here = static_cast<std::size_t>(std::count_if(
         roles.servers.begin(), roles.servers.end(), [this](int rank) { return shared_->memory.is_here(rank); }));
-    const std::size_t threads = std::max<std::size_t>(communicator_->group().node().cores() / here, 1);
+    const std::size_t threads = std::max<std::size_t>(communicator_->group().node().cores().size() / here, 1);
     server_ = std::make_unique<Server>(*shared_, static_cast<std::size_t>(number), threads, std::move(make_policy));
     if (worker_ != nullptr) {
       serves_ = true;

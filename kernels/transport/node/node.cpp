@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <random>
 
 #include "../../base/error.hpp"
@@ -25,18 +26,57 @@ inline void fetch_for_writing(const void* memory, std::size_t bytes) {
   }
 }
 
-// Cores that the ranks of a node may use, together: each of them may be bound to some. Collective.
-std::size_t count_cores(const Endpoint& endpoint, const std::vector<int>& local) {
+// Which cores each rank may use: it may be bound to some. Collective.
+std::vector<cpu_set_t> cores_of_ranks(const Endpoint& endpoint) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
   sched_getaffinity(0, sizeof mine, &mine);
-  const std::vector<cpu_set_t> all = endpoint.allgather(mine);
-  cpu_set_t together;
-  CPU_ZERO(&together);
+  return endpoint.allgather(mine);
+}
+
+bool contains(cpu_set_t cores, cpu_set_t others) {
+  CPU_AND(&cores, &cores, &others);
+  return CPU_EQUAL(&cores, &others) != 0;
+}
+
+cpu_set_t together(const std::vector<cpu_set_t>& all, const std::vector<int>& local) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
   for (const int rank : local) {
-    CPU_OR(&together, &together, &all[static_cast<std::size_t>(rank)]);
+    CPU_OR(&cores, &cores, &all[static_cast<std::size_t>(rank)]);
   }
-  return static_cast<std::size_t>(CPU_COUNT(&together));
+  return cores;
+}
+
+std::vector<int> numbers_of(const cpu_set_t& cores) {
+  std::vector<int> numbers;
+  for (int number = 0; number < CPU_SETSIZE; ++number) {
+    if (CPU_ISSET(number, &cores)) {
+      numbers.push_back(number);
+    }
+  }
+  return numbers;
+}
+
+// Names the ranks that have to share cores, and how many: the fewest cores to which more ranks are bound.
+std::string name_sharing_ranks(const std::vector<cpu_set_t>& all, const std::vector<int>& local) {
+  std::string found;
+  int fewest = CPU_SETSIZE + 1;
+  const auto consider = [&](const cpu_set_t& cores) {
+    std::vector<int> ranks;
+    std::copy_if(local.begin(), local.end(), std::back_inserter(ranks),
+                 [&](int rank) { return contains(cores, all[static_cast<std::size_t>(rank)]); });
+    const int count = CPU_COUNT(&cores);
+    if (count < fewest && static_cast<std::size_t>(count) < ranks.size()) {
+      fewest = count;
+      found = name_ranks(ranks) + " share " + (count == 1 ? "one core" : std::to_string(count) + " cores");
+    }
+  };
+  for (const int rank : local) {
+    consider(all[static_cast<std::size_t>(rank)]);
+  }
+  consider(together(all, local));
+  return found;
 }
 
 }  // namespace
@@ -82,7 +122,7 @@ std::unique_ptr<Node> Node::join(const Endpoint& endpoint, const Topology& topol
     }
   }
   const std::vector<int> failures = endpoint.allgather(failed);
-  const std::size_t cores = count_cores(endpoint, local);
+  const std::vector<cpu_set_t> cores = cores_of_ranks(endpoint);
   memory.seal();
   std::vector<int> failing;
   for (std::size_t r = 0; r < failures.size(); ++r) {
@@ -94,10 +134,11 @@ std::unique_ptr<Node> Node::join(const Endpoint& endpoint, const Topology& topol
     reason = name_ranks(failing) + " cannot share memory with the node" + (reason.empty() ? "" : ": " + reason);
     return nullptr;
   }
-  return std::unique_ptr<Node>(new Node(std::move(memory), topology, config, cores));
+  return std::unique_ptr<Node>(new Node(std::move(memory), topology, config,
+                                        {numbers_of(together(cores, local)), name_sharing_ranks(cores, local)}));
 }
 
-Node::Node(MemoryMap control, const Topology& topology, const Config& config, std::size_t cores)
+Node::Node(MemoryMap control, const Topology& topology, const Config& config, Cores cores)
     : layout_(config, topology.local().size()),
       control_(std::move(control)),
       rank_(topology.local_rank()),
@@ -105,8 +146,8 @@ Node::Node(MemoryMap control, const Topology& topology, const Config& config, st
       world_ranks_(topology.local()),
       waits_outside_(topology.nodes() > 1),
       timeout_(config.timeout),
-      cores_(cores),
-      spin_(topology.local().size() <= cores ? config.spin : 0),
+      cores_(std::move(cores)),
+      spin_(topology.local().size() <= cores_.numbers.size() ? config.spin : 0),
       yields_(config.yields) {
   for (const int r : world_ranks_) {
     processes_.emplace_back(topology.pids[static_cast<std::size_t>(r)]);

@@ -102,7 +102,10 @@ class Node {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t cores() const noexcept { return cores_; }  // that its ranks may use, all together
+  // The cores that its ranks may use, all together, by the system's numbers.
+  [[nodiscard]] const std::vector<int>& cores() const noexcept { return cores_.numbers; }
+  // Names ranks that have to share cores; empty where none have to.
+  [[nodiscard]] const std::string& cores_remark() const noexcept { return cores_.remark; }
   [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
   [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where it is not of this node
   [[nodiscard]] bool is_alive(int local) const { return processes_[static_cast<std::size_t>(local)].alive(); }
@@ -205,6 +208,11 @@ class Node {
   // What a rank waits for, and thereby which word of the others it looks at.
   enum class Event { announcement, step, tasks };
 
+  struct Cores {
+    std::vector<int> numbers;  // of those that the ranks of the node may use, all together
+    std::string remark;        // which of them have to share some
+  };
+
   // Counted from the first yield of a wait, and again from when the pulse of the others is found to have changed.
   struct Deadline {
     std::chrono::steady_clock::time_point began{};
@@ -240,7 +248,7 @@ class Node {
   };
 
   [[nodiscard]] bool await_announcements();
-  Node(MemoryMap control, const Topology& topology, const Config& config, std::size_t cores);
+  Node(MemoryMap control, const Topology& topology, const Config& config, Cores cores);
 
   [[nodiscard]] Flags& flags(int local) const noexcept;
   [[nodiscard]] Announcement* announcement_at(int local, std::uint32_t sequence) const noexcept;
@@ -269,7 +277,7 @@ class Node {
   std::vector<Process> processes_;
   bool waits_outside_;  // whether some rank waits for other nodes
   double timeout_;
-  std::size_t cores_;
+  Cores cores_;
   std::int64_t spin_;
   std::int64_t yields_;
   std::uint32_t sequence_ = 0;      // of the last announcement
