@@ -15,6 +15,7 @@ import cuda_emulator
 import nccl_emulator
 import pytest
 from checks import CheckedJob, checks_of, job_of
+from jax_jobs import jax_command, takes_jax
 from jobs import Finished, Job, begin, python_command, rank_command
 from needs_mpi import WITHOUT_MPI
 from pace import PACE, measure, scaled
@@ -87,15 +88,13 @@ def _checked_jobs() -> Iterator[dict[str, CheckedJob]]:
 @pytest.fixture
 def check(
     request: pytest.FixtureRequest,
-    launcher: Launcher,
-    rank_servers: RankServers,
     _checked_jobs: dict[str, CheckedJob],
 ) -> Callable[..., Finished | None]:
     """Give ``check(n, *args, env=None, timeout=60)``, which waits for the outcome of one check of a program.
 
     The test is marked with ``checks(program)``. All its checks that are selected run in one job, which the first of
-    them starts. `timeout` is that of the job. A job that ends too early fails the check it was in, and those behind.
-    The last check gives what the job left, the others None.
+    them starts; a program of JAX by ``gradientflow run --jax``. `timeout` is that of the job. A job that ends too early
+    fails the check it was in, and those behind. The last check gives what the job left, the others None.
     """
     name: str = request.param
     job = job_of(request.node.nodeid)
@@ -104,9 +103,13 @@ def check(
         if job not in _checked_jobs:
             names = [each.callspec.params["check"] for each in request.session.items if job_of(each.nodeid) == job]
             program = request.node.get_closest_marker("checks").args[0]
-            python = rank_servers.command(program, env or {})
-            command = rank_command(launcher, ranks, python, arguments, recover=False)
-            _checked_jobs[job] = CheckedJob(command, names, {**launch_environment(launcher), **(env or {})}, timeout)
+            command, environment = jax_command(ranks, program, *arguments), env or {}
+            if not takes_jax(program):
+                launcher = request.getfixturevalue("launcher")
+                python = request.getfixturevalue("rank_servers").command(program, environment)
+                command = rank_command(launcher, ranks, python, arguments, recover=False)
+                environment = {**launch_environment(launcher), **environment}
+            _checked_jobs[job] = CheckedJob(command, names, environment, timeout)
         return _checked_jobs[job].wait_for(name)
 
     return run
@@ -229,6 +232,33 @@ def mpirun(start_job: Callable[..., Job]) -> Callable[..., Finished]:
         return finished
 
     return run
+
+
+@pytest.fixture
+def jax_run() -> Iterator[Callable[..., Finished]]:
+    """Give ``jax_run(n, program, *args, env=None, timeout=60, check=True)``, as `mpirun` for programs of JAX.
+
+    They are started by ``gradientflow run --jax``; a `program` may be any file.
+    """
+    jobs: list[Job] = []
+
+    def run(
+        ranks: int,
+        program: str | Path,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        timeout: float = 60,
+        check: bool = True,
+    ) -> Finished:
+        jobs.append(begin(jax_command(ranks, program, *arguments), env, timeout))
+        finished = jobs[-1].finish()
+        if check and finished.returncode != 0:
+            pytest.fail(f"{program} on {ranks} ranks failed: {finished.output}")
+        return finished
+
+    yield run
+    for job in jobs:
+        job.close()
 
 
 @pytest.fixture

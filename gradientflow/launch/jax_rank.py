@@ -57,7 +57,7 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
                 "OMPI_COMM_WORLD_SIZE": str(way.size),
                 "OMPI_COMM_WORLD_LOCAL_RANK": str(_local_rank(variables)),
             }
-        if way.name in (MASTER, SLURM):  # the library knows only this way, and MPI's
+        if way.name in (MASTER, SLURM):  # which comes before MPI's launcher: see gradientflow.meeting.rules
             host, first = split_address(way.at[0], way.name)
             needed |= {
                 "GRADIENTFLOW_MEET": join_address(host, first + 2),

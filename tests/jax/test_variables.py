@@ -70,7 +70,7 @@ def test_without_an_address_jax_is_not_told_of_the_job(environment: dict[str, st
 
 
 @pytest.mark.parametrize("environment", [TORCHRUN, SLURM], ids=["torchrun", "Slurm"])
-def test_ranks_meet_in_the_way_that_the_library_knows(environment: dict[str, str]) -> None:
+def test_a_job_of_another_launcher_does_not_become_one_of_mpi(environment: dict[str, str]) -> None:
     """And not at a port that PyTorch's store or JAX's coordinator has."""
     found = {**environment, **jax_variables(environment)}
     before, way = find_way(environment), find_way(found)

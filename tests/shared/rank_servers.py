@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forked_ranks import FORKED_RANKS, TAG, UNTAGGED
+from jax_jobs import takes_jax
 from jobs import PROGRAMS, outside_environment, python_command
 
 # Read by Python and the loader before a program begins: with other values than the server's it cannot be forked.
@@ -73,7 +74,7 @@ def _imported(takes_torch: bool) -> list[str]:
     own = {file.stem for folder in (PROGRAMS, Path(__file__).parent) for file in folder.glob("*.py")}
     found = {"torch._dynamo"} if takes_torch else set()  # it takes a second of an optimizer's first step
     for program in PROGRAMS.glob("*.py"):
-        if _takes_torch(program) == takes_torch:
+        if _takes_torch(program) == takes_torch and not takes_jax(program.stem):
             for module, names in _IMPORTS.findall(program.read_text(encoding="utf-8")):
                 if module.partition(".")[0] not in own:
                     found |= {module, *(f"{module}.{name.strip()}" for name in names.split(",") if name.strip())}
