@@ -17,6 +17,7 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError, PeerError
 
 from .command import module_command
 from .environment import asked_binding
+from .jax_rank import jax_program
 from .spawned import CALL, EndedError, Outcome, dump, read_outcome
 from .tcp import job_here, tcp_command
 
@@ -24,7 +25,7 @@ _REPORT = "report"
 _ENDING_SECONDS = 10.0  # more than the launcher takes to end all ranks
 
 
-def spawn(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
+def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = False) -> list[Any]:
     """Call a function on new ranks of this machine, and return what it returns on each.
 
     The ranks are processes, and form a job over TCP and node memory: `gradientflow.init` in the function gives their
@@ -40,6 +41,8 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         How many ranks to start.
     *args
         The arguments.
+    jax : bool, default False
+        Whether the ranks find in their environment what they find with ``gradientflow run --jax``.
 
     Returns
     -------
@@ -60,7 +63,8 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         message = f"spawn calls a function, and {function!r} is none"
         raise ArgumentTypeError(message)
     with tempfile.TemporaryDirectory(prefix="gradientflow-spawn-", ignore_cleanup_errors=True) as folder:
-        job = job_here(ranks, module_command(f"{__package__}.spawned", [folder]), bind=asked_binding())
+        program = module_command(f"{__package__}.spawned", [folder])
+        job = job_here(ranks, jax_program(program) if jax else program, bind=asked_binding())
         try:
             call = dump((function, args))
         except Exception as error:

@@ -9,15 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from click.testing import CliRunner
 from jax_jobs import jax_command, needs_jax
 from jobs import PROGRAMS, Finished
 from needs_mpi import needs_mpi
 
+import gradientflow as gf
 from gradientflow.cli import jax as cli_jax
 from gradientflow.cli.run import run
 from gradientflow.launch import Launcher, launch_environment
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pytest imports it where ranks cannot find it
 
 START = str(PROGRAMS / "jax_start.py")
 TRANSPORTS = [pytest.param("mpi", marks=needs_mpi), "tcp"]
@@ -70,6 +74,17 @@ def test_settings_for_torchrun(shell: Callable[..., Finished], tmp_path: Path) -
     script = f'eval "$(gradientflow config --jax)"; exec {sys.executable} {START} bare'
     finished = shell(f"torchrun --nproc-per-node 2 --no-python sh -c '{script}'", cwd=tmp_path, env=paths())
     assert_started(finished, 2)
+
+
+def number_of_processes() -> tuple[int, int]:
+    import jax
+
+    jax.distributed.initialize()
+    return jax.process_index(), len(jax.devices())
+
+
+def test_settings_of_spawn() -> None:
+    assert gf.spawn(number_of_processes, 2, jax=True) == [(0, 2), (1, 2)]
 
 
 def paths(launcher: Launcher | None = None) -> dict[str, str]:

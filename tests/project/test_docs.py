@@ -31,6 +31,7 @@ from typing import Any
 
 import pytest
 
+from gradientflow.jax.versions import installed_version
 from gradientflow.launch import Launcher, launch_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,7 @@ SHORT_PAGES = [
     *("README.md", "docs/sparse.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md"),
     "docs/parameter-server.md",
     "docs/policies.md",
+    "docs/jax.md",
 ]
 LONG_PAGES = ["docs/quickstart.md", "docs/pytorch.md", "docs/strategies.md"]
 PAGES = [*SHORT_PAGES, *LONG_PAGES]
@@ -48,6 +50,7 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/clusters.md", "needs Lightning and Accelerate"): 1,
         ("docs/clusters.md", "needs Slurm"): 1,
         ("docs/clusters.md", "needs two hosts"): 2,
+        ("docs/jax.md", "the command below starts it"): 1,
         ("docs/pytorch.md", "needs a GPU"): 1,
         ("docs/sparse.md", "a fragment of sparse.c, which test_c.py runs"): 1,
     }
@@ -124,6 +127,8 @@ def test_code_blocks_run_as_they_stand(
     runs_torch = {"python": "torch", "sh": "torchrun"}
     if any(runs_torch[block.language] in block.text for block in blocks if block.language in runs_torch):
         pytest.importorskip("torch")
+    if any("import jax" in block.text for block in blocks if block.language == "python" and block.not_run is None):
+        pytest.importorskip("jax")
     if any("bench train" in block.text for block in blocks if block.language == "sh"):
         pytest.importorskip("sklearn")
     if any("--plot" in block.text for block in blocks if block.language == "sh"):
@@ -150,6 +155,8 @@ def test_code_blocks_run_as_they_stand(
             assert_output(block, finished.output)
         elif block.language == "sh" and not installs(block):
             if "gradientflow netlab" in block.text and not _hosts_can_be_made(request):
+                continue
+            if "--jax" in block.text and installed_version() is None:
                 continue
             finished = shell(block.text, cwd=tmp_path, env=env, timeout=180)
             assert finished.returncode == 0, f"{page}:{block.line}: {finished.output}"
