@@ -22,6 +22,8 @@ from gradientflow.cli.library import PACKAGE, build_info, built_with, keep_mpi_u
 from gradientflow.cli.probe import MARK
 from gradientflow.config import Config, fields, unknown_variables
 from gradientflow.errors import GradientFlowError
+from gradientflow.jax.mpi_names import jaxlib_library, missing_names
+from gradientflow.jax.versions import NEWEST, OLDEST, installed_version, untried
 from gradientflow.job import asked_transport
 from gradientflow.launch import (
     OPEN_MPI,
@@ -211,8 +213,7 @@ def _try(command: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
 
 def other_packages() -> list[Check]:
     """Say which optional packages are installed."""
-    found = [_optional(name, extra) for name, extra in (("torch", "torch"), ("jax", "jax"), ("matplotlib", "plot"))]
-    found.append(_cuda())
+    found = [_optional("torch", "torch"), _jax(), _optional("matplotlib", "plot"), _cuda()]
     cuda = next((name for name in ("cupy", "cupy-cuda13x", "cupy-cuda12x") if package_version(name)), None)
     found.append(Check("cupy", "ok", f"{cuda} {package_version(cuda)}" if cuda else "absent"))
     nccl = next((name for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if package_version(name)), None)
@@ -286,6 +287,18 @@ def _package(name: str) -> Check:
 def _optional(name: str, extra: str) -> Check:
     version = package_version(name)
     return Check(name, "ok", version if version else f"absent (pip install 'gradientflow[{extra}]' brings it)")
+
+
+def _jax() -> Check:
+    """Say whether programs of JAX can be served: nothing is loaded for it."""
+    version, jaxlib = installed_version(), jaxlib_library()
+    if version is None or jaxlib is None:
+        return _optional("jax", "jax")
+    if missing := missing_names(jaxlib):
+        advice = f"its jaxlib looks for {', '.join(missing[:3])}, which GradientFlow does not have: "
+        return Check("jax", "warn", version, f"{advice}`gradientflow run --jax` needs JAX {OLDEST} to {NEWEST}")
+    sentence = untried(version)
+    return Check("jax", "warn" if sentence else "ok", f"{version}, whose collectives can be served", sentence)
 
 
 def _cuda() -> Check:

@@ -117,7 +117,12 @@ void Job::split(int color, int key, Group& part) {
     };
     const Place mine{color, key};
     std::vector<Place> places(static_cast<std::size_t>(all.size()));
-    allgather(all, &mine, places.data(), sizeof mine);
+    try {
+      allgather(all, &mine, places.data(), sizeof mine);
+    } catch (const Error& error) {
+      throw Error(error.kind(),
+                  std::string("the first use of a group of devices needs all ranks of the job: ") + error.what());
+    }
     std::vector<std::pair<Place, int>> members;
     for (std::size_t rank = 0; rank < places.size(); ++rank) {
       const Place& place = places[rank];

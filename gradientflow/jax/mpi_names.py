@@ -1,0 +1,43 @@
+"""The names that jaxlib looks up in the library that stands in for MPI. Nothing here imports JAX."""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+from gradientflow._location import jax_library
+
+_PREFIXES = (b"MPIABI_", b"MPIXABI_")
+
+
+def jaxlib_library() -> Path | None:
+    """Return the shared object of the installed jaxlib that looks them up; None where there is none."""
+    spec = importlib.util.find_spec("jaxlib")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        if (found := Path(folder, "libjax_common.so")).is_file():
+            return found
+    return None
+
+
+def names_in(library: Path) -> set[str]:
+    """Return the names of MPItrampoline's interface that a shared object has among its strings."""
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return {name for prefix in _PREFIXES for name in _strings(content, prefix)}
+
+
+def missing_names(jaxlib: Path) -> list[str]:
+    """Return the names that a shared object of jaxlib looks up and our library does not have."""
+    return sorted(names_in(jaxlib) - names_in(jax_library()))
+
+
+def _strings(content: mmap.mmap, prefix: bytes) -> Iterator[str]:
+    """Give every whole string that begins so, and goes on like a name."""
+    at = content.find(b"\0" + prefix)
+    while at >= 0:
+        end = content.find(b"\0", at + 1)
+        name = content[at + 1 : end].decode("latin-1")
+        if name.isidentifier() and len(name) > len(prefix):
+            yield name
+        at = content.find(b"\0" + prefix, end)

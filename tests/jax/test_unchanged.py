@@ -1,0 +1,62 @@
+"""Unchanged programs of JAX over GradientFlow's collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jax_jobs import needs_jax
+from jobs import Finished
+from needs_mpi import needs_mpi
+
+pytestmark = needs_jax
+
+
+@pytest.mark.checks("jax_unchanged")
+@pytest.mark.parametrize(
+    ("ranks", "transport", "node_size"),
+    [
+        pytest.param(1, "tcp", 1, id="alone"),
+        pytest.param(2, "mpi", 2, id="over MPI", marks=needs_mpi),
+        pytest.param(3, "tcp", 1, id="three nodes"),
+        pytest.param(4, "tcp", 4, id="in a node"),
+        pytest.param(4, "mpi", 2, id="two nodes", marks=[needs_mpi, pytest.mark.slow]),
+    ],
+)
+def test_collectives(check: Callable[..., Any], ranks: int, transport: str, node_size: int) -> None:
+    check(ranks, env={"GRADIENTFLOW_TRANSPORT": transport, "GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+
+
+def faults(jax_run: Callable[..., Finished], ranks: int, what: str, transport: str = "tcp") -> Finished:
+    """Run a program in which something is wrong."""
+    return jax_run(ranks, "jax_faults", what, env={"GRADIENTFLOW_TRANSPORT": transport}, check=False)
+
+
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("mpi", marks=needs_mpi)])
+def test_a_rank_that_dies_is_named(jax_run: Callable[..., Finished], transport: str) -> None:
+    ended = faults(jax_run, 2, "kill", transport)
+    found = re.search(r"^rank 0 after ([\d.]+) s: .*GradientFlow: rank 1 .*has died", ended.stdout, re.MULTILINE)
+    assert found is not None, ended.output
+    assert float(found[1]) < 30, ended.output  # by far not the timeout
+
+
+def test_a_rank_that_raises_is_named(jax_run: Callable[..., Finished]) -> None:
+    ended = faults(jax_run, 2, "raise")
+    assert re.search("^rank 0 after .*GradientFlow: rank 1 has closed its communicator", ended.stdout), ended.output
+    assert "RuntimeError: of the program" in ended.stderr, ended.output
+
+
+def test_several_devices_are_refused_on_all_ranks(jax_run: Callable[..., Finished]) -> None:
+    ended = faults(jax_run, 2, "devices")
+    for rank in range(2):
+        sentence = f"^rank {rank} after .*GradientFlow serves one CPU device a process"
+        assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
+
+
+def test_a_group_that_only_its_ranks_use(jax_run: Callable[..., Finished]) -> None:
+    ended = faults(jax_run, 3, "part")
+    for rank in range(2):
+        sentence = f"^rank {rank} after .*the first use of a group of devices needs all ranks of the job: .*rank 2"
+        assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
