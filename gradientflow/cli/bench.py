@@ -161,6 +161,15 @@ for _name, _summary in _BENCHES.items():
     bench.add_command(LazyCommand(_name, _summary, partial(_load, _name)))
 
 
+def _load_jax() -> click.Command:
+    found: click.Command = importlib.import_module("gradientflow.bench.jax.command").jax
+    return found
+
+
+# Its libraries take turns as jobs: a process of JAX has one of them.
+bench.add_command(LazyCommand("jax", "Measure unchanged programs of JAX beside gloo, and calls in jit.", _load_jax))
+
+
 def _is_of_mpi() -> bool:
     """Tell whether this rank is one of a job of MPI."""
     return find_way(os.environ, transport=asked_transport()).by_mpi

@@ -222,7 +222,7 @@ PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
 BENCH_CORE = {"gradientflow.bench.core"}
 PYTHON_LAYERS["gradientflow.bench.core"] = PYTHON_LAYERS["gradientflow.bench"]
-for room in ("collective", "fusion", "kernels", "ps", "train", "zipline"):
+for room in ("collective", "fusion", "jax", "kernels", "ps", "train", "zipline"):
     PYTHON_LAYERS[f"gradientflow.bench.{room}"] = PYTHON_LAYERS["gradientflow.bench"] | BENCH_CORE
 PYTHON_LAYERS["gradientflow.bench.sparse"] = PYTHON_LAYERS["gradientflow.bench.fusion"] | {
     "gradientflow.bench.fusion",
@@ -238,6 +238,7 @@ MAY_IMPORT_FRAMEWORKS = (
     "gradientflow.torch",
     "gradientflow.meeting.torch_store",
     "gradientflow.bench.core.gloo",
+    "gradientflow.bench.jax",
     "gradientflow.bench.kernels.selection",
     "gradientflow.bench.ps.rpc",
     "gradientflow.bench.train",

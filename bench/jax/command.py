@@ -1,0 +1,141 @@
+"""``gradientflow bench jax``: the commands, and their tables."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ..core.plan import format_size, parse_sizes
+from ..core.table import empty_table
+from .turns import Place, run_turn, turns
+
+_OURS = "gradientflow"
+
+
+def _sizes(context: click.Context, option: click.Parameter, text: str) -> list[int]:
+    del context, option
+    return list(parse_sizes(text))
+
+
+def _common(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that all commands have."""
+    for option in (
+        click.option("--json", "json_path", type=click.Path(), help="Write all figures here."),
+        click.option("--rate", default="1gbit", show_default=True, help="What each host of --hosts can send."),
+        click.option("--hosts", type=int, default=0, help="How many hosts to make by netlab (default: none)."),
+        click.option("--transport", type=click.Choice(["auto", "mpi", "tcp"]), default="auto", show_default=True),
+        click.option("-n", "--ranks", type=int, default=2, show_default=True, help="How many ranks to start."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def jax() -> None:
+    """Measure unchanged programs of JAX beside gloo, and calls inside of jit.
+
+    Every result is checked before it is timed; if one is wrong, the exit status is 1.
+    """
+
+
+@jax.command()
+@_common
+@click.option("--sizes", default="4,64K,1M,16M", show_default=True, callback=_sizes, help="Bytes of each rank.")
+@click.option("--compare", default="gloo", show_default=True, help="gloo, or '' for none.")
+@click.option("--rounds", default=5, show_default=True, help="Jobs of each library.")
+@click.option("--seconds", default=1.0, show_default=True, help="To spend on each size in each job, roughly.")
+def psum(
+    ranks: int,
+    transport: str,
+    hosts: int,
+    rate: str,
+    json_path: str | None,
+    sizes: list[int],
+    compare: str,
+    rounds: int,
+    seconds: float,
+) -> int:
+    """Time psum in shard_map."""
+    place, found = Place(ranks, transport, hosts, rate), []
+    libraries = [_OURS, *filter(None, compare.split(","))]
+    for library in turns(libraries, rounds):
+        told = {"measure": "psum", "contestant": library, "sizes": sizes, "seconds": seconds, "seed": _seed()}
+        found.append({"library": library, **run_turn(place, told)})
+    table = empty_table()
+    for heading in ("bytes", "library", "median\nus", "least\nus", "p95\nus", "empty\nus", "wrong", "gloo / ours"):
+        table.add_column(heading, justify="right")
+    for number, size in enumerate(sizes):
+        by_library = {
+            library: [turn["results"][number] for turn in found if turn["library"] == library] for library in libraries
+        }
+        for library, each in by_library.items():
+            figures = [statistics.median(turn[name] for turn in each) for name in ("median_us", "p95_us", "empty_us")]
+            least = min(turn["min_us"] for turn in each)
+            table.add_row(
+                format_size(size),
+                library,
+                f"{figures[0]:.1f}",
+                f"{least:.1f}",
+                f"{figures[1]:.1f}",
+                f"{figures[2]:.1f}",
+                str(sum(turn["wrong"] for turn in each)),
+                _ratios(by_library[_OURS], each) if library != _OURS else "",
+            )
+        table.add_section()
+    wrong = sum(result["wrong"] for turn in found for result in turn["results"])
+    return _finish(table, {"place": vars(place), "turns": found}, json_path, wrong)
+
+
+@jax.command()
+@_common
+@click.option("--calls", default=10_000, show_default=True, help="Calls of each collective.")
+@click.option("--size", default="1M", show_default=True, callback=_sizes, help="Bytes of each rank.")
+@click.option("--contestant", default=_OURS, show_default=True, help="gradientflow, or gloo.")
+def loop(
+    ranks: int,
+    transport: str,
+    hosts: int,
+    rate: str,
+    json_path: str | None,
+    calls: int,
+    size: list[int],
+    contestant: str,
+) -> int:
+    """Count wrong results of psum_scatter and all_gather in a loop."""
+    place = Place(ranks, transport, hosts, rate)
+    told = {"measure": "loop", "contestant": contestant, "calls": calls, "bytes": size[0], "seed": _seed()}
+    found = run_turn(place, told)
+    table = empty_table()
+    for heading in ("collective", "calls", "wrong"):
+        table.add_column(heading, justify="right")
+    for name, wrong in found["wrong"].items():
+        table.add_row(name, str(found["calls"]), str(wrong))
+    return _finish(table, {"place": vars(place), **told, **found}, json_path, sum(found["wrong"].values()))
+
+
+def _seed() -> int:
+    return secrets.randbits(31)
+
+
+def _ratios(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> str:
+    """Write how many times as long theirs took: of the rounds the median, the least and the most."""
+    each = [there["median_us"] / here["median_us"] for here, there in zip(ours, theirs, strict=True)]
+    return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
+
+
+def _finish(table: Any, figures: Mapping[str, Any], json_path: str | None, wrong: int) -> int:
+    """Print the table, write the file; the exit status says whether all results were right."""
+    console = Console(width=120)
+    console.print(table)
+    if wrong:
+        console.print(f"{wrong} elements or results were wrong", style="bold red")
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return 1 if wrong else 0

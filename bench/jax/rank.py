@@ -1,0 +1,88 @@
+"""A rank of a job: measures what it is told, with the library that has its turn, and prints what it has found."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradientflow.launch import jax_variables
+
+from .turns import MARK
+
+Array = NDArray[Any]
+
+
+def main() -> None:
+    """Measure what the job is told."""
+    told = json.loads(sys.argv[1])
+    figures = importlib.import_module(f"{__package__}.{told['measure']}").measure(told)
+    if os.environ["RANK"] == "0":
+        print(f"{MARK}{json.dumps(figures)}", flush=True)
+
+
+class Ranks:
+    """JAX's processes, whose collectives are those of gloo or ours."""
+
+    def __init__(self, contestant: str) -> None:
+        if contestant == "gloo":
+            os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
+        os.environ.update(jax_variables(os.environ))
+        import jax
+
+        self._jax: Any = jax
+        self._jax.config.update("jax_enable_x64", True)
+        jax.distributed.initialize()
+        self.rank, self.size = jax.process_index(), jax.process_count()
+        sharding = self._jax.sharding
+        self._mesh = sharding.Mesh(np.array(jax.devices()), ("ranks",))
+        self._spread, self._whole = sharding.PartitionSpec("ranks"), sharding.PartitionSpec()
+        self._sharding = sharding.NamedSharding(self._mesh, self._spread)
+
+    def put(self, own: Array) -> Any:
+        """Make an array of which this is this rank's part."""
+        shape = (self.size * own.shape[0], *own.shape[1:])
+        parts = [self._jax.device_put(own)]
+        return self._jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
+
+    def compiled(self, function: Callable[[Any], Any], *, whole: bool = False) -> Any:
+        """Compile a function of each rank's part; a result that is `whole` is the same on all ranks."""
+        specs = {"in_specs": self._spread, "out_specs": self._whole if whole else self._spread}
+        return self._jax.jit(self._jax.shard_map(function, mesh=self._mesh, check_vma=False, **specs))
+
+    def gather(self, own: Array) -> Array:
+        """Return an array of each rank, stacked."""
+        from jax.experimental import multihost_utils
+
+        gathered: Array = np.asarray(multihost_utils.process_allgather(own)).reshape(self.size, *own.shape)
+        return gathered
+
+    def times(self, call: Callable[[Any], Any], inputs: Sequence[Any], seconds: float, least: int) -> Array:
+        """Time calls one after the other, each with another input; give those of the slowest rank."""
+        for value in inputs:
+            call(value).block_until_ready()
+        began = time.perf_counter()
+        for value in inputs:
+            call(value).block_until_ready()
+        each = (time.perf_counter() - began) / len(inputs)
+        calls = int(max(least, min(10_000, seconds / self.gather(np.array([each])).max())))
+        found = np.empty(calls)
+        for number in range(calls):
+            value = inputs[number % len(inputs)]
+            began = time.perf_counter()
+            call(value).block_until_ready()
+            found[number] = time.perf_counter() - began
+        slowest: Array = self.gather(found).max(axis=0)
+        return slowest
+
+
+def part_of(array: Any) -> Array:
+    """Return this rank's part of an array."""
+    return np.asarray(array.addressable_shards[0].data)

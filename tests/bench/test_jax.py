@@ -1,0 +1,56 @@
+"""``gradientflow bench jax``: libraries take turns as jobs, and results are compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jax_jobs import needs_jax
+
+from gradientflow.bench.jax import command
+from gradientflow.bench.jax.turns import Place, turns
+from gradientflow.errors import GradientFlowError
+
+pytestmark = needs_jax
+
+
+def measure(path: Path, *arguments: str) -> dict[str, Any]:
+    words = [sys.executable, "-m", "gradientflow", "bench", "jax", *arguments, "--json", str(path)]
+    finished = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return dict(json.loads(path.read_text()))
+
+
+def test_psum_beside_gloo(tmp_path: Path) -> None:
+    arguments = ["--transport", "tcp", "--sizes", "4,64K", "--rounds", "1", "--seconds", "0.05"]
+    found = measure(tmp_path / "found.json", "psum", *arguments)
+    assert [turn["library"] for turn in found["turns"]] == ["gradientflow", "gloo"]
+    for result in (result for turn in found["turns"] for result in turn["results"]):
+        assert result["wrong"] == 0
+        assert 0 < result["min_us"] <= result["median_us"] <= result["p95_us"]
+        assert result["empty_us"] > 0
+
+
+def test_the_loop_counts(tmp_path: Path) -> None:
+    found = measure(tmp_path / "found.json", "loop", "--transport", "tcp", "-n", "3", "--calls", "20", "--size", "4K")
+    assert found["wrong"] == {"psum_scatter": 0, "all_gather": 0}
+    assert found["calls"] == 20
+
+
+def test_wrong_results_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"calls": 1, "wrong": {"psum_scatter": 1, "all_gather": 0}}
+    monkeypatch.setattr(command, "run_turn", lambda place, told: wrong)
+    assert command.loop.main(["--calls", "1"], standalone_mode=False) == 1
+
+
+def test_turns_change_their_order() -> None:
+    assert list(turns(["a", "b"], 3)) == ["a", "b", "b", "a", "a", "b"]
+
+
+def test_ranks_that_hosts_cannot_share() -> None:
+    with pytest.raises(GradientFlowError, match="3 ranks cannot be dealt out evenly to 2 hosts"):
+        Place(3, hosts=2).command(["true"])
