@@ -15,7 +15,7 @@ def measure(told: dict[str, Any]) -> dict[str, Any]:
     import jax
 
     lax: Any = jax.lax
-    ranks = Ranks(told["contestant"])
+    ranks = Ranks()
     scatter = ranks.compiled(lambda x: lax.psum_scatter(x, "ranks", tiled=True))
     gather = ranks.compiled(lambda x: lax.all_gather(x, "ranks", tiled=True))
     rng = np.random.default_rng([told["seed"], 0])

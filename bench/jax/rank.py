@@ -23,6 +23,9 @@ Array = NDArray[Any]
 def main() -> None:
     """Measure what the job is told."""
     told = json.loads(sys.argv[1])
+    if told["contestant"] == "gloo":
+        os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
+    os.environ.update(jax_variables(os.environ))  # which JAX reads when it is imported
     figures = importlib.import_module(f"{__package__}.{told['measure']}").measure(told)
     if os.environ["RANK"] == "0":
         print(f"{MARK}{json.dumps(figures)}", flush=True)
@@ -31,15 +34,13 @@ def main() -> None:
 class Ranks:
     """JAX's processes, whose collectives are those of gloo or ours."""
 
-    def __init__(self, contestant: str) -> None:
-        if contestant == "gloo":
-            os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
-        os.environ.update(jax_variables(os.environ))
+    def __init__(self) -> None:
         import jax
 
         self._jax: Any = jax
         self._jax.config.update("jax_enable_x64", True)
         jax.distributed.initialize()
+        self.implementation: str = self._jax.config.jax_cpu_collectives_implementation
         self.rank, self.size = jax.process_index(), jax.process_count()
         sharding = self._jax.sharding
         self._mesh = sharding.Mesh(np.array(jax.devices()), ("ranks",))

@@ -29,6 +29,7 @@ def test_psum_beside_gloo(tmp_path: Path) -> None:
     arguments = ["--transport", "tcp", "--sizes", "4,64K", "--rounds", "1", "--seconds", "0.05"]
     found = measure(tmp_path / "found.json", "psum", *arguments)
     assert [turn["library"] for turn in found["turns"]] == ["gradientflow", "gloo"]
+    assert [turn["implementation"] for turn in found["turns"]] == ["mpi", "gloo"]
     for result in (result for turn in found["turns"] for result in turn["results"]):
         assert result["wrong"] == 0
         assert 0 < result["min_us"] <= result["median_us"] <= result["p95_us"]
