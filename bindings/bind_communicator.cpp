@@ -112,7 +112,12 @@ void run(Communicator& communicator, BoundCall bound) {
 }
 
 py::tuple submit(Communicator& communicator, const BoundCall& bound) {
-  return py::make_tuple(communicator.submit(bound.call), bound.input.owner, bound.output.owner);
+  std::shared_ptr<Handle> handle;
+  {
+    ReleaseGil gil;
+    handle = communicator.submit(bound.call, std::ref(gil));
+  }
+  return py::make_tuple(std::move(handle), bound.input.owner, bound.output.owner);
 }
 
 // Work put into the current stream of `result` from now on sees the result of a call on a device. If that stream is not

@@ -13,7 +13,8 @@ x = torch.randn(4000, 20)
 y = (x[:, :10].sum(1) > x[:, 10:].sum(1)).long()
 data = TensorDataset(x, y)
 
-model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2)))
+network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+model = DistributedDataParallel(network, gradient_as_bucket_view=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 sampler = DistributedSampler(data)  # every rank has a part of the data

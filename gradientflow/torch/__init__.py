@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .registration import register
 
 if TYPE_CHECKING:
+    from .bucket_means import mean_hook
     from .lars import LARS
     from .optimizer import DistributedOptimizer
     from .parameters import broadcast_optimizer_state, broadcast_parameters
@@ -18,6 +19,7 @@ _PLACES = {
     "DistributedOptimizer": ".optimizer",
     "broadcast_optimizer_state": ".parameters",
     "broadcast_parameters": ".parameters",
+    "mean_hook": ".bucket_means",
 }
 
 register()
@@ -30,4 +32,11 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_PLACES[name], __name__), name)
 
 
-__all__ = ["LARS", "DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "register"]
+__all__ = [
+    "LARS",
+    "DistributedOptimizer",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "mean_hook",
+    "register",
+]

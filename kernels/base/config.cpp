@@ -217,9 +217,8 @@ const std::vector<Accessor>& accessors() {
        [](const Config& c) { return std::to_string(c.ring_bytes); },
        [](Config& c, const std::string& t) { c.ring_bytes = parse_border(t); }},
       {{"progress", "GRADIENTFLOW_PROGRESS", "choice",
-        "Who averages a gradient pool inside a node: thread, a thread of each rank's own; caller, the threads that "
-        "call "
-        "ready and wait; auto, a thread where the node has two cores for each rank.",
+        "Who averages a gradient pool and runs asynchronous calls inside a node: thread, a thread of each rank's own; "
+        "caller, the threads that call; auto, a thread where the node has two cores for each rank.",
         true},
        [](const Config& c) { return c.progress; },
        [](Config& c, const std::string& t) { c.progress = parse_progress(t); }},

@@ -27,7 +27,7 @@ gf_status start(gf_communicator* communicator, const Arguments& arguments, gf_ha
     gf_handle*& result = result_of(handle, "handle");
     engine::Communicator& engine = *given(communicator, "communicator").engine;
     auto made = std::make_unique<gf_handle>(gf_handle{nullptr, getpid()});  // before the call is under way
-    made->engine = engine.submit(make_call(engine, arguments));
+    made->engine = engine.submit(make_call(engine, arguments), engine::Communicator::Release());
     result = made.release();
   });
 }

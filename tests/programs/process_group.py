@@ -425,6 +425,29 @@ def check_async() -> None:
     same(x, reduced((4,), torch.float32, Op.SUM))
 
 
+def check_a_rank_that_comes_later() -> None:
+    """It waits for what another rank does after its asynchronous call."""
+    x = mine((5000,))
+    if RANK == 0:
+        work: Any = dist.all_reduce(x, async_op=True)
+        for rank in range(1, SIZE):
+            dist.send(torch.ones(3), rank)
+        work.wait()
+    else:
+        dist.recv(torch.zeros(3), 0)
+        dist.all_reduce(x)
+    same(x, reduced((5000,), torch.float32, Op.SUM))
+    groups = [dist.new_group() for _ in range(2)]
+    tensors = [mine((3000,), seed=number) for number in range(2)]
+    order = (0, 1) if RANK == 0 else (1, 0)
+    works = [dist.all_reduce(tensors[number], group=groups[number], async_op=True) for number in order]
+    for work in works:
+        work.wait()
+    for number in range(2):
+        same(tensors[number], reduced((3000,), torch.float32, Op.SUM, number))
+        dist.destroy_process_group(groups[number])
+
+
 def check_callbacks() -> None:
     """Callbacks may call the group too, whenever they run; the order is that in which they were registered."""
     order = []

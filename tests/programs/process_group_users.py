@@ -243,6 +243,7 @@ def check_ddp_hooks() -> None:
     doubled.__annotations__.clear()  # PyTorch wants types there, not text
 
     for hook, tolerance in [
+        (gft.mean_hook, 1e-5),
         (default_hooks.allreduce_hook, 1e-5),
         (default_hooks.fp16_compress_hook, 1e-2),
         (default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), 1e-2),  # type: ignore[no-untyped-call]
@@ -251,6 +252,10 @@ def check_ddp_hooks() -> None:
         model.register_comm_hook(None, hook)
         train(model, sgd(model.parameters()))
         close(model.module, alone, tolerance)
+    in_buckets = DistributedDataParallel(network(), gradient_as_bucket_view=True, bucket_cap_mb=0.001)
+    in_buckets.register_comm_hook(dist.new_group(), gft.mean_hook)
+    train(in_buckets, sgd(in_buckets.parameters()))
+    close(in_buckets.module, alone)
     for builtin, tolerance in [
         (dist.BuiltinCommHookType.ALLREDUCE, 1e-5),
         (dist.BuiltinCommHookType.FP16_COMPRESS, 1e-2),

@@ -13,7 +13,13 @@ MORE = [pytest.param(*layout, marks=pytest.mark.slow) for layout in ((4, 0), (4,
 @pytest.mark.checks("async_calls")
 @pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (5, 2), *MORE])
 def test_asynchronous_calls_communicators_and_threads(check: Callable[..., Any], ranks: int, node_size: int) -> None:
-    check(ranks, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+    check(ranks, env={"GRADIENTFLOW_NODE_SIZE": str(node_size), "GRADIENTFLOW_PROGRESS": "thread"}, timeout=100)
+
+
+@pytest.mark.checks("async_calls")
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_asynchronous_calls_in_the_calling_thread(check: Callable[..., Any], ranks: int) -> None:
+    check(ranks, env={"GRADIENTFLOW_PROGRESS": "caller"}, timeout=100)
 
 
 @pytest.mark.checks("forgotten")

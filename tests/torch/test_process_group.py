@@ -24,15 +24,18 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
 @pytest.mark.checks("process_group")
-@pytest.mark.parametrize(("ranks", "node_sizes"), [(2, "01"), (3, "12")])
-def test_every_call_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "node_sizes", "progress"), [(2, "01", "caller"), (2, "0", "thread"), (3, "12", "auto")]
+)
+def test_every_call_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: str, progress: str) -> None:
     """With nodes of all sizes (0: one for all ranks), one after the other in the same processes."""
-    check(ranks, *node_sizes, timeout=100)
+    check(ranks, *node_sizes, env={"GRADIENTFLOW_PROGRESS": progress}, timeout=100)
 
 
 @pytest.mark.checks("process_group_users")
-def test_what_pytorch_builds_on_process_groups(check: Run, tmp_path: Path) -> None:
-    check(2, tmp_path, env={"GRADIENTFLOW_NODE_SIZE": "1", "PYTHONWARNINGS": "ignore"}, timeout=100)
+@pytest.mark.parametrize("settings", [{"GRADIENTFLOW_NODE_SIZE": "1"}, {"GRADIENTFLOW_PROGRESS": "caller"}])
+def test_what_pytorch_builds_on_process_groups(check: Run, settings: dict[str, str], tmp_path: Path) -> None:
+    check(2, tmp_path, env={**settings, "PYTHONWARNINGS": "ignore"}, timeout=100)
 
 
 @pytest.mark.checks("process_group_life")

@@ -209,7 +209,7 @@ class CollectiveWork(Work):
             known, future = self._future, self._future or Future(self._thread, self._device)
             self._future = future
         if known is None:
-            if self._ended:
+            if self.is_completed():
                 future.complete(self._value)
             else:
                 self._thread.run(lambda: future.complete(self._value), self._device)

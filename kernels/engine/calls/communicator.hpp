@@ -63,12 +63,18 @@ class Communicator {
   // The same in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
+  // The same, or at once, in this thread: inside a node whose cores are short, where the others have come to the call.
+  std::shared_ptr<Handle> submit(const collective::Call& call, const Release& release);
+
   // The same for tensors on a device, in a stream of the communicator's own, after the work that is marked: so a call
   // can wait for several streams. The marks must not change until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call, const StreamMarks& after);
 
   // Runs several calls, and the work between them, in the background, as one.
   std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
+
+  // Whether the ranks of the node have cores for threads beside those that call, by the setting `progress` or by count.
+  [[nodiscard]] bool has_cores_for_threads() const;
 
   // For PreparedCall. Prepared calls are served in turn, in the order in which they are started; finish() throws the
   // call's error, or Error(timeout) if the time is over first: then the call goes on.

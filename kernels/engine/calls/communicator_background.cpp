@@ -1,10 +1,16 @@
 // Calls in the background.
+#include <chrono>
 #include <string>
 #include <utility>
 
 #include "communicator.hpp"
 
 namespace gradientflow::engine {
+namespace {
+
+constexpr std::chrono::milliseconds patience{2};  // with the other ranks, before the progress thread waits for them
+
+}  // namespace
 
 void Communicator::check_threads(const char* what) const {
   if (const transport::Limits limits = group_->endpoint().limits(); !limits.threads) {
@@ -29,6 +35,26 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
     check_threads("asynchronous calls between nodes");
   }
   return turns_.enqueue([this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); });
+}
+
+bool Communicator::has_cores_for_threads() const {
+  const std::string& choice = group_->config().progress;
+  const std::size_t enough = 2 * static_cast<std::size_t>(local_size());
+  return choice == "thread" || (choice == "auto" && group_->node().cores().size() >= enough);
+}
+
+// A rank that does not come may be waiting for what this one does next: then the call goes to the progress thread.
+std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const Release& release) {
+  if (call.placement || nodes() > 1 || has_cores_for_threads()) {
+    return submit(call);
+  }
+  admit(call);
+  if (release) {
+    release();
+  }
+  return turns_.run_or_enqueue(
+      [this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); },
+      [this] { return group_->node().meet(patience); });
 }
 
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const StreamMarks& after) {

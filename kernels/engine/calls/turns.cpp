@@ -89,23 +89,56 @@ void Turns::wait_until_served(std::unique_lock<std::mutex>& lock) {
   --draining_;
 }
 
-std::shared_ptr<Handle> Turns::enqueue(const std::function<void(Served&)>& work) {
-  auto handle = std::make_shared<Handle>();
-  const std::lock_guard lock(mutex_);
+// Under the lock.
+Turns::Pending& Turns::append(std::function<void(Served&)> work) {
   check_usable();
   if (!progress_thread_.joinable()) {
     progress_thread_ = start_thread("the progress thread of a communicator", [this] { progress(); });
   }
-  pending_.push_back({0, work, handle});
+  pending_.push_back({0, std::move(work), std::make_shared<Handle>()});
   pending_.back().ticket = next_ticket_.fetch_add(1);  // drawn when nothing can fail any more: each has to be served
+  return pending_.back();
+}
+
+std::shared_ptr<Handle> Turns::enqueue(const std::function<void(Served&)>& work) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Handle> handle = append(work).handle;
   changed_.notify_all();
+  return handle;
+}
+
+// The call that has the turn is the first of those that wait, and stays so while this thread has it.
+std::shared_ptr<Handle> Turns::run_or_enqueue(const std::function<void(Served&)>& work,
+                                              const std::function<bool()>& may_run) {
+  std::unique_lock lock(mutex_);
+  Pending& mine = append(work);
+  std::shared_ptr<Handle> handle = mine.handle;
+  mine.is_taken = serving_.load() == mine.ticket;
+  if (mine.is_taken) {
+    lock.unlock();
+    const bool runs = may_run();
+    lock.lock();
+    mine.is_taken = runs;
+  }
+  if (!mine.is_taken) {
+    changed_.notify_all();
+    return handle;
+  }
+  Served served{};
+  std::shared_ptr<Failure> failure = attempt(lock, [&] { work(served); });
+  pending_.pop_front();
+  lock.unlock();
+  leave();
+  handle->finish(std::move(served), std::move(failure));
   return handle;
 }
 
 void Turns::progress() {
   std::unique_lock lock(mutex_);
   while (true) {
-    const auto is_next = [&] { return !pending_.empty() && pending_.front().ticket == serving_.load(); };
+    const auto is_next = [&] {
+      return !pending_.empty() && pending_.front().ticket == serving_.load() && !pending_.front().is_taken;
+    };
     while (!is_next()) {
       if (pending_.empty() && is_closed_) {
         return;

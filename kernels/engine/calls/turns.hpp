@@ -1,10 +1,10 @@
 // Turns: the calls of a communicator, from any thread, served one at a time in the order in which they were made.
 //
 // Every call draws a ticket. A blocking call waits for its turn and runs in the caller's thread; an asynchronous call
-// runs in the progress thread, which starts with the first such call and sleeps while there is nothing to do. A
-// blocking call takes no lock if no other call waits before or behind it. After an error that leaves the ranks in
-// different states (a dead peer, a timeout, MPI) nothing can be used any more: every later call throws, on this rank
-// and, as soon as they wait for it, on the others.
+// runs in the progress thread, which starts with the first such call and sleeps while there is nothing to do, or in the
+// caller's thread where it need not wait there. A blocking call takes no lock if no other call waits before or behind
+// it. After an error that leaves the ranks in different states (a dead peer, a timeout, MPI) nothing can be used any
+// more: every later call throws, on this rank and, as soon as they wait for it, on the others.
 #pragma once
 
 #include <atomic>
@@ -54,6 +54,10 @@ class Turns {
   // Runs `work` in turn, in the progress thread. What it writes is kept even if it throws.
   std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
 
+  // The same, but in this thread if the turn is there, and then `may_run()` says so.
+  std::shared_ptr<Handle> run_or_enqueue(const std::function<void(Served&)>& work,
+                                         const std::function<bool()>& may_run);
+
   // Begins the call if it is next in turn; returns whether it was. It keeps the turn until finish(), or the first
   // thread that has to wait for the turn, finishes it.
   bool begin(PreparedCall& prepared);
@@ -80,6 +84,7 @@ class Turns {
     std::uint64_t ticket;
     std::function<void(Served&)> work;
     std::shared_ptr<Handle> handle;
+    bool is_taken = false;  // by the thread that has made it, and which may give it back
   };
   struct Leave {
     void operator()(Turns* self) const { self->leave(); }
@@ -101,6 +106,7 @@ class Turns {
   bool take(PreparedCall& prepared);
   bool finish_open(std::unique_lock<std::mutex>& lock);
   void break_off(const Error& error);
+  Pending& append(std::function<void(Served&)> work);
   void progress();
 
   collective::Group& group_;

@@ -87,10 +87,7 @@ GradientPool::Progress GradientPool::progress_of(const Communicator& communicato
       (options.algorithm != transport::Algorithm::automatic && options.algorithm != transport::Algorithm::shared)) {
     return communicator.group().endpoint().limits().threads ? Progress::thread : Progress::in_wait;
   }
-  const std::string& choice = communicator.group().config().progress;
-  const std::size_t enough = 2 * static_cast<std::size_t>(communicator.local_size());
-  const bool has_cores = communicator.group().node().cores().size() >= enough;
-  return choice == "thread" || (choice == "auto" && has_cores) ? Progress::thread : Progress::caller;
+  return communicator.has_cores_for_threads() ? Progress::thread : Progress::caller;
 }
 
 GradientPool::~GradientPool() { close(false); }

@@ -130,6 +130,9 @@ class Node {
   [[nodiscard]] bool is_confirmed() const noexcept;  // whether all have told theirs
   [[nodiscard]] bool is_confirmed_soon()
       const noexcept;  // the same, after the polls that come before the core is yielded
+  // Says that this rank's next announcement is about to come, and waits a while for those of the others, or for their
+  // word that they come: returns whether all are there, so that a call will not wait long for anybody.
+  [[nodiscard]] bool meet(std::chrono::microseconds patience) noexcept;
   // exchange() without the comparison: returns whether all signatures are alike.
   [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
                                   std::span<const std::byte> payload);
@@ -227,6 +230,7 @@ class Node {
 
   struct Flags {
     alignas(64) std::atomic<std::uint32_t> progress;
+    alignas(64) std::atomic<std::uint32_t> coming;    // the number of the announcement that is about to come
     alignas(64) std::atomic<std::uint32_t> sleepers;  // how many ranks sleep on a word of this rank
     alignas(64) std::atomic<State> state;
     ErrorKind reason_kind;  // of a rank that failed
@@ -256,6 +260,7 @@ class Node {
   [[nodiscard]] std::uint32_t take_task(int owner, std::uint32_t tasks_each) noexcept;
   void finish_task(int owner, std::uint32_t tasks_each) noexcept;
   [[nodiscard]] std::atomic<std::uint32_t>& awaited(int local, Event event) const noexcept;
+  [[nodiscard]] bool has_come(int local, std::uint32_t sequence) const noexcept;
   [[nodiscard]] bool arrived(int local, Event event, std::uint32_t target) const noexcept;
   void publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept;
   void wait_for_all(Event event, std::uint32_t target);

@@ -24,6 +24,11 @@ inline void pause_core() {
 #endif
 }
 
+// Counters wrap around; a peer is never ahead by more than a few.
+bool is_at(const std::atomic<std::uint32_t>& counter, std::uint32_t target) {
+  return static_cast<std::int32_t>(counter.load(std::memory_order_acquire) - target) >= 0;
+}
+
 void futex_sleep(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
   const timespec nap{0, nap_nanoseconds};
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, seen, &nap, nullptr, 0);
@@ -43,6 +48,29 @@ bool Node::is_confirmed_soon() const noexcept {
     pause_core();
   }
   return true;
+}
+
+bool Node::meet(std::chrono::microseconds patience) noexcept {
+  const std::uint32_t next = sequence_ + 1;
+  flags(rank_).coming.store(next, std::memory_order_release);
+  const auto end = std::chrono::steady_clock::now() + patience;
+  std::int64_t polls = 0;
+  for (int local = 0; local < size_; ++local) {
+    for (; !has_come(local, next); ++polls) {
+      if (polls < spin_) {
+        pause_core();
+      } else if (std::chrono::steady_clock::now() < end) {
+        sched_yield();
+      } else {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool Node::has_come(int local, std::uint32_t sequence) const noexcept {
+  return is_at(flags(local).coming, sequence) || is_at(announcement_at(local, sequence)->sequence, sequence);
 }
 
 std::uint32_t Node::advance() {
@@ -85,9 +113,8 @@ std::atomic<std::uint32_t>& Node::awaited(int local, Event event) const noexcept
   return flags(local).progress;
 }
 
-// Counters wrap around; a peer is never ahead by more than a few.
 bool Node::arrived(int local, Event event, std::uint32_t target) const noexcept {
-  return static_cast<std::int32_t>(awaited(local, event).load(std::memory_order_acquire) - target) >= 0;
+  return is_at(awaited(local, event), target);
 }
 
 // The polls of one wait are counted over all ranks: once it has begun to yield, it does not spin for the next rank.
