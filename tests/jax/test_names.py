@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,13 @@ def test_our_library_has_no_name_that_jaxlib_does_not_look_up() -> None:
     if jaxlib is None:
         pytest.skip("needs jaxlib")
     assert names_in(jax_library()) == names_in(jaxlib)
+
+
+def test_what_is_not_served_says_so() -> None:
+    call = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).MPIABI_Win_allocate())"
+    ended = subprocess.run([sys.executable, "-c", call, jax_library()], capture_output=True, text=True, check=False)
+    assert ended.returncode not in (0, 1)
+    assert "does not serve Win_allocate" in ended.stderr
 
 
 def test_doctor_says_whether_jax_can_be_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

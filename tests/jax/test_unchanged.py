@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jax_jobs import needs_jax
 from jobs import Finished
 from needs_mpi import needs_mpi
+
+from gradientflow._location import jax_library
 
 pytestmark = needs_jax
 
@@ -60,3 +64,20 @@ def test_a_group_that_only_its_ranks_use(jax_run: Callable[..., Finished]) -> No
     for rank in range(2):
         sentence = f"^rank {rank} after .*the first use of a group of devices needs all ranks of the job: .*rank 2"
         assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
+
+
+def test_ranks_that_do_not_meet(jax_run: Callable[..., Finished]) -> None:
+    """XLA does not look at the status of the start: every call says why."""
+    ended = faults(jax_run, 2, "alone")
+    for rank in range(2):
+        sentence = f"^rank {rank} after .*GradientFlow: GRADIENTFLOW_RANK is '-1'"
+        assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
+
+
+def test_the_library_of_another_installation(jax_run: Callable[..., Finished], tmp_path: Path) -> None:
+    for library in (jax_library(), jax_library().with_name("libgradientflow.so")):
+        shutil.copy(library, tmp_path)
+    env = {"MPITRAMPOLINE_LIB": str(tmp_path / jax_library().name), "GRADIENTFLOW_TRANSPORT": "tcp"}
+    ended = jax_run(2, "jax_faults", "none", env=env, check=False)
+    sentence = f"GradientFlow: MPITRAMPOLINE_LIB is {tmp_path}.*, but this Python's package gradientflow has"
+    assert re.search(sentence, ended.stdout), ended.output

@@ -1,4 +1,4 @@
-"""An unchanged program of JAX in which something is wrong: jax_faults.py kill|raise|devices|part."""
+"""An unchanged program of JAX in which something is wrong: jax_faults.py kill|raise|devices|part|alone."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ what = sys.argv[1]
 if what == "devices":
     jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize()
+if what == "alone":
+    os.environ["GRADIENTFLOW_RANK"] = "-1"  # by which the ranks are to meet when JAX starts its collectives
 
 from jax import lax  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402

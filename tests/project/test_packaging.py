@@ -78,6 +78,7 @@ def program(name: str) -> str:
         "py.typed",
         "_build_info.json",
         "lib/libgradientflow.so",
+        "lib/libgradientflow_mpiabi.so",
         "lib/cmake/gradientflow/gradientflowConfig.cmake",
         "lib/cmake/gradientflow/gradientflowConfigVersion.cmake",
         "lib/cmake/gradientflow/gradientflowTargets.cmake",

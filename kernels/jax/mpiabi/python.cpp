@@ -1,32 +1,44 @@
 #include "python.hpp"
 
+#include <dlfcn.h>
 #include <pybind11/pybind11.h>
 
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "../../base/error.hpp"
 
 namespace gradientflow::mpiabi {
+namespace {
 
 namespace py = pybind11;
+
+// Communicators of another installation are made of another core.
+void check_installation() {
+  Dl_info here{};
+  dladdr(reinterpret_cast<const void*>(&check_installation), &here);
+  const auto library = py::str(py::module_::import("gradientflow._location").attr("jax_library")()).cast<std::string>();
+  std::error_code absent;
+  if (!std::filesystem::equivalent(here.dli_fname, library, absent)) {
+    throw Error(ErrorKind::value, std::string("MPITRAMPOLINE_LIB is ") + here.dli_fname +
+                                      ", but this Python's package gradientflow has " + library);
+  }
+}
+
+}  // namespace
 
 // The one way for ranks to meet, with all its rules and errors, is written in Python.
 std::shared_ptr<engine::Communicator> ranks_of_python() {
   const py::gil_scoped_acquire gil;
   try {
+    check_installation();
     py::object communicator = py::module_::import("gradientflow").attr("init")();
     auto ranks = communicator.attr("_native").cast<std::shared_ptr<engine::Communicator>>();
     communicator.release();  // it stays until the process ends
     return ranks;
-  } catch (py::error_already_set& error) {
-    if (error.matches(PyExc_SystemExit)) {  // this rank has served others, and is done
-      error.restore();
-      PyErr_Print();
-    }
+  } catch (const py::error_already_set& error) {
     throw Error(ErrorKind::value, py::str(error.value()).cast<std::string>());
-  } catch (const py::cast_error&) {
-    throw Error(ErrorKind::value,
-                "the package gradientflow of this Python is another one than that of MPITRAMPOLINE_LIB");
   }
 }
 
