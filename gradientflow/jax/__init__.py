@@ -1,3 +1,32 @@
-"""GradientFlow for JAX."""
+"""GradientFlow for JAX: collectives and averaged gradients inside of jax.jit, on the CPU."""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__all__ = ["AverageState", "allreduce", "average", "forget_failed_calls"]
+
+if TYPE_CHECKING:
+    from .private import forget_failed_calls
+    from .reduction import allreduce
+    from .transformation import AverageState, average
+else:
+    _MODULES = {
+        "AverageState": "transformation",
+        "allreduce": "reduction",
+        "average": "transformation",
+        "forget_failed_calls": "private",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import a name when it is first used: `versions` can be had without JAX."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        """List all public names, imported yet or not."""
+        return sorted({*globals(), *__all__})

@@ -210,6 +210,9 @@ class Synchronizer(ABC):
     shared : NodeWeights or None
         The weights of the node, where its ranks train on one copy: each makes the core's step on one slice, and before
         the step gradients are the rank's own, and must not be changed.
+    plain_pools : tuple of GradientPool
+        The pools, one for each dtype, if an iteration is nothing but their `ready` and `wait`, with `extra` in the
+        first: then what averages all gradients at once may use them without the synchronizer. Empty otherwise.
     settings, loss_scale, skips_nonfinite
         Those of the current `Iteration`, set by `set_iteration`.
     """
@@ -217,6 +220,7 @@ class Synchronizer(ABC):
     gradient_source: GradientSource = "place"
     uses_backward_order: bool = False
     shared: NodeWeights | None = None
+    plain_pools: tuple[Any, ...] = ()
 
     _pending_error: NonFiniteError | None = None
 

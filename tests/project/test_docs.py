@@ -50,6 +50,7 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/clusters.md", "needs Lightning and Accelerate"): 1,
         ("docs/clusters.md", "needs Slurm"): 1,
         ("docs/clusters.md", "needs two hosts"): 2,
+        ("docs/jax.md", "a part of a program"): 1,
         ("docs/jax.md", "the command below starts it"): 1,
         ("docs/pytorch.md", "needs a GPU"): 1,
         ("docs/sparse.md", "a fragment of sparse.c, which test_c.py runs"): 1,

@@ -44,6 +44,11 @@ CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/server"] | {"engin
 # What stands in for MPI inside jaxlib, a library of its own: nothing includes it.
 CPP_LAYERS["jax/mpiabi"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
 
+# What runs inside of programs that jaxlib compiles; xla/c_api.h is a header of jaxlib's, in a folder of its own.
+CPP_LAYERS["jax/ffi/xla"] = set()
+CPP_LAYERS["jax/ffi"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "jax/ffi/xla"}
+CPP_LAYERS["bindings"] = CPP_LAYERS["bindings"] | {"jax/ffi"}
+
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
 
@@ -51,6 +56,7 @@ SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILIN
 OUTSIDE: dict[str, set[str]] = {
     "pybind11/": {"bindings", "jax"},
     "Python.h": {"bindings"},
+    "xla/": {"jax"},
     "cuda": {"compute"},
     "nccl": set(),  # loaded at run time, by declarations of our own
 }
@@ -216,6 +222,13 @@ PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] |
     "gradientflow.torch.names",
     PROCESS_GROUP,
 }
+PYTHON_LAYERS["gradientflow.jax.versions"] = set()
+PYTHON_LAYERS["gradientflow.jax"] = PYTHON_LAYERS["gradientflow.training"] | {
+    "gradientflow.training",
+    "gradientflow.job",
+    "gradientflow.meeting",
+    "gradientflow.jax.versions",
+}
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"]
 PYTHON_LAYERS["gradientflow"] -= {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
@@ -236,6 +249,7 @@ FRAMEWORKS = {"torch", "jax", "cupy"}
 # The store of torchrun is PyTorch's; in the last four are peers of the benchmarks.
 MAY_IMPORT_FRAMEWORKS = (
     "gradientflow.torch",
+    "gradientflow.jax",
     "gradientflow.meeting.torch_store",
     "gradientflow.bench.core.gloo",
     "gradientflow.bench.jax",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from jobs import PROGRAMS
+from jobs import PROGRAMS, Finished
 
 from gradientflow.jax.versions import installed_version
 from gradientflow.launch import module_command
@@ -26,3 +26,14 @@ def jax_command(ranks: int, program: str | Path, *arguments: object) -> list[str
     file = program if isinstance(program, Path) else PROGRAMS / f"{program}.py"
     words = ["run", "-n", ranks, "--jax", "--", file, *arguments]
     return module_command("gradientflow.cli", [*map(str, words)])
+
+
+def assert_all_right(finished: Finished, program: str, ranks: int) -> None:
+    """Check that every case of a program was right on every rank, which then came to its end."""
+    source = (PROGRAMS / f"{program}.py").read_text(encoding="utf-8")
+    cases = re.findall(r"^@case\ndef (\w+)", source, re.MULTILINE)
+    assert cases
+    for rank in range(ranks):
+        for line in [*(f"{case} is right on {rank}" for case in cases), f"the end of {rank}"]:
+            assert finished.stdout.splitlines().count(line) == 1, f"{line}?\n{finished.output}"
+    assert "Traceback" not in finished.stderr, finished.output

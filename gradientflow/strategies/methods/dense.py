@@ -45,7 +45,11 @@ class Dense(PoolStrategy):
 
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
         """Make gradient pools, one for each dtype. Collective."""
-        return PoolSynchronizer(comm, layout, self) if self.share is None else bind_shared(comm, layout, self)
+        if self.share is not None:
+            return bind_shared(comm, layout, self)
+        synchronizer = PoolSynchronizer(comm, layout, self)
+        synchronizer.plain_pools = synchronizer.pools
+        return synchronizer
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return how pools fuse tensors."""

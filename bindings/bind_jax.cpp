@@ -1,0 +1,145 @@
+// gradientflow._core.jax: what gradientflow.jax registers with XLA. Known without JAX, too, which it does not need.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../kernels/engine/calls/communicator.hpp"
+#include "../kernels/jax/ffi/handlers.hpp"
+#include "../kernels/jax/ffi/pooled_exchange.hpp"
+#include "../kernels/jax/ffi/slots.hpp"
+#include "../kernels/jax/ffi/token.hpp"
+#include "bindings.hpp"
+#include "gil.hpp"
+
+namespace gradientflow::bindings {
+namespace {
+
+namespace py = pybind11;
+using engine::Communicator;
+using engine::GradientPool;
+
+using Addresses = std::vector<std::uintptr_t>;
+
+// An exchange that is made in Python, by a function of the addresses of operands and results. It returns whether it has
+// made the exchange: if not, pools make this one and all that follow, without Python.
+class BoundExchange final : public jax::Exchange {
+ public:
+  explicit BoundExchange(py::function work) : work_(std::move(work)) {}
+  BoundExchange(const BoundExchange&) = delete;
+  BoundExchange& operator=(const BoundExchange&) = delete;
+  ~BoundExchange() override {  // perhaps in a thread of XLA's, or while the interpreter ends
+    PyObject* const work = work_.release().ptr();
+    if (Py_IsInitialized() != 0) {
+      with_gil([&] { Py_DECREF(work); });
+    }
+  }
+
+  void run(const jax::CallFrame& frame) override {
+    if (const auto pooled = pooled_exchange()) {
+      pooled->run(frame);
+      return;
+    }
+    Addresses operands;
+    Addresses results;
+    for (std::size_t i = 0; i < frame.operands(); ++i) {
+      operands.push_back(reinterpret_cast<std::uintptr_t>(frame.operand(i).data));
+    }
+    for (std::size_t i = 0; i < frame.results(); ++i) {
+      results.push_back(reinterpret_cast<std::uintptr_t>(frame.result(i).data));
+    }
+    if (!with_gil([&] { return is_done_by_call(operands, results); })) {
+      pooled_exchange()->run(frame);
+    }
+  }
+
+  void use_pools(const std::vector<std::shared_ptr<GradientPool>>& pools,
+                 const std::vector<std::pair<std::size_t, std::size_t>>& places) {
+    std::vector<jax::PooledExchange::Place> found;
+    found.reserve(places.size());
+    for (const auto& [pool, tensor] : places) {
+      found.push_back({pool, tensor});
+    }
+    auto pooled = std::make_shared<jax::PooledExchange>(pools, std::move(found));
+    const std::lock_guard lock(mutex_);
+    pooled_ = std::move(pooled);
+  }
+
+ private:
+  std::shared_ptr<jax::PooledExchange> pooled_exchange() const {
+    const std::lock_guard lock(mutex_);
+    return pooled_;
+  }
+
+  // With the GIL, which what Python throws needs as long as it lives.
+  bool is_done_by_call(const Addresses& operands, const Addresses& results) const {
+    try {
+      return work_(operands, results).cast<bool>();
+    } catch (py::error_already_set& error) {
+      const auto name = py::str(error.type().attr("__name__")).cast<std::string>();
+      const auto text = py::str(error.value()).cast<std::string>();
+      throw std::runtime_error(name + ": " + text);
+    }
+  }
+
+  py::function work_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<jax::PooledExchange> pooled_;
+};
+
+// Copies memory from addresses to addresses, with these numbers of bytes.
+void copy_memory(const Addresses& from, const Addresses& to, const std::vector<std::size_t>& bytes) {
+  const WithoutGil release;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    std::copy_n(reinterpret_cast<const std::byte*>(from[i]), bytes[i], reinterpret_cast<std::byte*>(to[i]));
+  }
+}
+
+py::capsule capsule_of(XLA_FFI_Handler* handler) {
+  return py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
+}
+
+}  // namespace
+
+void bind_jax(py::module_& module) {
+  py::module_ part = module.def_submodule("jax");
+  py::class_<BoundExchange, std::shared_ptr<BoundExchange>>(part, "Exchange")
+      .def(py::init<py::function>(), py::arg("work"))
+      .def_property_readonly("number", [](const std::shared_ptr<BoundExchange>& self) { return jax::number_of(self); })
+      .def("use_pools", &BoundExchange::use_pools, py::arg("pools"), py::arg("places"));
+  part.def(
+      "number_of", [](const std::shared_ptr<Communicator>& communicator) { return jax::number_of(communicator); },
+      py::arg("communicator"));
+  part.def("handlers", [] {
+    py::dict found;
+    found["gradientflow_allreduce"] = capsule_of(&jax::allreduce);
+    found["gradientflow_average"] = capsule_of(&jax::average);
+    return found;
+  });
+  part.def("copy", &copy_memory, py::arg("source"), py::arg("target"), py::arg("bytes"));
+  part.def("end_calls", &jax::end_calls, py::call_guard<WithoutGil>());
+  part.def("marks_needed", &jax::marks_needed);
+  part.def(
+      "write_marks",
+      [](std::uint32_t count, py::array_t<double>& marks) {
+        jax::write_marks(count, {marks.mutable_data(), static_cast<std::size_t>(marks.size())});
+      },
+      py::arg("count"), py::arg("marks"));
+  part.def(
+      "check_marks",
+      [](std::uint32_t count, const py::array_t<double>& means) {
+        jax::check_marks(count, {means.data(), static_cast<std::size_t>(means.size())});
+      },
+      py::arg("count"), py::arg("means"));
+}
+
+}  // namespace gradientflow::bindings

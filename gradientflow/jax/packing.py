@@ -1,0 +1,103 @@
+"""The state of a synchronizer as arrays of fixed shapes, for the state of a transformation and its checkpoints."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.errors import ArgumentError
+
+_KNOWN = ("float32", "float16", "bfloat16", "int32", "uint32", "int8", "uint8", "bool")  # to JAX without 64 bits
+_TEXT_FOR_CHANGES = 1024  # bytes that the text may grow by, and for each tensor
+_TEXT_FOR_TENSOR = 64
+
+Array = npt.NDArray[Any]
+
+
+def pack(state: Mapping[str, Any]) -> tuple[list[Array], bytes]:
+    """Return the arrays in the lists of a state, such as residuals, and all else as text.
+
+    Names of tensors are left out, and arrays without elements, which not every checkpoint takes: `unpack` has them from
+    the state that it is given.
+    """
+    arrays: list[Array] = []
+    rest = _split({key: value for key, value in state.items() if key != "names"}, arrays)
+    return [_as_stored(array) for array in arrays if array.size], json.dumps(rest, separators=(",", ":")).encode()
+
+
+def unpack(arrays: Sequence[Array], text: bytes, like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state that has been packed; `like` is one of the same synchronizer."""
+    known: list[Array] = []
+    _split(like, known)
+    stored = iter(arrays)
+    state = _joined(json.loads(text), iter([_as_was(next(stored), mine) if mine.size else mine for mine in known]))
+    return {"names": like["names"], **state} if "names" in like else state
+
+
+def room_for(text: bytes, tensors: int) -> int:
+    """Return the bytes that are kept for a text: it may grow."""
+    return 2 * len(text) + _TEXT_FOR_CHANGES + _TEXT_FOR_TENSOR * tensors
+
+
+def padded(text: bytes, room: int) -> bytes:
+    """Return a text with spaces behind it, which do not count.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If there is not enough room.
+    """
+    if len(text) > room:
+        message = f"what the strategy keeps beside arrays has grown to {len(text)} bytes, and there is room for {room}"
+        raise ArgumentError(message)
+    return text.ljust(room)
+
+
+def _split(value: Any, arrays: list[Array]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _split(each, arrays) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(each, np.ndarray) for each in value):
+            arrays.extend(value)
+            return {"arrays": len(value)}
+        return [_split(each, arrays) for each in value]
+    if isinstance(value, np.ndarray):  # perhaps of another size next time
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {"dtype": value.dtype.name, "shape": value.shape, "data": data}
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    message = f"a state of a strategy has a {type(value).__name__}: what is known are arrays, numbers, text and lists"
+    raise ArgumentError(message)
+
+
+def _joined(value: Any, arrays: Any) -> Any:
+    if isinstance(value, list):
+        return [_joined(each, arrays) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"arrays"}:
+        return [next(arrays) for _ in range(value["arrays"])]
+    if set(value) == {"dtype", "shape", "data"}:
+        flat = np.frombuffer(base64.b64decode(value["data"]), value["dtype"])
+        return flat.reshape(value["shape"]).copy()
+    return {key: _joined(each, arrays) for key, each in value.items()}
+
+
+def _as_stored(array: Array) -> Array:
+    contiguous = np.ascontiguousarray(array)
+    return contiguous if array.dtype.name in _KNOWN else contiguous.reshape(-1).view(np.uint8)
+
+
+def _as_was(stored: Array, like: Array) -> Array:
+    """Return an array as it was before `_as_stored`."""
+    return stored if stored.dtype == like.dtype else stored.view(like.dtype).reshape(like.shape)
+
+
+__all__ = ["pack", "padded", "room_for", "unpack"]

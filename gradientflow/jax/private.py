@@ -1,0 +1,54 @@
+"""What JAX keeps to itself and we need: here and nowhere else, and tried with every version in `versions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import core, dispatch, effects
+
+abstract_token: Any = core.abstract_token
+
+
+def ordered_effect(name: str) -> Any:
+    """Return an effect of our own: calls that have it stay, and run in the order of the program.
+
+    Also from one program to the next, under the control flow and the transformations of JAX, and in `jax.shard_map`.
+    """
+    kind = type(name, (effects.Effect,), {"__str__": lambda self: name})
+    for allowed in (
+        effects.ordered_effects,
+        effects.shardable_ordered_effects,
+        effects.lowerable_effects,
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+        effects.remat_allowed_effects,
+    ):
+        allowed.add_type(kind)
+    return kind()
+
+
+def forget_failed_calls() -> None:
+    """Let programs with ordered effects begin anew in this thread: one that failed has no token for the next."""
+    dispatch.runtime_tokens.clear()  # type: ignore[no-untyped-call]
+
+
+def devices_of(context: Any) -> tuple[int, int]:
+    """Return, of a program that is being lowered, the number of devices, and that of devices a call runs on.
+
+    They differ inside of `jax.shard_map` with a mesh over several processes: there each process makes the call for its
+    own device.
+    """
+    axes = context.module_context.axis_context
+    if hasattr(axes, "num_devices"):  # jit
+        return axes.num_devices, axes.num_devices
+    if hasattr(axes, "manual_axes"):  # shard_map
+        mesh = axes.mesh
+        own = len(mesh.local_devices) if set(axes.manual_axes) == set(mesh.axis_names) else mesh.size
+        return mesh.size, own
+    replicas = axes.axis_env.nreps  # pmap
+    return replicas, replicas
+
+
+def things_of_program(context: Any) -> list[Any]:
+    """Return what lives as long as the program that is being lowered: things can be added."""
+    return context.module_context.keepalives  # type: ignore[no-any-return]

@@ -1,0 +1,83 @@
+"""Calls in compiled programs: registered with XLA, and refused where they could not work."""
+
+from __future__ import annotations
+
+import atexit
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import jax
+
+from gradientflow._location import load_core
+from gradientflow.errors import ArgumentError
+
+from .private import devices_of, forget_failed_calls, things_of_program
+
+
+@cache
+def register() -> None:
+    """Register the handlers of the core with XLA."""
+    core = load_core().jax
+    for name, handler in core.handlers().items():
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """Let calls end before Python does, and before communicators are closed at exit: XLA's threads need both."""
+    with suppress(Exception):  # of programs whose results nobody has asked for
+        jax.effects_barrier()  # type: ignore[no-untyped-call]
+    load_core().jax.end_calls()
+    forget_failed_calls()
+
+
+class Calls:
+    """Calls of one kind in a program; kept by the program.
+
+    Parameters
+    ----------
+    kind : str
+        The function that makes them.
+    needs : object, optional
+        What they need as long as the program lives.
+    """
+
+    def __init__(self, kind: str, needs: object = None) -> None:
+        self.kind = kind
+        self.needs = needs
+
+
+def check_program(context: Any, calls: Calls) -> None:
+    """Add calls to a program that is being lowered.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If they could not work there.
+    """
+    devices, own = devices_of(context)
+    if own > 1:
+        message = (
+            f"gradientflow.jax.{calls.kind} in a program for {devices} devices: each process makes a call once, and "
+            "arrays that are sharded over devices would be summed wrongly; call it with arrays of one device, or in "
+            "jax.shard_map over all axes of a mesh that has one device of each process"
+        )
+        raise ArgumentError(message)
+    others = [each for each in things_of_program(context) if isinstance(each, Calls)]
+    if any(each.kind != calls.kind for each in others):
+        message = (
+            "gradientflow.jax.allreduce and average in one program: XLA may start a call of one while a call of the "
+            "other waits, in another order on each rank; make two programs of it, or average only"
+        )
+        raise ArgumentError(message)
+    if any(each.needs is not calls.needs for each in others):
+        message = (
+            "two transformations of gradientflow.jax.average in one program: nothing orders their calls, and XLA may "
+            "start them in another order on each rank; average all gradients by one, before they are taken apart"
+        )
+        raise ArgumentError(message)
+    things_of_program(context).append(calls)
+
+
+__all__ = ["Calls", "check_program", "register"]

@@ -1,0 +1,202 @@
+"""Averaging of gradients as a transformation in the convention of Optax, as a primitive of JAX without an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.strategies import Layout, Strategy, as_strategy
+
+from .communicators import communicator_of
+from .exchange import Exchange, check_strategy
+from .programs import Calls, check_program, register
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+try:
+    from optax import GradientTransformation
+except ImportError:
+
+    class GradientTransformation(NamedTuple):  # type: ignore[no-redef]
+        """A transformation of gradients, as Optax has it: a pair of functions."""
+
+        init: Callable[[Any], Any]
+        update: Callable[..., tuple[Any, Any]]
+
+
+class AverageState(NamedTuple):
+    """The state of `average`: arrays of fixed shapes, so that every checkpoint of optimizer states has it.
+
+    Attributes
+    ----------
+    token : array
+        Leads from one call to the next, and counts the calls.
+    arrays : tuple of arrays
+        What the strategy keeps for each tensor, such as residuals: those of this rank.
+    rest : array
+        What else it keeps, as text.
+    """
+
+    token: Any
+    arrays: tuple[Any, ...] = ()
+    rest: Any = ()
+
+
+def average(strategy: Strategy | str = "dense", *, comm: Communicator | None = None) -> GradientTransformation:
+    """Return a transformation that averages gradients over the ranks, inside of `jax.jit` too. Collective.
+
+    It comes first in `optax.chain`, and what follows gets the same gradients on all ranks. What the strategy keeps from
+    step to step, such as residuals, is in the state of the transformation, and so in every checkpoint of it. It differs
+    between ranks: each rank saves and restores its own.
+
+    Calls are kept in order by their states: each needs the state that the one before has given. So a program
+    has one such transformation, and passes its state on.
+
+    Parameters
+    ----------
+    strategy : Strategy or str, default "dense"
+        A strategy that averages gradients in every step, or its words, such as ``"csc(density=0.1)"``. Residuals of
+        csc do not decay unless it has a momentum of its own.
+    comm : Communicator, optional
+        Whose ranks take part; by default all of the job.
+
+    Returns
+    -------
+    optax.GradientTransformation
+        A named tuple of ``init`` and ``update``; Optax itself need not be installed. ``init`` gets arrays of the shapes
+        and dtypes that gradients have. ``update`` gives an error when it is compiled or run if gradients have others.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the strategy writes weights; see docs/jax.md for what is to be done then.
+    jax.errors.JaxRuntimeError
+        If a call fails while the program runs; the message begins with the name of the exception in
+        `gradientflow.errors`. With strategies that keep residuals, gradients that are not finite are a
+        ``NonFiniteError`` on all ranks. With dense the means are not finite on any rank then, and
+        `optax.apply_if_finite` around what follows skips the step.
+
+    Notes
+    -----
+    The convention of gradient transformations: https://optax.readthedocs.io/en/latest/api/combining_optimizers.html.
+    Strategies and their sources: docs/strategies.md. `optax.MultiSteps` averages in every one of its steps.
+
+    Examples
+    --------
+    >>> optimizer = optax.chain(gradientflow.jax.average("csc(density=0.1)"), optax.sgd(0.1))
+    >>> state = optimizer.init(weights)
+    >>> @jax.jit
+    ... def step(weights, state, batch):
+    ...     gradients = jax.grad(loss)(weights, batch)
+    ...     updates, state = optimizer.update(gradients, state, weights)
+    ...     return optax.apply_updates(weights, updates), state
+    """
+    found = as_strategy(strategy)
+    check_strategy(found)
+    exchanges: dict[Layout, Exchange] = {}
+
+    def exchange_for(layout: Layout) -> Exchange:
+        if layout not in exchanges:
+            exchanges[layout] = Exchange(found, layout, lambda: communicator_of(comm))
+        return exchanges[layout]
+
+    def init(params: Any) -> AverageState:
+        token, arrays, rest = exchange_for(_layout_of(params)).first_state
+        as_jax = jax.numpy.asarray
+        return AverageState(as_jax(token), tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
+
+    def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
+        del params
+        if found.is_identity_on_one_rank and communicator_of(comm).size == 1:
+            return updates, state
+        exchange = exchange_for(_layout_of(updates))
+        if not len(exchange.layout):
+            return updates, state
+        leaves, tree = jax.tree.flatten(updates)
+        sent = [index for index, leaf in enumerate(leaves) if leaf.size]
+        kept, kept_tree = jax.tree.flatten((state.arrays, state.rest))
+        _check_kept(exchange, kept)
+        register()
+        _exchanges[exchange.number] = exchange
+        token, *results = _primitive.bind(
+            state.token,
+            *(jax.numpy.asarray(leaves[index]) for index in sent),
+            *kept,
+            exchange=exchange.number,
+            layout=exchange.hash,
+        )
+        for index, mean in zip(sent, results, strict=False):
+            leaves[index] = mean
+        arrays, rest = jax.tree.unflatten(kept_tree, results[len(sent) :])
+        return jax.tree.unflatten(tree, leaves), AverageState(token, arrays, rest)
+
+    return GradientTransformation(init, update)
+
+
+def _layout_of(tree: Any) -> Layout:
+    """Return the layout of the leaves that have elements."""
+    found = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    there = [(name, leaf) for name, leaf in found if leaf.size]
+    for name, leaf in there:
+        if leaf.dtype.name not in _DTYPES:
+            message = f"gradient {name} is {leaf.dtype.name}: what is averaged is one of {', '.join(_DTYPES)}"
+            raise ArgumentTypeError(message)
+    return Layout(
+        tuple(name for name, _ in there),
+        tuple(tuple(leaf.shape) for _, leaf in there),
+        tuple(leaf.dtype.name for _, leaf in there),
+    )
+
+
+def _check_kept(exchange: Exchange, kept: Sequence[Any]) -> None:
+    _, arrays, rest = exchange.first_state
+    needed = [*arrays, rest] if len(rest) else arrays
+    if [(each.shape, each.dtype.name) for each in kept] != [(each.shape, each.dtype.name) for each in needed]:
+        message = (
+            "the state of average is that of other gradients, or of another strategy: make a new one by init() with a "
+            "tree of arrays like the gradients"
+        )
+        raise ArgumentError(message)
+
+
+# ---- the primitive ---------------------------------------------------------------------------------------------------
+
+_exchanges: WeakValueDictionary[int, Exchange] = WeakValueDictionary()
+
+_primitive: Any = Primitive("gradientflow_average")
+_primitive.multiple_results = True
+_primitive.def_impl(jax.jit(_primitive.bind, static_argnames=("exchange", "layout")))
+_primitive.def_abstract_eval(lambda *operands, **_: operands)
+
+
+def _lower(context: Any, *operands: Any, exchange: int, layout: int) -> Any:
+    check_program(context, Calls("average", _exchanges[exchange]))
+    aliases = {index: index for index in range(len(operands))}
+    rule = jax.ffi.ffi_lowering("gradientflow_average", operand_output_aliases=aliases)
+    return rule(context, *operands, exchange=np.int64(exchange), layout=np.int64(layout))
+
+
+def _refuse_vmap(arguments: Any, dimensions: Any, **parameters: Any) -> NoReturn:
+    message = "gradientflow.jax.average is not for jax.vmap: average outside of it gradients with one axis more"
+    raise ArgumentError(message)
+
+
+def _refuse_derivative(primals: Any, tangents: Any, **parameters: Any) -> NoReturn:
+    message = "gradientflow.jax.average has no derivative: differentiate through gradientflow.jax.allreduce"
+    raise ArgumentError(message)
+
+
+mlir.register_lowering(_primitive, _lower, platform="cpu")
+batching.primitive_batchers[_primitive] = _refuse_vmap
+ad.primitive_jvps[_primitive] = _refuse_derivative
+
+
+__all__ = ["AverageState", "average"]

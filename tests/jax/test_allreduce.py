@@ -1,0 +1,16 @@
+"""gradientflow.jax.allreduce: values, derivatives, control flow, order, places in memory, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from jax_jobs import assert_all_right, needs_jax
+from jobs import Finished
+
+pytestmark = needs_jax
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_allreduce(jax_run: Callable[..., Finished], ranks: int) -> None:
+    assert_all_right(jax_run(ranks, "jax_allreduce"), "jax_allreduce", ranks)

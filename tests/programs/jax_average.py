@@ -1,0 +1,268 @@
+"""gradientflow.jax.average on some ranks: every case, by its name, prints a line once it is right."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradientflow as gf
+import gradientflow.jax as gfj
+
+comm = gf.init()
+RANK, SIZE = comm.rank, comm.size
+CASES: list[Callable[[], None]] = []
+STRATEGIES = (
+    "dense",
+    "dense(wire='bfloat16')",
+    "dense(fusion_threshold=64)",
+    "csc(density=0.3, chunk_size=32, momentum=0.9)",
+    "top_k(ratio=8)",
+    "top_k(ratio=8, warmup=3)",
+    "lags(ratio=8)",
+    "dgc(ratio=8)",
+    "random_k(ratio=8)",
+    "slgs(ratio=8)",
+    "powersgd(rank=2, warmup=9)",
+)
+SHAPES = {"bias": (7,), "first": (20, 30), "nothing": (0, 3), "second": (5, 8)}
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    CASES.append(function)
+    return function
+
+
+def gradients_of(step: int, rank: int = RANK, dtype: Any = np.float32) -> dict[str, Any]:
+    random = np.random.default_rng([step, rank])
+    return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
+
+
+def same(one: Any, other: Any) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+def raises(what: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(Exception, match=re.escape(what)):
+        jax.block_until_ready(call())
+
+
+def by_array_loop(strategy: str, steps: int, dtype: Any = np.float32) -> list[list[np.ndarray]]:
+    """Give what the loop for arrays makes of the same gradients."""
+    names = [name for name, shape in SHAPES.items() if np.prod(shape)]
+    weights = [np.zeros(SHAPES[name], dtype) for name in names]
+    found = []
+    with gf.training.ArrayLoop(comm, weights, strategy) as loop:
+        for step in range(steps):
+            given = gradients_of(step, dtype=dtype)
+            for index, name in enumerate(names):
+                loop.gradients[index][...] = given[name]
+                loop.ready(index)
+            loop.wait()
+            found.append([gradient.copy() for gradient in loop.gradients])
+            loop.stepped()
+    return found
+
+
+@case
+def same_bits_as_the_array_loop() -> None:
+    for strategy in STRATEGIES:
+        tx = gfj.average(strategy, comm=comm)
+        state = tx.init(gradients_of(0))
+        update = jax.jit(tx.update, donate_argnums=(0, 1))
+        for step, expected in enumerate(by_array_loop(strategy, 5)):
+            means, state = update(gradients_of(step), state)
+            assert means["nothing"].shape == (0, 3)
+            del means["nothing"]
+            assert same(list(means.values()), expected), (strategy, step)
+
+
+@case
+def several_dtypes() -> None:
+    for strategy in ("top_k(ratio=1)", "dense"):
+        tx = gfj.average(strategy, comm=comm)
+        given = {"wide": jnp.full(9, SIZE * 2.0**RANK), "half": jnp.full((3, 3), SIZE * 2.0**RANK, jnp.bfloat16)}
+        means, _ = jax.jit(tx.update)(given, tx.init(given))
+        expected = 2**SIZE - 1
+        for name in given:
+            assert means[name].dtype == given[name].dtype
+            assert np.array_equal(means[name], np.full(given[name].shape, expected, given[name].dtype)), name
+
+
+@case
+def dense_under_scan() -> None:
+    """Several steps in one program, and one by one with donated buffers; as on one rank with the mean."""
+    optimizer = optax.chain(gfj.average(comm=comm), optax.adam(0.1))
+
+    def step(carry: Any, gradients: Any) -> Any:
+        weights, state = carry
+        updates, state = optimizer.update(gradients, state, weights)
+        return (optax.apply_updates(weights, updates), state), None
+
+    weights = gradients_of(100, 0)
+    many = [gradients_of(step) for step in range(4)]
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *many)
+    scanned = jax.jit(lambda carry: jax.lax.scan(step, carry, stacked)[0])
+    once = scanned((weights, optimizer.init(weights)))
+    carry = jax.tree.map(jnp.copy, (weights, optimizer.init(weights)))
+    one_by_one = jax.jit(step, donate_argnums=0)
+    for gradients in many:
+        carry, _ = one_by_one(carry, gradients)
+    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(*map(jax.tree.leaves, (once, carry)), strict=True))
+    alone = optax.adam(0.1)
+    expected, state = weights, alone.init(weights)
+    for number in range(4):
+        mean = jax.tree.map(lambda *each: sum(each) / SIZE, *[gradients_of(number, rank) for rank in range(SIZE)])
+        updates, state = alone.update(mean, state, expected)
+        expected = optax.apply_updates(expected, updates)
+    for name in expected:
+        assert np.allclose(once[0][name], expected[name], atol=1e-5), name
+
+
+@case
+def in_place_where_donated() -> None:
+    tx = gfj.average("top_k(ratio=2)", comm=comm)
+    gradients = {"w": jnp.full((100, 100), RANK + 1.0) + 0}
+    state = tx.init(gradients)
+    addresses = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((gradients, state))]
+    found = jax.jit(tx.update, donate_argnums=(0, 1))(gradients, state)
+    assert [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(found)] == addresses
+
+
+@case
+def restored_from_a_checkpoint() -> None:
+    """A run goes on bit for bit from a state that was saved, in another transformation, and from one that is older."""
+    for strategy in ("csc(density=0.3, chunk_size=32)", "dgc(ratio=8)", "powersgd(rank=2, warmup=1)", "lags", "dense"):
+        tx = gfj.average(strategy, comm=comm)
+        state = tx.init(gradients_of(0))
+        update = jax.jit(tx.update)
+        states, means = [state], []
+        for step in range(6):
+            mean, state = update(gradients_of(step), state)
+            states.append(state)
+            means.append(mean)
+        again, _ = update(gradients_of(3), states[3])  # the same transformation goes back
+        assert same(again, means[3]), strategy
+        saved = [pickle.loads(pickle.dumps(jax.device_get(states[3])))]
+        if SIZE == 2 or strategy == "dense":
+            saved += [by_orbax(states[3]), by_flax(states[3])]
+        for state in saved:
+            new = gfj.average(strategy, comm=comm)
+            update_new = jax.jit(new.update)
+            for step in range(3, 6):
+                mean, state = update_new(gradients_of(step), state)
+                assert same(mean, means[step]), (strategy, step)
+        fresh, _ = update(gradients_of(0), tx.init(gradients_of(0)))  # and begins anew
+        assert same(fresh, means[0]), strategy
+
+
+def by_orbax(state: Any) -> Any:
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError:
+        return state
+    with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(f"{folder}/rank{RANK}", state)
+        checkpointer.wait_until_finished()
+        return checkpointer.restore(f"{folder}/rank{RANK}", jax.tree.map(jnp.zeros_like, state))
+
+
+def by_flax(state: Any) -> Any:
+    try:
+        from flax import serialization
+    except ImportError:
+        return state
+    return serialization.from_bytes(jax.tree.map(jnp.zeros_like, state), serialization.to_bytes(state))
+
+
+@case
+def around_other_transformations() -> None:
+    for strategy in ("dense", "top_k(ratio=4)"):
+        tx = gfj.average(strategy, comm=comm)
+        weights = gradients_of(100, 0)
+        optimizers = {
+            "accumulated": optax.MultiSteps(optax.chain(tx, optax.sgd(0.1)), 2),
+            "skipped": optax.chain(tx, optax.apply_if_finite(optax.sgd(0.1), 5)),
+            "masked": optax.chain(optax.masked(tx, {name: name != "bias" for name in SHAPES}), optax.sgd(0.1)),
+            "injected": optax.chain(
+                tx, optax.inject_hyperparams(optax.sgd)(learning_rate=lambda step: 0.1 / (step + 1))
+            ),
+        }
+        for name, optimizer in optimizers.items():
+            state = optimizer.init(weights)
+            program = jax.jit(optimizer.update)
+            for step in range(4):
+                updates, state = program(gradients_of(step), state, weights)
+            kept = {key: value for key, value in updates.items() if name != "masked" or key != "bias"}
+            totals = comm.allgather(np.concatenate([np.ravel(each) for each in kept.values()]))
+            assert len({row.tobytes() for row in totals.reshape(SIZE, -1)}) == 1, (strategy, name)
+
+
+@case
+def not_finite() -> None:
+    bad = gradients_of(0)
+    if RANK == 0:
+        bad["first"] = bad["first"].at[0, 0].set(np.nan)
+    skipping = optax.chain(gfj.average(comm=comm), optax.apply_if_finite(optax.sgd(0.1), 5))
+    updates, state = jax.jit(skipping.update)(bad, skipping.init(bad))
+    assert not any(np.any(each) for each in jax.tree.leaves(updates))
+    assert int(state[1].total_notfinite) == 1
+    tx = gfj.average("top_k(ratio=4)", comm=comm)
+    update = jax.jit(tx.update)
+    state = tx.init(bad)
+    raises("NonFiniteError: the gradient of ['first']", lambda: update(bad, state))
+    means, _ = update(gradients_of(0), state)
+    assert same(means, jax.jit(gfj.average("top_k(ratio=4)", comm=comm).update)(gradients_of(0), state)[0])
+
+
+@case
+def mistakes() -> None:
+    for strategy in ("local_sgd", "ssgd"):
+        raises("writes weights itself", lambda strategy=strategy: gfj.average(strategy))
+    raises("only gradientflow.torch shares weights", lambda: gfj.average("dense(share='node')"))
+    tx = gfj.average("top_k(ratio=4)", comm=comm)
+    state = tx.init(gradients_of(0))
+    other = {"first": jnp.ones((20, 31))}
+    raises("that of other gradients", lambda: jax.jit(tx.update)(other, state))
+    raises("int32", lambda: tx.init({"a": jnp.ones(3, jnp.int32)}))
+    raises("has no derivative", lambda: jax.grad(lambda g: tx.update(g, state)[0]["first"].sum())(gradients_of(0)))
+    batched = jax.tree.map(lambda each: each[None], gradients_of(0))
+    raises("not for jax.vmap", lambda: jax.vmap(lambda g: tx.update(g, state)[0])(batched))
+    second = gfj.average("top_k(ratio=4)", comm=comm)
+
+    def two(gradients: Any) -> Any:
+        return tx.update(gradients, state), second.update(gradients, state)
+
+    raises("two transformations of gradientflow.jax.average", lambda: jax.jit(two)(gradients_of(0)))
+    if SIZE > 1:
+        dense = gfj.average(comm=comm)
+        state = dense.init(gradients_of(0))
+        raises("that of other gradients", lambda: jax.jit(dense.update)(other, state))
+        ahead = state._replace(token=state.token.at[0].add(RANK))
+        raises("states of different calls", lambda: jax.jit(dense.update)(gradients_of(0), ahead))
+        means, _ = jax.jit(dense.update)(other, dense.init(other))
+        assert same(means, other)
+    assert jax.jit(dense.update if SIZE > 1 else tx.update)({}, tx.init({}))[0] == {}
+
+
+if __name__ == "__main__":
+    for each in CASES:
+        each()
+        print(f"{each.__name__} is right on {RANK}", flush=True)
+    last = gfj.average("top_k(ratio=2)", comm=comm)
+    big = jnp.ones((600, 600))
+    jax.jit(lambda g, state: last.update(jnp.tanh(g @ g), state))(
+        big, last.init(big)
+    )  # under way when the program ends
+    print(f"the end of {RANK}", flush=True)
+    sys.exit()
