@@ -77,6 +77,11 @@ _TRAIN = Bench(
             is_flag=True,
             help="each strategy also with the step made by the core, in one pass",
         ),
+        click.Option(
+            ["--views"],
+            is_flag=True,
+            help="DDP also with gradient_as_bucket_view=True, and, as ddp-alone, without any communication",
+        ),
         transport(),
         click.Option(
             ["--ladder"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from .entry import Entry, Optimizer
+from .entry import DDP_ALONE, Entry, Optimizer
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -168,23 +169,35 @@ class MpiOptimizer:
 
 
 def _data_parallel(model: nn.Module, entry: Entry) -> nn.Module:
-    """Wrap a model in DistributedDataParallel, with its defaults."""
+    """Wrap a model in DistributedDataParallel, with its defaults but for views of the buckets."""
+    wrapped = partial(DistributedDataParallel, model, gradient_as_bucket_view=entry.views)
     if entry.contestant == "ddp-gradientflow":
         from gradientflow.torch.registration import register
 
         register()  # where PyTorch has not done so by itself
-        return DistributedDataParallel(model, process_group=dist.new_group(backend="gradientflow"))
+        return wrapped(process_group=dist.new_group(backend="gradientflow"))
     if entry.approximation_rank is not None:
         # One bucket: with several, hooks call Gloo from its threads, in orders that differ between ranks: a deadlock.
         megabytes = sum(parameter.nbytes for parameter in model.parameters()) / 2**20 + 1
-        module = DistributedDataParallel(model, bucket_cap_mb=megabytes)
+        module = wrapped(bucket_cap_mb=megabytes)
         state = powerSGD_hook.PowerSGDState(None, entry.approximation_rank, _LEAST_POWERSGD_ITERATION)
         module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return module
-    module = DistributedDataParallel(model)
+    module = wrapped()
+    if entry.contestant == DDP_ALONE:
+        module.register_comm_hook(None, _as_it_is)
     if entry.contestant == "ddp-gloo-fp16":
         module.register_comm_hook(None, default_hooks.fp16_compress_hook)
     return module
+
+
+def _as_it_is(_: Any, bucket: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+_as_it_is.__annotations__.clear()  # PyTorch wants types there, not text
 
 
 def _flat(tensors: Any) -> NDArray[np.float32]:

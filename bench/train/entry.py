@@ -12,6 +12,7 @@ from gradientflow.strategies.update import Profile
 from ..core.plan import WIRES
 
 NONE = "none"  # every rank trains alone: the cost of a step without communication
+DDP_ALONE = "ddp-alone"  # the same in DistributedDataParallel: the cost of its buckets
 SINGLE = "single"  # one process trains on the batches of all ranks
 SINGLE_ACCUMULATED = "single-accumulated"  # the same, one rank's batch after the other: differs by rounding only
 
@@ -57,6 +58,8 @@ class Entry:
         Of `gradientflow`: whether the core makes the step, where the strategy permits both.
     transport : str or None
         Of `gradientflow`: what messages travel over, where that is compared.
+    views : bool
+        Of DDP: whether gradients lie in the buckets (``gradient_as_bucket_view``).
     """
 
     contestant: str
@@ -66,11 +69,12 @@ class Entry:
     precision: str = "float32"
     fused: bool = False
     transport: str | None = None
+    views: bool = False
 
     @property
     def is_reference(self) -> bool:
         """Whether it is a reference, in which the ranks do not communicate."""
-        return self.contestant in (NONE, SINGLE, SINGLE_ACCUMULATED)
+        return self.contestant in (NONE, DDP_ALONE, SINGLE, SINGLE_ACCUMULATED)
 
     @property
     def needs_ddp(self) -> bool:
@@ -133,7 +137,8 @@ class Entry:
     def setting(self) -> str:
         """The setting that distinguishes it from others of the same contestant; often empty."""
         if self.strategy is None:
-            return "" if self.approximation_rank is None else f"rank {self.approximation_rank}"
+            rank = [] if self.approximation_rank is None else [f"rank {self.approximation_rank}"]
+            return ", ".join(rank + (["views"] if self.views else []))
         parts = [str(self.strategy), *([] if self.precision == "float32" else [f"{self.precision} model"])]
         parts += ["fused step"] if self.fused else []
         parts += [f"over {self.transport}"] if self.transport is not None else []

@@ -15,7 +15,7 @@ from gradientflow.policies import Stragglers
 from gradientflow.strategies import Dense, Strategy, parse_strategies
 
 from ..core.plan import AUTO, TRANSPORTS, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
-from .entry import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, Optimizer
+from .entry import DDP_ALONE, NONE, SINGLE, SINGLE_ACCUMULATED, Entry, Optimizer
 from .rates import OwnRates, check_rate
 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
@@ -70,6 +70,8 @@ class TrainPlan(Plan):
         Of `PRECISIONS`: variants of ours.
     fused : bool
         Whether there are variants of ours with the fused step.
+    views : bool
+        Whether DDP has variants with ``gradient_as_bucket_view``, and a reference without communication.
     transports : tuple of str
         What our messages travel over, each a variant; `AUTO` for the transport of the job.
     ladder : bool
@@ -112,6 +114,7 @@ class TrainPlan(Plan):
     approximation_ranks: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ("float32",)
     fused: bool = False
+    views: bool = False
     transports: tuple[str, ...] = (AUTO,)
     ladder: bool = False
     steps: int = 40
@@ -198,7 +201,11 @@ class TrainPlan(Plan):
                 Entry("ddp-gloo-powersgd", approximation_rank=rank) for rank in self.approximation_ranks
             ],
         }
-        return entries + [entry for name in self.contestants for entry in variants.get(name, [Entry(name)])]
+        others = [entry for name in self.contestants for entry in variants.get(name, [Entry(name)])]
+        if self.views:
+            entries += [Entry(DDP_ALONE)] if self.epochs is None else []
+        found = entries + others
+        return found + [replace(entry, views=True) for entry in found if self.views and entry.needs_ddp]
 
     @property
     def _ours(self) -> list[Entry]:
@@ -272,7 +279,9 @@ class TrainPlan(Plan):
     def on_a_part(self) -> TrainPlan:
         """The plan of a part of the ranks, for the scale efficiency."""
         contestants = tuple(name for name in self.contestants if name != _ON_ALL_RANKS)
-        return replace(self, contestants=contestants, seeds=self.seeds[:1], epochs=None, scale=(), traces=None)
+        return replace(
+            self, contestants=contestants, seeds=self.seeds[:1], epochs=None, scale=(), traces=None, views=False
+        )
 
     def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
         """Refuse, before anything is started, options that would fail later."""

@@ -294,6 +294,7 @@ class TrainResult:
             "overlaps": None if entry.strategy is None else entry.overlaps,
             "fused": None if entry.strategy is None else entry.fused,
             "transport": entry.transport,
+            "views": entry.views if entry.needs_ddp else None,
             "ranks": self.ranks,
             "nodes": self.nodes,
             "batch": self.batch,

@@ -27,7 +27,7 @@ from gradientflow.bench.core.results import write_csv, write_json
 from gradientflow.bench.core.resume import ResumeFile
 from gradientflow.bench.train.columns import LAYOUT
 from gradientflow.bench.train.data import CHARACTERS, WINDOW, SampleOrder, digits, encode, library_text
-from gradientflow.bench.train.entry import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, Optimizer
+from gradientflow.bench.train.entry import DDP_ALONE, NONE, SINGLE, SINGLE_ACCUMULATED, Entry, Optimizer
 from gradientflow.bench.train.ladder import LADDER, ladder_results
 from gradientflow.bench.train.plan import CONTESTANTS, TrainPlan, parse_numbers
 from gradientflow.bench.train.rates import parse_rates
@@ -45,7 +45,7 @@ SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
 SGD = Optimizer(0.01, 0.9)
 RESULT_FIELDS = [
     *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "optimizer"),
-    *("learning_rate", "learning_rate_tuned", "overlaps", "fused", "transport"),
+    *("learning_rate", "learning_rate_tuned", "overlaps", "fused", "transport", "views"),
     *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
     *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "waiting_percent"),
@@ -76,6 +76,17 @@ def test_every_setting_is_a_contestant() -> None:
     assert [entry.sent_dtype for entry in plan.entries if entry.strategy is None] == [
         *(None, "float32", "float16", None, None, "float32", "float32")
     ]
+
+
+def test_ddp_with_views_of_its_buckets_beside_ddp_alone() -> None:
+    plan = TrainPlan(contestants=("ddp-gloo", "ddp-gloo-powersgd", "mpi"), views=True)
+    assert [entry.name for entry in plan.entries] == [
+        *("none", "ddp-alone", "ddp-gloo", "ddp-gloo-powersgd (rank 1)", "mpi"),
+        *("ddp-alone (views)", "ddp-gloo (views)", "ddp-gloo-powersgd (rank 1, views)"),
+    ]
+    assert [entry.name for entry in plan.entries if entry.is_reference] == ["none", "ddp-alone", "ddp-alone (views)"]
+    assert "ddp-alone" not in [entry.contestant for entry in replace(plan, epochs=1).entries]
+    assert not plan.on_a_part.views
 
 
 def named(words: str, **options: Any) -> TrainPlan:
@@ -789,16 +800,19 @@ def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None
     pytest.importorskip("sklearn")
     path = tmp_path / "figures.json"
     options = ("--model", "cnn", "--contestants", "gradientflow,ddp-gradientflow", "--steps", "2", "--batch", "4")
-    options += ("--strategy", f"dense; {SIGN}", "--strategy", "csc")
+    options += ("--strategy", f"dense; {SIGN}", "--strategy", "csc", "--views")
     command = module_command("gradientflow.cli", ["bench", "train", "-n", "2", *options, "--json", str(path)])
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "over the samples per second of one rank" in " ".join(ended.stdout.split())
     written = json.loads(path.read_text())
     assert written["environment"]["torch"]
-    assert {result["contestant"] for result in written["results"]} == {NONE, "gradientflow", "ddp-gradientflow"}
+    contestants = [result["contestant"] for result in written["results"]]
+    assert contestants == [NONE, DDP_ALONE, *["gradientflow"] * 3, "ddp-gradientflow", DDP_ALONE, "ddp-gradientflow"]
+    assert [result["views"] for result in written["results"]] == [None, False, None, None, None, False, True, True]
     assert [(result["strategy"], result["settings"] and len(result["settings"])) for result in written["results"]] == [
-        *((None, None), ("dense", 4), ("SignSGD", 1), ("csc", 8), (None, None))
+        *((None, None), (None, None), ("dense", 4), ("SignSGD", 1), ("csc", 8)),
+        *[(None, None)] * 3,
     ]
     assert {(result["steps"], result["wrong"]) for result in written["results"]} == {(2, 0)}
 
