@@ -120,6 +120,55 @@ def loop(
     return _finish(table, {"place": vars(place), **told, **found}, json_path, sum(found["wrong"].values()))
 
 
+@jax.command()
+@click.option("--sizes", default="4,64K", show_default=True, callback=_sizes, help="Bytes.")
+@click.option("--strategies", default="dense; csc(density=0.1)", show_default=True, help="Of average, by semicolons.")
+@click.option("--rounds", default=5, show_default=True, help="Jobs.")
+@click.option("--seconds", default=3.0, show_default=True, help="To spend on each size in each job, roughly.")
+@click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
+def calls(sizes: list[int], strategies: str, rounds: int, seconds: float, json_path: str | None) -> int:
+    """Time compiled calls of average and allreduce at one rank, beside empty ones."""
+    told = {"measure": "calls", "contestant": _OURS, "sizes": sizes, "seconds": seconds}
+    told["strategies"] = [each.strip() for each in strategies.split(";")]
+    found = [run_turn(Place(1, "tcp"), {**told, "seed": _seed()}) for _ in range(rounds)]
+    table = empty_table()
+    for heading in ("bytes", "call", "median\nus", "over empty\nus", "wrong"):
+        table.add_column(heading, justify="right")
+    for results in zip(*(each["results"] for each in found), strict=True):
+        first = results[0]
+        empty = "empty, with a state" if first["call"].startswith("average") else "empty"
+        beside = [
+            next(other for other in each["results"] if (other["call"], other["bytes"]) == (empty, first["bytes"]))
+            for each in found
+        ]
+        over = [result["median_us"] - other["median_us"] for result, other in zip(results, beside, strict=True)]
+        table.add_row(
+            format_size(first["bytes"]),
+            first["call"],
+            f"{statistics.median(each['median_us'] for each in results):.1f}",
+            "" if first["call"].startswith("empty") else f"{statistics.median(over):.1f}",
+            str(sum(each["wrong"] for each in results)),
+        )
+    wrong = sum(result["wrong"] for each in found for result in each["results"])
+    return _finish(table, {"turns": found}, json_path, wrong)
+
+
+@jax.command()
+@_common
+@click.option("--turns", "count", default=16, show_default=True, help="Turns of four steps of each contestant.")
+def step(ranks: int, transport: str, hosts: int, rate: str, json_path: str | None, count: int) -> int:
+    """Time a perceptron's step with average("dense") inside of jit, beside PyTorch's with the DistributedOptimizer."""
+    place = Place(ranks, transport, hosts, rate)
+    found = run_turn(place, {"measure": "step", "contestant": "step", "turns": count, "seed": _seed()})
+    table = empty_table()
+    for heading in ("contestant", "step\nms", "over alone\nms"):
+        table.add_column(heading, justify="right")
+    for name, figures in found["steps"].items():
+        over = figures.get("over_alone_ms")
+        table.add_row(name, f"{figures['median_ms']:.2f}", "" if over is None else f"{over:.2f}")
+    return _finish(table, {"place": vars(place), **found}, json_path, found["wrong"])
+
+
 def _seed() -> int:
     return secrets.randbits(31)
 

@@ -143,7 +143,9 @@ def average(strategy: Strategy | str = "dense", *, comm: Communicator | None = N
 
 def _layout_of(tree: Any) -> Layout:
     """Return the layout of the leaves that have elements."""
-    found = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    # Flax gives its variables to init, and their values to update.
+    found = [(jax.tree_util.keystr(path).removesuffix(".value"), leaf) for path, leaf in leaves]
     there = [(name, leaf) for name, leaf in found if leaf.size]
     for name, leaf in there:
         if leaf.dtype.name not in _DTYPES:

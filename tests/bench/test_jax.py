@@ -42,6 +42,22 @@ def test_the_loop_counts(tmp_path: Path) -> None:
     assert found["calls"] == 20
 
 
+def test_calls_at_one_rank(tmp_path: Path) -> None:
+    found = measure(tmp_path / "found.json", "calls", "--sizes", "1K", "--rounds", "1", "--seconds", "0.1")
+    results = {result["call"]: result for result in found["turns"][0]["results"]}
+    assert {"average('dense')", "average('csc(density=0.1)')", "allreduce, max", "empty"} <= {*results}
+    assert all(result["wrong"] == 0 and result["median_us"] > 0 for result in results.values())
+
+
+def test_steps_of_two_frameworks(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("optax")
+    found = measure(tmp_path / "found.json", "step", "--transport", "tcp", "--turns", "2")
+    assert found["wrong"] == 0
+    assert [*found["steps"]] == ["jax", "jax alone", "pytorch", "pytorch alone"]
+    assert all(figures["median_ms"] > 0 for figures in found["steps"].values())
+
+
 def test_wrong_results_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"calls": 1, "wrong": {"psum_scatter": 1, "all_gather": 0}}
     monkeypatch.setattr(command, "run_turn", lambda place, told: wrong)
