@@ -219,6 +219,17 @@ def check_calls_in_a_loop() -> None:
     assert [np.array_equal(own(scattered), block * k) for k, scattered in enumerate(ahead)] == [True] * 30
 
 
+def check_donated_arrays() -> None:
+    """Whose memory the result may take."""
+    for dtype in ("float32", "uint16", "complex64"):
+        parts = [np.full((1, 50000), rank + 1, dtype) for rank in RANKS]
+        mapped = jax.shard_map(lambda v: lax.psum(v, "ranks"), mesh=MESH, in_specs=P("ranks"), out_specs=P("ranks"))
+        donating, array = jax.jit(mapped, donate_argnums=0), spread(np.concatenate(parts))
+        for _ in range(3):
+            array = donating(array)
+        same(own(array), folded(operator.add, parts) * np.array(SIZE**2, dtype), what=dtype)
+
+
 def check_training() -> None:
     """Data parallel under jit, against the same steps in one process."""
     rng = np.random.default_rng(1)

@@ -21,19 +21,17 @@ auto Job::decisive(const Work& work) -> decltype(work()) {
   try {
     return work();
   } catch (const Error& error) {
-    break_down(error);
-    throw;
+    throw Error(break_down(error));
   } catch (const std::exception& error) {
-    break_down({ErrorKind::internal, error.what()});
-    throw;
+    throw Error(break_down({ErrorKind::internal, error.what()}));
   }
 }
 
-void Job::break_down(const Error& error) {
+Error Job::break_down(const Error& error) {
   {
     const std::lock_guard lock(failing_);
     if (failure_) {
-      return;
+      return *failure_;
     }
     failure_ = error;
   }
@@ -41,6 +39,7 @@ void Job::break_down(const Error& error) {
   if (mailbox_ != nullptr) {
     mailbox_->close(false, error);
   }
+  return error;
 }
 
 engine::Communicator& Job::ranks(const Group& group) const {

@@ -50,7 +50,7 @@ class Job {
  private:
   template <class Work>
   auto decisive(const Work& work) -> decltype(work());
-  void break_down(const Error& error);
+  Error break_down(const Error& error);  // the first failure, which others follow from
 
   bool begun_ = false;
   bool finished_ = false;
