@@ -52,6 +52,13 @@ def test_a_rank_that_raises_is_named(jax_run: Callable[..., Finished]) -> None:
     assert "RuntimeError: of the program" in ended.stderr, ended.output
 
 
+def test_calls_that_differ_are_named_on_all_ranks(jax_run: Callable[..., Finished]) -> None:
+    ended = faults(jax_run, 2, "differ")
+    for rank in range(2):
+        sentence = f"^rank {rank} after .*the ranks made different calls: .* of 1000 float32.* of 700 float32"
+        assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
+
+
 def test_several_devices_are_refused_on_all_ranks(jax_run: Callable[..., Finished]) -> None:
     ended = faults(jax_run, 2, "devices")
     for rank in range(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 from unittest import SkipTest
@@ -265,6 +266,19 @@ def check_communicators_beside() -> None:
         communicator.allreduce(array)
         same(array, np.full(1000, SIZE * (SIZE + 1) / 2))
     after.close()
+
+
+def check_a_thread_beside() -> None:
+    """One thread runs programs of JAX while another one uses the program's own communicator."""
+    total = jax.jit(jax.shard_map(lambda v: lax.psum(v, "ranks"), mesh=MESH, in_specs=P("ranks"), out_specs=P("ranks")))
+    array = spread(np.ones((SIZE, 3000), np.float32))
+    with ThreadPoolExecutor(1) as pool:
+        sums = pool.submit(lambda: [float(own(total(array)).sum()) for _ in range(100)])
+        for _ in range(100):
+            numbers = np.ones(500)
+            BEFORE.allreduce(numbers)
+            same(numbers, np.full(500, float(SIZE)))
+        assert sums.result() == [3000.0 * SIZE] * 100
 
 
 run_checks()
