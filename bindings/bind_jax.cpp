@@ -8,16 +8,19 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "../kernels/engine/calls/communicator.hpp"
+#include "../kernels/jax/ffi/dense_exchange.hpp"
 #include "../kernels/jax/ffi/handlers.hpp"
-#include "../kernels/jax/ffi/pooled_exchange.hpp"
 #include "../kernels/jax/ffi/slots.hpp"
 #include "../kernels/jax/ffi/token.hpp"
+#include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
 
@@ -28,10 +31,13 @@ namespace py = pybind11;
 using engine::Communicator;
 using engine::GradientPool;
 
+// Of a gradient: the pool, its tensor, a name, and the wire dtype; see jax::DenseExchange::Place.
+using GivenPlace = std::tuple<std::optional<std::size_t>, std::size_t, std::string, std::optional<std::string>>;
+
 using Addresses = std::vector<std::uintptr_t>;
 
 // An exchange that is made in Python, by a function of the addresses of operands and results. It returns whether it has
-// made the exchange: if not, pools make this one and all that follow, without Python.
+// made the exchange: if not, a native one makes this and all that follow, without Python.
 class BoundExchange final : public jax::Exchange {
  public:
   explicit BoundExchange(py::function work) : work_(std::move(work)) {}
@@ -45,8 +51,8 @@ class BoundExchange final : public jax::Exchange {
   }
 
   void run(const jax::CallFrame& frame) override {
-    if (const auto pooled = pooled_exchange()) {
-      pooled->run(frame);
+    if (const auto exchange = native()) {
+      exchange->run(frame);
       return;
     }
     Addresses operands;
@@ -58,26 +64,19 @@ class BoundExchange final : public jax::Exchange {
       results.push_back(reinterpret_cast<std::uintptr_t>(frame.result(i).data));
     }
     if (!with_gil([&] { return is_done_by_call(operands, results); })) {
-      pooled_exchange()->run(frame);
+      native()->run(frame);
     }
   }
 
-  void use_pools(const std::vector<std::shared_ptr<GradientPool>>& pools,
-                 const std::vector<std::pair<std::size_t, std::size_t>>& places) {
-    std::vector<jax::PooledExchange::Place> found;
-    found.reserve(places.size());
-    for (const auto& [pool, tensor] : places) {
-      found.push_back({pool, tensor});
-    }
-    auto pooled = std::make_shared<jax::PooledExchange>(pools, std::move(found));
+  void set_native(std::shared_ptr<jax::Exchange> native) {
     const std::lock_guard lock(mutex_);
-    pooled_ = std::move(pooled);
+    native_ = std::move(native);
   }
 
  private:
-  std::shared_ptr<jax::PooledExchange> pooled_exchange() const {
+  std::shared_ptr<jax::Exchange> native() const {
     const std::lock_guard lock(mutex_);
-    return pooled_;
+    return native_;
   }
 
   // With the GIL, which what Python throws needs as long as it lives.
@@ -93,7 +92,7 @@ class BoundExchange final : public jax::Exchange {
 
   py::function work_;
   mutable std::mutex mutex_;
-  std::shared_ptr<jax::PooledExchange> pooled_;
+  std::shared_ptr<jax::Exchange> native_;
 };
 
 // Copies memory from addresses to addresses, with these numbers of bytes.
@@ -115,7 +114,19 @@ void bind_jax(py::module_& module) {
   py::class_<BoundExchange, std::shared_ptr<BoundExchange>>(part, "Exchange")
       .def(py::init<py::function>(), py::arg("work"))
       .def_property_readonly("number", [](const std::shared_ptr<BoundExchange>& self) { return jax::number_of(self); })
-      .def("use_pools", &BoundExchange::use_pools, py::arg("pools"), py::arg("places"));
+      .def(
+          "use_dense",
+          [](BoundExchange& self, const std::shared_ptr<Communicator>& communicator, const AlgorithmName& algorithm,
+             const std::vector<std::shared_ptr<GradientPool>>& pools, const std::vector<GivenPlace>& places) {
+            std::vector<jax::DenseExchange::Place> found;
+            found.reserve(places.size());
+            for (const auto& [pool, tensor, name, wire] : places) {
+              found.push_back({pool, tensor, name, wire ? std::optional(dtype_from_name(*wire)) : std::nullopt});
+            }
+            self.set_native(std::make_shared<jax::DenseExchange>(
+                communicator, transport::algorithm_from_name(algorithm.value), pools, std::move(found)));
+          },
+          py::arg("communicator"), py::arg("algorithm"), py::arg("pools"), py::arg("places"));
   part.def(
       "number_of", [](const std::shared_ptr<Communicator>& communicator) { return jax::number_of(communicator); },
       py::arg("communicator"));

@@ -6,6 +6,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -20,12 +21,15 @@ from gradientflow.meeting.endpoints import meet_by
 from gradientflow.meeting.variables import Place
 from gradientflow.memory import itemsize
 from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer
+from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.update import Iteration
 from gradientflow.training.binding import bind_together
 from gradientflow.training.tensors import Tensors
 
 from .packing import pack, padded, room_for, unpack
 
+# Bytes from which on a gradient is averaged by a call of its own, where XLA has put it. Below, a copy costs little.
+_LARGE = 1 << 18
 TOKEN = 4  # numbers of uint32: see kernels/jax/ffi/token.hpp
 
 Array = npt.NDArray[Any]
@@ -67,6 +71,7 @@ class Exchange:
         self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)  # of the states that this exchange gives
         self._given: bytes | None = None  # the last token of a state that is the synchronizer's own
         self._bound: Synchronizer | None = None
+        self._kept: object = None  # what the native exchange uses
         self._placed: Any = None  # the gradients of the synchronizer, and where they are
         self._addresses: list[int] = []
 
@@ -117,11 +122,12 @@ class Exchange:
 
     def _run(self, operands: list[int], results: list[int]) -> bool:
         """Exchange gradients; return False if pools are to do that from now on."""
+        if self.strategy.is_plain_mean:
+            self._prepare_dense(cast("PoolStrategy", self.strategy))
+            return False
         if self._bound is None:
             self._bound = self._bind()
         synchronizer = self._bound
-        if synchronizer.plain_pools:
-            return False
         copy = load_core().jax.copy
         token = np.empty(TOKEN, np.uint32)
         copy([operands[0]], [token.ctypes.data], [token.nbytes])
@@ -143,7 +149,7 @@ class Exchange:
     def _exchange(self, synchronizer: Synchronizer, count: int, gradients: Sequence[int], means: Sequence[int]) -> None:
         core = load_core().jax
         try:
-            synchronizer.begin(Iteration(lambda index: _SETTINGS))
+            synchronizer.begin(Iteration(lambda _: _SETTINGS))
             core.write_marks(count, synchronizer.extra)
             if synchronizer.gradient_source.startswith("elsewhere"):
                 for index, address in enumerate(gradients):
@@ -173,18 +179,27 @@ class Exchange:
 
     def _bind(self) -> Synchronizer:
         """Bind the strategy to the tensors. Collective."""
-        core = load_core().jax
-        layout = Layout(self.layout.names, self.layout.shapes, self.layout.dtypes, extra=core.marks_needed())
-        synchronizer = bind_together(self.strategy, self._comm(), layout, cast("Tensors", _Streams()))
-        if synchronizer.plain_pools:
-            places = {
-                index: (group, place)
-                for group, (_, indices) in enumerate(layout.groups)
-                for place, index in enumerate(indices)
-            }
-            pools = [pool._native for pool in synchronizer.plain_pools]
-            self._native.use_pools(pools, [places[index] for index in range(len(layout))])
-        return synchronizer
+        layout = replace(self.layout, extra=load_core().jax.marks_needed())
+        return bind_together(self.strategy, self._comm(), layout, cast("Tensors", _Streams()))
+
+    def _prepare_dense(self, strategy: PoolStrategy) -> None:
+        """Make what averages all gradients without Python. Collective."""
+        core, layout, comm = load_core().jax, self.layout, self._comm()
+        places: list[tuple[int | None, int, str, str | None]] = [
+            (None, 0, name, strategy.wire_of(dtype)) for name, dtype in zip(layout.names, layout.dtypes, strict=True)
+        ]
+        pools: list[Any] = []
+        for dtype, indices in layout.groups:
+            small = [index for index in indices if self._gradient_bytes[index] < _LARGE]
+            if not small:
+                continue
+            for place, index in enumerate(small):
+                places[index] = (len(pools), place, layout.names[index], None)
+            extra = 1 if pools else core.marks_needed()
+            pools.append(strategy.make_pool(comm, [layout.shapes[index] for index in small], dtype, extra=extra))
+        large = comm._own_part(0)  # so that these calls and the program's own do not mix
+        self._native.use_dense(large._native, strategy.algorithm, [pool._native for pool in pools], places)
+        self._kept = (large, pools)
 
 
 class _Streams:

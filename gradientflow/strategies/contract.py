@@ -58,12 +58,16 @@ class Strategy(Description, ABC):
     is_identity_on_one_rank : bool
         Whether it changes nothing with one rank, so that it can be left out. Only such strategies go with
         `torch.amp.GradScaler`, which changes the scale of gradients by itself.
+    is_plain_mean : bool
+        Whether every gradient becomes its mean over the ranks, and nothing else happens: then an adapter may make these
+        means by calls of its own, without a synchronizer. For strategies with pools.
     """
 
     gradients: GradientsOfStep = "mean"
     step: StepMaker = "any"
     on_device: bool = False
     is_identity_on_one_rank: bool = False
+    is_plain_mean: bool = False
     options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **options: Any) -> None:
@@ -210,9 +214,6 @@ class Synchronizer(ABC):
     shared : NodeWeights or None
         The weights of the node, where its ranks train on one copy: each makes the core's step on one slice, and before
         the step gradients are the rank's own, and must not be changed.
-    plain_pools : tuple of GradientPool
-        The pools, one for each dtype, if an iteration is nothing but their `ready` and `wait`, with `extra` in the
-        first: then what averages all gradients at once may use them without the synchronizer. Empty otherwise.
     settings, loss_scale, skips_nonfinite
         Those of the current `Iteration`, set by `set_iteration`.
     """
@@ -220,7 +221,6 @@ class Synchronizer(ABC):
     gradient_source: GradientSource = "place"
     uses_backward_order: bool = False
     shared: NodeWeights | None = None
-    plain_pools: tuple[Any, ...] = ()
 
     _pending_error: NonFiniteError | None = None
 

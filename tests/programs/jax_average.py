@@ -100,6 +100,23 @@ def several_dtypes() -> None:
 
 
 @case
+def large_gradients_where_they_are() -> None:
+    """From 256 KiB on gradients of dense are not copied; with donated buffers they stay in their places."""
+    for strategy in ("dense", "dense(wire='float16')"):
+        tx = gfj.average(strategy, comm=comm)
+        update = jax.jit(tx.update, donate_argnums=0)
+        like = {"large": jnp.zeros((300, 300)), "small": jnp.zeros(3), "half": jnp.zeros(1 << 17, jnp.bfloat16)}
+        state = tx.init(like)
+        for step in range(3):
+            given = jax.tree.map(lambda each, step=step: jnp.full_like(each, SIZE * (RANK + step)), like)
+            addresses = {name: each.unsafe_buffer_pointer() for name, each in given.items()}
+            means, state = update(given, state)
+            for name, mean in means.items():
+                assert mean.unsafe_buffer_pointer() == addresses[name], (strategy, name)
+                assert np.all(np.asarray(mean, np.float32) == SIZE * ((SIZE - 1) / 2 + step)), (strategy, name)
+
+
+@case
 def dense_under_scan() -> None:
     """Several steps in one program, and one by one with donated buffers; as on one rank with the mean."""
     optimizer = optax.chain(gfj.average(comm=comm), optax.adam(0.1))
@@ -250,6 +267,11 @@ def mistakes() -> None:
         raises("that of other gradients", lambda: jax.jit(dense.update)(other, state))
         ahead = state._replace(token=state.token.at[0].add(RANK))
         raises("states of different calls", lambda: jax.jit(dense.update)(gradients_of(0), ahead))
+        large = {"large": jnp.ones((300, 300))}
+        state = dense.init(large)
+        ahead = state._replace(token=state.token.at[0].add(RANK))
+        raises("in call 1", lambda: jax.jit(dense.update)(large, ahead))
+        assert same(jax.jit(dense.update)(large, state)[0], large)
         means, _ = jax.jit(dense.update)(other, dense.init(other))
         assert same(means, other)
     assert jax.jit(dense.update if SIZE > 1 else tx.update)({}, tx.init({}))[0] == {}

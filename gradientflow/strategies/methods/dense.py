@@ -36,6 +36,7 @@ class Dense(PoolStrategy):
             message = f"share is 'node' or None, not {share!r}"
             raise ArgumentError(message)
         self.share = share
+        self.is_plain_mean = share is None
         if share is not None:
             self.step = "core"
 
@@ -45,11 +46,7 @@ class Dense(PoolStrategy):
 
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
         """Make gradient pools, one for each dtype. Collective."""
-        if self.share is not None:
-            return bind_shared(comm, layout, self)
-        synchronizer = PoolSynchronizer(comm, layout, self)
-        synchronizer.plain_pools = synchronizer.pools
-        return synchronizer
+        return PoolSynchronizer(comm, layout, self) if self.share is None else bind_shared(comm, layout, self)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return how pools fuse tensors."""

@@ -1,0 +1,96 @@
+#include "dense_exchange.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../../base/error.hpp"
+#include "../../engine/calls/request.hpp"
+#include "token.hpp"
+
+namespace gradientflow::jax {
+
+DenseExchange::DenseExchange(std::shared_ptr<engine::Communicator> communicator, transport::Algorithm algorithm,
+                             std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<Place> places)
+    : communicator_(std::move(communicator)),
+      algorithm_(algorithm),
+      pools_(std::move(pools)),
+      places_(std::move(places)) {}
+
+// Begins the exchange of the small gradients: wait() ends it.
+void DenseExchange::average_small(const CallFrame& frame, std::uint32_t call) {
+  if (!pools_.empty()) {
+    write_marks(call, pools_.front()->extra());
+  }
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    if (const Place& place = places_[i]; place.pool) {
+      engine::GradientPool& pool = *pools_[*place.pool];
+      const Buffer gradient = frame.operand(i + 1);
+      std::copy_n(gradient.data, gradient.bytes(), pool.data() + pool.offset(place.tensor));
+      pool.ready(place.tensor);
+    }
+  }
+  for (const auto& pool : pools_) {
+    pool->ready_all();
+  }
+}
+
+void DenseExchange::average_large(const CallFrame& frame, std::uint32_t call) {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const Place& place = places_[i];
+    if (place.pool) {
+      continue;
+    }
+    const Buffer gradient = frame.operand(i + 1);
+    const Buffer mean = frame.result(i + 1);
+    const std::string name = "gradient " + place.name + " in call " + std::to_string(call);
+    communicator_->run(engine::make_call(*communicator_, {.kind = transport::CallKind::allreduce,
+                                                          .op = ReduceOp::mean,
+                                                          .algorithm = algorithm_,
+                                                          .wire = place.wire,
+                                                          .label = engine::Label{name},
+                                                          .input = {gradient.data, gradient.count(), gradient.dtype()},
+                                                          .output = {mean.data, mean.count(), mean.dtype()}}));
+  }
+}
+
+void DenseExchange::wait(std::uint32_t call) {
+  for (const auto& pool : pools_) {
+    pool->wait();
+  }
+  if (!pools_.empty()) {
+    check_marks(call, pools_.front()->extra());
+  }
+}
+
+// So that the other ranks can end what they have begun.
+void DenseExchange::give_up() noexcept {
+  for (const auto& pool : pools_) {
+    try {
+      pool->abandon();
+    } catch (const Error&) {  // the first one is thrown
+    }
+  }
+}
+
+void DenseExchange::run(const CallFrame& frame) {
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t call = count_of(frame.operand(0));
+  try {
+    average_small(frame, call);
+    average_large(frame, call);
+    wait(call);
+  } catch (const Error&) {
+    give_up();
+    throw;
+  }
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    if (const Place& place = places_[i]; place.pool) {
+      const engine::GradientPool& pool = *pools_[*place.pool];
+      const Buffer mean = frame.result(i + 1);
+      std::copy_n(pool.data() + pool.offset(place.tensor), mean.bytes(), mean.data);
+    }
+  }
+  write_token(frame.operand(0), call + 1, frame.result(0));
+}
+
+}  // namespace gradientflow::jax

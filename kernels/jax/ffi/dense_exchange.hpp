@@ -1,0 +1,50 @@
+// The exchange of all gradients, without Python, which may be busy in another thread. Large ones are averaged where XLA
+// has put them: a copy into memory of our own would take longer than the exchange inside a node. Small ones are copied
+// into pools, where they are averaged together.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../engine/calls/communicator.hpp"
+#include "../../engine/exchange/gradient_pool.hpp"
+#include "slots.hpp"
+
+namespace gradientflow::jax {
+
+class DenseExchange final : public Exchange {
+ public:
+  // Where a gradient is averaged.
+  struct Place {
+    std::optional<std::size_t> pool;  // none: where it is
+    std::size_t tensor;               // of the pool
+    std::string name;                 // for labels
+    std::optional<DType> wire;        // of gradients that stay where they are
+  };
+
+  // `communicator`: for these calls alone. `places`: of the gradients, in the order of the operands. The first pool, if
+  // there is any, has `marks_needed()` extra numbers, the others have at least one.
+  DenseExchange(std::shared_ptr<engine::Communicator> communicator, transport::Algorithm algorithm,
+                std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<Place> places);
+
+  void run(const CallFrame& frame) override;
+
+ private:
+  void average_small(const CallFrame& frame, std::uint32_t call);
+  void average_large(const CallFrame& frame, std::uint32_t call);
+  void wait(std::uint32_t call);
+  void give_up() noexcept;
+
+  std::shared_ptr<engine::Communicator> communicator_;
+  transport::Algorithm algorithm_;
+  std::vector<std::shared_ptr<engine::GradientPool>> pools_;
+  std::vector<Place> places_;
+  std::mutex mutex_;
+};
+
+}  // namespace gradientflow::jax
