@@ -1,7 +1,5 @@
 #include "parameter_server.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../../base/forks.hpp"
 #include "../../base/text.hpp"
 #include "../../base/thread.hpp"
 #include "../../collective/call/call.hpp"
@@ -104,7 +103,7 @@ Entries entries_of(const std::vector<std::size_t>& counts, const ServerRoles& ro
 
 ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std::size_t>& counts,
                                  const Options& options, Server::MakePolicy make_policy)
-    : poll_signals_(options.poll_signals), process_(getpid()) {
+    : poll_signals_(options.poll_signals), forks_(count_forks()) {
   const std::size_t threshold = options.fusion_threshold.value_or(default_threshold);
   static_cast<void>(index_among_floats(options.wire, "a wire is float32, float16 or bfloat16"));
   const ServerOptimizer& optimizer = options.optimizer;
@@ -162,7 +161,7 @@ ParameterServer::~ParameterServer() {
   close(false);
 }
 
-bool ParameterServer::is_forked() const noexcept { return getpid() != process_; }
+bool ParameterServer::is_forked() const noexcept { return forks_ != count_forks(); }
 
 ServerWorker& ParameterServer::worker() const {
   communicator_->check_process();

@@ -71,7 +71,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
 
   std::shared_ptr<Communicator> communicator_;  // its own
   std::function<void()> poll_signals_;
-  int process_;
+  int forks_;
   std::unique_ptr<Server::Shared> shared_;
   std::unique_ptr<Server> server_;
   std::unique_ptr<ServerWorker> worker_;

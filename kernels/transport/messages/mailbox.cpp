@@ -1,11 +1,10 @@
 #include "mailbox.hpp"
 
-#include <unistd.h>
-
 #include <new>
 #include <thread>
 #include <utility>
 
+#include "../../base/forks.hpp"
 #include "mailbox_alarm.hpp"
 
 namespace gradientflow::transport {
@@ -39,7 +38,7 @@ Mailbox::Mailbox(std::unique_ptr<Endpoint> endpoint, std::string name, std::func
       limits_(endpoint_->limits()),
       name_(std::move(name)),
       is_alive_(std::move(is_alive)),
-      process_(getpid()),
+      forks_(count_forks()),
       notice_tag_(limits_.tags - 1),
       alarm_(std::make_shared<Alarm>()),
       tags_left_(notice_tag_),
@@ -67,7 +66,7 @@ Mailbox::~Mailbox() {
   endpoint_->close(std::move(awaited), notice_tag_, !arrived_.empty() || taken_ > 0 || size() > few_ranks);
 }
 
-bool Mailbox::is_forked() const noexcept { return getpid() != process_; }
+bool Mailbox::is_forked() const noexcept { return forks_ != count_forks(); }
 
 void Mailbox::check_process() const {
   if (is_forked()) {

@@ -18,8 +18,6 @@
 // a handshake. docs/architecture.md has the figures.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -208,7 +206,7 @@ class Mailbox {
   Limits limits_;
   std::string name_;
   std::function<bool(int)> is_alive_;
-  pid_t process_;
+  int forks_;
   int notice_tag_;
   std::weak_ptr<Mailbox> self_;
   std::shared_ptr<Alarm> alarm_;
