@@ -47,6 +47,13 @@ def test_one_rank(jax_run: Callable[..., Finished]) -> None:
     assert_started(finished, 1)
 
 
+def test_a_process_id_that_is_not_the_rank(jax_run: Callable[..., Finished]) -> None:
+    finished = jax_run(2, "jax_start", "swapped", env={"GRADIENTFLOW_TRANSPORT": "tcp"}, check=False)
+    assert finished.returncode != 0
+    sentence = "jax.distributed.initialize() made rank 0 of 2 process 1 of 2: leave its arguments out"
+    assert finished.stderr.count(f"gradientflow: {sentence}") == 2, finished.output
+
+
 def test_on_several_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
     agent = tmp_path / "ssh"
     agent.write_text(

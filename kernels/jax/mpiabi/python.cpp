@@ -33,7 +33,7 @@ std::shared_ptr<engine::Communicator> ranks_of_python() {
   const py::gil_scoped_acquire gil;
   try {
     check_installation();
-    py::object communicator = py::module_::import("gradientflow").attr("init")();
+    py::object communicator = py::module_::import("gradientflow.jax.processes").attr("ranks_of_processes")();
     auto ranks = communicator.attr("_native").cast<std::shared_ptr<engine::Communicator>>();
     communicator.release();  // it stays until the process ends
     return ranks;
