@@ -62,7 +62,7 @@ def test_calls_that_differ_are_named_on_all_ranks(jax_run: Callable[..., Finishe
 def test_several_devices_are_refused_on_all_ranks(jax_run: Callable[..., Finished]) -> None:
     ended = faults(jax_run, 2, "devices")
     for rank in range(2):
-        sentence = f"^rank {rank} after .*GradientFlow serves one CPU device a process"
+        sentence = f"^rank {rank} after .*GradientFlow: one CPU device a process is served"
         assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
 
 

@@ -1,7 +1,6 @@
 #include "job.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -129,10 +128,9 @@ void Job::split(int color, int key, Group& part) {
         return each.color == place.color && each.key < place.key;
       });
       if (place.color >= 0 && others != place.key) {
-        throw Error(
-            ErrorKind::value,
-            "GradientFlow serves one CPU device a process: leave jax_num_cpu_devices at 1 (or else the ranks have "
-            "not begun to use groups in the same order)");
+        throw Error(ErrorKind::value,
+                    "one CPU device a process is served: leave jax_num_cpu_devices at 1 (or else the ranks have "
+                    "not begun to use groups in the same order)");
       }
       if (place.color == color) {
         members.emplace_back(place, static_cast<int>(rank));
