@@ -225,9 +225,9 @@ gf_status gf_barrier(gf_communicator* communicator);
 size_t gf_reduce_scatter_count(const gf_communicator* communicator, size_t count);
 
 // ---- asynchronous calls ---------------------------------------------------------------------------------------------
-// The same calls in the background. The arrays must stay alive and untouched until the call has ended. Errors found
-// before the call starts are returned here, all others by gf_handle_wait. Blocking and asynchronous calls of a
-// communicator are served in the order in which they were made.
+// The same calls in the background or, inside a node whose cores are short, at once. The arrays must stay alive and
+// untouched until the call has ended. Errors found before the call starts are returned here, all others by
+// gf_handle_wait. Blocking and asynchronous calls of a communicator are served in the order in which they were made.
 
 typedef struct gf_handle gf_handle;
 
