@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from threading import Lock
 from typing import Any, cast
+from weakref import WeakMethod
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.config import settings as settings_of
-from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.errors import ArgumentError, ClosedError, NonFiniteError
 from gradientflow.meeting.endpoints import meet_by
 from gradientflow.meeting.variables import Place
 from gradientflow.memory import itemsize
@@ -65,12 +67,14 @@ class Exchange:
         self.strategy = strategy
         self.layout = layout
         self._comm = comm
-        self._native = load_core().jax.Exchange(self._run)
+        run = WeakMethod(self._run)  # the native exchange, which this one has, must not keep it alive
+        self._native = load_core().jax.Exchange(lambda *addresses: _alive(run)(*addresses))
         self.number: int = self._native.number
         self.hash = zlib.crc32(repr((strategy.name, layout.names, layout.shapes, layout.dtypes)).encode())
         self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)  # of the states that this exchange gives
         self._given: bytes | None = None  # the last token of a state that is the synchronizer's own
         self._bound: Synchronizer | None = None
+        self._lock = Lock()  # threads of XLA's may run two programs at once
         self._kept: object = None  # what the native exchange uses
         self._placed: Any = None  # the gradients of the synchronizer, and where they are
         self._addresses: list[int] = []
@@ -121,7 +125,11 @@ class Exchange:
         return [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self.layout.dtypes, strict=True)]
 
     def _run(self, operands: list[int], results: list[int]) -> bool:
-        """Exchange gradients; return False if pools are to do that from now on."""
+        """Exchange gradients; return False if the native exchange is to do that from now on."""
+        with self._lock:
+            return self._run_alone(operands, results)
+
+    def _run_alone(self, operands: list[int], results: list[int]) -> bool:
         if self.strategy.is_plain_mean:
             self._prepare_dense(cast("PoolStrategy", self.strategy))
             return False
@@ -200,6 +208,14 @@ class Exchange:
         large = comm._own_part(0)  # so that these calls and the program's own do not mix
         self._native.use_dense(large._native, strategy.algorithm, [pool._native for pool in pools], places)
         self._kept = (large, pools)
+
+
+def _alive(method: WeakMethod[Callable[..., bool]]) -> Callable[..., bool]:
+    found = method()
+    if found is None:
+        message = "the transformation with which the program was compiled is gone"
+        raise ClosedError(message)
+    return found
 
 
 class _Streams:

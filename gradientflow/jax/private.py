@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax._src import core, dispatch, distributed, effects
+from .versions import installed_version, untried
 
-abstract_token: Any = core.abstract_token
+try:
+    from jax._src import core, dispatch, distributed, effects
+
+    abstract_token: Any = core.abstract_token
+except (ImportError, AttributeError) as error:
+    message = untried(installed_version() or "") or "gradientflow.jax needs JAX: pip install jax"
+    raise ImportError(message) from error
 
 
 def ordered_effect(name: str) -> Any:

@@ -110,7 +110,7 @@ def average(strategy: Strategy | str = "dense", *, comm: Communicator | None = N
 
     def init(params: Any) -> AverageState:
         token, arrays, rest = exchange_for(_layout_of(params)).first_state
-        as_jax = jax.numpy.asarray
+        as_jax = jax.numpy.array  # copies, which can be donated
         return AverageState(as_jax(token), tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
 
     def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import re
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -275,6 +277,36 @@ def mistakes() -> None:
         means, _ = jax.jit(dense.update)(other, dense.init(other))
         assert same(means, other)
     assert jax.jit(dense.update if SIZE > 1 else tx.update)({}, tx.init({}))[0] == {}
+
+
+@case
+def closed() -> None:
+    for strategy in ("dense", "top_k(ratio=2)"):
+        if strategy == "dense" and SIZE == 1:
+            continue
+        part = comm.split(0)
+        tx = gfj.average(strategy, comm=part)
+        update = jax.jit(tx.update)
+        _, state = update(gradients_of(0), tx.init(gradients_of(0)))
+        if RANK == SIZE - 1:
+            part.close()
+        what = "ClosedError" if RANK == SIZE - 1 else f"PeerError: rank {SIZE - 1}"
+        raises(what, lambda update=update, state=state: update(gradients_of(0), state))
+        comm.barrier()
+        part.close()
+
+
+@case
+def freed_with_its_programs() -> None:
+    tx = gfj.average("top_k(ratio=2)", comm=comm)
+    update = jax.jit(tx.update)
+    update(gradients_of(0), tx.init(gradients_of(0)))
+    exchanges = [each for each in gc.get_objects() if type(each).__name__ == "Exchange" and hasattr(each, "strategy")]
+    left = weakref.ref(max(exchanges, key=lambda each: each.number))
+    del tx, update, exchanges
+    jax.clear_caches()
+    gc.collect()
+    assert left() is None
 
 
 if __name__ == "__main__":
