@@ -152,7 +152,7 @@ def dense_under_scan() -> None:
 def in_place_where_donated() -> None:
     tx = gfj.average("top_k(ratio=2)", comm=comm)
     gradients = {"w": jnp.full((100, 100), RANK + 1.0) + 0}
-    state = tx.init(gradients)
+    state = jax.tree.map(jnp.copy, tx.init(gradients))  # JAX may have left arrays of NumPy where they are
     addresses = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((gradients, state))]
     found = jax.jit(tx.update, donate_argnums=(0, 1))(gradients, state)
     assert [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(found)] == addresses
