@@ -31,7 +31,6 @@ from typing import Any
 
 import pytest
 
-from gradientflow.jax.versions import installed_version
 from gradientflow.launch import Launcher, launch_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +127,7 @@ def test_code_blocks_run_as_they_stand(
     runs_torch = {"python": "torch", "sh": "torchrun"}
     if any(runs_torch[block.language] in block.text for block in blocks if block.language in runs_torch):
         pytest.importorskip("torch")
-    if any("import jax" in block.text for block in blocks if block.language == "python" and block.not_run is None):
+    if any("--jax" in block.text for block in blocks if block.language == "sh"):
         pytest.importorskip("jax")
     if any("bench train" in block.text for block in blocks if block.language == "sh"):
         pytest.importorskip("sklearn")
@@ -156,8 +155,6 @@ def test_code_blocks_run_as_they_stand(
             assert_output(block, finished.output)
         elif block.language == "sh" and not installs(block):
             if "gradientflow netlab" in block.text and not _hosts_can_be_made(request):
-                continue
-            if "--jax" in block.text and installed_version() is None:
                 continue
             finished = shell(block.text, cwd=tmp_path, env=env, timeout=180)
             assert finished.returncode == 0, f"{page}:{block.line}: {finished.output}"

@@ -11,7 +11,8 @@ from jobs import PROGRAMS, Finished
 from gradientflow.jax.versions import installed_version
 from gradientflow.launch import module_command
 
-needs_jax = pytest.mark.skipif(installed_version() is None, reason="needs JAX")
+# The words are those of pytest.importorskip, by which .ci/skipped finds what is to be run where there is everything.
+needs_jax = pytest.mark.skipif(installed_version() is None, reason="could not import 'jax'")
 
 _TAKES_JAX = re.compile(r"^(?:import|from) jax(?:_support)?\b", re.MULTILINE)
 
