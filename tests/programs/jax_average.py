@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import re
 import sys
@@ -294,6 +295,16 @@ def closed() -> None:
         raises(what, lambda update=update, state=state: update(gradients_of(0), state))
         comm.barrier()
         part.close()
+
+
+@case
+def a_new_state_leaves_the_timeline_alone() -> None:
+    """What is made to find out the shapes of a state is no rank 0 of the job."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRADIENTFLOW_TIMELINE"] = f"{folder}/trace.json"
+        gfj.average("top_k(ratio=2)", comm=comm).init(gradients_of(0))
+        del os.environ["GRADIENTFLOW_TIMELINE"]
+        assert not os.listdir(folder)
 
 
 @case
