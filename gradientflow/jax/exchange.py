@@ -228,7 +228,7 @@ class _Streams:
 def _alone() -> Communicator:
     """Return a communicator of this process alone."""
     settings = settings_of({"timeline": "off"})  # which is a file of the job's rank 0
-    return Communicator(meet_by(None, Place(0, 1), settings))
+    return Communicator(meet_by(None, Place(0, 1), settings), settings)
 
 
 def check_strategy(strategy: Strategy) -> None:
