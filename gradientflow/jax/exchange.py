@@ -71,7 +71,7 @@ class Exchange:
         self._native = load_core().jax.Exchange(lambda *addresses: _alive(run)(*addresses))
         self.number: int = self._native.number
         self.hash = zlib.crc32(repr((strategy.name, layout.names, layout.shapes, layout.dtypes)).encode())
-        self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)  # of the states that this exchange gives
+        self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint64).copy()  # another one for each state it gives
         self._given: bytes | None = None  # the last token of a state that is the synchronizer's own
         self._bound: Synchronizer | None = None
         self._lock = Lock()  # threads of XLA's may run two programs at once
@@ -149,7 +149,8 @@ class Exchange:
         token[0] = count + 1
         if has_state:
             self._save(synchronizer, results[behind:])
-            token[2:] = self._nonce
+            self._nonce += 1
+            token[2:] = self._nonce.view(np.uint32)
             self._given = token.tobytes()
         copy([token.ctypes.data], [results[0]], [token.nbytes])
         return True

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from .versions import installed_version, untried
 
 try:
     from jax._src import core, dispatch, distributed, effects
+    from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
+    from jax.interpreters import mlir
 
     abstract_token: Any = core.abstract_token
 except (ImportError, AttributeError) as error:
@@ -59,6 +63,19 @@ def devices_of(context: Any) -> tuple[int, int]:
         return mesh.size, own
     replicas = axes.axis_env.nreps  # pmap
     return replicas, replicas
+
+
+def lower_each_call(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Register how a primitive is lowered on CPUs: anew for each call, where JAX would take equal ones together."""
+    has_choice = "cacheable" in signature(mlir.register_lowering).parameters
+    mlir.register_lowering(primitive, rule, platform="cpu", **({"cacheable": False} if has_choice else {}))
+
+
+def block_if_given(value: Any) -> int | None:
+    """Return a number for the piece of program that is being lowered, if a value is given to it and not made there."""
+    if isinstance(value.owner, ir.Block):
+        return hash(ir.InsertionPoint.current.block)
+    return None
 
 
 def things_of_program(context: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -12,7 +13,18 @@ import jax
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError
 
-from .private import devices_of, forget_failed_calls, things_of_program
+from .private import block_if_given, devices_of, forget_failed_calls, things_of_program
+
+
+def by_itself(primitive: Any, *parameters: str) -> Callable[..., Any]:
+    """Return what calls a primitive outside of `jax.jit`: a program of one call, also below `jax.disable_jit`."""
+    program = jax.jit(primitive.bind, static_argnames=parameters)
+
+    def call(*operands: Any, **values: Any) -> Any:
+        with jax.disable_jit(False):
+            return program(*operands, **values)
+
+    return call
 
 
 @cache
@@ -28,6 +40,9 @@ def _end() -> None:
     """Let calls end before Python does, and before communicators are closed at exit: XLA's threads need both."""
     with suppress(Exception):  # of programs whose results nobody has asked for
         jax.effects_barrier()  # type: ignore[no-untyped-call]
+    for array in jax.live_arrays():  # type: ignore[no-untyped-call]  # of calls that other ranks wait for
+        with suppress(Exception):
+            array.block_until_ready()
     load_core().jax.end_calls()
     forget_failed_calls()
 
@@ -41,11 +56,14 @@ class Calls:
         The function that makes them.
     needs : object, optional
         What they need as long as the program lives.
+    state : optional
+        The value that a call has from the call before it.
     """
 
-    def __init__(self, kind: str, needs: object = None) -> None:
+    def __init__(self, kind: str, needs: object = None, state: Any = None) -> None:
         self.kind = kind
         self.needs = needs
+        self.begins_in = None if state is None else block_if_given(state)
 
 
 def check_program(context: Any, calls: Calls) -> None:
@@ -77,7 +95,13 @@ def check_program(context: Any, calls: Calls) -> None:
             "start them in another order on each rank; average all gradients by one, before they are taken apart"
         )
         raise ArgumentError(message)
+    if calls.begins_in is not None and any(each.begins_in == calls.begins_in for each in others):
+        message = (
+            "gradientflow.jax.average with two states in one program: nothing orders these calls, and XLA may start "
+            "them in another order on each rank; average all gradients by one call, before they are taken apart"
+        )
+        raise ArgumentError(message)
     things_of_program(context).append(calls)
 
 
-__all__ = ["Calls", "check_program", "register"]
+__all__ = ["Calls", "by_itself", "check_program", "register"]

@@ -16,7 +16,7 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 from .communicators import communicator_of, number_of
 from .private import abstract_token, forget_failed_calls, ordered_effect
-from .programs import Calls, check_program, register
+from .programs import Calls, by_itself, check_program, register
 
 OPS = ("sum", "mean", "max", "min", "prod")
 _LINEAR = ("sum", "mean")  # over the ranks
@@ -123,8 +123,7 @@ def _place_of_call() -> str:
 
 _effect = ordered_effect("GradientFlowOrder")
 _primitive: Any = Primitive("gradientflow_allreduce")
-_by_itself = jax.jit(_primitive.bind, static_argnames=("op", "wire", "comm", "label"))
-_primitive.def_impl(_by_itself)
+_primitive.def_impl(by_itself(_primitive, "op", "wire", "comm", "label"))
 _primitive.def_effectful_abstract_eval(lambda x, **_: (x, {_effect}))
 
 

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -17,7 +17,8 @@ from gradientflow.strategies import Layout, Strategy, as_strategy
 
 from .communicators import communicator_of
 from .exchange import Exchange, check_strategy
-from .programs import Calls, check_program, register
+from .private import lower_each_call
+from .programs import Calls, by_itself, check_program, register
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -175,12 +176,12 @@ _exchanges: WeakValueDictionary[int, Exchange] = WeakValueDictionary()
 
 _primitive: Any = Primitive("gradientflow_average")
 _primitive.multiple_results = True
-_primitive.def_impl(jax.jit(_primitive.bind, static_argnames=("exchange", "layout")))
+_primitive.def_impl(by_itself(_primitive, "exchange", "layout"))
 _primitive.def_abstract_eval(lambda *operands, **_: operands)
 
 
 def _lower(context: Any, *operands: Any, exchange: int, layout: int) -> Any:
-    check_program(context, Calls("average", _exchanges[exchange]))
+    check_program(context, Calls("average", _exchanges[exchange], operands[0]))
     aliases = {index: index for index in range(len(operands))}
     rule = jax.ffi.ffi_lowering("gradientflow_average", operand_output_aliases=aliases)
     return rule(context, *operands, exchange=np.int64(exchange), layout=np.int64(layout))
@@ -196,7 +197,7 @@ def _refuse_derivative(primals: Any, tangents: Any, **parameters: Any) -> NoRetu
     raise ArgumentError(message)
 
 
-mlir.register_lowering(_primitive, _lower, platform="cpu")
+lower_each_call(_primitive, _lower)
 batching.primitive_batchers[_primitive] = _refuse_vmap
 ad.primitive_jvps[_primitive] = _refuse_derivative
 

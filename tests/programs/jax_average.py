@@ -229,6 +229,27 @@ def around_other_transformations() -> None:
 
 
 @case
+def branches_of_states() -> None:
+    """Two states that have seen as many calls are told apart."""
+    tx = gfj.average("top_k(ratio=8)", comm=comm)
+    update = jax.jit(tx.update)
+    _, first = update(gradients_of(0), tx.init(gradients_of(0)))
+    expected = update(gradients_of(1), first)[0]
+    update(gradients_of(2), tx.init(gradients_of(0)))
+    assert same(update(gradients_of(1), first)[0], expected)
+
+
+@case
+def without_jit() -> None:
+    tx = gfj.average("top_k(ratio=1)", comm=comm)
+    with jax.disable_jit():
+        means, _ = tx.update({"a": jnp.full(3, SIZE * 2.0**RANK)}, tx.init({"a": jnp.ones(3)}))
+        total = gfj.allreduce(jnp.ones(3), "max", comm=comm)
+    assert means["a"].tolist() == [2**SIZE - 1] * 3
+    assert total.tolist() == [1] * 3
+
+
+@case
 def not_finite() -> None:
     bad = gradients_of(0)
     if RANK == 0:
@@ -264,6 +285,8 @@ def mistakes() -> None:
         return tx.update(gradients, state), second.update(gradients, state)
 
     raises("two transformations of gradientflow.jax.average", lambda: jax.jit(two)(gradients_of(0)))
+    twins = jax.jit(lambda one, other: (tx.update(gradients_of(0), one), tx.update(gradients_of(1), other)))
+    raises("two states in one program", lambda: twins(state, state))
     if SIZE > 1:
         dense = gfj.average(comm=comm)
         state = dense.init(gradients_of(0))
@@ -326,8 +349,9 @@ if __name__ == "__main__":
         print(f"{each.__name__} is right on {RANK}", flush=True)
     last = gfj.average("top_k(ratio=2)", comm=comm)
     big = jnp.ones((600, 600))
-    jax.jit(lambda g, state: last.update(jnp.tanh(g @ g), state))(
-        big, last.init(big)
-    )  # under way when the program ends
+    update = jax.jit(lambda g, state: last.update(jnp.tanh(g @ g), state))
+    state = last.init(big)
+    for _ in range(4):  # under way when the program ends, and on some ranks still to begin
+        means, state = update(big, state)
     print(f"the end of {RANK}", flush=True)
     sys.exit()
