@@ -121,7 +121,7 @@ def average(strategy: Strategy | str = "dense", *, comm: Communicator | None = N
         exchange = exchange_for(_layout_of(updates))
         if not len(exchange.layout):
             return updates, state
-        leaves, tree = jax.tree.flatten(updates)
+        leaves, tree = jax.tree.flatten(jax.tree.map(_as_array, updates))
         sent = [index for index, leaf in enumerate(leaves) if leaf.size]
         kept, kept_tree = jax.tree.flatten((state.arrays, state.rest))
         _check_kept(exchange, kept)
@@ -146,7 +146,7 @@ def _layout_of(tree: Any) -> Layout:
     """Return the layout of the leaves that have elements."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     # Flax gives its variables to init, and their values to update.
-    found = [(jax.tree_util.keystr(path).removesuffix(".value"), leaf) for path, leaf in leaves]
+    found = [(jax.tree_util.keystr(path).removesuffix(".value"), _as_array(leaf)) for path, leaf in leaves]
     there = [(name, leaf) for name, leaf in found if leaf.size]
     for name, leaf in there:
         if leaf.dtype.name not in _DTYPES:
@@ -157,6 +157,10 @@ def _layout_of(tree: Any) -> Layout:
         tuple(tuple(leaf.shape) for _, leaf in there),
         tuple(leaf.dtype.name for _, leaf in there),
     )
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf if hasattr(leaf, "size") else jax.numpy.asarray(leaf)  # weights may be numbers of Python
 
 
 def _check_kept(exchange: Exchange, kept: Sequence[Any]) -> None:

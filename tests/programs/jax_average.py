@@ -240,6 +240,13 @@ def branches_of_states() -> None:
 
 
 @case
+def numbers_of_python() -> None:
+    tx = gfj.average("top_k(ratio=1)", comm=comm)
+    means, _ = jax.jit(tx.update)({"a": jnp.float32(SIZE), "none": None}, tx.init({"a": 1.0, "none": None}))
+    assert means == {"a": SIZE, "none": None}
+
+
+@case
 def without_jit() -> None:
     tx = gfj.average("top_k(ratio=1)", comm=comm)
     with jax.disable_jit():
