@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.config import settings as settings_of
-from gradientflow.errors import ArgumentError, ClosedError, NonFiniteError
+from gradientflow.errors import ArgumentError, ClosedError, MismatchError, NonFiniteError
 from gradientflow.meeting.endpoints import meet_by
 from gradientflow.meeting.variables import Place
 from gradientflow.memory import itemsize
@@ -54,6 +54,8 @@ class Exchange:
         Of the gradients.
     comm : callable
         Returns the communicator.
+    place : int
+        Of the transformation among those of the program, in the order in which they were made.
 
     Attributes
     ----------
@@ -63,10 +65,11 @@ class Exchange:
         A hash of what a state belongs to, in its token.
     """
 
-    def __init__(self, strategy: Strategy, layout: Layout, comm: Callable[[], Communicator]) -> None:
+    def __init__(self, strategy: Strategy, layout: Layout, comm: Callable[[], Communicator], place: int) -> None:
         self.strategy = strategy
         self.layout = layout
         self._comm = comm
+        self._place = place
         run = WeakMethod(self._run)  # the native exchange, which this one has, must not keep it alive
         self._native = load_core().jax.Exchange(lambda *addresses: _alive(run)(*addresses))
         self.number: int = self._native.number
@@ -130,6 +133,8 @@ class Exchange:
             return self._run_alone(operands, results)
 
     def _run_alone(self, operands: list[int], results: list[int]) -> bool:
+        if self._bound is None:
+            self._check_others()
         if self.strategy.is_plain_mean:
             self._prepare_dense(cast("PoolStrategy", self.strategy))
             return False
@@ -154,6 +159,17 @@ class Exchange:
             self._given = token.tobytes()
         copy([token.ctypes.data], [results[0]], [token.nbytes])
         return True
+
+    def _check_others(self) -> None:
+        """Raise on all ranks unless each makes this first call: threads may begin in another order. Collective."""
+        places = self._comm().allgather(np.array([self._place])).ravel().tolist()
+        if len(set(places)) > 1:
+            message = (
+                f"the ranks call different transformations of gradientflow.jax.average for the first time, number "
+                f"{', '.join(map(str, places))} of those that each has made: make them in the same order on all ranks, "
+                "and their first calls, too"
+            )
+            raise MismatchError(message)
 
     def _exchange(self, synchronizer: Synchronizer, count: int, gradients: Sequence[int], means: Sequence[int]) -> None:
         core = load_core().jax

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
@@ -103,10 +104,11 @@ def average(strategy: Strategy | str = "dense", *, comm: Communicator | None = N
     found = as_strategy(strategy)
     check_strategy(found)
     exchanges: dict[Layout, Exchange] = {}
+    place = next(_places)
 
     def exchange_for(layout: Layout) -> Exchange:
         if layout not in exchanges:
-            exchanges[layout] = Exchange(found, layout, lambda: communicator_of(comm))
+            exchanges[layout] = Exchange(found, layout, lambda: communicator_of(comm), place)
         return exchanges[layout]
 
     def init(params: Any) -> AverageState:
@@ -176,6 +178,7 @@ def _check_kept(exchange: Exchange, kept: Sequence[Any]) -> None:
 
 # ---- the primitive ---------------------------------------------------------------------------------------------------
 
+_places = count(1)
 _exchanges: WeakValueDictionary[int, Exchange] = WeakValueDictionary()
 
 _primitive: Any = Primitive("gradientflow_average")

@@ -307,6 +307,10 @@ def mistakes() -> None:
         assert same(jax.jit(dense.update)(large, state)[0], large)
         means, _ = jax.jit(dense.update)(other, dense.init(other))
         assert same(means, other)
+        for strategy in ("dense", "top_k(ratio=4)"):
+            pair = [gfj.average(strategy, comm=comm), gfj.average(strategy, comm=comm)]
+            mine = pair[RANK == 1]
+            raises("call different transformations", lambda mine=mine: mine.update(other, mine.init(other)))
     assert jax.jit(dense.update if SIZE > 1 else tx.update)({}, tx.init({}))[0] == {}
 
 
