@@ -127,6 +127,9 @@ std::shared_ptr<Handle> Turns::run_or_enqueue(const std::function<void(Served&)>
   Served served{};
   std::shared_ptr<Failure> failure = attempt(lock, [&] { work(served); });
   pending_.pop_front();
+  if (is_closed_) {
+    changed_.notify_all();  // the progress thread ends once nothing waits
+  }
   lock.unlock();
   leave();
   handle->finish(std::move(served), std::move(failure));
