@@ -347,6 +347,7 @@ py::dict describe(const Communicator& communicator) {
   if (group.endpoint().kind() == transport::TransportKind::mpi) {
     facts["mpi_library"] = collective::mpi_plugin().version();
   }
+  facts["messages_sent"] = group.messages().messages_sent();
   facts["staging_bytes_per_rank"] = 2 * group.node().staging_bytes();
   py::dict settings;
   for (const ConfigField& field : config_fields()) {
@@ -427,6 +428,43 @@ void bind_communicator(py::module_& module) {
       .def("allocate_on_device", &Communicator::allocate_on_device, py::arg("device"), py::arg("bytes"),
            py::call_guard<WithoutGil>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<WithoutGil>())
+      .def("check_recoverable", &Communicator::check_recoverable, py::arg("min_ranks"))
+      .def("recover", &Communicator::recover, py::arg("min_ranks"), py::call_guard<WithoutGil>())
+      .def_property_readonly("job_size", [](const Communicator& self) { return self.group().endpoint().job_size(); })
+      .def(
+          "widen",
+          [](const Communicator& self, const std::vector<std::string>& addresses, int first) {
+            return std::make_unique<BoundEndpoint>(self.group().endpoint().widen(addresses, first));
+          },
+          py::arg("addresses"), py::arg("first"))
+      .def(
+          "welcome",
+          [](Communicator& self, BoundEndpoint& widened, std::optional<int> min_ranks, const py::function& invite) {
+            const WithoutGil release;
+            return self.welcome(widened.take(), min_ranks, [&invite] {
+              const py::gil_scoped_acquire acquire;
+              invite();
+            });
+          },
+          py::arg("widened"), py::arg("min_ranks"), py::arg("invite"))
+      .def_static(
+          "enter",
+          [](BoundEndpoint& widened, int former, std::optional<int> min_ranks,
+             const std::map<std::string, std::string>& overrides) {
+            const Config config = read_config(overrides);
+            const WithoutGil release;
+            return Communicator::enter(widened.take(), former, min_ranks, config, &poll_signals);
+          },
+          py::arg("widened"), py::arg("former"), py::arg("min_ranks"), py::arg("overrides"))
+      .def_property_readonly("recovered_from",
+                             [](const Communicator& self) {
+                               return self.origin() ? py::object(py::tuple(py::cast(self.origin()->ranks)))
+                                                    : py::object(py::none());
+                             })
+      .def_property_readonly("lost",
+                             [](const Communicator& self) {
+                               return py::tuple(py::cast(self.origin().value_or(Communicator::Origin{}).lost));
+                             })
       .def("describe", &describe)
       .def("start_timeline", &Communicator::start_timeline, py::arg("path"), py::call_guard<WithoutGil>())
       .def("stop_timeline", &Communicator::stop_timeline)

@@ -13,6 +13,7 @@
 
 #include "../kernels/base/config.hpp"
 #include "../kernels/transport/meeting/address.hpp"
+#include "../kernels/transport/meeting/admission.hpp"
 #include "../kernels/transport/meeting/exchange.hpp"
 #include "../kernels/transport/meeting/file_store.hpp"
 #include "../kernels/transport/meeting/meeting.hpp"
@@ -84,10 +85,10 @@ class ExchangeWithNobody : public transport::Exchange {
   }
 };
 
-std::unique_ptr<transport::Exchange> exchange_of(const py::object& given, int rank, int size,
-                                                 const std::string& prefix) {
+std::unique_ptr<transport::Exchange> exchange_of(const py::object& given, int rank, int size, const std::string& prefix,
+                                                 bool replaces) {
   if (py::isinstance<BoundStore>(given)) {
-    return std::make_unique<transport::StoreExchange>(given.cast<BoundStore&>().get(), rank, size, prefix);
+    return std::make_unique<transport::StoreExchange>(given.cast<BoundStore&>().get(), rank, size, prefix, replaces);
   }
   if (py::isinstance<BoundEndpoint>(given)) {
     return std::make_unique<transport::EndpointExchange>(given.cast<BoundEndpoint&>().get());
@@ -108,9 +109,10 @@ std::string meeting_place(const py::object& exchange) {
 
 std::unique_ptr<BoundEndpoint> meet(int rank, int size, const py::object& exchange,
                                     const std::optional<std::string>& near,
-                                    const std::map<std::string, std::string>& overrides, const std::string& prefix) {
+                                    const std::map<std::string, std::string>& overrides, const std::string& prefix,
+                                    bool replaces) {
   const Config config = read_config(overrides);
-  const std::unique_ptr<transport::Exchange> way = exchange_of(exchange, rank, size, prefix);
+  const std::unique_ptr<transport::Exchange> way = exchange_of(exchange, rank, size, prefix, replaces);
   const std::string place = near ? *near : meeting_place(exchange);
   const WithoutGil release;
   return std::make_unique<BoundEndpoint>(transport::meet(*way, rank, config, place, &poll_signals));
@@ -223,17 +225,48 @@ void bind_stores(py::module_& module) {
            "`name`: what it is in errors. `serve`: it may end with this process.");
 }
 
+void bind_admission(py::module_& module) {
+  using transport::Newcomer;
+  py::class_<Newcomer>(module, "Newcomer", "A process that comes to a job that stands.")
+      .def(py::init([](const std::string& near, const std::map<std::string, std::string>& overrides) {
+             const Config config = read_config(overrides);
+             const WithoutGil release;
+             return std::make_unique<Newcomer>(config, near, until(config.timeout));
+           }),
+           py::arg("near"), py::arg("overrides"))
+      .def_property_readonly("card", [](const Newcomer& self) { return py::bytes(self.card()); })
+      .def(
+          "enter",
+          [](const Newcomer& self, const py::bytes& answer) {
+            Newcomer::Place place = self.enter(answer);
+            return py::make_tuple(std::make_unique<BoundEndpoint>(std::move(place.endpoint)), place.former);
+          },
+          py::arg("answer"), "The endpoint that the answer invites to, and how many of its ranks are no newcomers.");
+  module.def(
+      "objection_to", [](const py::bytes& card) { return transport::objection_to(card); }, py::arg("card"),
+      "Why the process with this card cannot join; empty if it can.");
+  module.def("address_on", [](const py::bytes& card) { return transport::address_on(card); }, py::arg("card"));
+  module.def(
+      "invitation_for",
+      [](const BoundEndpoint& widened, int newcomers, int number) {
+        return py::bytes(transport::invitation_for(widened.get(), newcomers, number));
+      },
+      py::arg("widened"), py::arg("newcomers"), py::arg("number"));
+  module.def("refusal", [](const std::string& why) { return py::bytes(transport::refusal(why)); }, py::arg("why"));
+}
+
 }  // namespace
 
 void bind_meeting(py::module_& module) {
   bind_stores(module);
+  bind_admission(module);
   module.def(
       "meet", &meet, py::arg("rank"), py::arg("size"), py::arg("exchange"), py::arg("near") = py::none(),
-      py::arg("overrides") = py::dict(), py::arg("prefix") = default_prefix,
+      py::arg("overrides") = py::dict(), py::arg("prefix") = default_prefix, py::arg("replaces") = false,
       "An endpoint of `size` ranks over TCP. They meet at a `Store` or over an `Endpoint`; None: there is one rank. "
       "`near`: where they meet, HOST:PORT, by which the address is chosen; None: the address of the store. `prefix`: "
-      "as "
-      "for `Store.exchange`. Collective.");
+      "as for `Store.exchange`. `replaces`: this process was started in place of one that may have come to the store. "
+      "Collective.");
   module.def("random_token", &transport::random_hex, "256 random bits, as 64 digits.");
   module.def(
       "own_address",

@@ -21,6 +21,7 @@ void bind_server(pybind11::module_& module);
 void bind_policy(pybind11::module_& module);
 void bind_local_updates(pybind11::module_& module);
 void bind_limit(pybind11::module_& module);
+void bind_selector(pybind11::module_& module);
 void bind_jax(pybind11::module_& module);
 
 }  // namespace gradientflow::bindings

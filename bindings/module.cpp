@@ -20,5 +20,6 @@ PYBIND11_MODULE(_core, module) {
   bind_policy(module);
   bind_local_updates(module);
   bind_limit(module);
+  bind_selector(module);
   bind_jax(module);
 }

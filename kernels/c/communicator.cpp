@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -102,6 +103,21 @@ gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communi
     if (auto endpoint = whole.split(color, key)) {
       result = new gf_communicator{Communicator::make(std::move(endpoint), whole.group().config(), &whole)};
     }
+  });
+}
+
+gf_status gf_recover(gf_communicator* communicator, int min_ranks, gf_communicator** recovered) {
+  return guarded([&] {
+    gf_communicator*& result = result_of(recovered, "recovered");
+    Communicator& broken = *given(communicator, "communicator").engine;
+    result = new gf_communicator{broken.recover(min_ranks == 0 ? std::nullopt : std::optional(min_ranks))};
+  });
+}
+
+int gf_recovered_from(const gf_communicator* communicator, int rank) {
+  return number_of(communicator, [rank](const Communicator& self) {
+    const bool is_known = self.origin() && rank >= 0 && rank < self.size();
+    return is_known ? self.origin()->ranks[static_cast<std::size_t>(rank)] : -1;
   });
 }
 

@@ -98,6 +98,7 @@ class Group {
   [[nodiscard]] transport::Endpoint& endpoint() { return *endpoint_; }
   [[nodiscard]] const transport::Endpoint& endpoint() const { return *endpoint_; }
   [[nodiscard]] transport::Messages& messages() { return *messages_; }
+  [[nodiscard]] const transport::Messages& messages() const { return *messages_; }
   [[nodiscard]] transport::Node& node() { return *node_; }
   [[nodiscard]] const transport::Node& node() const { return *node_; }
   [[nodiscard]] const Config& config() const { return config_; }

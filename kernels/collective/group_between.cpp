@@ -126,8 +126,11 @@ std::size_t Group::run_hierarchical(const Call& call, const Choice& choice, bool
   if (work_->stretches == nullptr) {
     try {
       work_->stretches = node_->allocate(staging_slots * config_.stretch_bytes);
-    } catch (const Error& error) {  // fatal: other nodes may have theirs, and wait
-      throw Error(ErrorKind::system, error.what());
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::memory) {
+        throw;
+      }
+      throw Error(ErrorKind::system, error.what());  // fatal: other nodes may have theirs, and wait
     }
   }
   const std::size_t nonfinite = hierarchical_staged(levels, call, *work_->stretches, work_->scratch);

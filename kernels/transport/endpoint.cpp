@@ -4,6 +4,18 @@ namespace gradientflow::transport {
 
 const char* name_of(TransportKind kind) { return kind == TransportKind::mpi ? "mpi" : "tcp"; }
 
+std::unique_ptr<Endpoint> Endpoint::among(std::span<const int> /*ranks*/, std::uint64_t /*id*/) const {
+  throw Error(ErrorKind::internal, "an endpoint of this kind cannot lose ranks");
+}
+
+std::unique_ptr<Endpoint> Endpoint::widen(std::span<const std::string> /*addresses*/, int /*first*/) const {
+  throw Error(ErrorKind::internal, "an endpoint of this kind cannot take in ranks");
+}
+
+Invitation Endpoint::invitation() const {
+  throw Error(ErrorKind::internal, "an endpoint of this kind has no invitation");
+}
+
 void Endpoint::check_not_ended() const {
   if (has_ended()) {
     throw Error(ErrorKind::closed,

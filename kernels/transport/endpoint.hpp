@@ -11,12 +11,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../base/error.hpp"
 #include "patience.hpp"
+#include "standing.hpp"
 
 namespace gradientflow::transport {
 
@@ -124,14 +126,20 @@ inline constexpr int few_ranks = 64;
 // How long a rank that gives up waiting listens for the other ranks, to name those that are missing.
 inline constexpr double roll_call_seconds = 1.0;
 
-// A rank whose process or host is known to have died.
+// A rank with which nothing can be exchanged any more, because its process or host has died.
 struct Death {
   int rank;
-  std::string how;  // "its connection from 10.0.0.2 was reset", or empty where nothing more is known
+  std::string how = "has died";  // and perhaps more: "has died: the connection to 10.0.0.2:4123 has ended: ..."
 
-  [[nodiscard]] std::string text() const {  // "rank 3 has died", and how
-    return "rank " + std::to_string(rank) + " has died" + (how.empty() ? "" : ": " + how);
-  }
+  [[nodiscard]] std::string text() const { return "rank " + std::to_string(rank) + " " + how; }
+};
+
+// What a process has to know to become a rank of an endpoint.
+struct Invitation {
+  std::string token;                   // of the job
+  std::vector<std::string> addresses;  // by rank of the job; empty where nobody has ever been
+  std::vector<int> members;            // ranks of the job, by rank
+  std::uint64_t id = 0;                // of the endpoint
 };
 
 // A word that stands for an endpoint in errors and tables.
@@ -207,6 +215,28 @@ class Endpoint {
   // allgather does. `check_peers`: called several times a second, to throw where a rank is missing.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const = 0;
   [[nodiscard]] virtual std::unique_ptr<Endpoint> duplicate() const = 0;
+
+  // Whether the process of a rank lives, as far as is known otherwise.
+  using IsAlive = std::function<bool(int)>;
+
+  // For those who go on without ranks that have died, see recovery/.
+  [[nodiscard]] virtual bool can_lose_ranks() const noexcept { return false; }
+  // An endpoint of `ranks`, this one among them, in this order. Not collective. `id`: the same on all of them, and
+  // given only once with the same ranks.
+  [[nodiscard]] virtual std::unique_ptr<Endpoint> among(std::span<const int> ranks, std::uint64_t id) const;
+  // The ranks that are lost, as far as it is known what has become of them. Looks for more: to be asked again and
+  // again.
+  [[nodiscard]] virtual std::vector<Sign> signs(const IsAlive& /*is_alive*/) { return {}; }
+  // Takes a rank for dead: nothing is exchanged with it any more, in the whole job, and if it lives, it is told so.
+  virtual void exclude(const Sign& /*lost*/) {}
+
+  // For those who let others in, see recovery/. How many ranks the whole job has had, as far as this process knows.
+  [[nodiscard]] virtual int job_size() const { return 0; }
+  // Takes in processes that listen at `addresses`, as ranks of the job from `first` on, which is at least job_size() on
+  // every rank. Not collective. Returns an endpoint of the same ranks and, behind them, of these.
+  [[nodiscard]] virtual std::unique_ptr<Endpoint> widen(std::span<const std::string> addresses, int first) const;
+  // What they have to know to make it, too. Only of an endpoint that widen() has made.
+  [[nodiscard]] virtual Invitation invitation() const;
 
   // Before it is destroyed: no message is sent or received any more. A last message with `tag` is still to come from
   // each of `awaited`. `has_lost_messages`: some that have come were never received.

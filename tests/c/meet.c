@@ -29,6 +29,23 @@ static void refuse(void) {
   REQUIRE(made == NULL);
 }
 
+// Closes `communicator`, of which nobody has died.
+static gf_communicator* recover(gf_communicator* communicator) {
+  const int rank = gf_rank(communicator);
+  const int size = gf_size(communicator);
+  gf_communicator* made;
+  REQUIRE(gf_recovered_from(communicator, rank) == -1);
+  REFUSED(gf_recover(communicator, -1, &made), GF_ERROR_VALUE, "min_ranks is a number of 1 or more, not -1");
+  REFUSED(gf_recover(communicator, 0, NULL), GF_ERROR_VALUE, "recovered is NULL");
+  REFUSED(gf_recover(NULL, 0, &made), GF_ERROR_VALUE, "communicator is NULL");
+  OK(gf_recover(communicator, size, &made));
+  REQUIRE(gf_rank(made) == rank && gf_size(made) == size && gf_recovered_from(made, rank) == rank);
+  REQUIRE(gf_recovered_from(made, size) == -1 && gf_recovered_from(NULL, 0) == -1);
+  REFUSED(gf_barrier(communicator), GF_ERROR_CLOSED, "closed");
+  gf_communicator_free(communicator);
+  return made;
+}
+
 int main(int argc, char** argv) {
   gf_communicator *all, *again, *alone;
   const char* const meet = argc > 3 ? argv[1] : NULL;
@@ -42,6 +59,9 @@ int main(int argc, char** argv) {
   OK(gf_init_meet(meet, rank, size, NULL, &again));  // at the same place
   reduce(all);
   reduce(again);
+  again = recover(again);
+  reduce(again);
+  OK(gf_barrier(all));  // before `again` ends, while others may still be in its last call
   if (gf_rank(all) == 0) printf("%d ranks without MPI\n", gf_size(all));
   gf_communicator_free(again);
   OK(gf_close(all));

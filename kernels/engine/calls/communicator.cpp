@@ -226,21 +226,23 @@ void Communicator::stop_timeline() {
   }
 }
 
-void Communicator::close(bool drain) noexcept {
+bool Communicator::close(bool drain) noexcept {
   if (forks_ != count_forks()) {
-    return;
+    return false;
   }
   for (const auto& copy : duplicates()) {
     copy->close(drain);
   }
   if (turns_.is_polling_here()) {  // the call under way in this thread ends next; its caller then closes
     group_->interrupt();
-    return;
+    return false;
   }
-  if (turns_.close(drain)) {
+  const bool is_first = turns_.close(drain);
+  if (is_first) {
     recorder_.follow(nullptr);
     group_->close();
   }
+  return is_first;
 }
 
 bool Communicator::closed() const { return turns_.is_closed() || forks_ != count_forks(); }

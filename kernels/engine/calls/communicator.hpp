@@ -15,6 +15,7 @@
 #include "../../collective/between/point_to_point.hpp"
 #include "../../collective/group.hpp"
 #include "../../collective/on_device/device_group.hpp"
+#include "../../transport/recovery/consensus.hpp"
 #include "device_calls.hpp"
 #include "handle.hpp"
 #include "recorder.hpp"
@@ -50,6 +51,8 @@ class Communicator {
   void check_rank(int rank, const char* what) const;  // throws Error(value) if there is no such rank
   void check_device(int device) const { devices_.check(device); }
   void check_open() const;
+  // Whether an error has left the ranks in different states, so that each further call throws it.
+  [[nodiscard]] bool is_broken() const { return turns_.is_broken(); }
   // Whether the process of a rank lives, as far as known without asking the endpoint: for ranks of this node.
   [[nodiscard]] bool is_alive(int rank) const;
   void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
@@ -124,14 +127,58 @@ class Communicator {
 
   // Closes the communicator. `drain`: waits for the asynchronous calls first; otherwise they end with Error(closed).
   // Closing twice is harmless. Not collective: the others find out when they wait for this rank.
-  void close(bool drain) noexcept;
+  // Returns whether this has closed it.
+  bool close(bool drain) noexcept;
   [[nodiscard]] bool closed() const;
+
+  // A communicator of the ranks that are left of this one, which is closed. Collective among those: all of them get
+  // theirs, or the same error: Error(peer) where too few are left (see transport/recovery/verdict.hpp), Error(mismatch)
+  // where they differ about `min_ranks`.
+  std::shared_ptr<Communicator> recover(std::optional<int> min_ranks);
+  // Throws what recover() throws before it has changed anything.
+  void check_recoverable(std::optional<int> min_ranks) const;
+
+  // A communicator of the ranks of this one, which is closed, and of those that `widened` has behind them: they call
+  // enter() once `invite` has told them. Collective, else as recover(). Of the newcomers only those come along that
+  // live, and none where it cannot be set up with them. Where a rank has died, or calls recover() since it has heard of
+  // a death, nobody is invited, and it is a communicator of those that are left.
+  std::shared_ptr<Communicator> welcome(std::unique_ptr<transport::Endpoint> widened, std::optional<int> min_ranks,
+                                        const std::function<void()>& invite);
+  // The same one, on a newcomer: the first `former` ranks of `widened` are those of the old communicator. Throws
+  // Error(mismatch) where it cannot come along.
+  static std::shared_ptr<Communicator> enter(std::unique_ptr<transport::Endpoint> widened, int former,
+                                             std::optional<int> min_ranks, const Config& config,
+                                             const std::function<void()>& poll_signals);
+
+  // Of a communicator that recover(), welcome() or enter() has made.
+  struct Origin {
+    std::vector<int> ranks;                         // what its ranks were in the old one; those behind are new
+    std::vector<std::pair<int, std::string>> lost;  // the other ranks of the old one, and what has become of them
+  };
+  [[nodiscard]] const std::optional<Origin>& origin() const { return origin_; }
 
  private:
   Communicator(std::unique_ptr<transport::Endpoint> endpoint, const Config& config, const Communicator* within,
                std::string name);
   static std::shared_ptr<Communicator> make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
                                             const Communicator* within, std::string name);
+
+  // Of a membership of which a communicator is to be made: who is in it, and on what terms.
+  struct Renewal {
+    std::unique_ptr<transport::Endpoint> talk;
+    transport::Decision decision;
+    std::vector<int> names;  // of the ranks of `talk` in the old communicator; `newcomer` for one that was not in it
+    std::optional<int> min_ranks;
+
+    static Renewal of_all(std::unique_ptr<transport::Endpoint> talk, int former, std::optional<int> min_ranks);
+  };
+  static constexpr int newcomer = -1;
+  static std::shared_ptr<Communicator> renew(Renewal renewal, const Config& config,
+                                             const transport::Endpoint::IsAlive& is_alive,
+                                             const std::function<void()>& poll_signals);
+  static bool turn_away_newcomers(Renewal& renewal);
+  Renewal agree_with_all(const std::string& said, std::optional<int> min_ranks);
+  void leave_to_renew(const char* why);
   void admit(const collective::Call& call) const;
   void check_threads(const char* what) const;
   [[nodiscard]] std::shared_ptr<Failure> unreported_failure() const;
@@ -154,6 +201,7 @@ class Communicator {
   std::function<void()> poll_signals_;
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<Communicator>> duplicates_;
+  std::optional<Origin> origin_;
 };
 
 }  // namespace gradientflow::engine

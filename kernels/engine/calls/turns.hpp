@@ -42,6 +42,7 @@ class Turns {
   // Throws Error(closed), or the error that broke the communicator, if nothing can be called any more.
   void check_usable() const;
   [[nodiscard]] bool is_closed() const { return is_closed_.load(); }
+  [[nodiscard]] bool is_broken() const { return !is_usable_.load() && !is_closed_.load(); }
 
   // Runs `work` in turn, in this thread.
   template <class Work>
@@ -75,6 +76,9 @@ class Turns {
   void poll(const Handlers& handlers) const;
   [[nodiscard]] bool is_polling_here() const;
 
+  // Lets nothing more begin, because of an error, of which the other ranks are told.
+  void break_off(const Error& error);
+
   // Lets nothing more begin, and returns when nothing is under way. `drain`: serves first what waits; otherwise that
   // ends with Error(closed). Returns whether this has closed it: it may have been closed before.
   bool close(bool drain);
@@ -105,7 +109,6 @@ class Turns {
   void offer(PreparedCall& prepared);
   bool take(PreparedCall& prepared);
   bool finish_open(std::unique_lock<std::mutex>& lock);
-  void break_off(const Error& error);
   Pending& append(std::function<void(Served&)> work);
   void progress();
 

@@ -131,7 +131,7 @@ void ChunkPool::decide() {
   } else if (message_->all_idle() && (chunks() > 0 || !extra_.empty())) {
     failure_ = nothing_ready_error();
   } else {
-    keep_residuals();
+    keep_residuals(done_);
     if (const auto next = message_->next()) {
       choose(choose_important(norms, *next));
     }

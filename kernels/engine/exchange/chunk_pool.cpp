@@ -12,8 +12,6 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t chunks_bytes = 512 * kib;  // few chunks are sent: small ranges begin sooner
-
 void check_momentum(float momentum) {
   if (std::isnan(momentum) || momentum < 0.0F || momentum > 1.0F) {
     throw Error(ErrorKind::value,
@@ -186,17 +184,19 @@ void ChunkPool::drop_gradients(Stream stream) {
 
 // Residuals lose the chunks that this iteration has sent, and take in the others. Without a result, in an abandoned
 // iteration, they only lose the chunks that were full, and so sent.
-void ChunkPool::keep_residuals() {
+void ChunkPool::keep_residuals(std::span<const std::uint8_t> done) {
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (important_[chunk] == 0 && !abandoned_) {
       residual_.keep(chunk);
-    } else if (important_[chunk] != 0 && done_[chunk] != 0) {
+    } else if (important_[chunk] != 0 && done[chunk] != 0) {
       residual_.clear(chunk);
     }
   }
   const std::lock_guard lock(mutex_);
   sent_ = chunk_of_;
 }
+
+void ChunkPool::keep_failed() { keep_residuals(std::vector<std::uint8_t>(chunks(), 1)); }
 
 void ChunkPool::choose(std::vector<std::uint8_t> important) {
   const std::lock_guard lock(mutex_);

@@ -116,6 +116,7 @@ class ChunkPool final : public ResidualPool {
   void exchange(Deadline deadline, Stream stream) override;
   void decide() override;
   void drop_gradients(Stream stream) override;
+  void keep_failed() override;
   void clear_gradients(Stream stream) override;
   void reset() override;
 
@@ -127,7 +128,7 @@ class ChunkPool final : public ResidualPool {
   void give_up(Stream stream) noexcept;
   [[nodiscard]] Error different_loss_scales() const;
   [[nodiscard]] NonfinitePlace find_nonfinite(const std::vector<double>& norms) const;
-  void keep_residuals();
+  void keep_residuals(std::span<const std::uint8_t> done);
   void choose(std::vector<std::uint8_t> important);
 
   Options options_;

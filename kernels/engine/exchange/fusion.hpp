@@ -5,7 +5,16 @@
 #include <span>
 #include <vector>
 
+#include "../../base/config.hpp"
+
 namespace gradientflow::engine {
+
+// The thresholds that a pool takes if none is given: where a thread reduces, and where the callers do.
+inline constexpr std::size_t fusion_bytes = 8 * mib;  // from here on the time of an allreduce is that of its bytes
+inline constexpr std::size_t hot_bytes = 256 * kib;   // stay in the caches until all ranks are ready
+// The same between nodes, for chunks and for entries.
+inline constexpr std::size_t chunks_bytes = 512 * kib;  // few chunks are sent: small ranges begin sooner
+inline constexpr std::size_t entries_bytes = 16 * kib;  // from here on bytes cost more than latency
 
 struct TensorRange {  // from tensor `begin` up to and without tensor `end`
   std::size_t begin;

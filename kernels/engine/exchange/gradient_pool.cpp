@@ -12,9 +12,6 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t fusion_bytes = 8 * mib;  // from here on the time of an allreduce is that of its bytes
-constexpr std::size_t hot_bytes = 256 * kib;   // stay in the caches until all ranks are ready
-
 std::vector<std::size_t> with_extra(std::vector<std::size_t> counts, std::size_t extra) {
   if (extra > 0) {
     counts.push_back(extra);
@@ -180,7 +177,9 @@ void GradientPool::record_ready(std::size_t tensor, Clock::time_point now, Strea
     return;
   }
   const std::string what = "tensor " + std::to_string(tensor) + " ready";
-  timeline->instant(timeline->thread_track(), what, now);
+  const bool has_place = tensor + 1 < offsets_.size();  // numbers that travel beside the gradients have none
+  timeline->instant(timeline->thread_track(), what, now,
+                    has_place ? "\"bytes\": " + std::to_string(offsets_[tensor + 1] - offsets_[tensor]) : "");
   if (const auto on_device = options_.device ? communicator_->recorder().device_timeline(*options_.device) : nullptr) {
     on_device->instant(stream, what);
   }
@@ -305,7 +304,10 @@ void GradientPool::complete_remaining(Stream stream) {
 
 void GradientPool::exchange(Deadline deadline, Stream stream) {
   if (slices_ != nullptr && !ranges_.empty()) {
-    noting_failure([&] { await(*under_way_.front(), deadline); });
+    noting_failure([&] {
+      check_begun(!under_way_.empty());
+      await(*under_way_.front(), deadline);
+    });
   } else {
     finish_ranges(deadline, stream);
   }
@@ -320,6 +322,7 @@ void GradientPool::finish_ranges(Deadline deadline, Stream stream) {
       Report report{
           bytes_of(ranges_[collected_]), {}, complete_[collected_], {complete_[collected_], Clock::now(), {}}};
       if (progress_ == Progress::thread) {
+        check_begun(collected_ < under_way_.size());
         await(*under_way_[collected_], deadline);
         report.outcome = under_way_[collected_]->outcome();
         report.times = under_way_[collected_]->times();

@@ -32,6 +32,12 @@ void Pool::check_open() const {
   communicator_->check_open();
 }
 
+void Pool::check_can_end() const {
+  if (ready_count() == 0 || !communicator_->is_broken()) {
+    check_open();
+  }
+}
+
 void Pool::check_between_iterations(const char* what) const {
   const std::lock_guard lock(mutex_);
   check_none_ready(what);
@@ -41,6 +47,13 @@ void Pool::check_none_ready(const char* what) const {
   if (ready_.count() > 0) {
     check_open();
     throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
+  }
+}
+
+void Pool::check_begun(bool begun) const {
+  if (!begun) {
+    check_open();
+    throw Error(ErrorKind::internal, "a call of the " + name_ + " has not begun");
   }
 }
 
@@ -66,7 +79,7 @@ void Pool::wait_within(std::optional<double> timeout, Stream stream, const std::
 }
 
 void Pool::wait_until(Deadline deadline, Stream stream, const std::function<void()>& prepare) {
-  check_open();
+  check_can_end();
   const std::uint64_t awaited = iteration();
   std::unique_lock one_at_a_time(waiting_, std::defer_lock);
   if (deadline) {
@@ -90,7 +103,7 @@ void Pool::abandon_iteration(Stream stream) {
   const std::uint64_t abandoned = iteration();
   const std::lock_guard one_at_a_time(waiting_);
   if (iteration() == abandoned && ready_count() > 0) {
-    check_open();
+    check_can_end();
     abandoned_ = true;
     end_iteration({}, stream);
   }
@@ -105,7 +118,7 @@ void Pool::begin_finishing() {
 
 void Pool::end_iteration(Deadline deadline, Stream stream) {
   const auto begin = Clock::now();
-  complete_remaining(stream);
+  noting_failure([&] { complete_remaining(stream); });
   noting_failure([&] { exchange(deadline, stream); });
   noting_failure([&] { conclude(stream); });
   start_next_iteration();

@@ -82,7 +82,8 @@ class Pool {
   Pool(std::string name, DType dtype, std::size_t tensors, std::vector<std::size_t> offsets, std::size_t extra);
   virtual ~Pool() = default;
 
-  // Waits for the end of the iteration, at most `timeout` seconds. `prepare` is called by the thread that ends it,
+  // Waits for the end of the iteration, at most `timeout` seconds. An iteration on a communicator that is broken ends
+  // with its error. `prepare` is called by the thread that ends it,
   // before the steps below.
   void wait_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare = {});
   void wait_until(Deadline deadline, Stream stream, const std::function<void()>& prepare = {});  // throws TimeOver
@@ -97,6 +98,8 @@ class Pool {
   void check_open() const;
   void check_between_iterations(const char* what) const;
   void check_none_ready(const char* what) const;  // the same, with mutex_ held
+  void check_can_end() const;                     // lets an iteration end on a communicator that is broken
+  void check_begun(bool begun) const;             // throws the error of the communicator if a call could not begin
   void check_same(const std::string& things, const std::string& description) const;
   [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
   void clear_tensor(std::size_t tensor, Stream stream) const;

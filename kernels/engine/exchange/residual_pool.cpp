@@ -61,9 +61,18 @@ std::unique_lock<std::mutex> ResidualPool::stop_work() {
 
 void ResidualPool::conclude(Stream stream) {
   noting_failure([&] { decide(); });
+  can_settle_ = failure_ && !dropping_ && !abandoned_;
   if (failure_ || dropping_ || abandoned_) {
     drop_gradients(stream);
   }
+}
+
+void ResidualPool::settle() {
+  check_between_iterations("an iteration is settled");
+  if (!std::exchange(can_settle_, false)) {
+    throw Error(ErrorKind::value, "only an iteration that has failed can be settled");
+  }
+  keep_failed();
 }
 
 void ResidualPool::drop_gradients(Stream stream) {

@@ -38,6 +38,10 @@ class ResidualPool : public Pool {
   // Ends an iteration that has begun, without its result: the other ranks get nothing of what is not complete.
   void abandon(Stream stream = nullptr);
 
+  // Keeps the residuals of the last iteration, which failed on this rank, because others have finished it: so all that
+  // this rank had to send is in their means. Throws Error(value) if the last iteration has not failed.
+  void settle();
+
   // Of the last iteration that has ended.
   [[nodiscard]] bool dropped() const { return locked(dropped_); }  // whether it was, as a gradient was not finite
   // Where; ChunkPool knows only if it threw.
@@ -84,6 +88,7 @@ class ResidualPool : public Pool {
   // Decides whether the iteration is kept, fails or is dropped: every rank alike, from the same numbers.
   virtual void decide() = 0;
   virtual void drop_gradients(Stream stream);
+  virtual void keep_failed() = 0;  // the residuals of an iteration that failed
   void reset() override;
 
   // What a rank tells the others of its first gradient that is not finite.
@@ -127,6 +132,7 @@ class ResidualPool : public Pool {
   Workers workers_{mutex_};
 
   // Of the last iteration.
+  bool can_settle_ = false;
   bool dropped_ = false;
   std::optional<NonfinitePlace> nonfinite_;
   double selection_seconds_ = 0.0;

@@ -136,6 +136,7 @@ void TopKPool::exchange(Deadline deadline, Stream /*stream*/) {
   for (; collected_ < plan_.messages.size(); ++collected_) {
     noting_failure([&] {
       if (has_thread_) {
+        check_begun(collected_ < under_way_.size());
         await(*under_way_[collected_], deadline);
       } else {
         send(collected_, [&](const collective::Call& call, Report& report) {
@@ -170,7 +171,7 @@ void TopKPool::decide() {
   } else if (current_.back().outcome.idle && (elements() > 0 || !extra_.empty())) {
     failure_ = nothing_ready_error();
   } else if (!abandoned_) {
-    keep_residuals();
+    keep_residuals(progress_);
   }
 }
 
@@ -181,7 +182,7 @@ void TopKPool::fail_exchange() {
   }
   const std::lock_guard lock(mutex_);
   current_.clear();
-  progress_.clear();
+  failed_progress_ = std::exchange(progress_, {});
 }
 
 // Reads from the device when its layers were ready.
@@ -263,7 +264,7 @@ Error TopKPool::different_settings(const Error& failure) {
   return failure;
 }
 
-void TopKPool::keep_residuals() {
+void TopKPool::keep_residuals(std::span<const LayerProgress> progress) {
   residual_.snapshot();
   velocity_.snapshot();
   for (std::size_t layer = 0; layer < layers(); ++layer) {
@@ -271,7 +272,7 @@ void TopKPool::keep_residuals() {
     if (its.count == 0) {
       continue;
     }
-    if (progress_[layer].keeps) {
+    if (progress[layer].keeps) {
       residual_.keep(layer);
     } else {
       residual_.clear(layer);
@@ -287,8 +288,16 @@ void TopKPool::keep_residuals() {
   const std::lock_guard lock(mutex_);
   can_undo_ = true;
   for (std::size_t layer = 0; layer < layers(); ++layer) {
-    thresholds_[layer] = progress_[layer].selected.threshold;
+    thresholds_[layer] = progress[layer].selected.threshold;
   }
+}
+
+// On a device layers are selected from as messages are sent, so after a failure some may not be.
+void TopKPool::keep_failed() {
+  if (options_.device) {
+    throw Error(ErrorKind::value, "an iteration of a top-k pool on a CUDA device cannot be settled");
+  }
+  keep_residuals(failed_progress_);
 }
 
 }  // namespace gradientflow::engine

@@ -17,8 +17,6 @@ namespace {
 
 using How = compute::Select::How;
 
-constexpr std::size_t entries_bytes = 16 * kib;  // between nodes: from here on bytes cost more than latency
-
 // Inside a node all layers are in one message, as blocks are read in place.
 std::size_t merge_bytes_of(const Communicator& communicator, const TopKPool::Options& options) {
   return options.merge_bytes.value_or(communicator.nodes() > 1 ? entries_bytes : SIZE_MAX);

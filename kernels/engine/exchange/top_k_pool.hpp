@@ -168,6 +168,7 @@ class TopKPool final : public ResidualPool {
   void exchange(Deadline deadline, Stream stream) override;
   void decide() override;
   void drop_gradients(Stream stream) override;
+  void keep_failed() override;
   void clear_gradients(Stream stream) override;
   void reset() override;
 
@@ -177,7 +178,7 @@ class TopKPool final : public ResidualPool {
   void fail_exchange();
   [[nodiscard]] Error different_settings(const Error& failure);
   [[nodiscard]] std::string settings_text(std::size_t layer) const;
-  void keep_residuals();
+  void keep_residuals(std::span<const LayerProgress> progress);
 
   Options options_;
   bool has_thread_;  // a progress thread
@@ -201,6 +202,7 @@ class TopKPool final : public ResidualPool {
 
   // Of the last iteration.
   bool can_undo_ = false;
+  std::vector<LayerProgress> failed_progress_;
   std::vector<LayerReport> layer_reports_;
 };
 

@@ -119,8 +119,8 @@ struct StoreExchange::Verdict {
   }
 };
 
-StoreExchange::StoreExchange(Store& store, int rank, int size, std::string prefix)
-    : store_(store), rank_(rank), size_(size), prefix_(std::move(prefix)) {
+StoreExchange::StoreExchange(Store& store, int rank, int size, std::string prefix, bool replaces)
+    : store_(store), rank_(rank), size_(size), prefix_(std::move(prefix)), replaces_(replaces) {
   if (size < 1 || rank < 0) {
     throw Error(ErrorKind::value, "rank " + std::to_string(rank) + " of " + std::to_string(size) +
                                       " ranks: there is at least one rank, and the first is rank 0");
@@ -150,6 +150,9 @@ std::vector<std::string> StoreExchange::all(const std::string& mine, const Until
   leave(end.error.empty(), until);
   if (!end.error.empty()) {
     throw Error(end.kind, end.error + (end.kind == ErrorKind::timeout ? store_.remark() : ""));
+  }
+  if (end.texts[static_cast<std::size_t>(rank_)] != mine) {
+    throw Error(ErrorKind::peer, "the ranks have met with the process in whose place this one was started");
   }
   return std::move(end.texts);
 }
@@ -193,6 +196,10 @@ std::optional<std::string> StoreExchange::come(const std::string& mine, const Un
   }
   const auto present =
       unpack(store_.compare_set(key(std::to_string(rank_)), std::nullopt, pack(own), until).value_or(pack(own)));
+  if (present != own && replaces_) {  // which has been counted
+    store_.compare_set(key(std::to_string(rank_)), pack(present), pack(own), until);
+    return std::nullopt;
+  }
   if (present != own) {
     return fail("two processes were told to be " + rank + ": " + present.front() + ", and " + own[0]);
   }

@@ -40,7 +40,8 @@ class EndpointExchange : public Exchange {
 // `prefix` begins the names of all values. Once all have met, the store keeps only the last meeting's number and end.
 class StoreExchange : public Exchange {
  public:
-  StoreExchange(Store& store, int rank, int size, std::string prefix = "gradientflow");
+  // `replaces`: this process was started in place of one that has ended, and may have come already.
+  StoreExchange(Store& store, int rank, int size, std::string prefix = "gradientflow", bool replaces = false);
 
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;
 
@@ -62,6 +63,7 @@ class StoreExchange : public Exchange {
   int rank_;
   int size_;
   std::string prefix_;
+  bool replaces_;
   int meeting_ = 0;  // its number
 };
 

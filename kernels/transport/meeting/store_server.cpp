@@ -10,7 +10,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <random>
+#include <thread>
 #include <utility>
 
 #include "../../base/error.hpp"
@@ -53,6 +56,20 @@ std::vector<SocketAddress> addresses_to_listen_at(const Place& place) {
   return addresses;
 }
 
+// Where two sockets that are bound to one address begin at the same moment, Linux may refuse both: then they try again,
+// each after a pause of its own.
+bool starts_to_listen(const Descriptor& socket) {
+  std::random_device random;
+  std::uniform_int_distribution<int> milliseconds(1, 20);
+  for (int attempt = 0; listen(socket.get(), SOMAXCONN) != 0; ++attempt) {
+    if (errno != EADDRINUSE || attempt == 5) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds(random)));
+  }
+  return true;
+}
+
 Descriptor try_to_listen(const SocketAddress& address) {
   Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) {
@@ -62,7 +79,7 @@ Descriptor try_to_listen(const SocketAddress& address) {
   if (address.family() == AF_INET6) {
     set_option(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, address.is_any() ? 0 : 1);
   }
-  if (bind(socket.get(), address.get(), address.length()) != 0 || listen(socket.get(), SOMAXCONN) != 0) {
+  if (bind(socket.get(), address.get(), address.length()) != 0 || !starts_to_listen(socket)) {
     const int error = errno;
     socket.close();
     errno = error;

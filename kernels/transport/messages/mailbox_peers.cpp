@@ -117,7 +117,7 @@ void Mailbox::check_peers() {
       deaths, [this](const Death& death) { return peers_[static_cast<std::size_t>(death.rank)].state != State::open; });
   for (int r = 0; r < size(); ++r) {
     if (peers_[static_cast<std::size_t>(r)].state == State::open && r != rank() && !is_alive_(r)) {
-      deaths.push_back({r, ""});
+      deaths.push_back({r});
     }
   }
   if (!deaths.empty()) {

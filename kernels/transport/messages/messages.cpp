@@ -59,6 +59,7 @@ Request Messages::send(int to, Purpose purpose, const void* data, std::size_t by
   Request message = endpoint_->send(to, Tag(purpose, call).value(), data, bytes);
   if (purpose != Purpose::user) {
     bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+    messages_sent_.fetch_add(1, std::memory_order_relaxed);
   }
   return message;
 }

@@ -80,6 +80,7 @@ class Messages {
 
   // Of collective calls, so far.
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t messages_sent() const { return messages_sent_.load(std::memory_order_relaxed); }
 
   [[nodiscard]] const Endpoint& endpoint() const { return *endpoint_; }
   [[nodiscard]] int rank() const { return endpoint_->rank(); }
@@ -145,6 +146,7 @@ class Messages {
   std::mutex peers_mutex_;
   mutable std::vector<std::atomic<bool>> known_peers_;  // by rank
   mutable std::atomic<std::uint64_t> bytes_sent_{0};
+  mutable std::atomic<std::uint64_t> messages_sent_{0};
   std::atomic<bool> told_{false};
   std::atomic<bool> gave_up_{false};
 };

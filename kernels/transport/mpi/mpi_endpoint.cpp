@@ -226,7 +226,7 @@ std::vector<Death> MpiEndpoint::dead() {
   std::vector<Death> deaths;
   if (has_deaths_) {
     for (const int rank : failed_ranks(comm_)) {
-      deaths.push_back({rank, ""});
+      deaths.push_back({rank});
     }
   }
   return deaths;

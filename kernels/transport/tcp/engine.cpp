@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "tcp_endpoint.hpp"
@@ -110,7 +111,15 @@ bool Engine::is_forked() const noexcept { return getpid() != process_; }
 std::string Engine::address() const { return address_.text(); }
 
 std::unique_ptr<Endpoint> Engine::join(int rank, std::vector<std::string> addresses, const Token& token) {
-  std::vector<int> everybody;
+  std::vector<int> everybody(addresses.size());
+  std::iota(everybody.begin(), everybody.end(), 0);
+  std::uint64_t id = 0;
+  std::memcpy(&id, token.data(), sizeof id);
+  return join(rank, std::move(addresses), token, std::move(everybody), id);
+}
+
+std::unique_ptr<Endpoint> Engine::join(int rank, std::vector<std::string> addresses, const Token& token,
+                                       std::vector<int> members, std::uint64_t id) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(has_joined_, true)) {
@@ -118,18 +127,50 @@ std::unique_ptr<Endpoint> Engine::join(int rank, std::vector<std::string> addres
     }
     rank_ = rank;
     token_ = token;
-    peers_ = std::vector<Peer>(addresses.size());
-    for (std::size_t r = 0; r < addresses.size(); ++r) {
-      static_cast<void>(numeric_address(addresses[r]));  // throws
-      peers_[r].address = std::move(addresses[r]);
-      everybody.push_back(static_cast<int>(r));
+    for (std::string& each : addresses) {
+      add_peer(std::move(each));
     }
     epoll_event event{EPOLLIN, {.ptr = &watched_listener_}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event);
   }
-  std::uint64_t id = 0;
-  std::memcpy(&id, token.data(), sizeof id);
-  return std::make_unique<TcpEndpoint>(shared_from_this(), std::move(everybody), id);
+  return std::make_unique<TcpEndpoint>(shared_from_this(), std::move(members), id);
+}
+
+void Engine::add_peer(std::string address) {
+  if (!address.empty()) {
+    static_cast<void>(numeric_address(address));  // throws
+  }
+  Peer& added = peers_.emplace_back();
+  added.fate = address.empty() ? Fate::gone : Fate::alive;
+  added.how = "it never came";
+  added.address = std::move(address);
+}
+
+int Engine::ranks() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(peers_.size());
+}
+
+void Engine::append(int first, std::span<const std::string> addresses) {
+  const std::lock_guard lock(mutex_);
+  if (peers_.size() > static_cast<std::size_t>(first)) {
+    throw Error(ErrorKind::internal, "a rank of the job is given twice");
+  }
+  while (peers_.size() < static_cast<std::size_t>(first)) {
+    add_peer("");
+  }
+  for (const std::string& each : addresses) {
+    add_peer(each);
+  }
+}
+
+std::vector<std::string> Engine::addresses() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> found;
+  for (const Peer& each : peers_) {
+    found.push_back(each.address);
+  }
+  return found;
 }
 
 void Engine::handle(Watched& watched, std::uint32_t events) {

@@ -17,11 +17,13 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -32,6 +34,7 @@
 #include "connection.hpp"
 #include "inbox.hpp"
 #include "network.hpp"
+#include "probe.hpp"
 
 namespace gradientflow::transport::tcp {
 
@@ -48,6 +51,14 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   [[nodiscard]] std::string address() const override;
   [[nodiscard]] std::unique_ptr<Endpoint> join(int rank, std::vector<std::string> addresses,
                                                const Token& token) override;
+  [[nodiscard]] std::unique_ptr<Endpoint> join(int rank, std::vector<std::string> addresses, const Token& token,
+                                               std::vector<int> members, std::uint64_t id) override;
+
+  // How many ranks the job has had. Ranks that come later get the numbers from `first` on, which is at least that.
+  [[nodiscard]] int ranks() const;
+  void append(int first, std::span<const std::string> addresses);
+  [[nodiscard]] std::vector<std::string> addresses() const;  // by rank; empty where nobody has ever been
+  [[nodiscard]] const Token& token() const noexcept { return token_; }
 
   // The inbox of a group of ranks, all of which know its id. Messages to a group that is not open yet are kept for it,
   // those to one that has been closed are dropped.
@@ -72,12 +83,23 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
 
   [[nodiscard]] bool has_deaths() const noexcept { return deaths_.load(std::memory_order_relaxed) > 0; }
   [[nodiscard]] std::optional<std::string> death_of(int rank);  // how that is known
+  // What is known of a rank that is lost. Looks for more: to be asked again and again.
+  [[nodiscard]] std::optional<Sign> sign_of(int rank, bool is_alive);
+  void exclude(const Sign& lost);
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] double timeout() const noexcept { return options_.timeout; }
   [[nodiscard]] bool is_forked() const noexcept;
 
  private:
-  enum class Fate : std::uint8_t { alive, left, died };
+  enum class Fate : std::uint8_t {
+    alive,
+    left,      // in good order
+    gone,      // its process: nobody listens at its address any more
+    lost,      // its connection has ended
+    silent,    // its host acknowledges nothing, or cannot be reached
+    excluded,  // this rank has taken it for dead
+    apart,     // it has taken this rank for dead
+  };
 
   struct Fetched {
     Receiving* receiving;  // nullptr: given up meanwhile
@@ -98,6 +120,9 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     std::unordered_map<std::uint64_t, Fetched> fetched;
     Fate fate = Fate::alive;
     std::string how;
+    Clock::time_point ended{};     // when it was lost
+    bool was_silent = false;       // then
+    std::unique_ptr<Probe> probe;  // of one that is lost
   };
 
   struct Stranger : Watched {
@@ -110,6 +135,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   // All with mutex_ held. What is called while a connection is read only queues what is to be sent: settle() sends it.
   [[nodiscard]] Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] Connection* connection_to(int rank);  // nullptr: the rank is lost
+  void add_peer(std::string address);
   void prepare(int socket) const;
   [[nodiscard]] bool set_congestion(int socket) const;  // whether the system takes it
   Connection& add_connection(int rank, Descriptor socket, bool is_connecting);
@@ -121,11 +147,16 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   void accept_some();
   void greet(Stranger& stranger);
   void adopt(Stranger& stranger, const Greeting& greeting);
-  void lose(Connection& connection, const std::string& how);
+  void lose(Connection& connection, const std::string& how, int code = 0);
+  [[nodiscard]] static Fate fate_of(int code) noexcept;
   void end_peer(int rank, Fate fate, const std::string& how);
-  [[nodiscard]] Error loss(int rank) const;
+  [[nodiscard]] std::string loss_text(int rank) const;
+  [[nodiscard]] Error loss(int rank) const { return {ErrorKind::peer, loss_text(rank)}; }
+  [[nodiscard]] Greeting greeting_to(int rank) const;
+  void find_out(int rank);
   void look_after_peers(Clock::time_point now);
   [[nodiscard]] bool is_silent(Connection& connection, Clock::time_point now) const;
+  [[nodiscard]] bool is_host_silent(int rank, Clock::time_point now) const;
   void connect_to_awaited();
   void rouse();  // threads that wait
   void wake_sleeper();
@@ -165,7 +196,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   Token token_{};
   bool has_joined_ = false;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable found_;
   bool is_polled_ = false;         // a thread is in epoll, or about to handle what it has found
   bool is_slept_in_ = false;       // and sleeps there
@@ -173,7 +204,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   Clock::time_point last_wait_{};  // that was not in the background
   int waiting_ = 0;                // threads that wait for another to find something
   bool has_found_ = false;         // something has ended or arrived since the last rouse()
-  std::vector<Peer> peers_;        // by rank
+  std::deque<Peer> peers_;         // by rank; more may come
   std::atomic<int> deaths_{0};
   std::unordered_map<std::uint64_t, std::unique_ptr<Inbox>> inboxes_;
   std::unordered_set<std::uint64_t> open_;    // those of inboxes_ that have been opened

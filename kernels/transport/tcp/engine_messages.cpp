@@ -258,7 +258,7 @@ void Engine::give_up(Sending* sending, Owner owner) noexcept {
   } else if (owner != nullptr) {
     sending->owner = std::move(owner);
   } else if (sending->copy.reset(new (std::nothrow) std::byte[sending->bytes]); sending->copy == nullptr) {
-    end_peer(sending->peer, Fate::died, "this process has no memory for the rest of a message to it");
+    end_peer(sending->peer, Fate::lost, "this process has no memory for the rest of a message to it");
   } else {
     std::copy_n(sending->data, sending->bytes, sending->copy.get());
     sending->data = sending->copy.get();
@@ -330,6 +330,9 @@ void Engine::take_header(Connection& from, const Header& header) {
       break;
     case Header::Kind::bye:
       end_peer(from.peer(), Fate::left, "");
+      break;
+    case Header::Kind::excluded:
+      end_peer(from.peer(), Fate::apart, "");
       break;
   }
 }

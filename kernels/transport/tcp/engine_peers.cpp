@@ -27,6 +27,7 @@ constexpr int unsent_bytes = 256 << 10;     // that the system takes beyond what
 constexpr std::size_t most_strangers = 64;  // beyond those that the job may have, who have not shown the token yet
 constexpr int accepted_at_once = 64;
 constexpr auto longest_connecting = 5s;      // at least
+constexpr auto last_chance = 500ms;          // to connect to a host that has been found silent
 constexpr std::size_t most_connections = 2;  // of a pair: both may have begun at once
 constexpr int reads_at_once = 16;            // of one connection, before others have their turn
 
@@ -62,7 +63,7 @@ void Engine::watch(const Connection& connection, int operation) {
                     {.ptr = const_cast<Connection*>(&connection)}};  // NOLINT(*-const-cast): handle() gets it back
   if (epoll_ctl(epoll_.get(), operation, connection.descriptor(), &event) != 0) {
     const int code = errno;
-    end_peer(connection.peer(), Fate::died,
+    end_peer(connection.peer(), Fate::lost,
              "the connection to " + peer(connection.peer()).address + " cannot be watched: " + described(code));
   }
 }
@@ -90,15 +91,12 @@ Connection* Engine::connection_to(int rank) {
   }
   prepare(socket.get());
   if (connect(socket.get(), address.get(), address.length()) != 0 && errno != EINPROGRESS) {
-    end_peer(rank, Fate::died, "no connection to " + other.address + " can be made: " + described(errno));
+    const int code = errno;
+    end_peer(rank, fate_of(code), "no connection to " + other.address + " can be made: " + described(code));
     return nullptr;
   }
   Connection& connection = add_connection(rank, std::move(socket), true);
-  Greeting greeting;
-  greeting.from = static_cast<std::uint32_t>(rank_);
-  greeting.to = static_cast<std::uint32_t>(rank);
-  greeting.token = token_;
-  connection.put(greeting);
+  connection.put(greeting_to(rank));
   return connection.is_lost ? nullptr : &connection;
 }
 
@@ -165,6 +163,10 @@ void Engine::greet(Stranger& stranger) {
 void Engine::adopt(Stranger& stranger, const Greeting& greeting) {
   const int rank = static_cast<int>(greeting.from);
   Peer& other = peer(rank);
+  if (other.fate == Fate::excluded || other.fate == Fate::apart) {
+    const Header header{.kind = Header::Kind::excluded};
+    static_cast<void>(::send(stranger.socket.get(), &header, sizeof header, MSG_DONTWAIT | MSG_NOSIGNAL));
+  }
   if (other.fate != Fate::alive || other.connections.size() == most_connections) {
     stranger.socket.close();
     return;
@@ -183,7 +185,7 @@ void Engine::flush(Connection& connection) {
   if (outcome == Connection::Outcome::failed) {
     const int code = errno;
     drain(connection);  // what has come before it failed
-    lose(connection, described(code));
+    lose(connection, described(code), code);
     return;
   }
   const bool is_blocked = outcome == Connection::Outcome::blocked;
@@ -212,7 +214,8 @@ bool Engine::read(Connection& connection) {
   if (outcome == Connection::Outcome::closed) {
     lose(connection, "it was closed at the other end");
   } else if (outcome == Connection::Outcome::failed) {
-    lose(connection, described(errno));
+    const int code = errno;
+    lose(connection, described(code), code);
   }
   return outcome == Connection::Outcome::more;
 }
@@ -223,8 +226,23 @@ void Engine::drain(Connection& connection) {
   }
 }
 
+// By what the system says of a connection, if it says something.
+Engine::Fate Engine::fate_of(int code) noexcept {
+  switch (code) {
+    case ECONNREFUSED:
+      return Fate::gone;
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case ENETDOWN:
+    case ETIMEDOUT:
+      return Fate::silent;
+    default:
+      return Fate::lost;
+  }
+}
+
 // What the peer has sent through another connection comes first, even if nobody has looked at that one yet.
-void Engine::lose(Connection& connection, const std::string& how) {
+void Engine::lose(Connection& connection, const std::string& how, int code) {
   if (std::exchange(connection.is_lost, true)) {
     return;
   }
@@ -244,19 +262,9 @@ void Engine::lose(Connection& connection, const std::string& how) {
     }
   }
   const bool was_made = !connection.is_connecting;
-  end_peer(rank, Fate::died,
+  end_peer(rank, fate_of(code),
            was_made ? "the connection to " + other.address + " has ended: " + how
                     : "no connection to " + other.address + " can be made: " + how);
-}
-
-Error Engine::loss(int rank) const {
-  const Peer& other = peers_[static_cast<std::size_t>(rank)];
-  return {ErrorKind::peer, other.fate == Fate::left ? "has ended" : "has died: " + other.how};
-}
-
-std::optional<std::string> Engine::death_of(int rank) {
-  const std::lock_guard lock(mutex_);
-  return peer(rank).fate == Fate::died ? std::optional(peer(rank).how) : std::nullopt;
 }
 
 void Engine::end_peer(int rank, Fate fate, const std::string& how) {
@@ -266,8 +274,10 @@ void Engine::end_peer(int rank, Fate fate, const std::string& how) {
   }
   other.fate = fate;
   other.how = how;
+  other.ended = Clock::now();
+  other.was_silent = fate == Fate::silent;
   other.out = nullptr;
-  deaths_ += fate == Fate::died ? 1 : 0;
+  deaths_ += fate == Fate::left ? 0 : 1;
   has_found_ = true;
   std::vector<Sending*> unsent;
   for (auto& connection : std::exchange(other.connections, {})) {
@@ -331,23 +341,32 @@ void Engine::look_after_peers(Clock::time_point now) {
   epoll_event event{EPOLLIN, {.ptr = &watched_listener_}};
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
   connect_to_awaited();
-  const auto connecting =
+  const auto usual =
       std::max<std::chrono::duration<double>>(longest_connecting, std::chrono::duration<double>(options_.host_timeout));
   for (std::size_t r = 0; r < peers_.size(); ++r) {
     for (std::size_t i = 0; i < peers_[r].connections.size(); ++i) {
       Connection& connection = *peers_[r].connections[i];
       const auto rank = static_cast<int>(r);
       if (connection.is_connecting) {
-        if (now - connection.since > connecting) {
-          lose(connection, "no answer within " + format_number(connecting.count()) + " s");
+        const auto longest = is_host_silent(rank, now) ? std::chrono::duration<double>(last_chance) : usual;
+        if (now - connection.since > longest) {
+          lose(connection, "no answer within " + format_number(longest.count()) + " s", ETIMEDOUT);
         }
       } else if (is_silent(connection, now)) {
-        end_peer(rank, Fate::died,
+        end_peer(rank, Fate::silent,
                  peers_[r].address + " has acknowledged nothing for " + format_number(options_.host_timeout) +
                      " s (GRADIENTFLOW_HOST_TIMEOUT)");
       }
     }
   }
+}
+
+// Whether another rank at the same host has been found silent lately.
+bool Engine::is_host_silent(int rank, Clock::time_point now) const {
+  const std::string host = numeric_address(peers_[static_cast<std::size_t>(rank)].address).host();
+  return std::ranges::any_of(peers_, [&](const Peer& other) {
+    return other.was_silent && now - other.ended < longest_connecting && numeric_address(other.address).host() == host;
+  });
 }
 
 // A rank that dies before it has sent anything is only noticed through a connection.

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,11 @@ class Network {
   // Not collective: connections are made when messages are sent. Once.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> join(int rank, std::vector<std::string> addresses,
                                                        const Token& token) = 0;
+
+  // The same for a process that comes to a job that stands: the endpoint is that of the ranks `members`, this one among
+  // them, whose group is `id`. An empty address: nobody is there.
+  [[nodiscard]] virtual std::unique_ptr<Endpoint> join(int rank, std::vector<std::string> addresses, const Token& token,
+                                                       std::vector<int> members, std::uint64_t id) = 0;
   virtual ~Network() = default;
 };
 

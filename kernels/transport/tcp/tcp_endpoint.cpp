@@ -139,6 +139,45 @@ std::vector<Death> TcpEndpoint::dead() {
   return found;
 }
 
+std::unique_ptr<Endpoint> TcpEndpoint::among(std::span<const int> ranks, std::uint64_t id) const {
+  std::vector<int> ranks_of_job;
+  std::uint64_t group = mixed(~id_) + id;
+  for (const int rank : ranks) {
+    ranks_of_job.push_back(job_rank_of(rank));
+    group = mixed(group + static_cast<std::uint64_t>(ranks_of_job.back()));
+  }
+  return std::make_unique<TcpEndpoint>(engine_, std::move(ranks_of_job), group);
+}
+
+std::vector<Sign> TcpEndpoint::signs(const IsAlive& is_alive) {
+  std::vector<Sign> found;
+  for (int r = 0; r < size(); ++r) {
+    if (auto sign = engine_->sign_of(job_rank_of(r), !is_alive || is_alive(r))) {
+      found.push_back({r, sign->standing, std::move(sign->why)});
+    }
+  }
+  return found;
+}
+
+void TcpEndpoint::exclude(const Sign& lost) { engine_->exclude({job_rank_of(lost.rank), lost.standing, lost.why}); }
+
+int TcpEndpoint::job_size() const { return engine_->ranks(); }
+
+std::unique_ptr<Endpoint> TcpEndpoint::widen(std::span<const std::string> addresses, int first) const {
+  engine_->append(first, addresses);
+  std::vector<int> ranks = ranks_;
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    ranks.push_back(first + static_cast<int>(i));
+  }
+  const std::uint64_t id = mixed(mixed(~id_) + static_cast<std::uint64_t>(first));  // no numbers are given twice
+  return std::make_unique<TcpEndpoint>(engine_, std::move(ranks), id);
+}
+
+Invitation TcpEndpoint::invitation() const {
+  const Token& token = engine_->token();
+  return {std::string(reinterpret_cast<const char*>(token.data()), token.size()), engine_->addresses(), ranks_, id_};
+}
+
 std::uint64_t TcpEndpoint::new_id(int color) const {
   return mixed(mixed(id_ + ++groups_) + static_cast<std::uint64_t>(color));
 }

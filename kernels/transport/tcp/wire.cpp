@@ -20,6 +20,7 @@ bool Header::is_valid() const noexcept {
     case Kind::dropped:
     case Kind::withdrawn:
     case Kind::bye:
+    case Kind::excluded:
       return bytes == 0;
   }
   return false;

@@ -35,6 +35,7 @@ struct Header {
     withdrawn,  // the fetched message `number` does not come: its sender has given it up
     credit,     // `bytes` bytes of messages have left the memory of their receiver
     bye,        // nothing more comes: the process leaves in good order
+    excluded,   // nothing more comes: its receiver has been taken for dead
   };
 
   Kind kind = Kind::message;

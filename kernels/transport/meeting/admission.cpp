@@ -1,0 +1,100 @@
+#include "admission.hpp"
+
+#include <charconv>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "../../base/error.hpp"
+#include "../../base/version.hpp"
+#include "address.hpp"
+#include "exchange.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+constexpr const char* invited = "invited";
+constexpr const char* refused = "refused";
+
+// What a newcomer says: its version, which comes first in all versions, its address, and its network.
+constexpr std::size_t card_parts = 3;
+
+// What it is told when it is invited: that, the token, the id of the endpoint, its own rank in the job, how many
+// newcomers there are, the ranks, and the addresses.
+constexpr std::size_t answer_parts = 7;
+
+[[noreturn]] void throw_nonsense() {
+  throw Error(ErrorKind::mismatch, "what has come from a job to join cannot be read: it runs another version");
+}
+
+template <class Number>
+Number number_of(const std::string& text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw_nonsense();
+  }
+  return number;
+}
+
+}  // namespace
+
+Newcomer::Newcomer(const Config& config, const std::string& near, const Until& until)
+    : network_(tcp::Network::listen({.address = choose_address(config.interface, near, until),
+                                     .timeout = config.timeout,
+                                     .host_timeout = config.host_timeout,
+                                     .congestion = config.congestion == "auto" ? "" : config.congestion})) {}
+
+std::string Newcomer::card() const { return pack({library_version(), network_->address(), network_id()}); }
+
+Newcomer::Place Newcomer::enter(const std::string& answer) const {
+  const std::vector<std::string> parts = unpack(answer);
+  if (parts.size() == 2 && parts[0] == refused) {
+    throw Error(ErrorKind::mismatch, "this process cannot join the job: " + parts[1]);
+  }
+  tcp::Token token{};
+  if (parts.size() != answer_parts || parts[0] != invited || parts[1].size() != token.size()) {
+    throw_nonsense();
+  }
+  std::memcpy(token.data(), parts[1].data(), token.size());
+  std::vector<int> members;
+  for (const std::string& each : unpack(parts[5])) {
+    members.push_back(number_of<int>(each));
+  }
+  std::vector<std::string> addresses = unpack(parts[6]);
+  const int rank = number_of<int>(parts[3]);
+  const int former = static_cast<int>(members.size()) - number_of<int>(parts[4]);
+  return {network_->join(rank, std::move(addresses), token, std::move(members), number_of<std::uint64_t>(parts[2])),
+          former};
+}
+
+std::string objection_to(const std::string& card) {
+  const std::vector<std::string> parts = unpack(card);
+  if (parts.empty() || parts[0] != library_version() || parts.size() != card_parts) {
+    return "it runs version " + (parts.empty() ? "?" : parts[0]) + " of GradientFlow, and the job " + library_version();
+  }
+  const auto address = parse_address(parse_places(parts[1]).front().host, 0);
+  if (parts[2] != network_id() && address && address->is_loopback()) {
+    return "it listens at " + parts[1] +
+           ", where processes on other hosts do not reach it: set GRADIENTFLOW_INTERFACE to an interface or a network "
+           "that joins them, such as eth0 or 10.0.0.0/24";
+  }
+  return "";
+}
+
+std::string address_on(const std::string& card) { return unpack(card).at(1); }
+
+std::string invitation_for(const Endpoint& widened, int newcomers, int number) {
+  const Invitation invitation = widened.invitation();
+  std::vector<std::string> members;
+  for (const int rank : invitation.members) {
+    members.push_back(std::to_string(rank));
+  }
+  const auto own = invitation.members.size() - static_cast<std::size_t>(newcomers - number);
+  return pack({invited, invitation.token, std::to_string(invitation.id), members[own], std::to_string(newcomers),
+               pack(members), pack(invitation.addresses)});
+}
+
+std::string refusal(const std::string& why) { return pack({refused, why}); }
+
+}  // namespace gradientflow::transport

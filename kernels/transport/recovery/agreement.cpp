@@ -1,0 +1,148 @@
+#include "agreement.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <list>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../../base/error.hpp"
+#include "../../base/text.hpp"
+#include "../patience.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int recovery_tag = 0;  // nobody else sends anything here
+constexpr double for_ever = 1e9;
+
+class Talk {
+ public:
+  Talk(Endpoint& endpoint, const std::string& value, const Terms& terms)
+      : endpoint_(endpoint),
+        terms_(terms),
+        consensus_(endpoint.rank(), endpoint.size(), value),
+        heard_(static_cast<std::size_t>(endpoint.size()), Clock::now()),
+        is_excluded_(static_cast<std::size_t>(endpoint.size())) {}
+
+  Decision end() {
+    Patience patience(for_ever);
+    while (true) {
+      listen();
+      look();
+      give_up_those_that_do_not_come();
+      exclude();
+      speak();
+      if (consensus_.decision()) {
+        return *consensus_.decision();
+      }
+      if (endpoint_.pause(patience) && terms_.check) {
+        terms_.check();
+      }
+    }
+  }
+
+ private:
+  struct Incoming {
+    std::shared_ptr<std::string> text;
+    Request request;
+  };
+
+  template <class Work>
+  void for_others(Work work) {
+    for (int r = 0; r < endpoint_.size(); ++r) {
+      if (r != endpoint_.rank() && consensus_.members()[static_cast<std::size_t>(r)].standing == Standing::alive) {
+        work(r);
+      }
+    }
+  }
+
+  void listen() {
+    while (auto arrival = endpoint_.next()) {
+      auto text = std::make_shared<std::string>(arrival->envelope().bytes, '\0');
+      Request request = endpoint_.receive(*arrival, text->data());
+      incoming_.push_back({std::move(text), std::move(request)});
+    }
+    incoming_.remove_if([this](Incoming& each) {
+      const int from = each.request.peer();
+      try {
+        if (!endpoint_.test(each.request)) {
+          return false;
+        }
+        consensus_.hear(from, *each.text);
+        heard_[static_cast<std::size_t>(from)] = Clock::now();
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::mismatch) {
+          consensus_.note({from, Standing::silent, error.what()});
+        } else if (error.kind() != ErrorKind::peer) {  // one that is lost shows by its sign
+          throw;
+        }
+      }
+      return true;
+    });
+  }
+
+  void look() {
+    for (const Sign& sign : endpoint_.signs(terms_.is_alive)) {
+      consensus_.note(sign);
+    }
+  }
+
+  // Only those that have had time to answer what this rank has said last.
+  void give_up_those_that_do_not_come() {
+    if (consensus_.has_news()) {
+      return;
+    }
+    std::vector<int> missing;
+    const auto now = Clock::now();
+    for_others([&](int r) {
+      const std::chrono::duration<double> waited = now - std::max(spoken_, heard_[static_cast<std::size_t>(r)]);
+      if (consensus_.lacks(r) && waited.count() > terms_.timeout) {
+        missing.push_back(r);
+      }
+    });
+    for (const int r : missing) {
+      consensus_.note(
+          {r, Standing::silent,
+           "has not come to recover() within " + format_number(terms_.timeout) + " s (GRADIENTFLOW_TIMEOUT)"});
+    }
+  }
+
+  void exclude() {
+    for (int r = 0; r < endpoint_.size(); ++r) {
+      const auto index = static_cast<std::size_t>(r);
+      const Member& member = consensus_.members()[index];
+      if (member.standing != Standing::alive && !is_excluded_[index]) {
+        is_excluded_[index] = true;
+        endpoint_.exclude({r, member.standing, member.why});
+      }
+    }
+  }
+
+  void speak() {
+    if (const auto message = consensus_.take_message()) {
+      const auto text = std::make_shared<const std::string>(*message);
+      for_others([&](int r) { endpoint_.send(r, recovery_tag, text->data(), text->size()).give_up(text); });
+      spoken_ = Clock::now();
+    }
+  }
+
+  Endpoint& endpoint_;
+  const Terms& terms_;
+  Consensus consensus_;
+  std::list<Incoming> incoming_;
+  std::vector<Clock::time_point> heard_;
+  Clock::time_point spoken_{};
+  std::vector<bool> is_excluded_;
+};
+
+}  // namespace
+
+Decision agree(Endpoint& endpoint, const std::string& value, const Terms& terms) {
+  return Talk(endpoint, value, terms).end();
+}
+
+}  // namespace gradientflow::transport

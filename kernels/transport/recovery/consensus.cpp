@@ -1,0 +1,142 @@
+#include "consensus.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../meeting/exchange.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+// What travels: whether it has been decided, the standings, the reasons, and the values that the sender knows for sure.
+struct Saying {
+  bool is_decided = false;
+  Members members;
+  std::vector<std::string> values;
+};
+
+char letter_of(Standing standing) { return static_cast<char>('0' + static_cast<int>(standing)); }
+
+std::string packed(const Saying& saying) {
+  std::string standings;
+  std::vector<std::string> parts{saying.is_decided ? "decided" : "proposed", ""};
+  for (const Member& each : saying.members) {
+    standings += letter_of(each.standing);
+    parts.push_back(each.why);
+  }
+  parts[1] = standings;
+  parts.insert(parts.end(), saying.values.begin(), saying.values.end());
+  return pack(parts);
+}
+
+// Whether `mine` has grown by it.
+bool add(Member& mine, const Member& known) {
+  const bool is_more = known.standing > mine.standing || (known.standing == mine.standing && known.why < mine.why);
+  if (is_more) {
+    mine = known;
+  }
+  return is_more;
+}
+
+Saying unpacked(const std::string& message, std::size_t size) {
+  const std::vector<std::string> parts = unpack(message);
+  const bool is_whole = parts.size() == 2 + 2 * size && parts[1].size() == size &&
+                        std::all_of(parts[1].begin(), parts[1].end(), [](char each) {
+                          return each >= letter_of(Standing::alive) && each <= letter_of(Standing::apart);
+                        });
+  if (!is_whole) {
+    throw Error(ErrorKind::mismatch, "what came is no message of a recovery");
+  }
+  Saying saying{parts[0] == "decided", Members(size), {}};
+  for (std::size_t r = 0; r < size; ++r) {
+    saying.members[r] = {static_cast<Standing>(parts[1][r] - letter_of(Standing::alive)), parts[2 + r]};
+  }
+  saying.values.assign(parts.end() - static_cast<std::ptrdiff_t>(size), parts.end());
+  return saying;
+}
+
+}  // namespace
+
+std::vector<int> alive(const Members& members) {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < members.size(); ++r) {
+    if (members[r].standing == Standing::alive) {
+      ranks.push_back(static_cast<int>(r));
+    }
+  }
+  return ranks;
+}
+
+Consensus::Consensus(int rank, int size, std::string value)
+    : rank_(rank),
+      members_(static_cast<std::size_t>(size)),
+      values_(static_cast<std::size_t>(size)),
+      said_(static_cast<std::size_t>(size), members_),
+      has_said_(static_cast<std::size_t>(size)) {
+  values_[static_cast<std::size_t>(rank)] = std::move(value);
+  advance();
+}
+
+void Consensus::note(const Sign& sign) {
+  if (!decision_ && add(members_[static_cast<std::size_t>(sign.rank)], {sign.standing, sign.why})) {
+    has_news_ = true;
+    advance();
+  }
+}
+
+void Consensus::hear(int from, const std::string& message) {
+  const auto sender = static_cast<std::size_t>(from);
+  if (decision_ || members_[sender].standing != Standing::alive) {
+    return;
+  }
+  Saying saying = unpacked(message, members_.size());
+  if (saying.members[sender].standing != Standing::alive ||
+      saying.members[static_cast<std::size_t>(rank_)].standing != Standing::alive) {
+    throw Error(ErrorKind::mismatch, "a message of a recovery came to a rank that it takes for dead");
+  }
+  if (saying.is_decided) {
+    members_ = saying.members;
+    decision_ = Decision{std::move(saying.members), std::move(saying.values)};
+    has_news_ = true;
+    return;
+  }
+  values_[sender] = std::move(saying.values[sender]);
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    has_news_ = add(members_[r], saying.members[r]) || has_news_;
+    add(said_[sender][r], saying.members[r]);
+  }
+  has_said_[sender] = true;
+  advance();
+}
+
+bool Consensus::lacks(int rank) const {
+  const auto index = static_cast<std::size_t>(rank);
+  return rank != rank_ && members_[index].standing == Standing::alive &&
+         !(has_said_[index] && said_[index] == members_);
+}
+
+void Consensus::advance() {
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    if (lacks(static_cast<int>(r))) {
+      return;
+    }
+  }
+  decision_ = Decision{members_, values_};
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    if (members_[r].standing != Standing::alive) {
+      decision_->values[r].clear();
+    }
+  }
+  has_news_ = true;
+}
+
+std::optional<std::string> Consensus::take_message() {
+  return std::exchange(has_news_, false) ? std::optional(message()) : std::nullopt;
+}
+
+std::string Consensus::message() const {
+  return decision_ ? packed({true, decision_->members, decision_->values}) : packed({false, members_, values_});
+}
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,132 @@
+// What has become of the ranks that an engine has lost.
+#include <string_view>
+
+#include "../../base/text.hpp"
+#include "engine.hpp"
+
+namespace gradientflow::transport::tcp {
+namespace {
+
+// Where only the connection between two ranks has broken, one of them gives the other up first, and the others hear of
+// one of them, not of both.
+constexpr double patience_of_higher_rank = 1.5;
+
+constexpr std::string_view died = "has died: ";
+constexpr std::string_view taken = "has been taken for dead: ";
+
+// Why a rank is lost, out of what loss_text() says of it on this rank or on another one.
+std::string reason_in(std::string_view text) {
+  for (const std::string_view words : {died, taken}) {
+    if (text.starts_with(words)) {
+      return std::string(text.substr(words.size()));
+    }
+  }
+  return std::string(text);
+}
+
+}  // namespace
+
+std::string Engine::loss_text(int rank) const {
+  const Peer& other = peers_[static_cast<std::size_t>(rank)];
+  switch (other.fate) {
+    case Fate::alive:
+    case Fate::left:
+      return "has ended";
+    case Fate::apart:
+      return "has taken this rank for dead, and goes on without it";
+    case Fate::excluded:
+      return std::string(taken) + other.how;
+    case Fate::gone:
+    case Fate::lost:
+    case Fate::silent:
+      break;
+  }
+  return std::string(died) + other.how;
+}
+
+std::optional<std::string> Engine::death_of(int rank) {
+  const std::lock_guard lock(mutex_);
+  const Fate fate = peer(rank).fate;
+  return fate == Fate::alive || fate == Fate::left ? std::nullopt : std::optional(loss_text(rank));
+}
+
+Greeting Engine::greeting_to(int rank) const {
+  Greeting greeting;
+  greeting.from = static_cast<std::uint32_t>(rank_);
+  greeting.to = static_cast<std::uint32_t>(rank);
+  greeting.token = token_;
+  return greeting;
+}
+
+// Nothing has been heard of it since its connection ended: whether it lives.
+void Engine::find_out(int rank) {
+  Peer& other = peer(rank);
+  if (other.probe == nullptr) {
+    other.probe = std::make_unique<Probe>(numeric_address(other.address), greeting_to(rank));
+  }
+  switch (other.probe->look()) {
+    case Probe::Answer::none:
+      return;
+    case Probe::Answer::refused:
+      other.fate = Fate::gone;
+      break;
+    case Probe::Answer::unreachable:
+      other.fate = Fate::silent;
+      break;
+    case Probe::Answer::excluded:
+      other.fate = Fate::apart;
+      break;
+  }
+  other.probe.reset();
+}
+
+std::optional<Sign> Engine::sign_of(int rank, bool is_alive) {
+  const std::lock_guard lock(mutex_);
+  Peer& other = peer(rank);
+  if (!is_alive) {
+    carry_on(rank);  // its last word may be that it has taken this rank for dead
+    if (other.fate == Fate::alive || other.fate == Fate::lost || other.fate == Fate::silent) {
+      end_peer(rank, Fate::gone, "its process has ended");
+      other.fate = Fate::gone;
+      rouse();
+    }
+  } else if (other.fate == Fate::lost) {
+    find_out(rank);
+  }
+  const std::chrono::duration<double> patience(options_.host_timeout * (rank < rank_ ? patience_of_higher_rank : 1));
+  const bool is_over = !is_alive || Clock::now() - other.ended > patience;
+  switch (other.fate) {
+    case Fate::alive:
+      return std::nullopt;
+    case Fate::left:
+    case Fate::gone:
+      return Sign{rank, Standing::gone, loss_text(rank)};
+    case Fate::silent:
+    case Fate::excluded:
+      return Sign{rank, Standing::silent, loss_text(rank)};
+    case Fate::lost:
+      return is_over ? std::optional(Sign{rank, Standing::silent, loss_text(rank)}) : std::nullopt;
+    case Fate::apart:
+      return is_over ? std::optional(Sign{rank, Standing::apart, "has taken others for dead"}) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+void Engine::exclude(const Sign& lost) {
+  const std::lock_guard lock(mutex_);
+  Peer& other = peer(lost.rank);
+  if (other.fate == Fate::alive && other.out != nullptr) {
+    Connection& out = *other.out;
+    out.put_urgent({.kind = Header::Kind::excluded});
+    flush(out);
+  }
+  const Fate fate = lost.standing == Standing::gone ? Fate::gone : Fate::excluded;
+  end_peer(lost.rank, fate, reason_in(lost.why));
+  if (other.fate == Fate::lost || other.fate == Fate::silent) {
+    other.fate = fate;
+  }
+  other.probe.reset();
+  rouse();
+}
+
+}  // namespace gradientflow::transport::tcp
