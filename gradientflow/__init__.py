@@ -21,6 +21,7 @@ if not use_installed_package():
         "__version__",
         "errors",
         "init",
+        "join",
         "optimizers",
         "policies",
         "spawn",
@@ -34,6 +35,7 @@ if not use_installed_package():
         from .config import Config
         from .handle import Handle
         from .job import init
+        from .joining import join
         from .launch.spawn import spawn
         from .pools.chunk import SparseGradientPool
         from .pools.gradient import GradientPool
@@ -51,6 +53,7 @@ if not use_installed_package():
             "SparseGradientPool": "pools.chunk",
             "TopKGradientPool": "pools.top_k",
             "init": "job",
+            "join": "joining",
             "spawn": "launch.spawn",
         }
 

@@ -44,6 +44,21 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
     raise MismatchError(message)
 
 
+def require_same_as_first(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:
+    """Compare named entries with those of rank 0; raise on the ranks that differ only. Collective.
+
+    Raises
+    ------
+    gradientflow.errors.MismatchError
+        If this rank differs; names the first difference.
+    """
+    text = json.dumps(list(entries.items())).encode()
+    first = gather(comm, text)[0]
+    if text != first:
+        message = f"the ranks have different {what}: {_difference(dict(json.loads(first)), entries, comm.rank)}"
+        raise MismatchError(message)
+
+
 def raise_together(comm: Communicator, error: Exception | None) -> None:
     """Raise on all ranks if any has an error: a rank's own one, else the first of the others. Collective."""
     reason = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"

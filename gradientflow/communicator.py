@@ -7,10 +7,10 @@ import operator
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,10 @@ from .handle import Handle, release_done, warn_of_unreported
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 from .mpi_library import load_mpi
 from .request import Request
+from .settings_file import say_what_holds, settings_file
+
+if TYPE_CHECKING:
+    from .door import Door
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -56,6 +60,10 @@ class Communicator:
     mpi : mpi4py.MPI.Comm
         The MPI communicator that this one was made from, also if its ranks exchange messages over TCP. An
         `ArgumentError` where there is none.
+    recovered_from : tuple of int or None
+        Of a communicator that `recover` has made: what its ranks were in the old one, in their order.
+    lost : tuple of (int, str)
+        The other ranks of the old one, and what has become of each.
     server_ranks : gradientflow.server.ServerRanks or None
         The ranks that only serve as parameter servers, if there are any; they end when all workers have closed.
     """
@@ -71,23 +79,30 @@ class Communicator:
         core = load_core()
         self._mpi = mpi
         self._config = settings(config)
-        endpoint = ranks
-        if not isinstance(ranks, core.Endpoint):
-            self._mpi = ranks
-            endpoint = core.mpi_endpoint(address_of(ranks), self._config)
         take_fast_paths(Communicator, core.Communicator)
-        self._native: Any = core.Communicator(endpoint, self._config, within and within._native)
+        self._native: Any = ranks
+        if not isinstance(ranks, core.Communicator):
+            endpoint = ranks
+            if not isinstance(ranks, core.Endpoint):
+                self._mpi = ranks
+                endpoint = core.mpi_endpoint(address_of(ranks), self._config)
+            self._native = core.Communicator(endpoint, self._config, within and within._native)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
         self.local_rank: int = self._native.local_rank
         self.local_size: int = self._native.local_size
         self.node: int = self._native.node
         self.nodes: int = self._native.nodes
+        self.recovered_from: tuple[int, ...] | None = self._native.recovered_from
+        self.lost: tuple[tuple[int, str], ...] = self._native.lost
         self.server_ranks: Any = None
+        self._door: Door | None = None  # where others may come in
+        self._waits: set[Callable[[], None]] = set()  # for calls that another library has yet to make
         self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # closed together with it
         _open.add(self)
-        if self.rank == 0:
+        if self.rank == 0 and within is None:
             warn_of_unknown_variables()
+            say_what_holds(settings_file())
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -102,14 +117,99 @@ class Communicator:
 
     def _end(self, drain: bool) -> None:
         """Close it, and its own parts; unless `drain`, without waiting for asynchronous calls."""
+        while drain and self._waits:
+            self._waits.pop()()
         for part in list(self._parts):
             part._end(drain)
         self._native.close(drain)
         self._release_servers()
+        door, self._door = self._door, None
+        if drain and door is not None and self.rank == 0:
+            door.close()
 
     def _release_servers(self) -> None:
         if self.server_ranks is not None:
             self.server_ranks.close()
+
+    def recover(self, min_ranks: int | None = None) -> Communicator:
+        """Go on without ranks that have died: make a communicator of those that are left, and close this one.
+
+        Collective over the ranks that live: after a `gradientflow.errors.PeerError` or a timeout each calls it. All of
+        them get the new communicator, in which they keep their order, or all get the same error. More may die
+        meanwhile. If nobody has died, all come along. For communicators over TCP.
+
+        Parameters
+        ----------
+        min_ranks : int, optional
+            How many ranks must be left, the same on all. By default more than half, or any number where all others are
+            known to have ended, and do not only keep silent. With half or fewer, two parts of a network that is split
+            may both go on.
+
+        Returns
+        -------
+        Communicator
+            With the same settings; `recovered_from` and `lost` say who is in it and who is not.
+
+        Raises
+        ------
+        gradientflow.errors.PeerError
+            If too few are left, or if the others have taken this rank for dead; this communicator is closed then, too.
+        gradientflow.errors.MismatchError
+            If ranks differ about `min_ranks`.
+        """
+        min_ranks = _checked_min_ranks(min_ranks)
+        self._native.check_recoverable(min_ranks)
+        self._end_parts()
+        try:
+            native = self._native.recover(min_ranks)
+        finally:
+            self._release_servers()
+            release_done()
+        return self._next(native)
+
+    def admit(self, min_ranks: int | None = None) -> Communicator:
+        """Let processes in that have called `gradientflow.join`, between two steps. Collective.
+
+        Where nobody waits this is a broadcast of eight bytes, and returns this communicator. Otherwise it makes a new
+        one, closes this one, and newcomers get theirs from `gradientflow.join`. They come behind the ranks that are
+        there, which keep their order, so rank 0 has what newcomers lack, such as the weights. Ranks that die meanwhile
+        are left out, as by `recover`; so are newcomers. Without ranks that met over TCP nobody can wait.
+
+        Parameters
+        ----------
+        min_ranks : int, optional
+            As in `recover`; newcomers count.
+
+        Returns
+        -------
+        Communicator
+            Of the same settings; its first ``len(recovered_from)`` ranks were there before.
+
+        Raises
+        ------
+        gradientflow.errors.PeerError
+            If a rank has died before newcomers were let in, so that `recover` can follow, and these are asked in again
+            by the next call; or if too few are left, and then this communicator is closed.
+        gradientflow.errors.MismatchError
+            If ranks differ about `min_ranks`.
+        """
+        if self._door is None:
+            return self
+        native = self._door.open(self, _checked_min_ranks(min_ranks), self._end_parts)
+        if native is None:
+            return self
+        self._release_servers()
+        release_done()
+        return self._next(native)
+
+    def _next(self, native: Any) -> Communicator:
+        made = Communicator(native, self._config)
+        made._door, self._door = self._door, None
+        return made
+
+    def _end_parts(self) -> None:
+        for part in list(self._parts):
+            part._end(False)
 
     @property
     def mpi(self) -> Any:
@@ -765,7 +865,8 @@ class Communicator:
     def describe(self) -> dict[str, Any]:
         """Return, for people to read, this rank's place, the paths of allreduce, and the settings in force."""
         facts: dict[str, Any] = self._native.describe()
-        return facts
+        path = settings_file().path
+        return {**facts, "settings_file": None if path is None else str(path)}
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
@@ -828,6 +929,14 @@ def address_of(mpi: Any) -> int:
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return int(MPI._addressof(mpi))
+
+
+def _checked_min_ranks(min_ranks: int | None) -> int | None:
+    try:
+        return None if min_ranks is None else operator.index(min_ranks)
+    except TypeError as error:
+        message = f"min_ranks is a whole number, not {min_ranks!r} ({type(min_ranks).__name__})"
+        raise ArgumentTypeError(message) from error
 
 
 class _Part(Communicator):

@@ -12,13 +12,17 @@ from typing import Any
 from ._location import load_core
 from .communicator import Communicator, address_of
 from .config import settings
+from .door import Door
 from .errors import ArgumentError, MPILibraryError, PeerError
 from .meeting import SERVERS, Given, Way, find_way, servers_of
 from .meeting.endpoints import meet as meet_ranks
+from .meeting.endpoints import near
+from .meeting.stores import open_store
 from .meeting.variables import Place
 from .meeting.way import ALONE
 from .mpi_library import find_mpi, load_mpi
 from .server import ServerRanks, serve
+from .settings_file import settings_file
 
 
 def init(
@@ -46,7 +50,7 @@ def init(
     comm : mpi4py.MPI.Intracomm, optional
         Whose ranks take part; by default all of the job. It is duplicated, so that messages never mix.
     config : Config, optional
-        Settings; by default those of the environment.
+        Settings; by default those of the environment and of the settings file.
     transport : {"auto", "mpi", "tcp"}, optional
         What moves messages between nodes; by default the setting of that name. ``auto`` is MPI in MPI's jobs, else TCP.
         With ``tcp``, ranks that MPI has started meet through MPI.
@@ -68,7 +72,7 @@ def init(
     ------
     gradientflow.errors.ArgumentError
         If arguments or variables of the environment contradict each other, or some of those that belong together are
-        missing.
+        missing; or if a setting is unknown or its value is not accepted.
     gradientflow.errors.MPILibraryError
         If MPI is to be used, and GradientFlow was built without it, mpi4py or the MPI library is missing, both use two
         different libraries, or the program was started by another library's launcher, so that every process would be
@@ -111,9 +115,9 @@ def computing_ranks(way: Way) -> Any:
 
 
 def asked_transport(config: Mapping[str, str] | None = None) -> str:
-    """Return the transport that settings or the environment ask for. The core is not loaded for it."""
+    """Return the transport that settings, the environment or the settings file ask for. It does not load the core."""
     found = config.get("transport") if isinstance(config, Mapping) else None
-    return found or os.environ.get("GRADIENTFLOW_TRANSPORT") or "auto"
+    return found or os.environ.get("GRADIENTFLOW_TRANSPORT") or str(settings_file().settings.get("transport", "auto"))
 
 
 def mpi_size() -> int | None:
@@ -137,13 +141,23 @@ def _mpi_of_job(comm: Any) -> Any:
     return found
 
 
+def door_at(way: Way, settings: Mapping[str, str]) -> Door:
+    """Return where processes come in that come later to a job whose ranks have met at a store."""
+    found = open_store(way, float(settings["timeout"]))
+    return Door(found, way.prefix, near(way), outlives_ranks=way.agent)
+
+
 def _make(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> Communicator:
     """Make a communicator of all ranks that a way leads to. Collective."""
     if way.transport == "mpi":
         return Communicator(mpi, config)
     chosen = settings(config)
     address = None if mpi is None else address_of(mpi)
-    return Communicator(meet_ranks(way, chosen, store=store, mpi=address), chosen, mpi=mpi)
+    made = Communicator(meet_ranks(way, chosen, store=store, mpi=address), chosen, mpi=mpi)
+    if way.at and mpi is None and store is None:
+        made._door = door_at(way, chosen)
+        made._door.note_that_the_job_stands()
+    return made
 
 
 class _SplitJob:

@@ -109,6 +109,16 @@ def this_machine() -> str:
         return socket.gethostname()
 
 
+def interrupt_seconds() -> float:
+    """Give the seconds that all processors together have spent on interrupts: the kernel's work for the network."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+    except (OSError, IndexError):
+        return 0.0
+    ticks = [int(field) for field in line.split()[1 : 1 + _FIELDS]]
+    return sum(ticks[field] for field in _INTERRUPT_FIELDS if field < len(ticks)) / os.sysconf("SC_CLK_TCK")
+
+
 def _processor_seconds() -> tuple[float, float]:
     """Give the seconds that all processors together have been busy for programs, and those that were stolen."""
     try:
@@ -122,4 +132,4 @@ def _processor_seconds() -> tuple[float, float]:
     return (sum(ticks) - not_for_programs - stolen) / rate, stolen / rate
 
 
-__all__ = ["Load", "LoadMeter", "this_machine"]
+__all__ = ["Load", "LoadMeter", "interrupt_seconds", "this_machine"]

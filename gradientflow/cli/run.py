@@ -12,12 +12,20 @@ import click
 from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.jax import check_jax
 from gradientflow.cli.job import Job, run_job
-from gradientflow.cli.transport import find_launcher_or_tcp, transport_option
+from gradientflow.cli.transport import (
+    check_restarts,
+    find_launcher_or_tcp,
+    min_ranks_option,
+    restart_option,
+    transport_option,
+    transport_to_survive,
+)
 from gradientflow.launch import (
     BIND,
     BINDINGS,
     LaunchError,
     check_count,
+    check_min_ranks,
     command_lines,
     command_over_tcp,
     jax_program,
@@ -41,6 +49,8 @@ from gradientflow.launch import (
     metavar="S",
     help="How many ranks to start beside them that serve parameters only.",
 )
+@min_ranks_option
+@restart_option
 @transport_option("without MPI, through ssh on other hosts")
 @click.option("--jax", is_flag=True, help="Have JAX's collectives on CPUs done by GradientFlow.")
 @click.option(
@@ -59,6 +69,8 @@ def run(
     hosts: str | None,
     hostfile: str | None,
     servers: int,
+    min_ranks: int | None,
+    restarts: int,
     transport: str,
     jax: bool,
     bind: str,
@@ -68,11 +80,18 @@ def run(
 ) -> int:
     """Start PROGRAM as a job of N ranks.
 
-    That is an MPI job, with the launcher of the MPI library in use and the flags it needs, or, with --transport tcp or
-    where there is no MPI, processes that find each other by themselves.
+    That is an MPI job, with the launcher of the MPI library in use and the flags it needs, or, with --transport tcp,
+    with --min-ranks or where there is no MPI, processes that find each other by themselves.
 
     A .py file is run with this Python. The exit status is the program's; Ctrl-C ends all ranks. Every rank finds RANK,
     WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment.
+
+    With --min-ranks, a rank that fails does not end the others while at least M are left, each failure is said in a
+    line, and the exit status is 0 if at least M ranks end with 0. Otherwise it is that of the rank since whose failure
+    there were fewer.
+
+    With --restart as well, a process that has failed is started again, and gradientflow.join() in PROGRAM takes part in
+    the job once more.
 
     With --servers, S more processes run PROGRAM up to gradientflow.init(), which serves the N ranks as parameter
     servers until all have closed, and then ends them.
@@ -86,6 +105,12 @@ def run(
         if hosts is not None:
             raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
         hosts = read_hostfile(hostfile)
+    check_restarts(restarts, min_ranks)
+    if min_ranks is not None:
+        transport = transport_to_survive(transport)
+        if jax or servers > 0:
+            raise LaunchError("a job with --servers or --jax needs all its ranks: leave --min-ranks out")
+        check_min_ranks(min_ranks, ranks)
     command = executable(program, elsewhere=hosts is not None)
     if jax:
         if servers > 0:
@@ -96,12 +121,12 @@ def run(
     if launcher is None:
         check_count(ranks + servers, hosts)
         check_hosts(hosts)
-        job = tcp_job(ranks, command, hosts, servers, label=label, bind=bind)
+        job = tcp_job(ranks, command, hosts, servers, label=label, bind=bind, min_ranks=min_ranks, restarts=restarts)
         if dry_run:
             click.echo("\n".join(command_lines(job)))
             return 0
         return run_job(Job(command_over_tcp(job), {}, reads_input=True))
-    command = rank_program(command, hosts, servers, bind=bind)
+    command = rank_program(command, hosts, servers, bind=bind, transport=transport)
     command = mpirun_command(launcher, ranks, command, hosts, servers, label=label)
     environment = launch_environment(launcher, hosts)
     if dry_run:

@@ -9,6 +9,7 @@ import click
 from gradientflow.cli.library import built_with
 from gradientflow.launch import Launcher, LaunchError, find_launcher
 from gradientflow.mpi_library import missing_mpi
+from gradientflow.settings_file import settings_file
 
 
 def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -16,10 +17,38 @@ def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., i
     return click.option(
         "--transport",
         type=click.Choice(["auto", "mpi", "tcp"]),
-        default="auto",
+        default=lambda: str(settings_file().settings.get("transport", "auto")),
         envvar="GRADIENTFLOW_TRANSPORT",
         help=f"mpi: start an MPI job; tcp: start the processes {how}; auto (default): mpi, or tcp without MPI here.",
     )
+
+
+_RESTARTS = 3
+
+min_ranks_option = click.option(
+    "--min-ranks",
+    type=int,
+    metavar="M",
+    help="When ranks fail, go on while at least M are left; over TCP (default: all).",
+)
+
+restart_option = click.option(
+    "--restart",
+    "restarts",
+    type=click.IntRange(min=0),
+    is_flag=False,
+    flag_value=_RESTARTS,
+    default=0,
+    metavar="[TIMES]",
+    help=f"With --min-ranks: start a process that has failed again, up to TIMES times ({_RESTARTS}); it comes back by "
+    "gradientflow.join().",
+)
+
+
+def check_restarts(restarts: int, min_ranks: int | None) -> None:
+    """Refuse to start processes again for ranks that have been ended."""
+    if restarts > 0 and min_ranks is None:
+        raise LaunchError("--restart goes with --min-ranks: without it the failure of a rank ends the others")
 
 
 def find_launcher_or_tcp(transport: str, without: str = "") -> Launcher | None:
@@ -46,6 +75,19 @@ def find_launcher_or_tcp(transport: str, without: str = "") -> Launcher | None:
             raise
         click.echo(f"gradientflow: without MPI, over TCP{without}: {error}", err=True)
         return None
+
+
+def transport_to_survive(transport: str) -> str:
+    """Return the transport of a job that is to go on without ranks that have failed.
+
+    Raises
+    ------
+    gradientflow.launch.LaunchError
+        If MPI is asked for.
+    """
+    if transport == "mpi":
+        raise LaunchError("MPI's launcher ends all ranks when one fails: --min-ranks needs --transport tcp")
+    return "tcp"
 
 
 def _find_launcher() -> Launcher:

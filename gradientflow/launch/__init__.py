@@ -9,7 +9,7 @@ from gradientflow.meeting import SERVERS
 
 from .command import SESSION_FOLDER, launch_environment, module_command, mpirun_command
 from .environment import BIND, asked_binding, in_allocation, rank_of_this_process, ranks_of_this_job
-from .hosts import check_count, hosts_of_ranks, read_hostfile, slots, slots_of
+from .hosts import check_count, check_min_ranks, hosts_of_ranks, read_hostfile, slots, slots_of
 from .jax_rank import jax_contradictions, jax_program, jax_variables
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import BINDINGS, cores
@@ -29,6 +29,7 @@ __all__ = [
     "TcpJob",
     "asked_binding",
     "check_count",
+    "check_min_ranks",
     "command_lines",
     "command_over_tcp",
     "cores",

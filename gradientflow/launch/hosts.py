@@ -102,3 +102,9 @@ def check_count(ranks: int, hosts: str | None) -> None:
             f"{ranks} ranks are too many for the {count} core{'s'[: count > 1]} of this machine: at most "
             f"{count * _MOST_RANKS_PER_CORE}, {_MOST_RANKS_PER_CORE} for each"
         )
+
+
+def check_min_ranks(min_ranks: int, ranks: int) -> None:
+    """Refuse a job that needs no rank, or more than it has."""
+    if not 1 <= min_ranks <= ranks:
+        raise LaunchError(f"--min-ranks takes a number from 1 to {ranks}, the ranks of the job, not {min_ranks}")

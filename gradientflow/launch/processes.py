@@ -7,8 +7,10 @@ JOB is what `gradientflow.launch.tcp` writes, in one or several words; for ``-``
 the job ends with the input. This is a program of its own, as ``mpirun`` is, and imports nothing of the package, so that
 it starts at once. Its members are ranks, or launchers of the second kind, each for the ranks of a host. The first rank
 here reads the input. What ranks write is passed on in whole lines, but to a terminal, to which they write themselves
-unless lines are labelled. When one fails, the others have a moment to say what they have to say. However this process
-ends, the ranks end, too.
+unless lines are labelled. When so many have failed that fewer are left than the job needs, the others have a moment to
+say what they have to say; the launcher of a host's ranks tells the first one what has failed, which decides. However
+this process ends, the ranks end, too. What has failed may be started again; ranks then find how often, and the launcher
+keeps the store where they meet.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import runpy
 import select
 import selectors
@@ -39,6 +42,11 @@ _NOT_STARTED = 127  # as a shell says it
 _SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
 _TOKEN = "GRADIENTFLOW_TOKEN"
+_RESTARTS = "GRADIENTFLOW_RESTARTS"
+_LONG_LIFE = 30.0  # seconds; whoever has lived so long is started again at once
+_LONGEST_PAUSE = 30.0
+
+_is_done = threading.Event()  # a rank has done what it was to do: who is started again now comes too late
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,10 +57,10 @@ class Stream:
 
     target: int  # where it goes
     label: bytes  # begins each line
-    mark: bytes  # a line that is not passed on: the process says that it has started, and again that a rank has failed
+    mark: bytes  # begins a note, which is not passed on: a launcher says that it has started, and what has failed
     begun: bytes = b""  # the last line, which has not ended
     in_line: bool = False  # whether the beginning of a line has been passed on
-    marks: int = 0  # that have come
+    notes: list[bytes] = field(default_factory=list)  # that have come
     ended: threading.Event = field(default_factory=threading.Event)
 
     def take(self, data: bytes) -> bytes:
@@ -67,8 +75,10 @@ class Stream:
         return self._labelled(data)
 
     def _labelled(self, data: bytes) -> bytes:
-        if self.mark and (count := data.count(self.mark + b"\n")):
-            self.marks, data = self.marks + count, data.replace(self.mark + b"\n", b"")
+        if self.mark and self.mark in data:
+            note = re.compile(re.escape(self.mark) + rb"(.*)\n")
+            self.notes += note.findall(data)
+            data = note.sub(b"", data)
             os.kill(os.getpid(), signal.SIGCHLD)  # as if a process had ended: there is something to take note of
         if not self.label or not data:
             return data
@@ -103,15 +113,14 @@ class Output:
     def finish(self) -> None:
         """Pass on what is left of processes that have ended; what they have started may still hold their pipes."""
         before = -1
-        while self._thread.is_alive() and (self._writing or self._turns != before):
+        while self._streams and (self._writing or self._turns != before):
             before = self._turns
             self._thread.join(2 * _PROMPT_SECONDS)
 
     def _pass_on(self) -> None:
-        while self._streams:
-            ready = self._selector.select(
-                _PROMPT_SECONDS if any(each.begun for each in self._streams.values()) else None
-            )
+        while True:
+            is_in_line = any(each.begun for each in list(self._streams.values()))
+            ready = self._selector.select(_PROMPT_SECONDS if is_in_line else None)
             self._turns += bool(ready)
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 16)
@@ -151,10 +160,14 @@ class Member:
     """A process that this one has started: a rank, or the launcher of a host's ranks."""
 
     name: str
+    ranks: list[int]
     process: subprocess.Popen[bytes]
     output: Stream
     has_group: bool  # of processes, with what it has started
     is_launcher: bool
+    number: int  # among those that the job describes
+    since: float = field(default_factory=time.monotonic)
+    _taken: int = 0  # of the notes
 
     def signal(self, number: int) -> None:
         """Send a signal to it and to what it has started; a launcher is first told by the end of its input."""
@@ -174,15 +187,30 @@ class Member:
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
             self.process.stdin.flush()
 
+    def forbid_restarts(self) -> None:
+        """Tell a launcher to start no rank again."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.write(b"\n")
+                self.process.stdin.flush()
+
     def close_input(self) -> None:
         """End the input of a launcher."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
 
-    def has_reported(self) -> bool:
-        """Tell whether this was a launcher that had started: it has said by itself what was wrong."""
-        return self.is_launcher and self.output.ended.wait(_GRACE_SECONDS) and self.output.marks > 0
+    def take_notes(self) -> list[dict[str, Any]]:
+        """Return what a launcher has told of its ranks; once it has ended, all of it."""
+        if self.is_launcher and self.process.poll() is not None:
+            self.output.ended.wait(_GRACE_SECONDS)
+        notes, self._taken = self.output.notes[self._taken :], len(self.output.notes)
+        return [json.loads(note) for note in notes if note]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is a rank, or a launcher that has said that it runs."""
+        return not self.is_launcher or bool(self.output.notes)
 
 
 class Members:
@@ -191,26 +219,32 @@ class Members:
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
         self._output = Output()
-        self.status = 0  # of the first that failed
+        self.status = 0  # of the rank since whose end there are too few
         self._running: list[Member] = []
+        self._failed: set[int] = set()  # ranks
+        self._quick_ends = [0] * len(job["members"])  # one after the other
+        self._waiting: dict[int, float] = {}  # the members that are to be started again, and when
         self.are_to_end = False
         self._has_begun = True  # on all hosts, as far as is known
+        if keeper := job.get("keeper"):
+            environment = {**os.environ, _TOKEN: job["environment"][_TOKEN]}
+            subprocess.Popen(keeper, env=environment, stdin=subprocess.DEVNULL, preexec_fn=_end_with_this)
         for number, member in enumerate(job["members"]):
             self._start(number, member)
         self._output.start()
 
     def __len__(self) -> int:
-        """Return how many still run."""
-        return len(self._running)
+        """Return how many still run, or are to run again."""
+        return len(self._running) + len(self._waiting)
 
     @property
-    def have_failed(self) -> bool:
-        """Whether a rank has failed, here or on another host."""
-        return self.status != 0 or any(member.output.marks > 1 for member in self._running)
+    def next_start(self) -> float | None:
+        """When the next one is to be started again."""
+        return min(self._waiting.values(), default=None)
 
     @property
     def patience(self) -> float:
-        """How many seconds the others have to report, once some have failed: none if there has been no job."""
+        """How many seconds the others have to report, once there are too few: none if there has been no job."""
         return _REPORT_SECONDS if self._has_begun else 0.0
 
     @property
@@ -222,14 +256,31 @@ class Members:
         """Take note of those that have ended."""
         for member in self._running[:]:
             status = member.process.poll()
-            if status is None:
-                continue
-            self._running.remove(member)
-            member.close_input()
-            if status != 0 and (not self.are_to_end or member.output.marks > 1):
-                self._report(member, status)
-                self._has_begun &= not member.is_launcher or member.output.marks > 0
-                self.status = self.status or (status if status > 0 else 128 - status)
+            if status is not None:
+                self._running.remove(member)
+                member.close_input()
+            for note in member.take_notes():
+                self._take(note)
+            if status and not self._failed.issuperset(member.ranks):
+                self._has_begun &= member.has_begun
+                number = status if status > 0 else 128 - status  # as a shell says it
+                self._plan_restart(member)
+                self._fail(member.ranks, self._who(member), _how(member, status), number)
+            elif status == 0 and not member.is_launcher:
+                self._take({"done": member.ranks})
+
+    def start_again(self) -> None:
+        """Start those again whose time has come."""
+        for number, moment in list(self._waiting.items()):
+            if _is_done.is_set() or self.are_to_end or self.status != 0:
+                del self._waiting[number]
+            elif moment <= time.monotonic():
+                del self._waiting[number]
+                described = self._job["members"][number]
+                for each in (described, described.get("job", {})):
+                    each["started"] = each.get("started", 0) + 1
+                self._take({"again": _ranks(described)})
+                self._start(number, described)
 
     def signal(self, number: int) -> None:
         """Send a signal to all that still run."""
@@ -241,26 +292,70 @@ class Members:
         """Pass on what ranks that have ended have written."""
         self._output.finish()
 
-    def _report(self, member: Member, status: int) -> None:
-        how = f"ended with exit status {status}" if status > 0 else f"was ended by {_name(-status)}"
+    def _take(self, note: dict[str, Any]) -> None:
+        """Take note of what has become of ranks."""
+        if "who" in note:
+            self._fail(**note)
+            return
+        self._failed.difference_update(note.get("again", ()))
+        self._tell(note)
+        if "done" in note and not _is_done.is_set():
+            _is_done.set()
+            for member in self._running:
+                member.forbid_restarts()
+
+    def _tell(self, note: dict[str, Any]) -> bool:
+        """Tell the launcher that has started this one, if that is so; return whether it is."""
         if mark := self._job.get("mark"):
             with contextlib.suppress(OSError):
-                os.write(1, mark.encode() + b"\n")
+                os.write(1, f"{mark}{json.dumps(note)}\n".encode())
+        return mark is not None
+
+    def _plan_restart(self, member: Member) -> None:
+        """Note when a member that has failed is to be started again, if it is."""
+        number, now = member.number, time.monotonic()
+        if self._job["members"][number].get("started", 0) >= self._job.get("restarts", 0):
+            return
+        is_quick = now - member.since < _LONG_LIFE
+        self._quick_ends[number] = self._quick_ends[number] + 1 if is_quick else 0
+        pause = 2.0 ** (self._quick_ends[number] - 2) if self._quick_ends[number] > 1 else 0.0
+        self._waiting[number] = now + min(pause, _LONGEST_PAUSE)
+
+    def _fail(self, ranks: list[int], who: str, how: str, status: int) -> None:
+        """Take note that ranks have failed, and tell whoever decides, or decide what that means for the others."""
+        if self.are_to_end:
+            return
+        self._failed.update(ranks)
+        if self._tell({"ranks": ranks, "who": who, "how": how, "status": status}):
+            return
         if report := self._job.get("report"):
             with open(report, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"name": member.name, "how": how}) + "\n")
-        elif self.status == 0 and not member.has_reported():
-            if member.is_launcher and status == _SSH_FAILED:
-                how = f"cannot be reached: ssh {member.name.removeprefix('host ')} has to work without a question"
-            elif member.is_launcher:
-                how = f"has started no ranks: ssh {how}"
-            process = "" if member.is_launcher else f" (process {member.process.pid}{self._job.get('where', '')})"
-            others = ": ending the others" if self._running or self._job.get("where") else ""
-            _say(f"{member.name}{process} {how}{others}")
+                file.write(json.dumps({"ranks": ranks, "how": how}) + "\n")
+        elif self.status == 0:
+            _say(f"{who} {how}{self._consequence()}")
+        if self.status == 0 and self._left() < self._job["needed"]:
+            self.status = status
+
+    def _left(self) -> int:
+        return sum(len(_ranks(member)) for member in self._job["members"]) - len(self._failed)
+
+    def _consequence(self) -> str:
+        """Say what the failure of a rank means for the others."""
+        left, needed = self._left(), self._job["needed"]
+        if left >= needed:
+            return f": going on with {left} rank{'s'[: left != 1]}"
+        return ": ending the others" if self._running else ""
+
+    def _who(self, member: Member) -> str:
+        if member.is_launcher:
+            return member.name
+        return f"{member.name} (process {member.process.pid}{self._job.get('where', '')})"
 
     def _start(self, number: int, described: dict[str, Any]) -> None:
         launcher, own_job, processors = os.getpid(), described.get("job"), _processors(self._job, described)
         name = f"host {described['host']}" if own_job else f"rank {described['rank']}"
+        if self.status != 0:
+            return
         reads_input = number == 0 and own_job is None and "where" not in self._job
         # A terminal lets only its foreground group read.
         has_group = not (reads_input and sys.stdin is not None and sys.stdin.isatty())
@@ -289,18 +384,20 @@ class Members:
                 preexec_fn=prepare,
             )
         except OSError as error:
-            _say(f"{name} cannot be started: {error}")
-            sys.exit(_NOT_STARTED)
-        for pipe in outputs:
-            if pipe is not None:
-                os.close(pipe)
-        self._running.append(Member(name, process, streams[0], has_group, is_launcher=bool(own_job)))
+            self._has_begun = False
+            self._fail(_ranks(described), name, f"cannot be started: {error}", _NOT_STARTED)
+            return
+        finally:
+            for pipe in outputs:
+                if pipe is not None:
+                    os.close(pipe)
+        self._running.append(Member(name, _ranks(described), process, streams[0], has_group, bool(own_job), number))
         if own_job:
             self._running[-1].send_job(own_job)
 
 
 def main() -> int:
-    """Run a job to its end; return the exit status of the first rank that failed, or 0."""
+    """Run a job to its end; return the status of the rank since whose failure there were too few, or 0."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     job = _read_job() if sys.argv[1] == "-" else json.loads("".join(sys.argv[1:]))
     if parent := job.get("parent"):  # whose end is to be the end of this
@@ -314,15 +411,16 @@ def main() -> int:
     cause = 0
     while True:
         members.reap()
+        members.start_again()
         if not members:
             members.finish()
             return members.status or cause
-        if deadline is None and members.have_failed:
+        if deadline is None and members.status != 0:
             deadline = time.monotonic() + members.patience
-        received = _next_signal(deadline)
+        received = _next_signal(min(filter(None, (deadline, members.next_start)), default=None))
         if received in _ENDING and not cause:
             cause, deadline, members.are_to_end = 128 + received, time.monotonic(), True
-        elif received is None:
+        elif received is None and deadline is not None and deadline <= time.monotonic():
             members.signal(next(steps, signal.SIGKILL))
             deadline = time.monotonic() + members.grace
 
@@ -340,12 +438,19 @@ def _read_job() -> dict[str, Any]:
 
     def wait_for_the_end() -> None:
         with contextlib.suppress(OSError):
-            while os.read(0, 1 << 16):
-                pass
+            while os.read(0, 1 << 16):  # a line: a rank elsewhere has done what it was to do
+                _is_done.set()
+                os.kill(os.getpid(), signal.SIGCHLD)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     return job
+
+
+def _end_with_this() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    os.setpgid(0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _draw_token(job: dict[str, Any]) -> None:
@@ -362,9 +467,28 @@ def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:
         return outer
     place = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
     environment = {**outer, **job["environment"], **{name: str(member[key]) for name, key in place.items()}}
+    if job.get("restarts"):
+        environment[_RESTARTS] = str(job.get("started", 0) + member.get("started", 0))
     if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # else each would start a thread for every core
         environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // member["of"]))
     return environment
+
+
+def _ranks(described: dict[str, Any]) -> list[int]:
+    """Return the ranks of a member: its own, or those of its host."""
+    return [each["rank"] for each in described["job"]["members"]] if "job" in described else [described["rank"]]
+
+
+def _how(member: Member, status: int) -> str:
+    """Say how a member has ended that has failed."""
+    how = f"ended with exit status {status}" if status > 0 else f"was ended by {_name(-status)}"
+    if not member.is_launcher:
+        return how
+    if member.has_begun:
+        return f"is lost: ssh {how}"
+    if status == _SSH_FAILED:
+        return f"cannot be reached: ssh {member.name.removeprefix('host ')} has to work without a question"
+    return f"has started no ranks: ssh {how}"
 
 
 def _processors(job: dict[str, Any], member: dict[str, Any]) -> Set[int] | None:

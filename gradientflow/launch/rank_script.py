@@ -40,7 +40,12 @@ _NOT_TOO_SHORT = "sleep 0.1; "
 
 
 def rank_program(
-    program: Sequence[str], hosts: str | None = None, servers: int = 0, *, bind: str = "none"
+    program: Sequence[str],
+    hosts: str | None = None,
+    servers: int = 0,
+    *,
+    bind: str = "none",
+    transport: str = "auto",
 ) -> list[str]:
     """Wrap `program` so that each rank finds in its environment the variables that PyTorch's launcher sets.
 
@@ -57,6 +62,8 @@ def rank_program(
         How many of the ranks only serve; WORLD_SIZE is the number of the others.
     bind : str, default "none"
         Which cores of its host a rank gets, as `share` takes it.
+    transport : {"auto", "mpi"}
+        What was asked for. With "mpi" ranks find GRADIENTFLOW_TRANSPORT, which overrides their settings file.
 
     Returns
     -------
@@ -70,6 +77,8 @@ def rank_program(
     }
     if servers > 0:
         master[SERVERS] = str(servers)
+    if transport == "mpi":
+        master["GRADIENTFLOW_TRANSPORT"] = transport
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in master.items())
     before = _NOT_TOO_SHORT if hosts is not None or in_allocation() else ""
     script = f"{before}export {assignments}; {_RANK_SCRIPT}{_binding(bind)}" + 'exec "$@"'

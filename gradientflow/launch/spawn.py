@@ -107,7 +107,7 @@ def _run(command: list[str]) -> int:
 def _read_report(path: Path) -> dict[int, str]:
     """Return how ranks have ended that have failed before any were ended, in that order."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {int(each["name"].split()[-1]): each["how"] for each in map(json.loads, lines)}
+    return {rank: each["how"] for each in map(json.loads, lines) for rank in each["ranks"]}
 
 
 def _raise_first(outcomes: list[Outcome], ended: dict[int, str]) -> None:

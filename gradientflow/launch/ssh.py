@@ -14,16 +14,17 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gradientflow.meeting.stores import TOKEN
 
 from .environment import in_allocation, master_of_environment, variables_to_forward
 from .hosts import hosts_of_ranks
 from .launcher import LaunchError
-from .tcp import LAUNCHER, TcpJob, job_here, launcher_command, rank_members, tcp_command, tcp_variables
+from .tcp import LAUNCHER, TcpJob, job_here, kept_store, launcher_command, rank_members, tcp_command, tcp_variables
 
 _SETTINGS_SECONDS = 10.0
-_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 _NO_FOLDER = 126
 _NO_LAUNCHER = 127
 
@@ -36,6 +37,8 @@ def tcp_job(
     *,
     label: bool = False,
     bind: str = "none",
+    min_ranks: int | None = None,
+    restarts: int = 0,
 ) -> TcpJob:
     """Describe a job of this machine, or of hosts that are given as ``name:slots,name:slots``; see `job_here`."""
     if hosts is None:
@@ -45,9 +48,11 @@ def tcp_job(
                 f"this allocation has {nodes} nodes, and over TCP all ranks would start on this one: start the program "
                 "by srun, or name the hosts by --hosts"
             )
-        return job_here(ranks, program, servers, label=label, bind=bind)
+        job = job_here(ranks, program, servers, label=label, bind=bind)
+        return replace(job, min_ranks=min_ranks, restarts=restarts, keeper=job.meet)
     names = hosts_of_ranks(hosts, ranks, servers)
-    return TcpJob(program, names, servers, meeting_host(names), label=label, bind=bind)
+    job = TcpJob(program, names, servers, meeting_host(names), label=label, bind=bind)
+    return replace(job, min_ranks=min_ranks, restarts=restarts, keeper=_keeper_towards(names) if restarts else "")
 
 
 def command_over_tcp(job: TcpJob) -> list[str]:
@@ -68,6 +73,7 @@ def _ssh_command(job: TcpJob) -> list[str]:
         "environment": environment,
         "label": job.label,
         "bind": job.bind,
+        "restarts": job.restarts,
     }
     hosts = [
         {
@@ -81,7 +87,7 @@ def _ssh_command(job: TcpJob) -> list[str]:
         }
         for host in dict.fromkeys(job.hosts)
     ]
-    return launcher_command({"members": hosts})
+    return launcher_command({"members": hosts, "needed": job.needed, **kept_store(job, environment)})
 
 
 def meeting_host(hosts: Sequence[str]) -> str:
@@ -89,9 +95,14 @@ def meeting_host(hosts: Sequence[str]) -> str:
     if given := master_of_environment("MASTER_ADDR"):
         return given
     first = hosts[0]
-    others = [host for host in hosts if not _is_this_machine(host)]
     if not _is_this_machine(first):
         return _address_of(first)
+    return _keeper_towards(hosts)
+
+
+def _keeper_towards(hosts: Sequence[str]) -> str:
+    """Return the address of this machine, as the hosts reach it."""
+    others = [host for host in hosts if not _is_this_machine(host)]
     return _own_address_towards(_address_of(others[0])) if others else "127.0.0.1"
 
 

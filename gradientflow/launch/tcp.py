@@ -16,6 +16,7 @@ from gradientflow.arguments import checked_int, checked_list
 from gradientflow.meeting import SERVERS
 from gradientflow.meeting.variables import join_address
 
+from .command import module_command
 from .environment import master_of_environment
 from .hosts import check_count
 from .ports import free_port
@@ -47,6 +48,12 @@ class TcpJob:
         Whether each line that a rank writes begins with its rank.
     bind : str
         Which cores of its host a rank gets, as `share` takes it.
+    min_ranks : int, optional
+        With how many ranks the job goes on when others have failed; by default it needs all of them.
+    restarts : int
+        How often a process that has failed is started again.
+    keeper : str
+        The address of this machine, as ranks reach it, if its launcher is to keep the store where they meet.
     """
 
     program: Sequence[str]
@@ -56,6 +63,14 @@ class TcpJob:
     agent: Sequence[str] = ()
     label: bool = False
     bind: str = "none"
+    min_ranks: int | None = None
+    restarts: int = 0
+    keeper: str = ""
+
+    @property
+    def needed(self) -> int:
+        """How many ranks have to be left for the job to go on."""
+        return len(self.hosts) if self.min_ranks is None else self.min_ranks
 
 
 def job_here(
@@ -96,10 +111,23 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
     Returns
     -------
     list of str
-        The command of a launcher, whose exit status is that of the first rank that fails.
+        The command of a launcher, whose exit status is that of the rank since whose failure fewer are left than the job
+        needs; 0 if that does not happen.
     """
-    told = {"environment": tcp_variables(job), "label": job.label, "bind": job.bind, "members": rank_members(job)}
-    return launcher_command({**more, "command": list(job.program), **told})
+    environment = tcp_variables(job)
+    told = {"environment": environment, "label": job.label, "bind": job.bind, "needed": job.needed}
+    told |= {"command": list(job.program), "members": rank_members(job), **kept_store(job, environment)}
+    return launcher_command({**more, **told})
+
+
+def kept_store(job: TcpJob, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Describe to the launcher how often to start members again, and the process that keeps the store meanwhile."""
+    if job.restarts == 0:
+        return {}
+    return {
+        "restarts": job.restarts,
+        "keeper": module_command(f"{__package__}.keeper", [variables["GRADIENTFLOW_MEET"]]),
+    }
 
 
 def launcher_command(told: Mapping[str, Any]) -> list[str]:
@@ -128,7 +156,7 @@ def tcp_variables(job: TcpJob) -> dict[str, str]:
     size = len(job.hosts)
     return {
         "GRADIENTFLOW_TRANSPORT": "tcp",
-        "GRADIENTFLOW_MEET": join_address(job.meet, free_port()),
+        "GRADIENTFLOW_MEET": join_address(job.keeper or job.meet, free_port()),
         "GRADIENTFLOW_SIZE": str(size),
         "WORLD_SIZE": str(size - job.servers),
         SERVERS: str(job.servers),  # those of an outer job are not of this one

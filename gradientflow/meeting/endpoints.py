@@ -38,7 +38,7 @@ def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int |
     if store is not None:
         return meet_by(core_store(store, serve=way.rank == 0), way.place, settings, near(way))
     found = open_store(way, float(settings["timeout"])) if way.at else None
-    return meet_by(found, way.place, settings, near(way), way.prefix)
+    return meet_by(found, way.place, settings, near(way), way.prefix, replaces=way.replaces)
 
 
 def near(way: Way) -> str:
@@ -46,7 +46,15 @@ def near(way: Way) -> str:
     return "" if way.at and way.at[0].startswith("file://") else ",".join(way.at)
 
 
-def meet_by(exchange: Any, place: Place, settings: Mapping[str, str], towards: str = "", prefix: str = PREFIX) -> Any:
+def meet_by(
+    exchange: Any,
+    place: Place,
+    settings: Mapping[str, str],
+    towards: str = "",
+    prefix: str = PREFIX,
+    *,
+    replaces: bool = False,
+) -> Any:
     """Meet the other ranks by a store or an endpoint. Collective.
 
     Parameters
@@ -61,5 +69,7 @@ def meet_by(exchange: Any, place: Place, settings: Mapping[str, str], towards: s
         Where the ranks meet, which the address of this host should lead to.
     prefix : str, optional
         Begins the names of all values in a store.
+    replaces : bool, default False
+        Whether this process was started in place of one that may have come to the store.
     """
-    return load_core().meet(place.rank, place.size, exchange, towards, dict(settings), prefix)
+    return load_core().meet(place.rank, place.size, exchange, towards, dict(settings), prefix, replaces)

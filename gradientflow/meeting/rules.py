@@ -36,7 +36,7 @@ from .variables import (
     read_port,
     split_address,
 )
-from .way import ALONE, ARGUMENTS, MASTER, MEET, MPI_LAUNCHER, SLURM, Way
+from .way import ALONE, ARGUMENTS, MASTER, MEET, MPI_LAUNCHER, RESTARTS, SLURM, Way
 
 SERVERS = "GRADIENTFLOW_SERVERS"  # how many processes of the job, the last ones, only serve the others
 TRANSPORTS = ("auto", "mpi", "tcp")
@@ -192,7 +192,8 @@ def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
         raise ArgumentError(message)
     place = read_place(variables, *names[1:])
     assert place is not None  # both are set
-    return Way(MEET, "tcp", *place, at=_points(variables[names[0]], names[0]))
+    at, restarts = _points(variables[names[0]], names[0]), read_number(variables, RESTARTS)
+    return Way(MEET, "tcp", *place, at=at, agent=restarts is not None, replaces=bool(restarts))
 
 
 def _by_mpi(variables: Variables, given: Given, transport: str) -> Way | str:

@@ -48,4 +48,4 @@ def _open(way: Way, timeout: float) -> Any:
     at = ",".join(way.at)
     if at.startswith("file://"):
         return load_core().FileStore(at.removeprefix("file://"), timeout)
-    return load_core().TcpStore(at, way.rank == 0, timeout, os.environ.get(TOKEN, ""))
+    return load_core().TcpStore(at, way.rank == 0 and not way.agent, timeout, os.environ.get(TOKEN, ""))

@@ -14,6 +14,9 @@ MASTER = "RANK and MASTER_ADDR"
 SLURM = "Slurm's step"
 ALONE = "one rank"
 
+# How often a process of the launcher's has been started again; the launcher then keeps the store where ranks meet.
+RESTARTS = "GRADIENTFLOW_RESTARTS"
+
 PREFIX = "gradientflow"  # begins the names of all values of ours in a store
 
 
@@ -35,9 +38,11 @@ class Way:
     by_mpi : bool
         Whether MPI is started: it moves the messages, or introduces the ranks to each other.
     agent : bool
-        Whether ``torchrun`` has opened PyTorch's store at `at`; else, at an address of PyTorch's, rank 0 opens it.
+        Whether the launcher has opened the store at `at`, PyTorch's in the case of ``torchrun``; else rank 0 opens it.
     restart : str
         Which start of the same processes this is, as ``torchrun`` counts them.
+    replaces : bool
+        Whether the launcher has started this process, and no other, in place of one that had failed.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Way:
     by_mpi: bool = False
     agent: bool = False
     restart: str = ""
+    replaces: bool = False
 
     @property
     def place(self) -> Place:

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Finished, Job, begin, python_command
+from jobs import PROGRAMS, Finished, Job, begin
 
 from gradientflow.launch import OPEN_MPI, Launcher, module_command
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-MET = python_command("met")
+MET = str(PROGRAMS / "met.py")
 RANKS = range(2)
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="could not import 'torch'")
 
 Processes = Callable[..., list[Finished]]
+Command = Callable[[str | Path], list[str]]
 
 
 @pytest.fixture
@@ -55,17 +56,17 @@ def processes() -> Iterator[Processes]:
         job.close()
 
 
-def test_srun_without_pmix(processes: Processes) -> None:
+def test_srun_without_pmix(process_command: Command, processes: Processes) -> None:
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
     step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost", "SLURM_LOCALID": "0"}
-    processes(MET, [{**step, "SLURM_PROCID": str(rank)} for rank in RANKS])
+    processes(process_command("met"), [{**step, "SLURM_PROCID": str(rank)} for rank in RANKS])
 
 
 @needs_torch
-def test_pytorchjob_of_kubernetes(processes: Processes, port: str) -> None:
+def test_pytorchjob_of_kubernetes(process_command: Command, processes: Processes, port: str) -> None:
     pod = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "PET_NNODES": "2"}
     pod |= {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": port, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
-    processes(MET, [{**pod, "RANK": str(rank), "PET_NODE_RANK": str(rank)} for rank in RANKS])
+    processes(process_command("met"), [{**pod, "RANK": str(rank), "PET_NODE_RANK": str(rank)} for rank in RANKS])
 
 
 def test_mpijob_of_kubernetes(launcher: Launcher, processes: Processes, tmp_path: Path) -> None:
@@ -86,11 +87,12 @@ def test_mpijob_of_kubernetes(launcher: Launcher, processes: Processes, tmp_path
 
 
 @needs_torch
-def test_the_variables_of_lightning(processes: Processes, port: str, tmp_path: Path) -> None:
+def test_the_variables_of_lightning(process_command: Command, processes: Processes, port: str, tmp_path: Path) -> None:
     """It says rank and number of ranks by arguments, and sets some variables in some processes."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, torch, torch.distributed as dist\n"
+        "import os\n"
+        "import torch, torch.distributed as dist\n"
         "rank = int(os.environ.get('LOCAL_RANK', 0))\n"
         f"os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{port}')\n"
         "dist.init_process_group('gradientflow', rank=rank, world_size=2)\n"
@@ -100,7 +102,7 @@ def test_the_variables_of_lightning(processes: Processes, port: str, tmp_path: P
         "print('\"size\": 2')\n"
         "dist.destroy_process_group()\n"
     )
-    processes([sys.executable, str(program)], [{}, {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": "1"}])
+    processes(process_command(program), [{}, {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": "1"}])
 
 
 @needs_torch
@@ -114,7 +116,7 @@ def test_torch_multiprocessing_with_the_variables_of_ray_train(processes: Proces
         f"    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{port}', RANK=str(rank), WORLD_SIZE='2')\n"
         "    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE='2', NODE_RANK='0')\n"
         "    sys.argv[1:] = ['init', 'group']\n"
-        f"    runpy.run_path({MET[1]!r}, run_name='__main__')\n"
+        f"    runpy.run_path({MET!r}, run_name='__main__')\n"
         "if __name__ == '__main__':\n"
         "    mp.spawn(work, nprocs=2)\n"
     )

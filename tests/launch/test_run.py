@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from forked_ranks import TAG
-from jobs import Finished, Job, begin
+from jobs import Finished, Job, begin, python_command
 from needs_mpi import needs_mpi
 from pace import scaled
 
@@ -163,6 +163,68 @@ def test_when_a_rank_fails_the_others_may_report(run: Run, tmp_path: Path) -> No
     assert len(said) == 1, ended.output
     assert re.fullmatch(r"gradientflow: rank 1 \(process \d+ on two\) ended with exit status 7: .* others", said[0])
     assert time.monotonic() - begin < scaled(30)
+
+
+# Ranks 1 and 2 fail, one after the other; the others go on for a while.
+TWO_FAIL = (
+    "case $RANK in\n1) kill -9 $$;;\n2) while ! [ -e $1 ]; do sleep 0.02; done; exit 9;;\n"
+    "*) sleep 1; touch $1; sleep 1; echo done;;\nesac\n"
+)
+
+
+@pytest.mark.parametrize("hosts", [(), ("--hosts", "one:2,two:2")], ids=["here", "hosts"])
+@pytest.mark.parametrize("needed", [2, 3])
+def test_some_ranks_may_fail(run: Run, tmp_path: Path, hosts: tuple[str, ...], needed: int) -> None:
+    program = write(tmp_path / "program.sh", TWO_FAIL + ("" if needed == 2 else "sleep 94.5\n"))
+    ended = run("-n", 4, *hosts, "--min-ranks", needed, "--", "sh", program, tmp_path / "both")
+    said = [re.sub(r" \(.*?\)", "", line) for line in ended.stderr.splitlines() if line.startswith("gradientflow:")]
+    others = "going on with 2 ranks" if needed == 2 else "ending the others"
+    assert said == [
+        "gradientflow: rank 1 was ended by SIGKILL: going on with 3 ranks",
+        f"gradientflow: rank 2 ended with exit status 9: {others}",
+    ], ended.output
+    assert ended.returncode == (0 if needed == 2 else 9)
+    assert ended.stdout.count("done") == 2
+
+
+def test_a_host_may_be_lost(run: Run, tmp_path: Path) -> None:
+    """With its launcher, or before it has come."""
+    program = write(tmp_path / "program.sh", "if [ $LOCAL_WORLD_SIZE = 2 ]; then kill -9 $PPID; fi; sleep 2; echo done")
+    ended = run("-n", 4, "--hosts", "two:2,one:1,locked:1", "--min-ranks", "1", "--", "sh", program)
+    assert (ended.returncode, ended.stdout.count("done")) == (0, 1), ended.output
+    assert "host locked cannot be reached: ssh locked has to work without a question: going on with " in ended.stderr
+    assert "gradientflow: host two is lost: ssh ended with exit status 137: going on with " in ended.stderr
+    assert "going on with 1 rank\n" in ended.stderr
+
+
+def test_ranks_and_hosts_are_started_again(run: Run, tmp_path: Path) -> None:
+    """Rank 1 by the launcher of its host, and host two, whose launcher has ended, as a whole."""
+    program = write(
+        tmp_path / "program.sh",
+        "if [ $GRADIENTFLOW_RESTARTS = 0 ]; then case $RANK in 1) exit 9;; 2) kill -9 $PPID; sleep 94.5;; esac; fi\n"
+        "sleep 2; echo rank $RANK after $GRADIENTFLOW_RESTARTS",
+    )
+    options = ("-n", 3, "--hosts", "one:2,two:1", "--min-ranks", 1, "--restart")
+    ended = run(*options, "--", "sh", program)
+    lines = sorted(line for line in ended.stdout.splitlines() if line.startswith("rank"))
+    assert (ended.returncode, lines) == (0, ["rank 0 after 0", "rank 1 after 1", "rank 2 after 1"]), ended.output
+
+
+def test_a_rank_of_another_host_comes_back(run: Run) -> None:
+    command = [python_command("come_back")[-1], "40", "0.05", "1@10"]
+    ended = run("-n", 2, "--hosts", "one:1,two:1", "--min-ranks", 1, "--restart", "--", *command)
+    assert ended.returncode == 0, ended.output
+    assert len(re.findall(r"^end \d 2 40 \d+$", ended.stdout, re.MULTILINE)) == 2, ended.output
+
+
+def test_how_many_ranks_a_job_may_need(run: Run) -> None:
+    def said(*options: object) -> str:
+        return run("-n", 2, *options, "--", "true").stderr
+
+    assert "--min-ranks takes a number from 1 to 2, the ranks of the job, not 3" in said("--min-ranks", 3)
+    assert "--min-ranks takes a number from 1 to 2" in said("--min-ranks", 0)
+    assert "MPI's launcher ends all ranks when one fails" in said("--min-ranks", 1, "--transport", "mpi")
+    assert "leave --min-ranks out" in said("--min-ranks", 1, "--servers", 1)
 
 
 @pytest.mark.parametrize(

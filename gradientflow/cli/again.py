@@ -1,0 +1,45 @@
+"""Commands that run as a job of ranks: outside of one they start themselves again, once for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradientflow.cli.hosts import check_hosts
+from gradientflow.cli.job import Job, run_job
+from gradientflow.cli.transport import find_launcher_or_tcp
+from gradientflow.launch import (
+    asked_binding,
+    command_over_tcp,
+    launch_environment,
+    module_command,
+    mpirun_command,
+    rank_program,
+    tcp_job,
+)
+
+
+def start_again(arguments: Sequence[str], ranks: int, hosts: str | None, transport: str, without: str = "") -> int:
+    """Run this program with these arguments as a job, and return its exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Of ``gradientflow``.
+    ranks : int
+        How many ranks to start.
+    hosts : str or None
+        Where; by default on this machine.
+    transport, without : str
+        As in `find_launcher_or_tcp`.
+    """
+    launcher = find_launcher_or_tcp(transport, without)
+    command = module_command("gradientflow.cli", list(arguments))
+    check_hosts(hosts)
+    if launcher is None:
+        return run_job(Job(command_over_tcp(tcp_job(ranks, command, hosts, bind=asked_binding())), {}))
+    command = rank_program(command, hosts, bind=asked_binding(), transport=transport)
+    command = mpirun_command(launcher, ranks, command, hosts)
+    return run_job(Job(command, launch_environment(launcher, hosts)))
+
+
+__all__ = ["start_again"]

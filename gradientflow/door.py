@@ -1,0 +1,191 @@
+"""The door of a job that stands: processes knock at the store where its ranks meet, and its ranks let them in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._location import load_core
+from .agreement import gather
+from .errors import CommunicationError, CommunicationTimeoutError, MismatchError
+from .meeting.variables import split_address
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+_LOOK_SECONDS = 0.2  # between two looks at the store
+_BLIND_SECONDS = 30.0  # after one that has failed
+_STORE_SECONDS = 2.0  # for a call of the store between two steps
+_ANSWER_SECONDS = 1.0  # in which a newcomer that lives accepts a connection
+_NOTHING = b"?"  # no value of ours
+_NONCE = 64  # characters before each card: two processes never have the same
+
+
+@dataclass(frozen=True)
+class _Knock:
+    """A newcomer that waits: its number at the door, and its card."""
+
+    number: int
+    card: bytes
+
+
+class Door:
+    """Where processes that come later are let in.
+
+    Parameters
+    ----------
+    store : Store
+        Where the ranks have met.
+    prefix : str
+        Begins the names of values in the store.
+    near : str
+        Where the store is on the network.
+    outlives_ranks : bool
+        Whether no rank serves the store.
+    """
+
+    def __init__(self, store: Any, prefix: str, near: str, *, outlives_ranks: bool) -> None:
+        self._store = store
+        self._prefix = f"{prefix}/join"
+        self._near = near
+        self._outlives_ranks = outlives_ranks
+        self._first = 1  # that may not have been answered yet
+        self._next_look = 0.0
+        self._is_new = True
+
+    # ---- of a newcomer -------------------------------------------------------------------------------------------
+
+    def come_in(self, config: Mapping[str, str]) -> Any:
+        """Wait to be let in; return the core's communicator of the job's ranks, and of this process behind them."""
+        core, seconds = load_core(), float(config["timeout"])
+        newcomer = core.Newcomer(self._near, dict(config))
+        number = self._knock(core.random_token().encode() + newcomer.card)
+        if self._look(f"{self._prefix}/ended", seconds) is not None:
+            message = "this process cannot join the job: it has ended"
+            raise MismatchError(message)
+        try:
+            answer = self._store.get(self._answer_key(number), seconds)
+        except CommunicationTimeoutError as error:
+            message = (
+                f"no rank of the job has let this process in within {seconds:g} s (GRADIENTFLOW_TIMEOUT): its ranks do "
+                "so between two steps, in admit()"
+            )
+            raise CommunicationTimeoutError(message) from error
+        min_ranks, _, invitation = answer.partition(b" ")
+        endpoint, former = newcomer.enter(invitation)
+        return core.Communicator.enter(endpoint, former, int(min_ranks) or None, dict(config))
+
+    def job_stands(self) -> bool:
+        """Tell whether the ranks of the job have made their first communicator."""
+        return self._look(f"{self._prefix}/stands") is not None
+
+    def _knock(self, card: bytes) -> int:
+        number = 1
+        while self._store.compare_set(f"{self._prefix}/{number}", None, card) != card:
+            number += 1
+        return number
+
+    # ---- of the ranks of the job ---------------------------------------------------------------------------------
+
+    def note_that_the_job_stands(self) -> None:
+        """Have processes that come from now on wait at the door."""
+        if self._outlives_ranks:
+            self._store.set(f"{self._prefix}/stands", b"1")
+
+    def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], None]) -> Any:
+        """Let in who waits; return the core's communicator with them, or None if nobody waits. Collective.
+
+        `before` is called before the old one is closed.
+        """
+        knocks = self._waiting() if comm.rank == 0 else []
+        if comm.broadcast(np.array([len(knocks)]), 0)[0] == 0:
+            return None
+        core, native = load_core(), comm._native
+        knocks = _shared(comm, knocks)
+        all_ranks = comm.allgather(np.array([native.job_size, min_ranks or 0]))
+        if (all_ranks[:, 1] != all_ranks[0, 1]).any():
+            message = f"min_ranks of admit() differs between ranks: {all_ranks[:, 1].tolist()}, by rank; 0 is None"
+            raise MismatchError(message)
+        addresses = [core.address_on(knock.card) for knock in knocks]
+        widened = native.widen(addresses, int(all_ranks[:, 0].max()))
+        invitations = [core.invitation_for(widened, len(knocks), place) for place in range(len(knocks))]
+
+        def invite() -> None:
+            for knock, invitation in zip(knocks, invitations, strict=True):  # all ranks do so, for any may end now
+                self._answer(knock.number, min_ranks, invitation)
+
+        comm.barrier()  # from now on all ranks know the newcomers
+        before()
+        return native.welcome(widened, min_ranks, invite)
+
+    def close(self) -> None:
+        """Tell those who still wait that the job has ended, where they can learn it."""
+        if self._outlives_ranks:
+            with contextlib.suppress(CommunicationError):
+                self._store.set(f"{self._prefix}/ended", b"1", _STORE_SECONDS)
+                for knock in self._unanswered():
+                    self._answer(knock.number, None, load_core().refusal("it has ended"))
+
+    def _waiting(self) -> list[_Knock]:
+        """Return the newcomers that can be let in, and send the others away."""
+        core, found = load_core(), []
+        if time.monotonic() < self._next_look:
+            return []
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        try:
+            if self._is_new:  # a rank that has left in good order may have had this task before
+                self._store.remove(f"{self._prefix}/ended", _STORE_SECONDS)
+                self._is_new = False
+            for knock in self._unanswered():
+                objection = core.objection_to(knock.card) or _silence_at(core.address_on(knock.card))
+                if objection:
+                    self._answer(knock.number, None, core.refusal(objection))
+                else:
+                    found.append(knock)
+        except CommunicationError:  # the store has ended, or cannot be reached: nobody can come
+            self._next_look = time.monotonic() + _BLIND_SECONDS
+        return found
+
+    def _unanswered(self) -> list[_Knock]:
+        found, number = [], self._first
+        while (card := self._look(f"{self._prefix}/{number}")) is not None:
+            if self._look(self._answer_key(number)) is None:
+                found.append(_Knock(number, card[_NONCE:]))
+            elif not found:
+                self._first = number + 1
+            number += 1
+        return found
+
+    def _answer(self, number: int, min_ranks: int | None, answer: bytes) -> None:
+        with contextlib.suppress(CommunicationError):  # another rank may reach the store
+            self._store.set(self._answer_key(number), b"%d " % (min_ranks or 0) + answer, _STORE_SECONDS)
+
+    def _answer_key(self, number: int) -> str:
+        return f"{self._prefix}/{number}/answer"
+
+    def _look(self, key: str, seconds: float = _STORE_SECONDS) -> bytes | None:
+        """Return the value that there is now."""
+        value: bytes | None = self._store.compare_set(key, _NOTHING, _NOTHING, seconds)
+        return None if value == _NOTHING else value
+
+
+def _shared(comm: Communicator, knocks: list[_Knock]) -> list[_Knock]:
+    """Give all ranks the newcomers that rank 0 has found. Collective."""
+    packed = gather(comm, json.dumps([(knock.number, knock.card.hex()) for knock in knocks]).encode())[0]
+    return [_Knock(number, bytes.fromhex(card)) for number, card in json.loads(packed)]
+
+
+def _silence_at(address: str) -> str:
+    """Return why nobody answers at an address; empty if somebody does."""
+    try:
+        socket.create_connection(split_address(address, "the address"), _ANSWER_SECONDS).close()
+    except OSError as error:
+        return f"nobody answers at {address}: {error.strerror or error}"
+    return ""

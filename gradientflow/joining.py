@@ -1,0 +1,74 @@
+"""Coming to a job that stands."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .communicator import Communicator
+from .config import settings
+from .door import Door
+from .errors import PeerError
+from .job import asked_transport, door_at, init
+from .meeting import Given, find_way
+from .meeting.way import MEET
+
+
+def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Communicator:
+    """Take part in a job, also in one that has begun long ago.
+
+    In a process that ``gradientflow run --restart`` has started in place of one that had failed, and with `meet`, this
+    waits until the ranks of the job call `Communicator.admit`, and makes a communicator of these and, behind them, of
+    this process. The program then gives it what it lacks: rank 0 has it. In all other processes it is `init`, with
+    which a job begins.
+
+    Parameters
+    ----------
+    meet : str, optional
+        Where the ranks of the job have met, ``host:port``, several with commas, or ``file:///path``; by default what
+        the launcher says. The store there has to live. GRADIENTFLOW_TOKEN is that of the job.
+    config : Config, optional
+        Settings; by default those of the environment. Those that all ranks must share have to be those of the job.
+
+    Returns
+    -------
+    Communicator
+        ``recovered_from`` has an entry for each rank that was there before; it is None where a job has begun.
+
+    Raises
+    ------
+    gradientflow.errors.CommunicationTimeoutError
+        If nobody has let this process in within GRADIENTFLOW_TIMEOUT.
+    gradientflow.errors.MismatchError
+        If the job has ended, or this process does not fit into it: its version, or a setting.
+    gradientflow.errors.PeerError
+        If the ranks of the job have died meanwhile, or have taken this process for dead.
+    """
+    chosen = settings(config)
+    if meet is not None:
+        way = find_way({}, Given(meet=meet, rank=0, size=1), "tcp")
+        return _come_in(door_at(replace(way, rank=None, size=None), chosen), chosen)
+    way = find_way(os.environ, None, asked_transport(config))
+    if not way.agent or way.name != MEET:
+        return init(config=config)
+    door, end = door_at(way, chosen), time.monotonic() + float(chosen["timeout"])
+    while True:
+        if way.replaces and door.job_stands():
+            return _come_in(door, chosen)
+        try:
+            return init(config=config)
+        except PeerError:  # before the job stood: the rank is started again
+            if time.monotonic() > end:
+                raise
+            way = replace(way, replaces=True)  # the others may have met meanwhile
+
+
+def _come_in(door: Door, chosen: Mapping[str, str]) -> Communicator:
+    made = Communicator(door.come_in(chosen), chosen)
+    made._door = door
+    return made
+
+
+__all__ = ["join"]
