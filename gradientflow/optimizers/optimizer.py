@@ -52,6 +52,7 @@ class _Optimizer:
     """The common base of SGD, LARS, Adam and AdamW; the parameters are described there."""
 
     _arrays: tuple[str, ...] = ("momentum",)  # per tensor, besides master weights
+    _numbers: tuple[str, ...] = ("lr", "momentum", "weight_decay")  # that can be changed
 
     def __init__(
         self,
@@ -204,6 +205,16 @@ class _Optimizer:
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
             self._source.set_scale()
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The learning rate, unless it is a function of the step, and the other numbers that can be changed."""
+        return {name: value for name in self._numbers if not callable(value := getattr(self, name))}
+
+    @hyperparameters.setter
+    def hyperparameters(self, numbers: Mapping[str, Any]) -> None:
+        for name, value in numbers.items():
+            setattr(self, name, value)
 
     @property
     def masters(self) -> dict[int, Any]:
@@ -375,6 +386,7 @@ class Adam(_Optimizer):
     """
 
     _arrays = ("momentum", "mean_square")
+    _numbers = ("lr", "betas", "eps", "weight_decay")
     _decoupled = False
 
     def __init__(

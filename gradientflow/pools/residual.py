@@ -90,6 +90,18 @@ class ResidualPool(BasePool, ABC):
         """
         return float(self._native.bookkeeping_seconds)
 
+    def settle(self) -> None:
+        """Keep the residuals of the last iteration, which failed on this rank, because other ranks have finished it.
+
+        What this rank has sent is in their means, and gone from its residuals. After `Communicator.recover`.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the last iteration has not failed, or was that of a `TopKGradientPool` on a CUDA device.
+        """
+        self._native.settle()
+
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     @abstractmethod

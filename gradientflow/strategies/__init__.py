@@ -11,17 +11,15 @@ from .exchange.shared import NodeWeights
 from .layout import Layout
 from .methods import *  # noqa: F403 (their only list)
 from .methods.auto import AutoExplanation
-from .parsing import as_strategy, parse_strategies, parse_strategy
-from .predict.exchange_model import ExchangeExplanation
+from .parsing import as_strategy, default_strategy, parse_strategies, parse_strategy
 from .predict.explanation import Explanation
 from .predict.monitor import LayerMonitor, MonitorReport
-from .predict.speed_model import ServedExplanation, StepTimes
+from .predict.speed_model import StepTimes
 from .update import Iteration, Profile, Report, Settings, Update
 
 __all__ = [
     "ArraySynchronizer",
     "AutoExplanation",
-    "ExchangeExplanation",
     "Explanation",
     "Iteration",
     "LayerMonitor",
@@ -32,7 +30,6 @@ __all__ = [
     "PoolSynchronizer",
     "Profile",
     "Report",
-    "ServedExplanation",
     "ServedStrategy",
     "ServedSynchronizer",
     "Settings",
@@ -41,6 +38,7 @@ __all__ = [
     "Synchronizer",
     "Update",
     "as_strategy",
+    "default_strategy",
     "parse_strategies",
     "parse_strategy",
 ]

@@ -11,25 +11,32 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.description import Description
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, NonFiniteError
-from gradientflow.memory import itemsize
+from gradientflow.memory import itemsize, numpy_dtype
 from gradientflow.pools.base import RangeReport
 
 from .former import FORMER_OF_STRATEGIES, FORMER_OF_SYNCHRONIZERS, refuse_former, refuse_former_signatures
 from .layout import Layout
 from .options import OPTIONS
-from .predict.explanation import Explanation, Subject, measure
+from .predict.explanation import Explanation, Measured
 from .update import Iteration, Profile, Report, SettingsOf, Update
 
 if TYPE_CHECKING:
+    from gradientflow.model.computation import Computation
+    from gradientflow.model.costs import Costs
+    from gradientflow.model.traffic import Traffic
+
     from .exchange.shared import NodeWeights
 
 GradientsOfStep = Literal["mean", "local", "consumed"]
 StepMaker = Literal["any", "core", "core_rate_in_momentum"]
 GradientSource = Literal["place", "any_place", "elsewhere", "elsewhere_until_wait", "none"]
+
+_SIDE = 1024  # rows and columns of a matrix, where shapes are not known
 
 
 class Strategy(Description, ABC):
@@ -47,6 +54,8 @@ class Strategy(Description, ABC):
         already. A strategy of the last two kinds writes weights itself. With "consumed" clipping,
         `torch.amp.GradScaler` and closures come too late, and are refused, as are optimizers other than momentum SGD
         and LARS.
+    effect : str
+        What it does to the result of a step, for tables: "exact", "delays", "approximates", "stale" or "local".
     step : {"any", "core", "core_rate_in_momentum"}
         Who makes the step: any optimizer; kernels of the core only; or these, and the momentum of SGD contains the
         learning rate, as in the GradientFlow paper.
@@ -64,6 +73,7 @@ class Strategy(Description, ABC):
     """
 
     gradients: GradientsOfStep = "mean"
+    effect: ClassVar[str] = ""
     step: StepMaker = "any"
     on_device: bool = False
     is_identity_on_one_rank: bool = False
@@ -121,7 +131,9 @@ class Strategy(Description, ABC):
         compute_seconds: float | None = None,
         backward_seconds: float | None = None,
     ) -> Explanation:
-        """Measure the link, and predict what a step sends and its gain over dense float32. Collective.
+        """Measure the link, and predict a step and its gain over dense float32 by the strategy's traffic. Collective.
+
+        The parameters are taken for matrices of 1,024 rows and columns.
 
         Parameters
         ----------
@@ -141,10 +153,15 @@ class Strategy(Description, ABC):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If a number is negative, or the strategy does not say what it sends.
+            If a number is negative, or there is no such dtype, or the strategy does not say what it sends.
         """
-        found = measure(comm, self._subject(parameters, dtype, device), compute_seconds, backward_seconds)
-        return self._predicted(comm, found)
+        shapes = _matrices(checked_int("parameters", parameters))
+        kind = "bfloat16" if dtype == "bfloat16" else numpy_dtype(dtype).name
+        if kind not in ("float16", "bfloat16", "float32", "float64"):
+            message = f"dtype is that of gradients, such as float32, not {dtype!r}"
+            raise ArgumentError(message)
+        layout = Layout(tuple(map(str, range(len(shapes)))), shapes, (kind,) * len(shapes), device)
+        return self.explain_layout(comm, layout, compute_seconds=compute_seconds, backward_seconds=backward_seconds)
 
     def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
         """Do the same as `explain` for the tensors of a layout, with its widest dtype. Collective.
@@ -156,16 +173,49 @@ class Strategy(Description, ABC):
         layout : Layout
             The tensors.
         """
-        return self.explain(comm, sum(layout.counts), dtype=layout.widest, device=layout.device, **times)
+        return self.measured(comm, layout, **times).explain(self.name, self)
 
-    def _predicted(self, comm: Communicator, found: Explanation) -> Explanation:
-        """Adapt the explanation measured for `_subject` to the strategy; by default it stays as it is. Collective."""
-        return found
+    def measured(self, comm: Communicator, layout: Layout, **times: float | None) -> Measured:
+        """Measure what explanations need. Collective. Parameters as in `explain_layout`."""
+        self.check_traffic()
+        return Measured.on(comm, layout, layout.device if self.on_device else "cpu", **times)
 
-    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        """Return the subject to explain: the strategy with so many parameters."""
-        message = f"{self.name} does not say what it sends: it has no explain() of its own"
-        raise ArgumentError(message)
+    def check_traffic(self) -> None:
+        """Raise unless the strategy says what it sends, before anything is measured for its prediction.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it has no `traffic` of its own.
+        """
+        if type(self).traffic is Strategy.traffic:
+            message = f"{self.name} does not say what it sends: it has no traffic() of its own"
+            raise ArgumentError(message)
+
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return what steps send and when, once warm-ups are over. Communicates with nobody.
+
+        Parameters
+        ----------
+        computation : Computation
+            A step of the model to train.
+        costs : Costs
+            What calls cost on the cluster on which it is to be trained.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the strategy does not say what it sends.
+        """
+        self.check_traffic()
+        raise NotImplementedError
+
+
+def _matrices(parameters: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of a model with so many parameters, where they are not known."""
+    matrices, rest = divmod(parameters, _SIDE * _SIDE)
+    rows, single = divmod(rest, _SIDE)
+    return ((_SIDE, _SIDE),) * matrices + ((rows, _SIDE),) * (rows > 0) + ((single,),) * (single > 0)
 
 
 class Synchronizer(ABC):
@@ -347,6 +397,26 @@ class Synchronizer(ABC):
         """Put the common weights into the model in a ``with`` block, where each rank trains on weights of its own."""
         yield
 
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    def check_survival(self) -> None:
+        """Raise unless the ranks that are left can go on when others were lost.
+
+        They bind the strategy again, on a communicator of their own, and `take_over` the state of this synchronizer,
+        whose iteration under way is lost. Ranks on which `wait` has failed, and that hear from another that it has
+        finished this iteration, `settle` it before.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If they cannot: most strategies have to do something for it.
+        """
+        message = f"{self.strategy.name} cannot go on without a rank that was lost: it needs on_failure='raise'"
+        raise ArgumentError(message)
+
+    def settle(self) -> None:  # noqa: B027
+        """Keep the iteration whose `wait` has failed: what this rank has sent is in the means of others."""
+
     # ---- state ---------------------------------------------------------------------------------------------------
 
     @property
@@ -378,7 +448,8 @@ class Synchronizer(ABC):
     def take_over(self, other: Synchronizer) -> None:  # noqa: B027
         """Take the state of another synchronizer of the same strategy, by the names of tensors. Between iterations.
 
-        The gradients of its last update will be copied to the places here; `update` then describes these.
+        Collective. The other one may be closed, and have had more ranks. The gradients of its last update will be
+        copied to the places here; `update` then describes these.
         """
 
     def update(self) -> Update:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
@@ -15,8 +15,9 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
 from gradientflow.job import init
 from gradientflow.pools.base import RangeReport
-from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy
-from gradientflow.training import Loop, LossScale, require_same
+from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy, default_strategy
+from gradientflow.training import Loop, LossScale, Membership, require_same
+from gradientflow.training.survival import Replica, Survival, check_on_failure
 from gradientflow.training.uneven import Batches
 
 from . import devices
@@ -84,11 +85,14 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         Whether to broadcast rank 0's parameters and buffers now, and the parameters of later groups when they are
         added. Without it the parameters have to be the same on all ranks already, bit by bit, which is checked;
         buffers may differ.
+    on_failure : {"raise", "continue"}
+        Whether to raise the error if a rank dies or does not answer, or to go on with the ranks that are left: see
+        `steps`. Gradients are zero then, and `step` makes none.
+    min_ranks : int, optional
+        How many have to be left at least, as in `gradientflow.Communicator.recover`.
 
     Attributes
     ----------
-    comm : Communicator
-        Whose ranks take part.
     accumulation_steps : int
         As given.
     strategy : gradientflow.strategies.Strategy
@@ -136,6 +140,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         share: str | None = None,
         loss_scale: LossScale | float | str | None = None,
         broadcast: bool = True,
+        on_failure: str = "raise",
+        min_ranks: int | None = None,
     ) -> None:
         self._inner = optimizer
         self._number = next(_numbers)
@@ -151,7 +157,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         # Other strategies may keep gradients, or select by magnitude, and would not know that the scale has changed.
         sends_as_they_are = self.strategy.gradients == "mean" and self.strategy.is_identity_on_one_rank
         is_plain = self.strategy.step == "any" and sends_as_they_are and self.loss_scale is None
-        self._step_supports_amp_scaling = not is_plain
+        goes_on = check_on_failure(on_failure, min_ranks)
+        self._step_supports_amp_scaling = goes_on or not is_plain
         self._bound: BoundModel | None = None  # these three are None with one rank, if there is nothing to do
         self._checkpoint: Checkpoint | None = None
         self._step: Step | None = None
@@ -165,8 +172,13 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             check_can_step(optimizer, self.strategy, trained, reason or self.strategy.name)
         if reason is not None:
             self._fused_step = FusedStep(optimizer, self.strategy, model)
-        self.comm = init() if comm is None else comm
+        self._comm = init() if comm is None else comm
+        self._survival: Survival | None = None
         try:
+            if goes_on:
+                self._survival = Survival(self._comm, min_ranks, Replica(self._replica, self._load_replica))
+            self._membership = Membership.of(self._comm)
+            self._on_failure = {"on_failure": on_failure, "min_ranks": str(min_ranks)}
             self._bind(trained)
         except BaseException:
             self.close()
@@ -182,29 +194,36 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             "the step": "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}",
             "loss_scale": repr(self.loss_scale) if self.strategy.gradients == "mean" else str(bool(self.loss_scale)),
             "broadcast": str(self._broadcast),
+            **self._on_failure,
         }
-        require_same(self.comm, "models", {**entries, **settings})
-        if self.comm.size > 1:
+        comm = self._comm
+        if self._survival is not None:
+            buffers = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._model.named_buffers()}
+            self._survival.entries, comm = {**entries, **buffers, **settings}, self._survival.here
+        require_same(comm, "models", {**entries, **settings})
+        if comm.size > 1:
             added = None
             if self._bound is not None:
                 has_place = self._bound.gradients.has_place_for
                 added = {name: each for name, each in trained.items() if not has_place(each)}
-            make_equal(self._model, added, self._broadcast, self.comm)
+            make_equal(self._model, added, self._broadcast, comm)
         previous = self._detach()
         reserve(trained.values(), self)
-        if self.comm.size == 1 and self._fused_step is None and self.strategy.is_identity_on_one_rank:
-            self.strategy.bind(self.comm, Layout(("nothing",), ((0,),), ("float32",))).close()  # checks the settings
+        is_alone = comm.size == 1 and self._survival is None  # others may come to a rank that survives
+        if is_alone and self._fused_step is None and self.strategy.is_identity_on_one_rank:
+            self.strategy.bind(comm, Layout(("nothing",), ((0,),), ("float32",))).close()  # checks the settings
             return
         ordered = dict(reversed(list(trained.items())))  # mostly as backpropagation reaches them
         gradients = ParameterGradients(ordered, partial(settings_of_parameter, self._inner))
         loop = Loop(
-            self.comm,
+            comm,
             self.strategy,
             layout_of(ordered),
             gradients,
             accumulation_steps=self.accumulation_steps,
             loss_scale=self.loss_scale,
             previous=previous,
+            survival=self._survival,
         )
         self._bound = bound = BoundModel(self._model, self._inner, loop, gradients, self._fused_step)
         self._checkpoint = Checkpoint(bound, self._inner, self._fused_step)
@@ -340,6 +359,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """
         self._check_open()
         self._refuse_grad_scaler()
+        if closure is not None and self._survival is not None:
+            message = "step(closure) does not go with on_failure='continue'"
+            raise ArgumentError(message)
         if self._step is None:
             return self._inner.step() if closure is None else self._inner.step(closure)
         return self._step(closure)
@@ -416,10 +438,70 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if "grad_scale" in self.__dict__:  # GradScaler has set it for the call of `step`
             del self.grad_scale, self.found_inf
             message = (
-                f"torch.amp.GradScaler does not go with {self.strategy} or loss_scale: use "
+                f"torch.amp.GradScaler does not go with {self.strategy}, loss_scale or on_failure='continue': use "
                 "DistributedOptimizer(..., loss_scale='dynamic') and optimizer.scale(loss).backward() in its place"
             )
             raise ArgumentError(message)
+
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the ranks that take part now."""
+        return self._comm if self._survival is None else self._survival.comm
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
+
+        With ``on_failure="continue"`` a step whose gradients were lost with a rank is numbered again: take its data by
+        its number, and by rank and size of `membership`, and none is left out. Collective then: it ends when all ranks
+        have made all steps.
+
+        Before each step processes are let in that have called `gradientflow.join`, in the first call of `steps`.
+        """
+        if self._survival is None:
+            yield from range(total)
+        else:
+            yield from self._survival.steps.count(total, self._meet)
+            self.finish()
+
+    @property
+    def changed(self) -> bool:
+        """Whether ranks were lost, or have come, since the last iteration began.
+
+        Look at it where a step begins, before its first gradient: there it is the same on all ranks.
+        """
+        return self._survival is not None and self._survival.changed
+
+    @property
+    def membership(self) -> Membership:
+        """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
+        return self._membership if self._survival is None else self._survival.membership
+
+    def _replica(self) -> Any:
+        """Return parameters, the state that is the same on all ranks, and this rank's buffers."""
+        assert self._bound is not None
+        assert self._checkpoint is not None
+        parameters = zip(self._bound.gradients.names, self._bound.gradients.parameters, strict=True)
+        copies = {name: parameter.detach().clone() for name, parameter in parameters}
+        return copies, self._checkpoint.common(), dict(self._model.named_buffers())
+
+    def _load_replica(self, replica: tuple[Mapping[str, torch.Tensor], dict[str, Any], Any], is_new: bool) -> None:
+        """Load them, and the rest on a newcomer only: rates of a rank that is ahead may be those of its next step."""
+        assert self._bound is not None
+        assert self._checkpoint is not None
+        parameters, state, buffers = replica
+        with torch.no_grad():
+            for name, parameter in zip(self._bound.gradients.names, self._bound.gradients.parameters, strict=True):
+                parameter.copy_(parameters[name])
+            for name, buffer in self._model.named_buffers() if is_new else ():
+                buffer.copy_(buffers[name])
+        own = {} if is_new else {"param_groups": self._inner.state_dict()["param_groups"]}
+        self._checkpoint.load_common({**state, **own})
+
+    def _meet(self) -> None:
+        assert self._bound is not None
+        self._bound.loop.meet()
 
     # ---- averaging -----------------------------------------------------------------------------------------------
 
@@ -505,8 +587,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         release(self)
         if self.loss_scale is not None:
             self.loss_scale.release()
+        if self._survival is not None:
+            self._survival.close(orderly=kind is None)
         if self._owns_comm:
-            self.comm.__exit__(kind, value, traceback)
+            self._comm.__exit__(kind, value, traceback)
 
 
 def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any) -> None:
@@ -526,12 +610,12 @@ def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any)
 
 
 def _checked_strategy(strategy: Strategy | str | None, **settings: Any) -> Strategy:
-    """Return the strategy; dense communication with these settings by default."""
-    if strategy is None:
-        return Dense(**settings)
-    strategy = as_strategy(strategy)
+    """Return the strategy; by default dense communication with these settings, and without any the usual one."""
     default = Dense().settings
     given = [name for name, value in settings.items() if value != default[name]]
+    if strategy is None:
+        return Dense(**settings) if given else default_strategy()
+    strategy = as_strategy(strategy)
     if given:
         name = given[0]
         message = f"fusion_threshold, wire and share are settings of the strategy: {strategy.name}({name}=...)"

@@ -8,6 +8,16 @@ from .array_loop import ArrayLoop
 from .consolidation import consolidated
 from .loop import Loop
 from .loss_scale import LossScale
+from .survival import Membership
 from .tensors import Tensors
 
-__all__ = ["ArrayLoop", "Loop", "LossScale", "Tensors", "consolidated", "raise_together", "require_same"]
+__all__ = [
+    "ArrayLoop",
+    "Loop",
+    "LossScale",
+    "Membership",
+    "Tensors",
+    "consolidated",
+    "raise_together",
+    "require_same",
+]

@@ -10,16 +10,34 @@ from typing import Any, Protocol
 from gradientflow.agreement import require_same
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
-from gradientflow.strategies import Explanation, Layout, Settings, Strategy, Synchronizer, Update, as_strategy
+from gradientflow.strategies import (
+    Explanation,
+    Layout,
+    Settings,
+    Strategy,
+    Synchronizer,
+    Update,
+    as_strategy,
+    default_strategy,
+)
 
 from .loop import Loop
 from .loss_scale import LossScale
 from .state import TrainingState
+from .survival import Membership, Replica, Survival, check_on_failure
 from .uneven import join
 
 
 class Optimizer(Protocol):
-    """The interface of optimizers for the loop; those of `gradientflow.optimizers` have it."""
+    """The interface of optimizers for the loop; those of `gradientflow.optimizers` have it.
+
+    Attributes
+    ----------
+    hyperparameters : mapping of str to value
+        Numbers that can be changed while it is used, such as the learning rate.
+    """
+
+    hyperparameters: Any
 
     @property
     def masters(self) -> Mapping[int, Any]:
@@ -30,6 +48,12 @@ class Optimizer(Protocol):
 
     def update_masters(self) -> None:
         """Set master weights to their weight of 16 bits wherever this was changed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state."""
 
     def broadcast_state(self, comm: Communicator, root: int) -> None:
         """Broadcast the state of the root's optimizer. Collective."""
@@ -47,15 +71,21 @@ class ArrayLoop:
     weights : sequence of arrays
         Contiguous, of float16, bfloat16, float32 or float64, in the order of backpropagation: the last layer first.
         Gradients have the same shapes and dtypes.
-    strategy : Strategy or str
-        An object, or its words, such as ``"csc(density=0.1)"``.
+    strategy : Strategy or str, optional
+        An object, or its words, such as ``"csc(density=0.1)"``; by default that of the settings file, else dense
+        communication.
     loss_scale : float, "dynamic" or LossScale, optional
         The factor that the loss is multiplied by. With it, iterations with gradients that are not finite are skipped.
+    on_failure : {"raise", "continue"}
+        Whether to raise the error if a rank dies or does not answer, or to go on with the ranks that are left: see
+        `steps`. `wait` then returns an update of kind "skipped".
+    min_ranks : int, optional
+        How many have to be left at least, as in `gradientflow.Communicator.recover`.
 
     Attributes
     ----------
-    comm, strategy
-        As given.
+    strategy : Strategy
+        The strategy.
     weights : list of arrays
         As given.
     loss_scale : LossScale or None
@@ -77,12 +107,13 @@ class ArrayLoop:
         self,
         comm: Communicator,
         weights: Sequence[Any],
-        strategy: Strategy | str = "dense",
+        strategy: Strategy | str | None = None,
         *,
         loss_scale: LossScale | float | str | None = None,
+        on_failure: str = "raise",
+        min_ranks: int | None = None,
     ) -> None:
-        self.comm = comm
-        self.strategy = as_strategy(strategy)
+        self.strategy = default_strategy() if strategy is None else as_strategy(strategy)
         self.weights = list(weights)
         self.loss_scale = LossScale.of(loss_scale)
         layout = Layout.of(self.weights)
@@ -93,18 +124,63 @@ class ArrayLoop:
             name: f"{dtype} {shape}"
             for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True)
         }
-        require_same(comm, "tensors", {**tensors, "strategy": repr(self.strategy), "loss_scale": repr(self.loss_scale)})
+        settings = {
+            "strategy": repr(self.strategy),
+            "loss_scale": repr(self.loss_scale),
+            "on_failure": on_failure,
+            "min_ranks": str(min_ranks),
+        }
+        survival = None
+        if check_on_failure(on_failure, min_ranks):
+            survival = Survival(comm, min_ranks, Replica(self._replica, self._load_replica))
+            survival.entries, comm = {**tensors, **settings}, survival.here
+        require_same(comm, "tensors", {**tensors, **settings})
+        self._membership = Membership.of(comm)
         for weight in layout.weights:
             comm.broadcast(weight)
         self._tensors = _Arrays()
         self._optimizer: Optimizer | None = None
-        self._loop = Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)
+        self._loop = Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale, survival=survival)
         self._loop.backward_order.is_known = True  # that of `weights`
         self._state = TrainingState(self._loop, self.strategy.name)
         if self.synchronizer.shared is not None:
             self.close()
             message = f"{self.strategy!r}: arrays stay where they are, and only gradientflow.torch shares weights"
             raise ArgumentError(message)
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the ranks that take part now."""
+        return self._loop.comm if self._loop.survival is None else self._loop.survival.comm
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
+
+        With ``on_failure="continue"`` a step whose gradients were lost with a rank is numbered again: take its data by
+        its number, and by rank and size of `comm`, and none is left out. Collective then: it ends when all ranks have
+        made all steps.
+
+        Before each step processes are let in that have called `gradientflow.join`, in the first call of `steps`.
+        """
+        survival = self._loop.survival
+        if survival is None:
+            yield from range(total)
+        else:
+            yield from survival.steps.count(total, self._loop.meet)
+            self._loop.finish()
+
+    @property
+    def changed(self) -> bool:
+        """Whether ranks were lost, or have come, since the last iteration began.
+
+        Look at it where a step begins, before its first gradient: there it is the same on all ranks.
+        """
+        return self._loop.survival is not None and self._loop.survival.changed
+
+    @property
+    def membership(self) -> Membership:
+        """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
+        return self._membership if self._loop.survival is None else self._loop.survival.membership
 
     @property
     def synchronizer(self) -> Synchronizer:
@@ -186,6 +262,28 @@ class ArrayLoop:
         with join(self._loop, self._broadcast):
             yield
 
+    def _replica(self) -> Any:
+        """Return weights, the optimizer's state and numbers, and the loss scale."""
+        scale = self._loop.loss_scale
+        return (
+            list(self._loop.layout.weights),
+            None if self._optimizer is None else (self._optimizer.state_dict(), self._optimizer.hyperparameters),
+            None if scale is None else scale.state_dict(),
+        )
+
+    def _load_replica(self, replica: Any, is_new: bool) -> None:
+        """Load it, and numbers on a newcomer only: those of a rank that is ahead may be those of its next step."""
+        weights, optimizer, scale = replica
+        for mine, theirs in zip(self._loop.layout.weights, weights, strict=True):
+            mine[...] = theirs
+        if self._optimizer is not None:
+            state, numbers = optimizer
+            self._optimizer.load_state_dict(state)
+            if is_new:
+                self._optimizer.hyperparameters = numbers
+        if self._loop.loss_scale is not None:
+            self._loop.loss_scale.load_state_dict(scale)
+
     def _broadcast(self, root: int) -> None:
         """Broadcast the root's weights and optimizer state. Collective."""
         for weight in self._loop.layout.weights:
@@ -217,7 +315,12 @@ class ArrayLoop:
 
     def close(self) -> None:
         """Free memory and communicators. The weights stay as they are."""
-        self._loop.synchronizer.close()
+        self._close(orderly=True)
+
+    def _close(self, orderly: bool) -> None:
+        self._loop.synchronizer.close(orderly)
+        if self._loop.survival is not None:
+            self._loop.survival.close(orderly)
 
     def __enter__(self) -> ArrayLoop:
         """Return the loop itself."""
@@ -227,7 +330,7 @@ class ArrayLoop:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the loop; after an exception without waiting for communication under way."""
-        self._loop.synchronizer.close(orderly=kind is None)
+        self._close(orderly=kind is None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's checkpoint of strategy and loss scale. Does not communicate."""
@@ -255,8 +358,14 @@ class ArrayLoop:
         self._loop.synchronizer.check_settings(settings)
         self._loop.settings = settings
         self._loop.status.rates.now = lambda: (settings(0).rate,)
-        self._loop.use_masters(optimizer.masters, optimizer.round_masters, optimizer.update_masters)
         self._optimizer = optimizer
+        self._loop.on_new_order = self._use_masters
+        self._use_masters()
+
+    def _use_masters(self) -> None:
+        assert self._optimizer is not None
+        masters = self._optimizer.masters
+        self._loop.use_masters(masters, self._optimizer.round_masters, self._optimizer.update_masters)
 
     @property
     def overflowed(self) -> bool:

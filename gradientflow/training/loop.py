@@ -17,6 +17,7 @@ from .binding import bind_together
 from .loss_scale import LossScale
 from .order import BackwardOrder
 from .status import Outcome, Status
+from .survival import LOST, Survival
 from .tensors import Tensors
 from .uneven import Batches
 
@@ -40,9 +41,13 @@ class Loop:
         The factor that gradients have to be divided by.
     previous : Synchronizer or None
         A previous synchronizer of the same strategy and some of the tensors, whose state is taken over.
+    survival : Survival or None
+        With it, the ranks that are left go on when others were lost; else the error is raised.
 
     Attributes
     ----------
+    comm : Communicator
+        Whose ranks take part now.
     synchronizer : Synchronizer
         The synchronizer that is driven.
     layout : Layout
@@ -81,8 +86,9 @@ class Loop:
         accumulation_steps: int = 1,
         loss_scale: LossScale | None = None,
         previous: Synchronizer | None = None,
+        survival: Survival | None = None,
     ) -> None:
-        self.comm = comm
+        self.comm = comm if survival is None else survival.here
         self.strategy = strategy
         self.tensors = tensors
         self.accumulation_steps = accumulation_steps
@@ -95,8 +101,9 @@ class Loop:
         self.unscaled = False
         self.overflowed = False
         self.must_zero = False
-        self.status = Status(comm, len(layout), is_sent=strategy.gradients == "mean")
+        self.status = Status(self.comm, len(layout), is_sent=strategy.gradients == "mean")
         self.batches = Batches()
+        self.survival = survival
         self.on_new_order: Callable[[], object] = lambda: None
         self.settings: SettingsOf = tensors.settings
         self._round_masters: Callable[[], object] = lambda: None
@@ -106,22 +113,31 @@ class Loop:
         self._no_sync = False
         self._must_abandon = False  # a call of the synchronizer failed: the other ranks have to be told
         self._exchange_failed = False  # and it was `after_step` or `finish`
+        self._is_lost = False  # the iteration was, with a rank, and has no step
         self._sent: int | None = None  # bytes, by the synchronizer up to the last step
         self._sent_for_step: int | None = None
         self._bind(layout, previous)
+        if survival is not None:
+            try:
+                self.synchronizer.check_survival()
+            except ArgumentError:
+                self.synchronizer.close()
+                raise
         self.backward_order = BackwardOrder(is_known=not self.synchronizer.uses_backward_order)
 
     def _bind(self, layout: Layout, previous: Synchronizer | None) -> None:
         """Bind the strategy, and take the state of the previous synchronizer."""
-        self.synchronizer = bind_together(
-            self.strategy, self.comm, replace(layout, extra=self.status.count), self.tensors
-        )
-        self.layout = self.synchronizer.layout
+        synchronizer = bind_together(self.strategy, self.comm, replace(layout, extra=self.status.count), self.tensors)
+        if previous is not None:
+            try:
+                with self.tensors.default_stream():
+                    synchronizer.take_over(previous)
+            except BaseException:
+                synchronizer.close(orderly=False)
+                raise
+        self.synchronizer, self.layout = synchronizer, synchronizer.layout
         self.synchronizer.set_iteration(self._iteration())  # bound again after an exchange, it makes no `begin`
         self._sent = self.synchronizer.bytes_sent
-        if previous is not None:
-            with self.tensors.default_stream():
-                self.synchronizer.take_over(previous)
         for index in self.tensors.attach(self.synchronizer):
             self.used[index] = True
 
@@ -153,7 +169,10 @@ class Loop:
         """Begin a backward pass."""
         self.hold = self._no_sync or self._passes + 1 < self.accumulation_steps
         self.update = None
-        self.must_zero = False
+        self.must_zero = self._is_lost = False
+        if self.survival is not None and self._passes == 0:
+            self.survival.check_takes_part()
+            self.survival.begin()
         self._begin()
 
     def _begin(self) -> None:
@@ -188,9 +207,11 @@ class Loop:
                 raise ArgumentError(message) from None
             self.order.append(index)
             raise
-        except BaseException:
+        except BaseException as error:
             self.order.append(index)  # the iteration is under way, and has to be given up
-            raise
+            if self.survival is None or not isinstance(error, LOST):
+                raise
+            return  # `synchronize` gets the error, too
         self.order.append(index)
 
     def end_pass(self) -> bool:
@@ -202,6 +223,14 @@ class Loop:
 
     def flush(self) -> None:
         """Hand all gradients to the synchronizer, including those of earlier passes and those set by hand."""
+        try:
+            self._hand_over()
+        except LOST:  # `synchronize` gets the error, too
+            if self.survival is None:
+                raise
+        self.flushed = True
+
+    def _hand_over(self) -> None:
         self._begin()
         self.tensors.check(self.order)
         self.backward_order.note(self.order)
@@ -216,7 +245,6 @@ class Loop:
                         self.synchronizer.ready(index, self.tensors.stream)
             self.status.write(self.synchronizer.extra, self.used, self.batches.here)
         self.synchronizer.flush(self.tensors.stream)
-        self.flushed = True
 
     # ---- exchanges -----------------------------------------------------------------------------------------------
 
@@ -231,11 +259,16 @@ class Loop:
             self._wait()
 
     def _wait(self) -> None:
+        with self._surviving(True):
+            self._end_exchange()
+
+    def _end_exchange(self) -> None:
         self.flushed = self._begun = False
         try:
             update = self.synchronizer.wait(self.tensors.stream)
         except NonFiniteError:  # on all ranks, which have ended the iteration
             self.overflowed = False  # the error is raised only once; a later step is not affected
+            self._note_end(False)
             raise
         except BaseException:
             self._must_abandon = True
@@ -248,14 +281,23 @@ class Loop:
             self.overflowed = not outcome.given_up
         if outcome.is_dropped and update.kind != "skipped":
             self.synchronizer.discard(self.tensors.stream)
+        self._note_end(update.kind != "skipped" and not outcome.is_dropped)
         previous = self.synchronizer
-        self._learn_order()
+        if self.survival is None or outcome.is_dropped:
+            self._learn_order()
         if self.synchronizer is not previous and update.kind == "apply" and not outcome.is_dropped:
             update = self.synchronizer.update()
         self.must_zero = outcome.is_dropped
+        if outcome.is_dropped:
+            self._passes = 0
         self.status.raise_if_dropped(outcome, self.batches.here)
         self.batches.exchanged += self.batches.here
         self.update = update
+
+    def _note_end(self, applied: bool) -> None:
+        """Note that the exchange has ended on this rank, as on all that are not lost."""
+        if self.survival is not None:
+            self.survival.ended(applied)
 
     def _read_status(self) -> Outcome:
         """Read the status of all ranks, and set which tensors have a gradient."""
@@ -272,11 +314,19 @@ class Loop:
         failed, self._exchange_failed = self._exchange_failed, False
         self._must_abandon = False
         self.backward_order.note(self.order)
-        self.status.write(self.synchronizer.extra, self.used, self.batches.here, gives_up=True)
-        self.synchronizer.abandon(self.tensors.stream, failed)
+        with self._surviving(True):
+            self.status.write(self.synchronizer.extra, self.used, self.batches.here, gives_up=True)
+            self.synchronizer.abandon(self.tensors.stream, failed)
+            self._note_end(False)
+            self._learn_order()
         self.order.clear()
         self._begun = False
-        self._learn_order()
+        self._passes = 0
+
+    def _abandon_unfinished(self) -> None:
+        """Give up an iteration that has failed in a backward pass, at the end of its step."""
+        if not self.flushed:
+            self.abandon()
 
     def zero(self, set_to_none: bool) -> None:
         """Give up an iteration under way, and zero all gradients; with `set_to_none`, no tensor has one afterwards."""
@@ -297,16 +347,83 @@ class Loop:
         finally:
             self._no_sync = before
 
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _surviving(self, has_gradients: bool) -> Iterator[None]:
+        """Go on with the ranks that are left if some are lost in a ``with`` block, and this was asked for."""
+        try:
+            yield
+        except LOST:
+            if self.survival is None:
+                raise
+            self._go_on(self.survival, self.survival.recover, has_gradients)
+
+    def meet(self) -> None:
+        """Let newcomers in, between two steps. Collective, the last call of it on the communicator of all.
+
+        A rank that loses another one here, or has lost it in an exchange before, meets the others here once more.
+        """
+        survival = self.survival
+        assert survival is not None
+        self._abandon_unfinished()
+        if self._passes > 0:  # gradients add up
+            return
+        if survival.is_apart:
+            self._go_on(survival, survival.come, False)
+        while True:
+            try:
+                if not survival.admit():
+                    break
+            except LOST:
+                if survival.comm.closed:  # too few are left
+                    raise
+                self._go_on(survival, survival.recover, False)
+            else:
+                self._go_on(survival, lambda: None, False)
+        self.update, self._is_lost = None, False
+
+    def _go_on(self, survival: Survival, change: Callable[[], object], has_gradients: bool) -> None:
+        """Bind the strategy to other ranks, after `change`. Gradients of an iteration that none has ended are lost."""
+        previous, is_behind = self.synchronizer, False
+        previous.close(orderly=False)  # the other ranks may wait for this one
+        while True:
+            change()
+            self.comm = survival.comm
+            try:
+                is_behind |= survival.catch_up(previous)
+                self.status.use(self.comm)
+                self._bind(self.layout.in_order(self.backward_order.common(self.comm, self.layout.names)), previous)
+            except LOST:  # another one
+                change = survival.recover
+                continue
+            break
+        self.flushed = self.overflowed = self.unscaled = self.must_zero = False
+        self._begun = self._must_abandon = self._exchange_failed = False
+        self._passes = 0
+        self.order.clear()
+        self.tensors.zero(set_to_none=False)
+        self.used[:] = [False] * len(self.used)
+        self.on_new_order()
+        self.update, self._is_lost = Update("skipped"), True
+        survival.go_back(dropped=has_gradients and not is_behind)
+
     # ---- steps ---------------------------------------------------------------------------------------------------
 
     def stepped(self) -> None:
         """Note that the step was made or skipped: update the loss scale, and let the strategy write weights."""
-        if self.loss_scale is not None:
+        was_lost, self._is_lost = self._is_lost, False
+        if self.loss_scale is not None and not was_lost:
             self.loss_scale.update(self.overflowed)
+        if not was_lost:
+            with self._surviving(False):
+                self._let_write(self.synchronizer.after_step)
+                if self.survival is not None:
+                    self._learn_order()
+        self._is_lost = False
         self.update = None
         self.unscaled = self.overflowed = False
         self._passes = 0
-        self._let_write(self.synchronizer.after_step)
         before, self._sent = self._sent, self.synchronizer.bytes_sent
         self._sent_for_step = None if before is None or self._sent is None else self._sent - before
         self._raise_pending()
@@ -327,10 +444,27 @@ class Loop:
 
     def finish(self) -> None:
         """End training: complete communication under way, and leave the same weights on all ranks. Collective."""
+        if self.survival is not None:
+            self.survival.check_takes_part()
         if not self._begun and self.update is None:
             self._update_masters()
-        self._let_write(self.synchronizer.finish)
+        if self.survival is None:
+            self._let_write(self.synchronizer.finish)
+        else:
+            self._finish_with(self.survival)
+        self.update = None if self._is_lost else self.update
+        self._is_lost = False
         self._raise_pending()
+
+    def _finish_with(self, survival: Survival) -> None:
+        """End training on all ranks, for one that is behind needs another. None waits for those that are past this."""
+        self._abandon_unfinished()
+        end = survival.exchanges + 1
+        while survival.exchanges < end:
+            with self._surviving(False):
+                self._let_write(self.synchronizer.finish)
+                self.comm.barrier()
+                survival.finished()
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:

@@ -34,5 +34,15 @@ class BackwardOrder:
         order: list[int] = everything[1:].tolist()
         return order
 
+    def common(self, comm: Communicator, names: Sequence[str]) -> list[int]:
+        """Return the order of the tensors of a rank that knows it, or else of the first rank. Collective."""
+        is_known = comm.allgather(np.array([self.is_known])).ravel()
+        root = int(is_known.argmax())
+        self.is_known = bool(is_known[root])
+        numbers = {name: number for number, name in enumerate(sorted(names))}
+        order = comm.broadcast(np.array([numbers[name] for name in names], np.int64), root)
+        own = {numbers[name]: index for index, name in enumerate(names)}
+        return [own[number] for number in order.tolist()]
+
 
 __all__ = ["BackwardOrder"]

@@ -41,10 +41,16 @@ class Status:
 
     def __init__(self, comm: Communicator, tensors: int, is_sent: bool) -> None:
         self.rates = Rates()  # compared if all ranks make the same step
-        self._comm = comm
         self._tensors = tensors
-        self._complete = np.array([1.0] * tensors + [0.0, 1.0] + [0.0] * comm.size) if is_sent else np.zeros(0)
-        self.count = len(self._complete) + Rates.numbers if is_sent else 0
+        self._is_sent = is_sent
+        self.use(comm)
+
+    def use(self, comm: Communicator) -> None:
+        """Use another communicator, with other ranks."""
+        self._comm = comm
+        complete = [1.0] * self._tensors + [0.0, 1.0] + [0.0] * comm.size
+        self._complete = np.array(complete if self._is_sent else [])
+        self.count = len(self._complete) + Rates.numbers if self._is_sent else 0
 
     def write(
         self, extra: Numbers, used: Sequence[bool] | None, has_batches: bool = True, gives_up: bool = False

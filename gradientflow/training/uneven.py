@@ -47,6 +47,9 @@ def join(loop: Loop, broadcast: Callable[[int], object]) -> Iterator[None]:
     if loop.strategy.gradients != "mean":
         message = f"join() does not go with {loop.strategy.name}: it needs gradients that are averaged in every step"
         raise ArgumentError(message)
+    if loop.survival is not None:
+        message = "join() does not go with on_failure='continue': deal the batches by steps() and membership"
+        raise ArgumentError(message)
     with loop.batches.uneven():
         yield
         _take_part_until_all_have_left(loop)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,12 +15,12 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.handle import Handle
 from gradientflow.memory import array_over
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Call, Costs
+from gradientflow.model.pooled import counts_of
+from gradientflow.model.traffic import EveryFewSteps, Traffic
 from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
-from gradientflow.strategies.predict.explanation import Explanation, Subject
-from gradientflow.strategies.predict.link import Link, median_seconds
-from gradientflow.strategies.update import Iteration, Settings
 
 from .arrays import ArraySynchronizer
 from .nonfinite import first_nonfinite, is_finite, nonfinite_error
@@ -29,7 +28,7 @@ from .nonfinite import first_nonfinite, is_finite, nonfinite_error
 Array = npt.NDArray[Any]
 
 _NOT_DUE = -1
-_SMALL, _LARGE = 1 << 10, 1 << 20  # weights whose exchange is measured
+_PASSES = 10 * 4  # bytes of memory for each weight
 
 
 class PeriodicStrategy(Strategy):
@@ -53,6 +52,7 @@ class PeriodicStrategy(Strategy):
     """
 
     gradients = "local"
+    effect = "local"
     fragments: int = 1
     delay: int = 0
     mixing: float | None = None
@@ -93,37 +93,13 @@ class PeriodicStrategy(Strategy):
         """Make the synchronizer, which counts steps and exchanges weights. Collective."""
         return PeriodicSynchronizer(comm, layout, self)
 
-    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        return Subject(self.name, parameters, "float32", self.wire, "auto")
-
-    def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
-        """Predict steps of which `fragments` in `period` exchange a fragment, and wait for it unless there is a delay.
-
-        Both the exchange and the outer optimizer are measured as they are, on weights of two sizes.
-        """
-        whole_model = copy(self)
-        whole_model.fragments = 1
-        travelling, applying = [], []
-        for count in (_SMALL, _LARGE):
-            probe = whole_model.bind(comm, Layout.of([np.zeros(count, np.float32)]))
-            probe.begin(Iteration(lambda _: Settings(0.0)))
-            travelling.append(median_seconds(comm, probe.exchange_once))
-            applying.append(median_seconds(comm, probe.apply_once))
-            probe.close()
-        each = Link.fitted(travelling, _SMALL, _LARGE).seconds(found.parameters / self.fragments)
-        return ExchangeExplanation.of(
-            found,
-            exchange_seconds=each,
-            period=self.period,
-            parts=self.fragments,
-            hidden_steps=self.delay,
-            bookkeeping_seconds=applying[1] / _LARGE * found.parameters / self.period,
-            **self._travels(comm, found),
-        )
-
-    def _travels(self, comm: Communicator, found: Explanation) -> dict[str, float]:
-        """Return the share of the weights and the bytes that travel in a period, unless all weights do."""
-        return {}
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the exchange of a fragment, an allreduce of the differences of its weights."""
+        parameters = sum(counts_of(computation))
+        part = -(-parameters // self.fragments)
+        call = Call("allreduce", part, "float32", self.wire, in_node_memory=False)
+        # Differences are taken, and the outer optimizer reads and writes weights, common weights and its momentum.
+        return EveryFewSteps((call,), self.period, self.fragments, self.delay, _PASSES * part, 12.0 * parameters)
 
 
 class PeriodicSynchronizer(ArraySynchronizer):
@@ -247,16 +223,6 @@ class PeriodicSynchronizer(ArraySynchronizer):
         handle = self._under_way.pop(fragment, None)
         if handle is not None:  # otherwise the exchange is complete
             handle.wait()
-
-    def exchange_once(self) -> None:
-        """Exchange a fragment, as it is, to measure this. Collective."""
-        self.begin_exchange(0, self._buffers[0])
-        self.end_exchange(0)
-
-    def apply_once(self) -> None:
-        """Do the rest of an exchange, to measure this."""
-        self._measure(0)
-        self._apply(0)
 
     def _measure(self, fragment: int) -> None:
         for index in self._parts[fragment]:

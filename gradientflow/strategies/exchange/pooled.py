@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
-from gradientflow.errors import GradientFlowError, NonFiniteError
+from gradientflow.errors import ArgumentError, GradientFlowError, NonFiniteError
 from gradientflow.memory import numpy_dtype
 from gradientflow.pools.base import RangeReport
 from gradientflow.pools.chunk import SparseGradientPool
@@ -21,8 +21,6 @@ from gradientflow.pools.gradient import GradientPool
 from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.explanation import Subject
-from gradientflow.strategies.predict.sparsity import Sparsity
 from gradientflow.strategies.update import Update
 
 from .nonfinite import nonfinite_error
@@ -81,14 +79,6 @@ class PoolStrategy(Strategy):
     @abstractmethod
     def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return further arguments for a pool of so many tensors."""
-
-    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        return Subject(self.name, parameters, dtype, self.wire, self.algorithm, self._sparsity, device)
-
-    @property
-    def _sparsity(self) -> Sparsity | None:
-        """The part of the gradients that is sent, if not everything."""
-        return None
 
     def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
         """Return the wire of pools of a dtype."""
@@ -213,6 +203,12 @@ class PoolSynchronizer(Synchronizer):
             if not pool.is_ready(number):
                 pool.ready(number)
             pool.abandon(stream)
+
+    def check_survival(self) -> None:
+        """Raise on a device: only pools in memory of the host go on without ranks that were lost."""
+        if self.layout.device != "cpu":
+            message = "the ranks can go on without one that was lost only if gradients are in memory of the host"
+            raise ArgumentError(message)
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102
         for pool in self.pools:

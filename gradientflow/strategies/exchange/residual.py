@@ -58,6 +58,20 @@ class ResidualSynchronizer(PoolSynchronizer):
         group = next(number for number, (_, indices) in enumerate(self.layout.groups) if index in indices)
         return bool(self.pools[group].has_gradient(self.layout.groups[group][1].index(index)))
 
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    def check_survival(self) -> None:
+        """Raise unless all gradients lie in one pool, whose iterations fail or end as a whole."""
+        super().check_survival()
+        if len(self.pools) > 1:
+            message = f"{self.strategy.name} goes on without a rank that was lost only if all tensors are of one dtype"
+            raise ArgumentError(message)
+
+    def settle(self) -> None:
+        """Keep the residuals of the iteration that failed."""
+        for pool in self.pools:
+            pool.settle()
+
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,9 +123,10 @@ class ResidualSynchronizer(PoolSynchronizer):
         return {}
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the residuals of another synchronizer, by the names of tensors, and its iteration."""
+        """Take the residuals of another synchronizer, by the names of tensors, and the latest iteration of any rank."""
         assert isinstance(other, ResidualSynchronizer)
-        iteration = max((pool.iteration for pool in other.pools), default=0)
+        own = max((pool.iteration for pool in other.pools), default=0)
+        iteration = int(self.comm.allreduce(np.array([own]), "max")[0])
         there: dict[str, dict[str, Any]] = {}
         for (_, indices), pool in zip(other.layout.groups, other.pools, strict=True):
             names, state = [other.layout.names[i] for i in indices], pool.state_dict()

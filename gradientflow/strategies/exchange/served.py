@@ -6,7 +6,6 @@ import ctypes
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,17 @@ from gradientflow._location import load_core
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, NonFiniteError
+from gradientflow.memory import itemsize
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Costs
+from gradientflow.model.pooled import counts_of
+from gradientflow.model.traffic import Served, Traffic
 from gradientflow.policies import Policy
+from gradientflow.pools.base import native_threshold
 from gradientflow.server.optimizers import LARS, Adam, as_server_optimizer
 from gradientflow.server.parameter_server import ParameterServer, Pull, Push
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.explanation import Subject, measure
-from gradientflow.strategies.predict.speed_model import ServedExplanation, StepTimes, measure_servers, ranges_of
 from gradientflow.strategies.update import Settings, SettingsOf, Update
 
 from .nonfinite import nonfinite_error
@@ -31,6 +34,7 @@ from .state import check_keys, check_names, in_order
 
 Array = npt.NDArray[np.float32]
 
+_RANGE = 4 << 20  # bytes that travel together, unless told otherwise
 _WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
@@ -47,8 +51,10 @@ class ServedStrategy(Strategy):
     """
 
     gradients = "consumed"
+    effect = "stale"
     step = "core_rate_in_momentum"
     waits: bool = True  # for the servers, in every step
+    local_passes: float = 0.0  # bytes of memory for each weight, of the step that a worker makes by itself
     options = ("wire", "fusion_threshold")
     wire: str | None
     fusion_threshold: float | str
@@ -74,56 +80,29 @@ class ServedStrategy(Strategy):
         """Start servers with the weights of rank 0. Collective."""
         return ServedSynchronizer(comm, layout, self)
 
-    def explain(
-        self,
-        comm: Communicator,
-        parameters: int,
-        *,
-        dtype: str = "float32",
-        device: str | int = "cpu",
-        compute_seconds: float | None = None,
-        backward_seconds: float | None = None,
-    ) -> ServedExplanation:
-        """Measure pushes, pulls and the local update, and predict a step by the speed model of SSD-SGD. Collective.
-
-        Parameters
-        ----------
-        comm, parameters, dtype, device, compute_seconds, backward_seconds
-            As in `Strategy.explain`.
-        """
-        wire = self.wire or dtype
-        subject = Subject(self.name, parameters, wire, None, "auto", None, device)
-        dense = measure(comm, subject, compute_seconds, backward_seconds)
-        push, round_seconds, pull, servers = measure_servers(comm, self.servers, wire, self.optimizer, parameters)
-        ranges = ranges_of(parameters, _WIDTHS[wire])
-        times = StepTimes(
-            forward=max(0.0, dense.compute_seconds - dense.backward_seconds),
-            backward=dense.backward_seconds,
-            push=push,
-            communication=round_seconds + pull,
-            first_backward=dense.backward_seconds / ranges,
-            last_exchange=push / ranges + round_seconds - push + pull,
-            local_update=self.local_seconds(comm, parameters),
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return pushes along with backpropagation, and pulls."""
+        counts = counts_of(computation)
+        width = itemsize(self.wire or computation.dtype)
+        threshold = native_threshold(self.fusion_threshold)
+        ranges = load_core().selector.fuse(
+            [count * width for count in counts], _RANGE if threshold is None else threshold
         )
-        period = self.profile().period  # iterations from one pull to the next
-        elsewhere = parameters * _WIDTHS[wire] * (comm.nodes - 1) / comm.nodes
-        found = {each.name: getattr(dense, each.name) for each in fields(dense)}
-        return ServedExplanation(
-            **found
-            | {
-                "bytes_sent": elsewhere * (1 + 1 / period),
-                "communication_seconds": push + (times.communication - push) / period,
-                "bookkeeping_seconds": times.local_update,
-            },
-            times=times,
-            k=period,
+        return Served(
+            tuple((sum(counts[begin:end]) * width, end) for begin, end in ranges),
+            servers=self.servers or 0,
+            period=self.profile().period,
             waits=self.waits,
-            servers=servers,
+            together=self.steps_together,
+            passes=self.local_passes * sum(counts),
+            passes_of_server=20.0 * sum(counts),  # a sum is read and written, then weights and momentum
+            memory=8.0 * sum(counts),
         )
 
-    def local_seconds(self, comm: Communicator, parameters: int) -> float:
-        """Return the seconds in which a worker updates its own weights. Collective."""
-        return 0.0
+    @property
+    def steps_together(self) -> float:
+        """Steps that a worker may be ahead of the slowest one, and one more; infinite if no worker waits."""
+        return 1.0
 
 
 class ServedSynchronizer(PlacedSynchronizer):

@@ -153,6 +153,11 @@ def _refuse_lars(layout: Layout, settings: SettingsOf) -> None:
         raise ArgumentError(message)
 
 
+def _refuse_survival() -> None:
+    message = "share='node' needs on_failure='raise': a rank that dies leaves its slice of the weights half written"
+    raise ArgumentError(message)
+
+
 class SharedPools(PoolSynchronizer):
     """Several nodes: pools average the gradients, and each rank makes the step with the means of its slice."""
 
@@ -164,6 +169,10 @@ class SharedPools(PoolSynchronizer):
 
     def check_settings(self, settings: SettingsOf) -> None:  # noqa: D102
         _refuse_lars(self.layout, settings)
+
+    def check_survival(self) -> None:
+        """Raise: a rank that dies leaves its slice half written."""
+        _refuse_survival()
 
     def update(self) -> Update:  # noqa: D102
         parts = zip(super().update().gradients, self.shared.slices, strict=True)
@@ -199,6 +208,10 @@ class SharedGradients(PlacedSynchronizer):
 
     def check_settings(self, settings: SettingsOf) -> None:  # noqa: D102
         _refuse_lars(self.layout, settings)
+
+    def check_survival(self) -> None:
+        """Raise: a rank that dies leaves its slice half written."""
+        _refuse_survival()
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._is_ready[index]:

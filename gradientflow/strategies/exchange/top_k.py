@@ -10,12 +10,14 @@ from gradientflow._location import load_core
 from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Costs
+from gradientflow.model.pooled import top_k_traffic
+from gradientflow.model.traffic import Traffic
 from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.explanation import Subject
 from gradientflow.strategies.predict.monitor import Monitor, MonitorReport
-from gradientflow.strategies.predict.sparsity import Entries
 from gradientflow.strategies.predict.tables import text_table
 from gradientflow.strategies.update import Profile, Update
 
@@ -44,6 +46,7 @@ class TopKStrategy(PoolStrategy):
 
     pool = TopKGradientPool
     overlap = True
+    effect = "delays"
 
     options = ("wire", "algorithm")
 
@@ -79,9 +82,21 @@ class TopKStrategy(PoolStrategy):
         """Return the number of tensors in each layer of a pool: each tensor is a layer."""
         return [1] * tensors
 
-    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        sparsity = Entries(self.ratio_at(self.warmup))
-        return Subject(self.name, parameters, dtype, self.wire, self.algorithm, sparsity, device, self.overlap)
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the entries of each layer, in messages of several layers."""
+        return self._traffic_of_ratios(computation, costs, [self.ratio_at(self.warmup)])
+
+    def _traffic_of_ratios(self, computation: Computation, costs: Costs, ratios: Sequence[float]) -> Traffic:
+        return top_k_traffic(
+            computation,
+            costs.cluster,
+            self.layers(len(computation.shapes)),
+            ratios,
+            merge_bytes=getattr(self, "merge_bytes", "auto"),
+            wire=self.wire,
+            algorithm=self.algorithm,
+            overlap=self.overlap,
+        )
 
 
 class TopKSynchronizer(ResidualSynchronizer):
@@ -169,10 +184,12 @@ class TopKSynchronizer(ResidualSynchronizer):
         self.monitor = self._monitor.report(self.comm) or self.monitor
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the residuals of another synchronizer, by the names of tensors, and its measurements."""
+        """Take the residuals of another synchronizer, by the names of tensors, and its measurements on these ranks."""
         assert isinstance(other, TopKSynchronizer)
         super().take_over(other)
-        self.monitor, self._monitor = other.monitor, other._monitor
+        self.monitor = other.monitor
+        if other.comm is self.comm:
+            self._monitor = other._monitor
 
     # ---- what is to be known -------------------------------------------------------------------------------------
 

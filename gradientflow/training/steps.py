@@ -1,0 +1,49 @@
+"""The numbers of steps: one whose gradients are lost is given out again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gradientflow.arguments import checked_int
+
+
+class Steps:
+    """Gives out the numbers of steps.
+
+    Attributes
+    ----------
+    next : int
+        The number that follows the last exchange that has ended.
+    """
+
+    def __init__(self) -> None:
+        self.next = 0
+        self._number = 0
+        self._goes_back = False
+        self._is_first = True  # of the calls of `count`: newcomers begin with it
+
+    def count(self, total: int, meet: Callable[[], object]) -> Iterator[int]:
+        """Give out numbers from 0 to below `total`; before each, in the first call, `meet` is called."""
+        self.next = self._number = number = 0
+        is_first, self._is_first = self._is_first, False
+        while number < checked_int("total", total):
+            if is_first:
+                meet()  # exchanges in it count for the step before
+            self._number = number = self._or_back(number)
+            yield number
+            number = self._or_back(number + 1)
+
+    def ended(self) -> None:
+        """Note that the exchange of the step has ended."""
+        self.next = self._number + 1
+
+    def go_back(self) -> None:
+        """Go back to the number that follows the last exchange that has ended."""
+        self._goes_back = True
+
+    def _or_back(self, number: int) -> int:
+        goes_back, self._goes_back = self._goes_back, False
+        return self.next if goes_back else number
+
+
+__all__ = ["Steps"]

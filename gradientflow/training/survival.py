@@ -1,0 +1,253 @@
+"""Going on with other ranks, when some are lost or come: all agree on the last exchange that has ended."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.agreement import require_same_as_first
+from gradientflow.arguments import checked_int
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError, MismatchError, PeerError
+from gradientflow.strategies import Synchronizer
+
+from .alone import alone
+from .steps import Steps
+
+LOST = (PeerError, CommunicationTimeoutError)  # the errors of calls that a rank has not come to
+
+_NO_WEIGHTS, _NO_COMMON_WEIGHTS = -2, -1  # exchanges of newcomers; and of those that make a loop with newcomers
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The ranks that take part, and what their last change has cost.
+
+    Attributes
+    ----------
+    rank, size : int
+        The rank of this process now, and how many there are.
+    ranks : tuple of int
+        The former ranks of those that stayed, in the order of their ranks. Newcomers come behind them.
+    left : tuple of (int, str)
+        The former ranks of those that were lost, and why.
+    dropped : bool
+        Whether the gradients of this rank in the current or last iteration are lost: no step was made with them.
+    """
+
+    rank: int
+    size: int
+    ranks: tuple[int, ...] = ()
+    left: tuple[tuple[int, str], ...] = ()
+    dropped: bool = False
+
+    @property
+    def joined(self) -> range:
+        """The ranks that have come."""
+        return range(len(self.ranks), self.size)
+
+    @classmethod
+    def of(cls, comm: Communicator) -> Membership:
+        """Return the ranks of a communicator, of which none was lost."""
+        return cls(comm.rank, comm.size, tuple(range(comm.size)))
+
+
+class Replica(NamedTuple):
+    """What is the same on all ranks beside the strategy's state, such as weights and optimizer state."""
+
+    state: Callable[[], Any]  # returns it; it can be pickled
+    load: Callable[[Any, bool], object]  # takes it, of another rank; all of it on a rank that begins
+
+
+class Survival:
+    """What a rank knows of its exchanges, so that it can go on with others when some are lost.
+
+    All ranks take part in each exchange, so a rank that has ended one knows that all have sent what they had to: ranks
+    are at most one exchange apart. Those that are behind get the weights and the optimizer's state of one that is not,
+    and keep what they have sent as sent. If none has ended an exchange, it is dropped on all. The end of training is an
+    exchange, too. A newcomer is a rank that is behind, and has sent nothing. It makes its loop alone, and comes to the
+    others when its steps begin.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    min_ranks : int, optional
+        As in `Communicator.recover`.
+    replica : Replica
+        What ranks that are behind get from another.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the communicator cannot be recovered.
+
+    Attributes
+    ----------
+    comm : Communicator
+        Whose ranks take part now.
+    here : Communicator
+        On which the loop is made: the same, or where newcomers are in it, one of this rank alone.
+    exchanges : int
+        That have ended; less than 0 on a rank that has not come to the others yet.
+    entries : mapping of str to str
+        What has to be the same on all ranks, by name.
+    changed : bool
+        Whether ranks were lost, or have come, since the last iteration began: the same on all ranks between two.
+    membership : Membership
+        The ranks now.
+    steps : Steps
+        The numbers of steps.
+    """
+
+    def __init__(self, comm: Communicator, min_ranks: int | None, replica: Replica) -> None:
+        self._min_ranks = None if min_ranks is None else checked_int("min_ranks", min_ranks, 1)
+        comm._native.check_recoverable(self._min_ranks)
+        self.comm = comm
+        self._replica = replica
+        self.entries: Mapping[str, str] = {}
+        self.changed = False
+        self.membership = Membership.of(comm)
+        self.steps = Steps()
+        former = comm.recovered_from
+        self.is_apart = former is not None and len(former) < comm.size
+        self.here = alone(comm._config) if self.is_apart else comm
+        self.exchanges = 0
+        if former is not None and self.is_apart:
+            self.exchanges = _NO_WEIGHTS if comm.rank >= len(former) else _NO_COMMON_WEIGHTS
+        self._was_applied = False  # whether the last of them has a result for a step
+        self._made: Communicator | None = None  # here
+
+    def check_takes_part(self) -> None:
+        """Raise an `ArgumentError` on a newcomer that has not come to the others yet."""
+        if self.is_apart:
+            message = "a rank that has joined others takes part in their training from steps() on"
+            raise ArgumentError(message)
+
+    def begin(self) -> None:
+        """Note that an iteration begins, with the changes so far."""
+        if self.changed:
+            self.changed = False
+            self.membership = replace(self.membership, dropped=False)
+
+    def ended(self, applied: bool) -> None:
+        """Note that an exchange has ended on this rank, with a result for a step or without."""
+        self.exchanges += 1
+        self._was_applied = applied
+        self.steps.ended()
+
+    def finished(self) -> None:
+        """Note that training has ended on this rank, with all ranks there."""
+        self.exchanges += 1
+        self._was_applied = False
+
+    def recover(self) -> None:
+        """Make a communicator of the ranks that are left. Collective over these."""
+        self._use(self.comm.recover(self._min_ranks))
+
+    def admit(self) -> bool:
+        """Let newcomers in, if any wait; return whether there is another communicator. Collective."""
+        made = self.comm.admit(self._min_ranks)
+        if made is self.comm:
+            return False
+        self._use(made)
+        return True
+
+    def come(self) -> None:
+        """Leave the communicator of this rank alone."""
+        self.is_apart = False
+        self.here.close()
+        self.here = self.comm
+        self.membership = replace(self.membership, ranks=tuple(range(len(self.comm.recovered_from or ()))))
+        self.changed = True
+
+    def _use(self, made: Communicator) -> None:
+        before = self.membership
+        ranks = before.ranks if self.changed else tuple(range(before.size))  # at the last call of `begin`
+        former = (*ranks, *(None for _ in range(before.size - len(ranks))))  # newcomers were none
+        gone = ((former[rank], why) for rank, why in made.lost)
+        left = (*(before.left if self.changed else ()), *((rank, why) for rank, why in gone if rank is not None))
+        stayed = tuple(rank for each in made.recovered_from or () if (rank := former[each]) is not None)
+        self.comm = self.here = self._made = made
+        self.membership = Membership(made.rank, made.size, stayed, left)
+        self.changed = True
+
+    def go_back(self, dropped: bool) -> None:
+        """Note that the iteration under way has no step here, and whether gradients of this rank are lost with it."""
+        self.membership = replace(self.membership, dropped=dropped)
+        self.steps.go_back()
+
+    def catch_up(self, synchronizer: Synchronizer) -> bool:
+        """Take the weights and the optimizer's state of a rank that is ahead, if any is; return whether. Collective.
+
+        All of it is taken, or nothing: the rank that is ahead may be lost meanwhile.
+        """
+        try:
+            require_same_as_first(self.comm, "models", self.entries)
+        except MismatchError:
+            self.comm._end(False)  # the others go on without this one
+            raise
+        everyone = self.comm.allgather(np.array([self.exchanges, self._was_applied, self.steps.next]))
+        leader = int(everyone[:, 0].argmax())
+        exchanges, was_applied, number = everyone[leader].tolist()
+        if exchanges == _NO_WEIGHTS:
+            message = "all ranks that had weights to give to newcomers have died"
+            raise CommunicationError(message)  # none of LOST: there is nothing to go on with
+        if exchanges >= 0 and (everyone[:, 0] == exchanges).all():
+            return False
+        is_leader, exchanges = self.comm.rank == leader, max(exchanges, 0)
+        begins, is_behind = self.exchanges < 0, self.exchanges < exchanges and not is_leader
+        part = self.comm.split(0 if is_leader or is_behind else None, -1 if is_leader else None)
+        if part is not None:
+            with part:
+                mine = pickle.dumps((self._replica.state(), self.membership)) if is_leader else b""
+                theirs = _broadcast(part, mine)
+        if is_behind:
+            if was_applied and not begins:  # else it has sent nothing
+                synchronizer.settle()
+            replica, membership = pickle.loads(theirs.data)
+            self._replica.load(replica, begins)
+            if begins:
+                self.membership = replace(membership, rank=self.comm.rank)
+            self._was_applied, self.steps.next = bool(was_applied), number
+        self.exchanges = exchanges
+        return is_behind
+
+    def close(self, orderly: bool = True) -> None:
+        """Close the communicator, if it was made here."""
+        if self.is_apart:
+            self.here._end(orderly)
+        if self._made is not None:
+            self._made._end(orderly)
+
+
+def _broadcast(comm: Communicator, data: bytes) -> npt.NDArray[np.uint8]:
+    """Broadcast bytes of rank 0, of any number. Collective."""
+    size = int(comm.broadcast(np.array([len(data)]))[0])
+    array = np.frombuffer(data, np.uint8).copy() if comm.rank == 0 else np.empty(size, np.uint8)
+    return comm.broadcast(array)  # type: ignore[no-any-return]
+
+
+def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
+    """Return whether to go on without ranks that are lost.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is neither "raise" nor "continue", or `min_ranks` has no use.
+    """
+    if on_failure not in ("raise", "continue"):
+        message = f"on_failure is 'raise' or 'continue', not {on_failure!r}"
+        raise ArgumentError(message)
+    if min_ranks is not None and on_failure == "raise":
+        message = "min_ranks goes with on_failure='continue'"
+        raise ArgumentError(message)
+    return on_failure == "continue"
+
+
+__all__ = ["LOST", "Membership", "Replica", "Survival", "check_on_failure"]
