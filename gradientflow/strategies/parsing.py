@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradientflow.description import Parser
+from gradientflow.errors import ArgumentError
+from gradientflow.settings_file import settings_file
 
 from . import methods
 from .contract import Strategy
+from .methods import Dense
 
 _KINDS: list[type[Strategy]] = [getattr(methods, name) for name in sorted(methods.__all__, key=str.lower)]
 _PARSER: Parser[Strategy] = Parser(Strategy, "strategy", _KINDS)
@@ -52,4 +55,22 @@ def as_strategy(strategy: Any) -> Strategy:
     return _PARSER.given(strategy)
 
 
-__all__ = ["BY_NAME", "as_strategy", "parse_strategies", "parse_strategy"]
+def default_strategy() -> Strategy:
+    """Return the strategy of programs that name none: that of the settings file, else dense communication.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the file names one that there is not.
+    """
+    found = settings_file()
+    if found.strategy is None:
+        return Dense()
+    try:
+        return parse_strategy(found.strategy)
+    except ArgumentError as error:
+        message = f"{found.path}: strategy: {error}"
+        raise ArgumentError(message) from error
+
+
+__all__ = ["BY_NAME", "as_strategy", "default_strategy", "parse_strategies", "parse_strategy"]

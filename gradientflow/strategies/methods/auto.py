@@ -1,29 +1,29 @@
-"""The choice among strategies without loss of accuracy, from measurements of a few steps."""
+"""The choice among strategies without loss of accuracy: the model's, from measurements of a few steps."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow._location import load_core
 from gradientflow.arguments import checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
-from gradientflow.memory import itemsize
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Costs
+from gradientflow.model.fit import measure_link
+from gradientflow.model.traffic import Traffic
 from gradientflow.pools.base import native_threshold
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.strategies.contract import Strategy, Synchronizer
-from gradientflow.strategies.exchange.places import aligned_offsets
 from gradientflow.strategies.exchange.pooled import PoolStrategy, PoolSynchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.explanation import Explanation
-from gradientflow.strategies.predict.link import Link
+from gradientflow.strategies.predict.explanation import Explanation, Measured
 from gradientflow.strategies.update import Profile, Update
 
 from .csc import CSC
@@ -38,11 +38,9 @@ from .ssd_sgd import SSDSGD
 
 _THRESHOLDS = ("64KiB", "256KiB", "1MiB", "4MiB", "auto", "inf")
 _LOSSY = (CSC, LAGS, PowerSGD, HPSGD, LocalSGD, DiLoCo, SparseLoCo, SSDSGD)
-_LARGE = 1 << 18  # elements of the allreduce that is measured
-_SETTLING = 2  # iterations that are not representative
+_SIZES = (1 << 9, 1 << 13, 1 << 16)  # elements of the allreduces that are measured
+_SETTLING = 2  # iterations that are not representative, at the beginning and after a change
 _PROMISING = 0.01  # of a step with dense: the least predicted saving
-_WORTH_IT = 0.99  # of a step with dense: the longest step, as tried out
-_OFTEN = 0.7  # of the turns, which have to be faster: so that other load does not decide
 
 logger = logging.getLogger("gradientflow")
 
@@ -50,19 +48,19 @@ Times = npt.NDArray[np.float64]
 
 
 class Auto(PoolStrategy):
-    """Dense communication, fused and rounded as is fastest here: measured, predicted, and tried out.
+    """Dense communication, fused and rounded as is fastest here: measured, predicted, and verified.
 
     It begins as `Dense`. After `steps` iterations all ranks measure the link. From this, and from the times at which
-    gradients were ready, they predict communication for every fusion threshold and each allowed wire. The best
-    candidate takes turns with `Dense` for twice as many iterations, and is chosen if its steps were shorter. All ranks
-    choose the same.
+    gradients were ready, `gradientflow.model` predicts the step with every fusion threshold and each allowed wire.
+    Training goes on with the best, and returns to `Dense` if as many steps were longer. The first two after each change
+    do not count. All ranks choose the same.
 
     Parameters
     ----------
     allow : sequence of {"float16", "bfloat16"}, default ()
         What gradients of float32 may be rounded to between nodes.
     steps : int, default 10
-        Iterations that are measured, 2 or more.
+        Iterations that are measured of each, 2 or more.
     algorithm : str, default "auto"
         As in `gradientflow.GradientPool`.
 
@@ -73,6 +71,7 @@ class Auto(PoolStrategy):
     """
 
     name = "auto"
+    effect = "exact"
     pool = GradientPool
     is_identity_on_one_rank = True
     not_taken = dict.fromkeys(
@@ -100,7 +99,7 @@ class Auto(PoolStrategy):
     @property
     def steps_to_choice(self) -> int:
         """Iterations after which the choice is made."""
-        return 2 * _SETTLING + 3 * self.steps
+        return 3 * _SETTLING + 2 * self.steps
 
     def profile(self) -> Profile:
         """Return that nothing is lost, and when the choice is made."""
@@ -118,24 +117,23 @@ class Auto(PoolStrategy):
         """Return a candidate."""
         return Dense(fusion_threshold=threshold, wire=wire, algorithm=self.algorithm)
 
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the dense traffic with the fusion threshold and wire that make the shortest step."""
+        candidates = [each.traffic(computation, costs) for each in self.candidates(len(costs.cluster.nodes))]
+        return min(candidates, key=lambda each: each.step(computation, costs).seconds)
+
     def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> AutoExplanation:
-        """Predict a step with the best of the allowed wires, and with the methods with loss. Collective."""
-        wires = [None, *(self.allow if comm.nodes > 1 else ())]
-        found = [self.dense(wire=wire).explain_layout(comm, layout, **times) for wire in wires]
-        best = min(range(len(found)), key=lambda i: found[i].step_seconds)
-        return AutoExplanation.of(found[best], repr(self.dense(wire=wires[best])), "", comm, layout, times)
+        """Predict a step with the best threshold and wire, and with the methods with loss. Collective."""
+        measured = self.measured(comm, layout, **times)
+        return AutoExplanation.of(
+            measured, min(self.candidates(comm.nodes), key=lambda each: measured.step(each).seconds)
+        )
 
-    def explain(self, comm: Communicator, parameters: int, **options: Any) -> AutoExplanation:
-        """Do the same for one tensor of so many parameters. Collective.
-
-        Parameters
-        ----------
-        comm, parameters, **options
-            As in `Strategy.explain`.
-        """
-        dtype, device = options.pop("dtype", "float32"), options.pop("device", "cpu")
-        layout = Layout(("parameters",), ((checked_int("parameters", parameters),),), (dtype,), device)
-        return self.explain_layout(comm, layout, **options)
+    def candidates(self, nodes: int) -> list[Dense]:
+        """Return what may be chosen on so many nodes; what it begins with comes first."""
+        wires = [None, *(self.allow if nodes > 1 else ())]
+        found = [self.dense(threshold, wire) for wire in wires for threshold in _THRESHOLDS]
+        return sorted(found, key=lambda each: each != self.dense())
 
 
 @dataclass(frozen=True)
@@ -157,29 +155,18 @@ class AutoExplanation(Explanation):
     lossy: tuple[tuple[str, float], ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        found: Explanation,
-        choice: str,
-        why: str,
-        comm: Communicator,
-        layout: Layout,
-        times: Mapping[str, float | None],
-    ) -> AutoExplanation:
-        """Return an explanation that includes the strategies with loss. Collective."""
-        kinds: tuple[type[Strategy], ...] = _LOSSY if comm.size > 1 else ()
-        those = [each() for each in kinds]
-        asked = [each.explain_layout(comm, layout, **times) for each in those]
-        gains = [found.step_seconds / each.step_seconds if each.step_seconds > 0 else 1.0 for each in asked]
-        remark = next(filter(None, (each.remark for each in (found, *asked))), "")
-        known = {each.name: getattr(found, each.name) for each in fields(Explanation)}
-        known |= {"strategy": "auto", "remark": remark}
-        return cls(**known, choice=choice, why=why, lossy=tuple(zip(map(repr, those), gains, strict=True)))
+    def of(cls, measured: Measured, choice: Dense, why: str = "") -> AutoExplanation:
+        """Return an explanation that includes the strategies with loss, all from one measured link."""
+        found = measured.explain("auto", choice)
+        those: list[Strategy] = [each() for each in _LOSSY] if found.ranks > 1 else []
+        steps = [measured.step(each).seconds for each in those]
+        gains = [found.step.seconds / seconds if seconds > 0 else 1.0 for seconds in steps]
+        return cls(**vars(found), choice=repr(choice), why=why, lossy=tuple(zip(map(repr, those), gains, strict=True)))
 
     def _extra_lines(self) -> list[str]:
         gains = ", ".join(f"{words} {gain:.2f}" for words, gain in sorted(self.lossy, key=lambda each: -each[1]))
         chosen = f"  chosen:          {self.choice}"
-        lossy = f"  with some loss:  {gains} times as many steps a second, each by its own model"
+        lossy = f"  with some loss:  {gains} times as many steps a second"
         return [f"{chosen}; {self.why}" if self.why else chosen, *([lossy] if self.ranks > 1 else [])]
 
 
@@ -208,7 +195,7 @@ class AutoSynchronizer(PoolSynchronizer):
         self.compute_seconds: float | None = None
         self.backward_seconds: float | None = None
         self._dense = self._now = self.strategy.dense()
-        self._best: Dense | None = None  # the candidate that is tried out
+        self._best: Dense | None = None  # the candidate that is verified
         self._iteration = 0
         self._begun: float | None = None  # when the iteration began
         self._before = self._now  # what the iteration began with
@@ -250,7 +237,7 @@ class AutoSynchronizer(PoolSynchronizer):
         return update
 
     def after_step(self) -> None:
-        """Measure, predict, try out and choose when it is time."""
+        """Measure, predict, verify and choose when it is time."""
         super().after_step()
         if self.choice is not None:
             return
@@ -258,57 +245,47 @@ class AutoSynchronizer(PoolSynchronizer):
         steps = self.strategy.steps
         if self._iteration == _SETTLING + steps:
             self._predict()
-        elif self._best is not None:
-            if self._iteration < self.strategy.steps_to_choice - 1:
-                self._use(self._best if self._now == self._dense else self._dense)
-            else:
-                self._decide()
+        elif self._iteration == self.strategy.steps_to_choice - 1:
+            self._decide()
 
     # ---- the choice ----------------------------------------------------------------------------------------------
 
     def _predict(self) -> None:
-        """Choose the candidate to try out, from the link and the times at which gradients are ready."""
+        """Go on with the candidate whose step is the shortest, as the model has it."""
+        now = time.perf_counter()
         ready = np.median(np.array(self._ready_after[_SETTLING:]), axis=0)
         self.comm.allreduce(ready, "max")
         own = np.array([np.median(self._steps[self._dense]), np.median(self._computing)])
         step, self.compute_seconds = self.comm.allreduce(own, "mean").tolist()
-        self.backward_seconds = float(ready.max(initial=0.0))
-        wires = [None, *(self.strategy.allow if self.comm.nodes > 1 and "float32" in self.layout.dtypes else ())]
-        links = {wire: self._links(wire) for wire in wires}
-        those = [self.strategy.dense(threshold, wire) for wire in wires for threshold in _THRESHOLDS]
-        usual = int(self.pools[0]._native.fusion_threshold)  # that of "auto"
-        exposed = np.array([self._exposed(ready, each, usual, links[each.wire]) for each in those])
-        self.comm.broadcast(exposed)
-        best = those[int(exposed.argmin())]
-        saved = float(exposed[those.index(self._dense)] - exposed.min())
+        self.backward_seconds = min(float(ready.max(initial=0.0)), self.compute_seconds)
+        ready = np.maximum.accumulate(ready) + self.compute_seconds - self.backward_seconds
+        computation = Computation(
+            self.layout.shapes,
+            tuple(np.minimum(ready, self.compute_seconds).tolist()),
+            self.compute_seconds,
+            self.backward_seconds,
+            self.layout.widest,
+        )
+        fit = measure_link(self.comm, _SIZES, self.layout.device, quick=True)
+        model = Measured(computation, Costs(fit.measurement.cluster, fit.link))
+        candidates = self.strategy.candidates(self.comm.nodes)
+        predicted = [model.step(each) for each in candidates]
+        times = np.array([(each.seconds, each.exposed_seconds) for each in predicted])
+        self.comm.broadcast(times)
+        seconds, exposed = times.T
+        saved = float(seconds[0] - seconds.min())
         if saved <= _PROMISING * step:
-            hidden = self._milliseconds(float(exposed[those.index(self._dense)]))
+            hidden = self._milliseconds(float(exposed[0]))
             self._choose(self._dense, f"no threshold promises more: {hidden} of communication would not hide")
         else:
             self._saved = saved
-            self._best = best
-            self._use(best)
-
-    def _exposed(self, ready: Times, dense: Dense, usual: int, links: Mapping[str, Link]) -> float:
-        threshold = native_threshold(dense.fusion_threshold)
-        return exposed_seconds(self.layout, ready, usual if threshold is None else threshold, links)
-
-    def _links(self, wire: str | None) -> dict[str, Link]:
-        """Measure an allreduce of each dtype, at most as large as its gradients. Collective."""
-        return {
-            dtype: Link.of_allreduce(
-                self.comm,
-                dtype,
-                self.strategy.dense(wire=wire).wire_of(dtype),
-                self.strategy.algorithm,
-                self.layout.device,
-                large=_LARGE,
-            )
-            for dtype, _ in self.layout.groups
-        }
+            self._best = candidates[int(seconds.argmin())]
+            self._use(self._best)
+        assert self._begun is not None
+        self._begun += time.perf_counter() - now  # which is not part of the step
 
     def _decide(self) -> None:
-        """Choose the candidate if its steps were shorter."""
+        """Choose the candidate unless its steps were longer."""
         assert self._best is not None
         took = np.array([self._steps[each][-self.strategy.steps :] for each in (self._dense, self._best)])
         self.comm.allreduce(took, "mean")
@@ -316,7 +293,7 @@ class AutoSynchronizer(PoolSynchronizer):
         dense, best = np.median(took, axis=1).tolist()
         promised = f"{self._milliseconds(self._saved)} less were predicted"
         steps = f"a step took {self._milliseconds(dense)} with dense and {self._milliseconds(best)} with {self._best}"
-        self._choose(self._best if is_faster(*took) else self._dense, f"{steps}; {promised}")
+        self._choose(self._best if is_kept(dense, best) else self._dense, f"{steps}; {promised}")
 
     def _choose(self, choice: Dense, why: str) -> None:
         self.choice, self.why = choice, why
@@ -352,8 +329,7 @@ class AutoSynchronizer(PoolSynchronizer):
         known = {"compute_seconds": self.compute_seconds, "backward_seconds": self.backward_seconds}
         times = {**(known if self.choice is not None else {}), **times}
         why = self.why or f"which is measured until iteration {self.strategy.steps_to_choice}"
-        found = self._now.explain_layout(self.comm, self.layout, **times)
-        return AutoExplanation.of(found, repr(self._now), why, self.comm, self.layout, times)
+        return AutoExplanation.of(self.strategy.measured(self.comm, self.layout, **times), self._now, why)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -401,52 +377,16 @@ class AutoSynchronizer(PoolSynchronizer):
         return {"the choice": " ".join(str(state.get(name)) for name in ("choice", "ranks", "nodes"))}
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the choice of another synchronizer for the same tensors."""
+        """Take the choice of another synchronizer for the same tensors on these ranks."""
         assert isinstance(other, AutoSynchronizer)
         super().take_over(other)
-        if other.choice is not None and set(other.layout.names) == set(self.layout.names):
+        if other.comm is self.comm and other.choice is not None and set(other.layout.names) == set(self.layout.names):
             self._take(other.state_dict(), other.choice)
 
 
-def is_faster(dense: Times, best: Times) -> bool:
-    """Tell whether steps that took turns with those of dense were shorter: in the median, and in most turns.
-
-    Parameters
-    ----------
-    dense, best : numpy.ndarray
-        Seconds of the steps.
-    """
-    return bool(np.median(best) <= _WORTH_IT * np.median(dense) and np.mean(best < dense) >= _OFTEN)
+def is_kept(dense: float, best: float) -> bool:
+    """Tell, from the median steps with both, whether training goes on with what was predicted to be best."""
+    return best <= dense
 
 
-def exposed_seconds(layout: Layout, ready: Times, threshold: int, links: Mapping[str, Link]) -> float:
-    """Return the predicted seconds from the last gradient to the last mean.
-
-    A range is sent once all of its tensors and all ranges before it are ready, and ranges due earlier have been sent.
-
-    Parameters
-    ----------
-    layout : Layout
-        The tensors.
-    ready : numpy.ndarray
-        When each gradient is ready, in seconds.
-    threshold : int
-        Bytes of a range, at least.
-    links : mapping of str to Link
-        The link of an allreduce, by dtype.
-    """
-    due: list[tuple[float, float]] = []
-    for dtype, indices in layout.groups:
-        width = itemsize(dtype)
-        sizes = np.diff(aligned_offsets([layout.counts[index] * width for index in indices])).tolist()
-        moment = 0.0
-        for begin, end in load_core().fuse(sizes, threshold):
-            moment = max(moment, *(float(ready[index]) for index in indices[begin:end]))
-            due.append((moment, links[dtype].seconds(sum(sizes[begin:end]) / width)))
-    sent = 0.0
-    for moment, seconds in sorted(due):
-        sent = max(sent, moment) + seconds
-    return max(0.0, sent - float(ready.max(initial=0.0)))
-
-
-__all__ = ["Auto", "AutoExplanation", "AutoSynchronizer", "exposed_seconds", "is_faster"]
+__all__ = ["Auto", "AutoExplanation", "AutoSynchronizer", "is_kept"]

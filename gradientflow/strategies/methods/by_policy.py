@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any, ClassVar
 
 from gradientflow import policies
@@ -51,6 +52,7 @@ class SSGD(PolicyStrategy):
     """
 
     name = "ssgd"
+    effect = "exact"
     kind = policies.BSP
 
 
@@ -70,6 +72,11 @@ class ASGD(PolicyStrategy):
     name = "asgd"
     kind = policies.ASP
 
+    @property
+    def steps_together(self) -> float:
+        """As in the policy."""
+        return math.inf
+
 
 class SSP(PolicyStrategy):
     """Stale synchronous SGD: workers are at most `staleness` steps apart, see `gradientflow.policies.SSP`.
@@ -84,6 +91,12 @@ class SSP(PolicyStrategy):
 
     name = "ssp"
     kind = policies.SSP
+    staleness: int
+
+    @property
+    def steps_together(self) -> float:
+        """As in the policy."""
+        return self.staleness + 1.0
 
     @classmethod
     def typical(cls, steps: int) -> SSP:
@@ -104,6 +117,12 @@ class DSSP(PolicyStrategy):
 
     name = "dssp"
     kind = policies.DSSP
+    high: int
+
+    @property
+    def steps_together(self) -> float:
+        """As in the policy."""
+        return self.high + 1.0
 
     @classmethod
     def typical(cls, steps: int) -> DSSP:
@@ -124,6 +143,12 @@ class ElasticBSP(PolicyStrategy):
 
     name = "elastic_bsp"
     kind = policies.ElasticBSP
+    lookahead: int
+
+    @property
+    def steps_together(self) -> float:
+        """As in the policy."""
+        return float(self.lookahead)
 
 
 __all__ = ["ASGD", "DSSP", "SSGD", "SSP", "ElasticBSP", "PolicyStrategy"]

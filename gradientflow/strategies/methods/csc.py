@@ -13,11 +13,14 @@ import numpy as np
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Costs
+from gradientflow.model.pooled import chunk_traffic
+from gradientflow.model.traffic import Traffic
 from gradientflow.pools.chunk import Density, SparseGradientPool
 from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.exchange.residual import ResidualSynchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.sparsity import Chunks
 from gradientflow.strategies.update import Profile, Report, SettingsOf
 
 
@@ -59,6 +62,7 @@ class CSC(PoolStrategy):
     """
 
     name = "csc"
+    effect = "delays"
     pool = SparseGradientPool
 
     def __init__(
@@ -112,10 +116,12 @@ class CSC(PoolStrategy):
         """Return the warm-up, and that nothing is lost except by the decay of residuals."""
         return super().profile()._replace(is_lossless=True)
 
-    @property
-    def _sparsity(self) -> Chunks:
-        """The chunks that are sent after the warm-up."""
-        return Chunks(self.density_at(1 << 30 if callable(self.density) else self.warmup), self.chunk_size)
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the important chunks, spread evenly over the gradients, and the norms that follow them."""
+        density = self.density_at(1 << 30 if callable(self.density) else self.warmup)
+        return chunk_traffic(
+            computation, costs.cluster, density, self.chunk_size, self.fusion_threshold, self.wire, self.algorithm
+        )
 
 
 class ChunkSynchronizer(ResidualSynchronizer):

@@ -6,6 +6,10 @@ from typing import Any
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Costs
+from gradientflow.model.pooled import dense_traffic
+from gradientflow.model.traffic import Traffic
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.pooled import PoolStrategy, PoolSynchronizer
@@ -27,6 +31,7 @@ class Dense(PoolStrategy):
     """
 
     name = "dense"
+    effect = "exact"
     pool = GradientPool
     is_identity_on_one_rank = True
 
@@ -47,6 +52,10 @@ class Dense(PoolStrategy):
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
         """Make gradient pools, one for each dtype. Collective."""
         return PoolSynchronizer(comm, layout, self) if self.share is None else bind_shared(comm, layout, self)
+
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the allreduces of fused gradients."""
+        return dense_traffic(computation, self.fusion_threshold, self.wire, self.algorithm)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return how pools fuse tensors."""

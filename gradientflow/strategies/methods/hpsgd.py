@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -15,17 +14,16 @@ from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, GradientFlowError
 from gradientflow.handle import Handle
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Call, Costs
+from gradientflow.model.pooled import counts_of
+from gradientflow.model.traffic import InBackground, Traffic
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
 from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_offsets
 from gradientflow.strategies.exchange.state import check_keys
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
-from gradientflow.strategies.predict.explanation import Explanation, Subject
-from gradientflow.strategies.predict.link import median_seconds
 from gradientflow.strategies.update import Profile, SettingsOf, Update
-
-_MEASURED = 1 << 22  # weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -49,6 +47,7 @@ class HPSGD(Strategy):
     """
 
     name = "hpsgd"
+    effect = "stale"
     gradients = "consumed"
     not_taken = dict.fromkeys(
         ("density", "ratio"),
@@ -67,27 +66,12 @@ class HPSGD(Strategy):
         """Make the synchronizer, with its sums and common weights. Collective."""
         return HPSGDSynchronizer(comm, layout, self)
 
-    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        return Subject(self.name, parameters, "float32", self.wire, self.algorithm)
-
-    def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
-        """Predict a step that never waits: computation, and the update of replica and sums, as measured.
-
-        A round is one allreduce of the sums. It lasts a whole number of steps, rounded up.
-        """
-        replica, sums, gradient = (np.zeros(_MEASURED, np.float32) for _ in range(3))
-        step, place = load_core().local_updates.replica_step, gradient.ctypes.data
-        update = median_seconds(comm, lambda: step(replica, None, sums, place, "float32", 0.1, 1.0, 0.0))
-        update *= found.parameters / _MEASURED
-        round_seconds, step_seconds = found.communication_seconds, found.compute_seconds + update
-        steps = math.ceil(round_seconds / step_seconds) if found.compute_seconds else 1
-        return ExchangeExplanation.of(
-            found,
-            exchange_seconds=round_seconds,
-            period=max(1, steps),
-            hidden_steps=math.inf,
-            bookkeeping_seconds=update,
-        )
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the allreduce of the sums, in the background."""
+        parameters = sum(counts_of(computation))
+        call = Call("allreduce", parameters, "float32", self.wire, self.algorithm)
+        # A step reads the gradient, and reads and writes replica and sums; a round applies the mean and copies weights.
+        return InBackground((call,), 20.0 * parameters, 24.0 * parameters, 12.0 * parameters)
 
 
 class HPSGDSynchronizer(PlacedSynchronizer):

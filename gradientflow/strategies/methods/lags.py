@@ -13,6 +13,10 @@ import numpy.typing as npt
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Costs
+from gradientflow.model.pooled import SELECTION_PASSES, Allgathers, Allreduces, counts_of
+from gradientflow.model.traffic import Traffic
 from gradientflow.pools.base import native_threshold
 from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.state import in_order
@@ -118,6 +122,27 @@ class LAGS(TopKStrategy):
         native_threshold(merge_bytes, "merge_bytes")
         self.selection, self.merge_bytes = checked_selection(selection), merge_bytes
         self.threshold_reuse = checked_int("threshold_reuse", threshold_reuse)
+
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the entries of each layer; an adaptive ratio is fitted as in training, to the model's times."""
+        if self.ratio != ADAPTIVE:
+            return super().traffic(computation, costs)
+        counts = counts_of(computation)
+        stages = stages_of(counts, _LARGE)
+        ready = computation.ready
+        ratios = [self.max_ratio] * len(counts)
+        for number, stage in enumerate(stages):
+            elements = tuple(counts[index] for index in stage)
+            selecting = costs.pass_seconds(sum(elements) * SELECTION_PASSES)
+            following = stages[number + 1] if number + 1 < len(stages) else None
+            computing = None if following is None else ready[following[-1]] - ready[stage[-1]]
+            found = Stage(elements, selecting, computing)
+            ratio = adaptive_ratio(
+                found, Allreduces(costs, self.wire), Allgathers(costs, self.wire), costs.cluster.ranks, self.max_ratio
+            )
+            for index in stage:
+                ratios[index] = ratio
+        return self._traffic_of_ratios(computation, costs, ratios)
 
     def ratio_at(self, iteration: int) -> float:
         """Return the ratio of an iteration, with the warm-up; `max_ratio` if it is adaptive."""
@@ -290,8 +315,12 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         if state is not None and "ratios" in state:
             self.ratios, self._next_fit = list(state["ratios"]), int(state["next_fit"])
         else:
-            self.ratios = [float(self.strategy.max_ratio)] * len(self.layout)
-            self._next_fit = self.iterations + max(1, self.strategy.warmup)
+            self._fit_anew()
+
+    def _fit_anew(self) -> None:
+        """Begin with the largest ratios, and fit them after the warm-up."""
+        self.ratios = [float(self.strategy.max_ratio)] * len(self.layout)
+        self._next_fit = self.iterations + max(1, self.strategy.warmup)
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
         """Return iteration, order and ratios of a state."""
@@ -299,11 +328,17 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         return {**super().summary(state), "the ratios": ratios, "the next fit": str(state.get("next_fit"))}
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take residuals and ratios of another synchronizer, by the names of tensors, and its iteration."""
+        """Take residuals, ratios and iteration of another synchronizer, by the names of tensors.
+
+        If it had other ranks, the ratios are fitted anew.
+        """
         assert isinstance(other, AdaptiveSynchronizer)
         super().take_over(other)
-        self.ratios = in_order(other.ratios, other.layout.names, self.layout, self.ratios)
-        self._next_fit = other._next_fit
+        if other.comm is self.comm:
+            self.ratios = in_order(other.ratios, other.layout.names, self.layout, self.ratios)
+            self._next_fit = other._next_fit
+        else:
+            self._fit_anew()
 
 
 def _median(samples: Sequence[Times], count: int) -> Times:

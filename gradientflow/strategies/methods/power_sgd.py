@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +9,16 @@ import numpy.typing as npt
 
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Call, Costs
+from gradientflow.model.pooled import counts_of
+from gradientflow.model.traffic import EveryStep, Exchange, Traffic
 from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.explanation import Explanation, Subject
-from gradientflow.strategies.predict.link import Link, median_seconds
 
-_SIDE = 1024  # rows and columns of a matrix, where shapes are not known
-_MEASURED = 2048  # rows and columns at most, of the matrix that is measured
+_PASSES = 12 * 4  # bytes of memory for each gradient
 
 Floats = npt.NDArray[np.float32]
 
@@ -45,6 +43,7 @@ class PowerSGD(Strategy):
     """
 
     name = "powersgd"
+    effect = "approximates"
     not_taken = dict.fromkeys(("density", "ratio"), "all of two thin matrices is sent; rank says how thin they are") | {
         "fusion_threshold": "all matrices travel together, in two calls"
     }
@@ -62,61 +61,17 @@ class PowerSGD(Strategy):
         """Make the synchronizer that approximates gradients. Collective."""
         return PowerSGDSynchronizer(comm, layout, self)
 
-    def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
-        """Do the same as `explain` for the matrices of a layout. Collective."""
-        found = super().explain(comm, sum(layout.counts), dtype=layout.widest, device=layout.device, **times)
-        return self._of_matrices(comm, found, layout.shapes)
-
-    def explain(self, comm: Communicator, parameters: int, **options: Any) -> Explanation:
-        """Predict a step for a model whose parameters are square matrices of 1,024 rows. Collective.
-
-        Two allreduces follow backpropagation, one after the other: of the left matrices with all that travels as it
-        is, and of the right matrices. The bookkeeping is three products and a decomposition for each matrix, as
-        measured on the largest one, of at most 2,048 rows and columns.
-
-        Parameters
-        ----------
-        comm, parameters, **options
-            As in `Strategy.explain`.
-        """
-        found = super().explain(comm, parameters, **options)
-        matrices, rest = divmod(found.parameters, _SIDE * _SIDE)
-        shapes = [*[(_SIDE, _SIDE)] * matrices, (rest // _SIDE, _SIDE), (rest % _SIDE,)]
-        return self._of_matrices(comm, found, shapes)
-
-    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        return Subject(self.name, parameters, "float32", self.wire, "auto", overlaps=False)
-
-    def _of_matrices(self, comm: Communicator, found: Explanation, shapes: Sequence[tuple[int, ...]]) -> Explanation:
-        sizes = [_matrix(shape, self.rank) for shape in shapes]
-        sent = sum(
-            rank * (rows + columns) if rank else math.prod(shape)
-            for (rows, columns, rank), shape in zip(sizes, shapes, strict=True)
-        )
-        elements = sum(rows * columns for rows, columns, _ in sizes)
-        each = (found.communication_seconds - found.latency_seconds) / max(1, found.parameters)  # as it travels
-        link = Link(found.latency_seconds, max(0.0, each))
-        return replace(
-            found,
-            elements_sent=sent,
-            bytes_sent=found.bytes_sent * sent / max(1, found.parameters),
-            communication_seconds=link.seconds(sent) + (link.latency if elements else 0.0),
-            bookkeeping_seconds=self._product_seconds(comm, [each for each in sizes if each[2]]) if elements else 0.0,
-        )
-
-    def _product_seconds(self, comm: Communicator, sizes: list[tuple[int, int, int]]) -> float:
-        """Measure products and decomposition for the largest matrix, and scale them to all. Collective."""
-        rows, columns, rank = max(sizes)
-        rows, columns = min(rows, _MEASURED), min(columns, _MEASURED)
-        matrix, base = np.ones((rows, columns), np.float32), np.ones((columns, rank), np.float32)
-        gradient = matrix.copy()
-
-        def once() -> None:
-            np.add(matrix, gradient, out=gradient)
-            left = np.linalg.qr(gradient @ base)[0]
-            np.subtract(gradient, left @ (gradient.T @ left).T, out=gradient)
-
-        return median_seconds(comm, once) / (rows * columns) * sum(each[0] * each[1] for each in sizes)
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the two allreduces after backpropagation, of left and of right matrices."""
+        sizes = [_matrix(shape, self.rank) for shape in computation.shapes]
+        whole = sum(count for count, size in zip(counts_of(computation), sizes, strict=True) if not size[2])
+        left = whole + sum(rank * rows for rows, _, rank in sizes)
+        right = sum(rank * columns for _, columns, rank in sizes)
+        calls = tuple(Call("allreduce", count, "float32", self.wire) for count in (left, right) if count)
+        elements = sum(rows * columns for rows, columns, rank in sizes if rank)
+        # Three products with a thin matrix read the gradient; its residual is read and written before and after.
+        passes = elements * _PASSES
+        return EveryStep((Exchange(calls, len(sizes), passes),), 0.0, False, 4.0 * elements)
 
 
 class PowerSGDSynchronizer(ArraySynchronizer):

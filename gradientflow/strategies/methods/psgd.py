@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from gradientflow.communicator import Communicator
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Costs
+from gradientflow.model.traffic import Nothing, Traffic
 from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
-from gradientflow.strategies.predict.explanation import Explanation, Subject
 
 
 class PSGD(Strategy):
@@ -22,6 +21,7 @@ class PSGD(Strategy):
     """
 
     name = "psgd"
+    effect = "local"
     gradients = "local"
     is_identity_on_one_rank = True
     not_taken = dict.fromkeys(
@@ -32,12 +32,9 @@ class PSGD(Strategy):
         """Make the synchronizer, which averages weights in the end. Collective."""
         return PSGDSynchronizer(comm, layout, self)
 
-    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        return Subject(self.name, parameters, "float32", None, "auto")
-
-    def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
-        """Predict a step of computation alone."""
-        return ExchangeExplanation.of(found, exchange_seconds=0.0, period=math.inf, parts=0, hidden_steps=math.inf)
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return that nothing travels."""
+        return Nothing()
 
 
 class PSGDSynchronizer(ArraySynchronizer):

@@ -10,15 +10,19 @@ import numpy.typing as npt
 from gradientflow.arguments import checked_float
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.model.computation import Computation
+from gradientflow.model.costs import Call, Costs
+from gradientflow.model.pooled import counts_of
+from gradientflow.model.traffic import EveryFewSteps, Traffic
 from gradientflow.strategies.exchange.nonfinite import is_finite
 from gradientflow.strategies.exchange.periodic import PeriodicStrategy, PeriodicSynchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.explanation import Explanation
 
 _BLOCK = 4096  # entries
 _SENT = 64  # of them
 _INDEX_BYTES = _SENT * 12 // 8
 _CODE_BYTES = _SENT * 2 // 8
+_PASSES = 20 * 4  # bytes of memory for each weight: residuals, selection, codes, weights
 BLOCK_BYTES = _INDEX_BYTES + _CODE_BYTES + 4  # and the scale
 
 Floats = npt.NDArray[np.float32]
@@ -62,9 +66,12 @@ class SparseLoCo(PeriodicStrategy):
         """Make the synchronizer, which counts steps and exchanges weights. Collective."""
         return SparseLoCoSynchronizer(comm, layout, self)
 
-    def _travels(self, comm: Communicator, found: Explanation) -> dict[str, float]:
-        nbytes = -(-found.parameters // _BLOCK) * BLOCK_BYTES
-        return {"sent": _SENT / _BLOCK, "bytes_sent": float(nbytes * (comm.nodes - 1))}
+    def traffic(self, computation: Computation, costs: Costs) -> Traffic:
+        """Return the exchange of the largest entries, an allgather."""
+        parameters = sum(counts_of(computation))
+        call = Call("allgather", -(-parameters // _BLOCK) * BLOCK_BYTES, "uint8", in_node_memory=False)
+        passes = parameters * (_PASSES + 4.0 * costs.cluster.ranks)  # what each rank sends is decoded
+        return EveryFewSteps((call,), self.period, passes=passes, memory=12.0 * parameters)
 
 
 class SparseLoCoSynchronizer(PeriodicSynchronizer):

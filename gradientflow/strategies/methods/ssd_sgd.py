@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow._location import load_core
 from gradientflow.arguments import checked_float, checked_int, checked_nonnegative
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -19,12 +18,10 @@ from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.served import ServedStrategy, ServedSynchronizer
 from gradientflow.strategies.exchange.state import check_rank, in_order
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.link import median_seconds
 from gradientflow.strategies.update import Profile
 
 Array = npt.NDArray[np.float32]
 
-_MEASURED = 1 << 22  # weights
 _RULES = ("glu", "sgd", "dc_asgd", "none")
 
 
@@ -134,19 +131,15 @@ class SSDSGD(ServedStrategy):
         """Start servers with the weights of rank 0. Collective."""
         return DelayedSynchronizer(comm, layout, self)
 
-    def local_seconds(self, comm: Communicator, parameters: int) -> float:
-        """Measure the local update, and return its seconds for so many weights. Collective."""
-        if self.local_update == "none":
-            return 0.0
-        weight, kept, gradient = (_zeros(_MEASURED) for _ in range(3))
-        core, place = load_core().local_updates, (gradient.ctypes.data, "float32")
-        rates = 0.1, 1.0, 0.0
-        calls: dict[str, Callable[[], object]] = {
-            "glu": lambda: core.glu_step(weight, kept, *place, False, *rates, 2.0, 0.5, 1.0),
-            "sgd": lambda: core.sgd_step(weight, *place, *rates),
-            "dc_asgd": lambda: core.dc_step(weight, kept, None, *place, *rates, 2.0, 0.95, 1e-7),
-        }
-        return median_seconds(comm, calls[self.local_update]) * parameters / _MEASURED
+    @property
+    def steps_together(self) -> float:
+        """Return the steps from one pull to the next, and the one that hides a pull."""
+        return self.k + 1.0
+
+    @property
+    def local_passes(self) -> float:  # type: ignore[override]
+        """Bytes of memory for each weight: gradient, weights, and those of the last pull."""
+        return {"none": 0.0, "sgd": 12.0, "glu": 20.0, "dc_asgd": 28.0}[self.local_update]
 
 
 class DelayedSynchronizer(ServedSynchronizer):

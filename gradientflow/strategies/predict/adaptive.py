@@ -6,10 +6,16 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gradientflow._location import load_core
 
-from .link import Link
+
+class Cost(Protocol):
+    """What calls take."""
+
+    def seconds(self, elements: float, /) -> float:
+        """Return the seconds of a call with so many elements."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Stage:
         return sum(load_core().k_of(count, ratio) for count in self.elements)
 
 
-def adaptive_ratio(stage: Stage, dense: Link, sparse: Link, ranks: int, max_ratio: float) -> float:
+def adaptive_ratio(stage: Stage, dense: Cost, sparse: Cost, ranks: int, max_ratio: float) -> float:
     """Return the smallest ratio with which communication hides behind backpropagation, at most `max_ratio`.
 
     With ratio 1 there is a dense allreduce, without selection. Between 1 and the number of ranks an allgather of
@@ -46,7 +52,7 @@ def adaptive_ratio(stage: Stage, dense: Link, sparse: Link, ranks: int, max_rati
     ----------
     stage : Stage
         The layers that are sent.
-    dense, sparse : Link
+    dense, sparse : Cost
         An allreduce, by elements, and an allgather, by the entries of a rank.
     ranks : int
         Number of ranks.

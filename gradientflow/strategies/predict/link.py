@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
+from gradientflow.model.timing import median_seconds_of
 from gradientflow.pools.gradient import GradientPool
 
 _SMALL, _LARGE = 1 << 10, 1 << 20  # elements; with both, latency and bandwidth can be told apart
 _GATHERED = 1 << 15  # entries: the larger size of an allgather
-_LEAST_TURNS, _MOST_TURNS = 5, 25
-_SECONDS = 0.05  # limit for all turns, where they are more than _LEAST_TURNS
 ENTRY = np.dtype([("index", np.int32), ("value", np.float32)])
 
 
@@ -83,37 +80,4 @@ def _average(pool: GradientPool) -> None:
         DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
 
 
-def median_seconds(comm: Communicator, call: Callable[[], object]) -> float:
-    """Return how long the slowest rank waits for a call, as in `median_seconds_of`. Collective."""
-    return median_seconds_of(comm, [call])[0]
-
-
-def median_seconds_of(comm: Communicator, calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return how long the slowest rank waits for each of several calls, after a turn that does not count. Collective.
-
-    The calls take turns; short ones get more turns. So other load of some milliseconds affects few turns of each call,
-    and the medians leave it out.
-    """
-    _turns(comm, calls, 1)
-    times = _turns(comm, calls, _LEAST_TURNS)
-    fitting = _SECONDS * _LEAST_TURNS / max(float(times.sum()), 1e-9)
-    more = int(min(fitting, _MOST_TURNS)) - _LEAST_TURNS
-    if more > 0:
-        times = np.concatenate([times, _turns(comm, calls, more)])
-    return [float(median) for median in np.median(times, axis=0)]
-
-
-def _turns(comm: Communicator, calls: Sequence[Callable[[], object]], number: int) -> npt.NDArray[np.float64]:
-    """Return the waiting times of the slowest rank, on all ranks: a row for each turn, a column for each call."""
-    times = np.zeros((number, len(calls)))
-    for turn in times:
-        for index, call in enumerate(calls):
-            comm.barrier()
-            begin = time.perf_counter()
-            call()
-            turn[index] = time.perf_counter() - begin
-    comm.allreduce(times, "max")
-    return times
-
-
-__all__ = ["ENTRY", "Link", "median_seconds", "median_seconds_of"]
+__all__ = ["ENTRY", "Link"]

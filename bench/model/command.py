@@ -1,0 +1,231 @@
+"""``gradientflow bench model``: fit on few emulated hosts, predict others, then measure them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+from gradientflow.model import Cluster, Costs, Link, computation_of, layers_of, predict
+from gradientflow.model.fit import fit_link
+from gradientflow.model.units import bits_per_second_of
+from gradientflow.policies import Stragglers
+from gradientflow.strategies import as_strategy
+
+from ..core.table import empty_table
+from ..netlab import parse_delay
+from .files import to_measurement
+from .hosts import Case, run_on_hosts
+from .lossless import compare_lossless
+from .papers import predict_tables
+from .ssd_sgd_paper import predict_speed_ups
+
+_MODELS = {"perceptron": 0.1, "lstm": 0.06}  # seconds of a step
+_STRATEGIES = (
+    "dense",
+    "csc(density=0.1)",
+    "lags(ratio=100)",
+    "hpsgd",
+    "ssd_sgd(k=5, warmup=5)",
+    "diloco(period=10)",
+)
+
+
+_CASES = (
+    Case(4),
+    Case(6),
+    Case(8),
+    Case(4, "200mbit"),
+    Case(4, "10gbit"),
+    Case(4, "1gbit", (1.0, 1.0, 1.0, 1.5)),
+)
+
+
+@click.command()
+@click.option("--steps", default=10, show_default=True, help="Timed steps of a block.")
+@click.option("--blocks", default=5, show_default=True, help="Blocks of each strategy.")
+@click.option("--transport", type=click.Choice(["tcp", "mpi"]), default="tcp", show_default=True)
+@click.option(
+    "--delay",
+    "delays",
+    multiple=True,
+    metavar="TIME",
+    help="Predict and measure 4 hosts whose links have this delay instead; may be repeated.",
+)
+@click.option("--predictions", default="predictions.json", show_default=True, help="Written before measuring begins.")
+@click.option("--json", "json_path", metavar="FILE", help="Write predictions and measurements here.")
+@click.option("--papers", is_flag=True, help="Predict the figures of the papers instead; needs no hosts.")
+@click.option("--auto", is_flag=True, help="Compare auto with each that it chooses from instead.")
+def model(
+    steps: int,
+    blocks: int,
+    transport: Any,
+    delays: tuple[str, ...],
+    predictions: str,
+    json_path: str | None,
+    papers: bool,
+    auto: bool,
+) -> int:
+    """Fit the model on 2 and 3 emulated hosts at 1 Gbit/s, predict other hosts and rates, then measure those.
+
+    Computation is a timed wait, because all hosts share the cores of this machine. Needs root, as netlab does.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    if papers:
+        _print_papers(console)
+        return 0
+    if auto:
+        compare_lossless(_MODELS, transport, console)
+        return 0
+    measurements = [
+        to_measurement(run_on_hosts(Case(hosts), transport, {"measure": "link"}, console)) for hosts in (2, 3)
+    ]
+    link = fit_link(measurements)
+    console.print(f"fitted on 2 and 3 hosts at 1gbit: {link}\n", soft_wrap=True)
+    rows: list[dict[str, Any]] = []
+    cases = [Case(4, delay=delay) for delay in delays] or _CASES
+    if delays:
+        _report_delays(cases, transport, console)
+    for case in cases:
+        costs = Costs(Cluster((1,) * case.hosts, transport), _of_case(link, case))
+        stragglers = Stragglers(case.stragglers) if max(case.stragglers) > 1 else None
+        for network, seconds in _MODELS.items():
+            computation = computation_of(layers_of(network), seconds)
+            for words in _STRATEGIES:
+                found = predict(as_strategy(words), computation, costs, stragglers)
+                rows.append({"case": case, "model": network, "strategy": words, "predicted": found.step.seconds})
+    text = json.dumps({"link": asdict(link), "predictions": [_plain(row) for row in rows]}, indent=1)
+    Path(predictions).write_text(text, encoding="utf-8")
+    console.print(f"{len(rows)} predictions are in {predictions}; measuring begins {time.strftime('%H:%M:%S')}\n")
+    for case in cases:
+        mine = [row for row in rows if row["case"] is case]
+        runs = [
+            {
+                "model": row["model"],
+                "step": _MODELS[row["model"]],
+                "strategy": row["strategy"],
+                "steps": max(steps, as_strategy(row["strategy"]).profile().period),
+            }
+            for row in mine
+        ]
+        told = {"measure": "steps", "stragglers": case.stragglers, "runs": runs, "blocks": blocks}
+        for row, found in zip(mine, run_on_hosts(case, transport, told, console), strict=True):
+            row["measured"] = statistics.median(found)
+            row["spread"] = (max(found) - min(found)) / statistics.median(found)
+            row["error"] = row["predicted"] / row["measured"] - 1
+    _print(console, rows)
+    if json_path:
+        data = {
+            "link": asdict(link),
+            "remarks": [each.remark for each in measurements],
+            "rows": list(map(_plain, rows)),
+        }
+        Path(json_path).write_text(json.dumps(data, indent=1), encoding="utf-8")
+    return 0
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "case": str(row["case"])}
+
+
+def _of_case(link: Link, case: Case) -> Link:
+    """Return the link with another rate, as much less for headers as where it was fitted, and its delay."""
+    bits = bits_per_second_of(case.rate)
+    assert bits
+    return replace(link, per_byte=link.per_byte * 1e9 / bits, latency=link.latency + parse_delay(case.delay))
+
+
+def _report_delays(cases: Sequence[Case], transport: str, console: Console) -> None:
+    """Print how late messages are: the emulated links have an error of their own."""
+    for case in cases:
+        found = to_measurement(run_on_hosts(replace(case, hosts=2), transport, {"measure": "link"}, console))
+        least = min(point.seconds for point in found.points)
+        told = parse_delay(case.delay)
+        console.print(
+            f"links of {case.delay}: the smallest call of 2 hosts takes {1e3 * least:.2f} ms, {least / told - 1:+.1%}"
+        )
+
+
+def _print_papers(console: Console) -> None:
+    table = empty_table()
+    for heading in ("model", "cluster", "with"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("paper, images/s", "model", "error", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    cells = predict_tables()
+    for cell in cells:
+        table.add_row(
+            cell.row.model,
+            cell.row.cluster,
+            cell.column,
+            f"{cell.images / (1 + cell.error):,.0f}",
+            f"{cell.images:,.0f}",
+            f"{cell.error:+.0%}",
+            "fitted" if cell.fitted else "free",
+        )
+    console.print(table)
+    _print_free(console, [cell.error for cell in cells if not cell.fitted])
+    console.print("\nspeed-up of SSD-SGD over SSGD")
+    table = empty_table()
+    table.add_column("model", no_wrap=True)
+    for heading in ("batch", "k", "paper", "model", "error", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = predict_speed_ups()
+    for place, row in enumerate(rows):
+        ratios = (f"{row.paper:.2f}", f"{row.predicted:.2f}", f"{row.error:+.0%}")
+        table.add_row(row.model, str(row.batch), str(row.delay), *ratios, "free" if place else "fitted")
+    console.print(table)
+    _print_free(console, [row.error for row in rows[1:]])
+
+
+def _print_free(console: Console, errors: Sequence[float]) -> None:
+    sizes = np.abs(errors)
+    console.print(f"free: median error {np.median(sizes):.0%}, worst {sizes.max():.0%}")
+
+
+def _print(console: Console, rows: list[dict[str, Any]]) -> None:
+    table = empty_table()
+    for heading in ("hosts", "model", "strategy"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("predicted ms", "measured", "spread", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row["case"]),
+            row["model"],
+            row["strategy"],
+            f"{row['predicted'] * 1e3:.1f}",
+            f"{row['measured'] * 1e3:.1f}",
+            f"{row['spread']:.0%}",
+            f"{row['error']:+.1%}",
+        )
+    console.print(table)
+    errors = np.abs([row["error"] for row in rows])
+    worst, best = rows[int(np.argmax(errors))], rows[int(np.argmin(errors))]
+    console.print(
+        f"median error {np.median(errors):.1%}, 90th percentile {np.percentile(errors, 90):.1%}; best "
+        f"{best['case']}, {best['model']}, {best['strategy']}: {best['error']:+.1%}; worst {worst['case']}, "
+        f"{worst['model']}, {worst['strategy']}: {worst['error']:+.1%}",
+        soft_wrap=True,
+    )
+    named = 0
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((str(row["case"]), row["model"]), []).append(row)
+    for group in groups.values():
+        chosen = min(group, key=lambda row: row["predicted"])
+        named += chosen["measured"] <= 1.05 * min(row["measured"] for row in group)
+    console.print(f"the strategy that was predicted to be fastest is so, within 5 %, in {named} of {len(groups)} cases")
+
+
+__all__ = ["model"]

@@ -1,0 +1,66 @@
+"""Jobs on emulated hosts, whose rank 0 tells what it has found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from gradientflow.errors import GradientFlowError
+from gradientflow.launch import module_command
+
+from .files import MARK
+
+
+@dataclass(frozen=True)
+class Case:
+    """Hosts to emulate.
+
+    Attributes
+    ----------
+    hosts : int
+        How many, with a rank each.
+    rate : str
+        What each can send.
+    stragglers : tuple of float
+        How many times as long the ranks compute, in turn.
+    delay : str
+        How long what a host sends is under way.
+    """
+
+    hosts: int
+    rate: str = "1gbit"
+    stragglers: tuple[float, ...] = (1.0,)
+    delay: str = "0s"
+
+    def __str__(self) -> str:
+        """Name it."""
+        slow = "" if max(self.stragglers) == 1 else f", one {max(self.stragglers):g}x slower"
+        late = "" if self.delay == "0s" else f", {self.delay}"
+        return f"{self.hosts} hosts, {self.rate}{late}{slow}"
+
+
+def run_on_hosts(case: Case, transport: str, told: dict[str, Any], console: Console) -> Any:
+    """Run a job on emulated hosts, and return what its rank 0 has found.
+
+    Raises
+    ------
+    gradientflow.errors.GradientFlowError
+        If the job fails.
+    """
+    console.print(f"[dim]{case}: {told['measure']} ...[/dim]")
+    program = module_command("gradientflow.bench.model.rank", [json.dumps(told)])
+    where = ["--hosts", str(case.hosts), "--rate", case.rate, "--delay", case.delay, "--transport", transport]
+    command = module_command("gradientflow.cli", ["netlab", *where, "--", *program])
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    found = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
+    if done.returncode != 0 or not found:
+        message = f"a job on {case} has ended with exit status {done.returncode}\n{done.stdout}"
+        raise GradientFlowError(message)
+    return json.loads(found[-1])
+
+
+__all__ = ["Case", "run_on_hosts"]

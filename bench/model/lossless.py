@@ -1,0 +1,104 @@
+"""Whether auto finds what is best among those that lose nothing: its first steps beside theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from gradientflow.communicator import Communicator
+from gradientflow.model import Computation
+from gradientflow.strategies import Auto, Strategy
+from gradientflow.training import ArrayLoop
+
+from ..core.table import empty_table
+from .hosts import Case, run_on_hosts
+from .paced import times_of_steps
+
+_STEPS = 60  # of auto, from its very first
+_OTHERS = 6  # of each that it chooses from, in a turn
+_TURNS = 2
+_CASES = (Case(4, "200mbit"), Case(4), Case(4, "10gbit"))
+
+
+def race(comm: Communicator, computation: Computation) -> dict[str, Any]:
+    """Measure `auto` from its first step on, between turns of each that it chooses from. Collective."""
+    random = np.random.default_rng(comm.rank)
+    fresh = [random.standard_normal(shape, np.float32) for shape in computation.shapes]
+
+    def times(strategy: Strategy, steps: int, before: int) -> tuple[list[float], Any]:
+        weights = [np.zeros(shape, np.float32) for shape in computation.shapes]
+        training = ArrayLoop(comm, weights, strategy)
+        times_of_steps(comm, training, fresh, computation, before)
+        found = times_of_steps(comm, training, fresh, computation, steps)
+        synchronizer = training.synchronizer
+        training.close()
+        return found, synchronizer
+
+    others: dict[str, list[float]] = {repr(each): [] for each in Auto().candidates(comm.nodes)}
+    first: list[float] = []
+    why = choice = ""
+    for turn in range(_TURNS):
+        for each in Auto().candidates(comm.nodes):
+            others[repr(each)] += times(each, _OTHERS, 2)[0]
+        if turn == _TURNS // 2 - 1:
+            first, synchronizer = times(Auto(), _STEPS, 0)
+            choice, why = repr(synchronizer.choice), synchronizer.why
+    return {"auto": first, "others": others, "choice": choice, "why": why, "chosen_after": Auto().steps_to_choice}
+
+
+def compare_lossless(models: Mapping[str, float], transport: str, console: Console) -> None:
+    """Race in each case, and print by how much `auto` is slower than the best.
+
+    Parameters
+    ----------
+    models : mapping of str to float
+        Seconds of a step, by model.
+    transport : str
+        What messages travel over.
+    console : Console
+        Where to print.
+    """
+    table = empty_table()
+    for heading in ("hosts", "model", "best", "auto's"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (
+        "dense ms",
+        "best",
+        "auto, once chosen",
+        "over best",
+        f"auto, {_STEPS} steps",
+        "over best",
+        "choosing",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    reasons = []
+    for case in _CASES:
+        for model, seconds in models.items():
+            found = run_on_hosts(case, transport, {"measure": "auto", "model": model, "step": seconds}, console)
+            others = {name: float(np.median(times)) for name, times in found["others"].items()}
+            best = min(others, key=others.__getitem__)
+            times = np.array(found["auto"])
+            later, mean = float(np.median(times[found["chosen_after"] :])), float(times.mean())
+            longest = times[: found["chosen_after"]].max() - np.median(times)  # the step in which the link is measured
+            over = [f"{each / others[best] - 1:+.1%}" for each in (later, mean)]
+            table.add_row(
+                *(str(case), model, _threshold(best), _threshold(found["choice"])),
+                *(f"{each * 1e3:,.1f}" for each in (others["dense"], others[best], later)),
+                *(over[0], f"{mean * 1e3:,.1f}", over[1], f"{longest * 1e3:,.0f}"),
+            )
+            medians = ", ".join(f"{_threshold(name)} {each * 1e3:,.1f}" for name, each in others.items())
+            reasons.append(f"{case}, {model}: {found['why']}. Medians: {medians}")
+    console.print(table)
+    for reason in reasons:
+        console.print(reason, soft_wrap=True)
+
+
+def _threshold(dense: str) -> str:
+    """Return what tells a candidate from the others."""
+    return dense.removeprefix("dense(fusion_threshold=").strip("')")
+
+
+__all__ = ["compare_lossless", "race"]

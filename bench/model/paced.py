@@ -1,0 +1,118 @@
+"""Steps whose computation is a timed wait: gradients become final at the moments that a computation says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import gradientflow as gf
+from gradientflow.communicator import Communicator
+from gradientflow.model.computation import Computation
+from gradientflow.strategies import as_strategy
+from gradientflow.training import ArrayLoop
+
+_AT_FIRST = 6  # steps that are not timed, after the warm-up
+_SOON = 2e-4  # seconds before a moment at which sleep is over
+
+
+def step_seconds(
+    comm: Communicator, strategy: str, computation: Computation, steps: int, blocks: int, factor: float = 1.0
+) -> list[float]:
+    """Return the seconds of a step with a strategy, of each block of steps, at the mean speed of the ranks. Collective.
+
+    Where ranks wait for each other in every step, all have the same speed.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    strategy : str
+        The strategy.
+    computation : Computation
+        A step without communication.
+    steps, blocks : int
+        Steps of a block, and blocks.
+    factor : float
+        How many times as long this rank computes.
+    """
+    own = computation.scaled(factor)
+    random = np.random.default_rng(comm.rank)
+    weights = [random.standard_normal(shape, np.float32) for shape in own.shapes]
+    fresh = [random.standard_normal(shape, np.float32) for shape in own.shapes]
+    training = ArrayLoop(comm, weights, strategy)
+    optimizer: Any = None
+    if training.strategy.gradients != "mean" or training.strategy.step != "any":
+        momentum = 0.9 if training.strategy.profile().takes_momentum else 0.0
+        optimizer = gf.optimizers.SGD(training, weights, lr=1e-3, momentum=momentum)
+    seconds = []
+    warmup = as_strategy(strategy).profile().warmup
+    for _ in range(warmup + _AT_FIRST):
+        _step(training, optimizer, fresh, own)
+    comm.barrier()  # none between blocks: there ranks would wait for each other where the strategy lets them go on
+    for _ in range(blocks):
+        begin = time.perf_counter()
+        for _ in range(steps):
+            _step(training, optimizer, fresh, own)
+        seconds.append((time.perf_counter() - begin) / steps)
+    found = 1 / np.array(seconds)
+    comm.allreduce(found, "mean")
+    training.finish()
+    training.close()
+    return [float(each) for each in 1 / found]
+
+
+def times_of_steps(
+    comm: Communicator, training: ArrayLoop, fresh: Sequence[Any], computation: Computation, steps: int
+) -> list[float]:
+    """Return the seconds of each step of a strategy whose ranks wait for each other in every step. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    training : ArrayLoop
+        With the strategy.
+    fresh : sequence of arrays
+        Gradients.
+    computation : Computation
+        A step without communication.
+    steps : int
+        How many.
+    """
+    times = np.zeros(steps + 1)
+    comm.barrier()
+    times[0] = time.perf_counter()
+    for index in range(steps):
+        _step(training, None, fresh, computation)
+        times[index + 1] = time.perf_counter()
+    return [float(each) for each in np.diff(times)]
+
+
+def _step(training: ArrayLoop, optimizer: Any, fresh: Sequence[Any], computation: Computation) -> None:
+    begin = time.perf_counter()
+    for index, moment in enumerate(computation.ready):
+        training.gradients[index][...] = fresh[index]
+        _wait_until(begin + moment)
+        training.ready(index)
+    rest = computation.seconds - computation.ready[-1]
+    training.wait()
+    if rest > 0:
+        time.sleep(rest)
+    if optimizer is not None:
+        optimizer.step()
+    else:
+        training.stepped()
+
+
+def _wait_until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > _SOON:
+        time.sleep(left - _SOON)
+    while time.perf_counter() < moment:
+        time.sleep(0)
+
+
+__all__ = ["step_seconds", "times_of_steps"]

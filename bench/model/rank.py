@@ -1,0 +1,39 @@
+"""A rank of a job that measures what is told as JSON; rank 0 prints what it has found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import gradientflow as gf
+from gradientflow.model import computation_of, layers_of
+from gradientflow.model.fit import measure
+
+from .files import MARK, from_measurement
+from .lossless import race
+from .paced import step_seconds
+
+
+def main() -> None:
+    """Measure calls, or steps of strategies."""
+    told: dict[str, Any] = json.loads(sys.argv[1])
+    with gf.init() as comm:
+        found: Any
+        if told["measure"] == "link":
+            found = from_measurement(measure(comm))
+        elif told["measure"] == "auto":
+            found = race(comm, computation_of(layers_of(told["model"]), told["step"]))
+        else:
+            factors = told["stragglers"]
+            factor = factors[comm.rank % len(factors)]
+            found = []
+            for run in told["runs"]:
+                computation = computation_of(layers_of(run["model"]), run["step"])
+                found.append(step_seconds(comm, run["strategy"], computation, run["steps"], told["blocks"], factor))
+        if comm.rank == 0:
+            print(MARK + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What messages and passes over memory cost, as seconds."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+from gradientflow.arguments import checked_nonnegative
+from gradientflow.errors import ArgumentError
+from gradientflow.settings_file import read_settings_file
+
+from .cluster import Cluster
+from .schedule import Schedule, schedule_of
+from .units import bits_per_second_of, seconds_of
+
+_PAYLOAD = 1448 / 1538  # the share of user data in full Ethernet frames of TCP, with preamble and gap
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, as in `schedule_of`."""
+
+    kind: str
+    count: int
+    dtype: str = "float32"
+    wire: str | None = None
+    algorithm: str = "auto"
+    in_node_memory: bool = True
+
+
+@dataclass(frozen=True)
+class Link:
+    """The costs of messages and memory, in seconds.
+
+    With `Schedule` they give the time of a call::
+
+        call + rounds * latency + max((leaving - burst) * per_byte, processors) + inside * per_byte_inside
+
+    where `leaving` are the bytes that leave the busiest node, `inside` those that pass through the memory of a node,
+    and `processors` is ``sum of leaving * processor_per_byte / cores`` where all nodes share `cores` processors.
+
+    Attributes
+    ----------
+    call : float
+        For each call between nodes.
+    latency : float
+        For each message that waits for another.
+    per_byte : float
+        For each byte that leaves a node.
+    burst : float
+        Bytes that an idle link lets through at once: those of a bucket that fills at the rate of the link.
+    call_inside : float
+        For each call inside a node.
+    per_byte_inside : float
+        For each byte that the ranks of a node read or write in shared memory.
+    per_byte_of_pass : float
+        For each byte of memory that a rank passes over to choose what it sends.
+    processor_per_byte : float
+        Seconds of a processor for each byte between nodes: sending, receiving and adding.
+    cores : float
+        Processors that all nodes share, as emulated ones do; 0 where each rank has its own.
+    """
+
+    call: float = 0.0
+    latency: float = 20e-6
+    per_byte: float = 0.0
+    burst: float = 0.0
+    call_inside: float = 5e-6
+    per_byte_inside: float = 5e-11
+    per_byte_of_pass: float = 4e-11
+    processor_per_byte: float = 0.0
+    cores: float = 0.0
+
+    def __post_init__(self) -> None:  # noqa: D105
+        for each in fields(self):
+            checked_nonnegative(each.name, getattr(self, each.name))
+
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        """Return a link of a rate and a latency, such as ``"25gbit,20us"``. The rest are usual values.
+
+        The rate is that of the wire, of which TCP leaves 94 % for data in frames of 1,500 bytes.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is not a rate and a latency.
+        """
+        words = text.split(",")
+        rates = [rate for rate in map(bits_per_second_of, words) if rate]
+        latencies = [seconds for seconds in map(seconds_of, words) if seconds is not None]
+        if len(rates) != 1 or len(latencies) > 1 or len(words) > len(rates) + len(latencies):
+            message = f"a link is a rate and a latency, such as 25gbit,20us, not {text!r}"
+            raise ArgumentError(message)
+        return replace(cls(latency=latencies[0]) if latencies else cls(), per_byte=8 / (rates[0] * _PAYLOAD))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Link:
+        """Return the link of a settings file, from its table ``[link]``.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the file cannot be read, or has no link.
+        """
+        table = read_settings_file(path).link
+        if not table:
+            message = f"{path} has no table [link]: gradientflow tune writes one"
+            raise ArgumentError(message)
+        known = {each.name for each in fields(cls)}
+        if unknown := sorted(set(table) - known):
+            message = f"{path}: [link] has {', '.join(unknown)}, and a link is {', '.join(sorted(known))}"
+            raise ArgumentError(message)
+        try:
+            return cls(**table)
+        except (ArgumentError, TypeError) as error:
+            message = f"{path}: [link] {error}"
+            raise ArgumentError(message) from error
+
+    def __str__(self) -> str:
+        """Say the two main costs in words."""
+        rate = f"{8e-9 / self.per_byte:.3g} Gbit/s of data" if self.per_byte else "no limit of bandwidth"
+        return f"{rate}, {self.latency * 1e6:.0f} us"
+
+
+class Costs:
+    """The times of calls on a cluster.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Whose ranks make the calls.
+    link : Link
+        What messages cost.
+    """
+
+    def __init__(self, cluster: Cluster, link: Link) -> None:
+        self.cluster = cluster
+        self.link = link
+        self.schedule = lru_cache(maxsize=4096)(self._schedule)
+
+    def _schedule(self, call: Call) -> Schedule:
+        return schedule_of(
+            self.cluster,
+            call.kind,
+            call.count,
+            call.dtype,
+            wire=call.wire,
+            algorithm=call.algorithm,
+            in_node_memory=call.in_node_memory,
+        )
+
+    def seconds(self, call: Call, idle: float = math.inf) -> float:
+        """Return the seconds of a call that begins when the link has been idle for so long."""
+        if self.cluster.ranks == 1:
+            return 0.0
+        return self.of_schedule(self.schedule(call), idle)
+
+    def of_schedule(self, schedule: Schedule, idle: float = math.inf) -> float:
+        """Return the seconds of the messages of a call."""
+        link, inside = self.link, schedule.inside * self.link.per_byte_inside
+        if len(self.cluster.nodes) == 1:
+            return link.call_inside + inside
+        start = link.call_inside if self.cluster.largest_node > 1 else 0.0
+        return (
+            start
+            + inside
+            + link.call
+            + schedule.rounds * link.latency
+            + self.wire_seconds(float(schedule.leaving.max()), float(schedule.leaving.sum()), idle)
+        )
+
+    def wire_seconds(self, busiest: float, everywhere: float, idle: float = math.inf) -> float:
+        """Return the seconds of bytes between nodes: of those of the busiest node, and of all nodes together."""
+        busiest -= min(busiest, self.link.burst, idle / self.link.per_byte if self.link.per_byte else math.inf)
+        shared = everywhere * self.link.processor_per_byte / self.link.cores if self.link.cores else 0.0
+        return max(busiest * self.link.per_byte, shared)
+
+    def pass_seconds(self, nbytes: float) -> float:
+        """Return the seconds in which each rank passes over so many bytes of its memory."""
+        crowd = max(1.0, self.cluster.ranks / self.link.cores) if self.link.cores else 1.0
+        return nbytes * self.link.per_byte_of_pass * crowd
+
+    def sent(self, call: Call) -> float:
+        """Return the bytes that a rank sends to other nodes in a call: the mean over ranks."""
+        if self.cluster.ranks == 1:
+            return 0.0
+        return float(self.schedule(call).leaving.sum()) / self.cluster.ranks
+
+
+__all__ = ["Call", "Costs", "Link"]

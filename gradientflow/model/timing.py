@@ -1,0 +1,66 @@
+"""How long ranks wait for calls, as medians of turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.communicator import Communicator
+
+_LEAST_TURNS, _MOST_TURNS = 5, 25
+_SECONDS = 0.05  # limit for all turns, where they are more than _LEAST_TURNS
+
+
+def median_seconds(comm: Communicator, call: Callable[[], object]) -> float:
+    """Return how long the slowest rank waits for a call, as in `median_seconds_of`. Collective."""
+    return median_seconds_of(comm, [call])[0]
+
+
+def median_seconds_of(
+    comm: Communicator, calls: Sequence[Callable[[], object]], *, rest: float = 0.0, budget: float = _SECONDS
+) -> list[float]:
+    """Return how long the slowest rank waits for each of several calls, after a turn that does not count. Collective.
+
+    The calls take turns; short ones get more turns. So other load of some milliseconds affects few turns of each call,
+    and the medians leave it out.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks make the calls.
+    calls : sequence of callable
+        The calls.
+    rest : float
+        Seconds for which all are idle before each call.
+    budget : float
+        Seconds of all turns together, where more than the least number fit.
+    """
+    _turns(comm, calls, 1, rest)
+    times = _turns(comm, calls, _LEAST_TURNS, rest)
+    fitting = budget * _LEAST_TURNS / max(float(times.sum()), 1e-9)
+    more = int(min(fitting, _MOST_TURNS)) - _LEAST_TURNS
+    if more > 0:
+        times = np.concatenate([times, _turns(comm, calls, more, rest)])
+    return [float(median) for median in np.median(times, axis=0)]
+
+
+def _turns(
+    comm: Communicator, calls: Sequence[Callable[[], object]], number: int, rest: float
+) -> npt.NDArray[np.float64]:
+    """Return the waiting times of the slowest rank, on all ranks: a row for each turn, a column for each call."""
+    times = np.zeros((number, len(calls)))
+    for turn in times:
+        for index, call in enumerate(calls):
+            time.sleep(rest)
+            comm.barrier()
+            begin = time.perf_counter()
+            call()
+            turn[index] = time.perf_counter() - begin
+    comm.allreduce(times, "max")
+    return times
+
+
+__all__ = ["median_seconds", "median_seconds_of"]
