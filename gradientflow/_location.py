@@ -1,4 +1,4 @@
-"""Where the installed package is, and how its compiled core is loaded.
+"""Where the program and the installed package are, and how its compiled core is loaded.
 
 Python started in the root of the repository finds the source folder ``gradientflow`` before any installed package.
 After a plain ``pip install .`` that folder holds no compiled core, or one left over from an earlier editable install,
@@ -23,6 +23,16 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it has been deleted
+        return Path()
+
+
+FOLDER = _current_folder()  # as the package is imported, and so before the program may have gone to another one
 
 
 def use_installed_package() -> bool:

@@ -45,7 +45,7 @@ def checked_float(name: str, value: Any) -> float:
     gradientflow.errors.ArgumentTypeError
         If it is not a real number.
     """
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         message = f"{name} is a number, not {value!r}"
         raise ArgumentTypeError(message)
     try:

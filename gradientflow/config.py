@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ._location import load_core
-from .errors import ArgumentTypeError, GradientFlowWarning
+from .errors import ArgumentError, ArgumentTypeError, GradientFlowWarning
+from .settings_file import settings_file
 
 
 class Field(NamedTuple):
@@ -37,18 +38,18 @@ class Config(Mapping[str, str]):
     ----------
     **overrides : str, int, float, bool or path
         Settings by name (see `fields`), for example ``timeout=30`` or ``staging_bytes="1MiB"``. They take precedence
-        over the ``GRADIENTFLOW_*`` environment variables, and these over the defaults.
+        over the ``GRADIENTFLOW_*`` environment variables, these over the settings file, and this over the defaults.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If a setting is unknown or its value, here or in the environment, is not accepted.
+        If a setting is unknown or its value, here, in the environment or in the settings file, is not accepted.
     gradientflow.errors.ArgumentTypeError
         If a value is of another type.
     """
 
     def __init__(self, **overrides: str | float | bool | os.PathLike[str]) -> None:
-        texts = {name: _to_text(name, value) for name, value in overrides.items()}
+        texts = {**_settings_of_file(), **{name: _to_text(name, value) for name, value in overrides.items()}}
         self._values: dict[str, str] = load_core().read_config(texts)
 
     def __getitem__(self, name: str) -> str:
@@ -69,7 +70,7 @@ class Config(Mapping[str, str]):
 
 
 def settings(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return all settings by name: those of a `Config`; else those given, and the environment's for the rest.
+    """Return all settings by name: those of a `Config`; else those given, and for the rest those of a `Config`.
 
     Raises
     ------
@@ -98,6 +99,22 @@ def warn_of_unknown_variables() -> None:
     """Warn, once in a process, of variables of the environment that look like settings and are none."""
     for sentence in unknown_variables():
         warnings.warn(sentence, GradientFlowWarning, stacklevel=2)
+
+
+def _settings_of_file() -> dict[str, str]:
+    """Return the settings of the settings file that the environment leaves to it."""
+    found = settings_file()
+    if not found.settings:
+        return {}
+    read = load_core().read_config
+    read({})  # an error of the environment is not one of the file
+    texts = {name: _to_text(name, value) for name, value in found.settings.items()}
+    try:
+        read(texts)
+    except ArgumentError as error:
+        message = f"{found.path}: [settings] {error}"
+        raise ArgumentError(message) from error
+    return {name: texts[name] for name in found.unless_in_environment()}
 
 
 def _to_text(name: str, value: object) -> str:

@@ -41,6 +41,8 @@ for _name, _summary in {
     "doctor": "Check this machine and installation.",
     "bench": "Measure ours and other libraries side by side in one run.",
     "netlab": "Run a job across hosts that are made on this machine for it.",
+    "simulate": "Predict the steps of strategies on hosts that need not be there.",
+    "tune": "Measure the link of a job, and which strategy suits it.",
     "timeline": "Join the timelines of a job's ranks, and read them.",
     "replay": "Ask policies again what a recorded run asked one.",
     "config": "Print how to compile against the library, and its settings.",

@@ -24,23 +24,12 @@ from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.bench.core.command import Bench
 from gradientflow.bench.core.plan import AUTO, PlanError, check_installed, without_mpi
 from gradientflow.bench.core.report import Output, progress, report
-from gradientflow.cli.hosts import check_hosts
-from gradientflow.cli.job import Job, die_with_parent, run_job
+from gradientflow.cli.again import start_again
+from gradientflow.cli.job import die_with_parent
 from gradientflow.cli.lazy import LazyCommand
-from gradientflow.cli.transport import find_launcher_or_tcp
 from gradientflow.errors import GradientFlowError
 from gradientflow.job import asked_transport
-from gradientflow.launch import (
-    asked_binding,
-    command_over_tcp,
-    launch_environment,
-    module_command,
-    mpirun_command,
-    rank_of_this_process,
-    rank_program,
-    ranks_of_this_job,
-    tcp_job,
-)
+from gradientflow.launch import rank_of_this_process, ranks_of_this_job
 from gradientflow.meeting import find_way
 
 _PLOT_FORMATS = (".png", ".pdf", ".svg")
@@ -97,6 +86,8 @@ class BenchCommand(click.Command):
     def invoke(self, ctx: click.Context) -> int:
         """Measure as one rank inside an MPI job, or as one process that needs none; otherwise start a job."""
         options, named = ctx.params, {option.name for option in self._bench.options} - _FILES - {"with_cpu"}
+        if self._bench.instead is not None and (status := self._bench.instead(options)) is not None:
+            return status
         plan = self._bench.plan(**{name: options[name] for name in named if options[name] is not None})
         check_installed(plan.peers)
         _check_files(options)
@@ -118,16 +109,8 @@ class BenchCommand(click.Command):
             raise PlanError("say how many ranks to start, for example -n 2")
         plan.check_job(ranks, on_this_machine=options["hosts"] is None)
         needs_mpi = "mpi" in (asked_transport(), *getattr(plan, "transports", ()))
-        launcher = find_launcher_or_tcp("mpi" if needs_mpi else AUTO, _LEFT_OUT)
         arguments = [*sys.argv[1:], "--columns", ",".join(map(str, _columns()))]
-        command = module_command("gradientflow.cli", arguments)
-        check_hosts(options["hosts"])
-        if launcher is None:
-            job = tcp_job(ranks, command, options["hosts"], bind=asked_binding())
-            return run_job(Job(command_over_tcp(job), {}))
-        command = rank_program(command, options["hosts"], bind=asked_binding())
-        command = mpirun_command(launcher, ranks, command, options["hosts"])
-        return run_job(Job(command, launch_environment(launcher, options["hosts"])))
+        return start_again(arguments, ranks, options["hosts"], "mpi" if needs_mpi else AUTO, _LEFT_OUT)
 
     def _measure(self, plan: Any, output: Output) -> int:
         transports = getattr(plan, "transports", (AUTO,))
@@ -168,6 +151,23 @@ def _load_jax() -> click.Command:
 
 # Its libraries take turns as jobs: a process of JAX has one of them.
 bench.add_command(LazyCommand("jax", "Measure unchanged programs of JAX beside gloo, and calls in jit.", _load_jax))
+
+
+def _load_model() -> click.Command:
+    found: click.Command = importlib.import_module("gradientflow.bench.model.command").model
+    return found
+
+
+# It makes hosts of its own.
+bench.add_command(LazyCommand("model", "Predict steps on emulated hosts, then measure them.", _load_model))
+
+
+def _load_survive() -> click.Command:
+    found: click.Command = importlib.import_module("gradientflow.bench.survive.command").survive
+    return found
+
+
+bench.add_command(LazyCommand("survive", "Kill ranks at random moments, and check what is left.", _load_survive))
 
 
 def _is_of_mpi() -> bool:

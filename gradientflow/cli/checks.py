@@ -35,8 +35,8 @@ from gradientflow.launch import (
     launch_environment,
     module_command,
     mpirun_command,
+    rank_of_this_process,
     rank_program,
-    ranks_of_this_job,
     tcp_command,
 )
 from gradientflow.meeting import consider_ways, find_way
@@ -44,13 +44,14 @@ from gradientflow.meeting.endpoints import near
 from gradientflow.meeting.way import ALONE
 from gradientflow.mpi_library import MPILibrary, explain_mpi4py, missing_mpi
 from gradientflow.mpi_start import TRANSPORTS, start_variables
+from gradientflow.settings_file import NAME, settings_file
+from gradientflow.strategies import default_strategy
 
 _START = "start"
 _PROBE = module_command("gradientflow.cli.probe", [])
 _PROBE_SECONDS = 60.0
 _FACTS = (
     ("nodes_remark", "layout"),
-    ("cores_remark", "cores are short"),
     ("simd", "kernels for"),
     ("staging_bytes_per_rank", "staging bytes per rank"),
 )
@@ -168,6 +169,11 @@ def address_towards(place: str) -> Check:
     return Check("address of this host", "ok", f"{address} ({why})")
 
 
+def this_job() -> list[Check]:
+    """Have the job that this process is a rank of do the same as the jobs below; all of its ranks have to come here."""
+    return _try(_PROBE, {})
+
+
 def live_job() -> list[Check]:
     """Start an MPI job of two ranks, have it sum random integers, and look at what it reports."""
     if obstacle := _obstacle():
@@ -190,13 +196,11 @@ def live_job_without_mpi() -> list[Check]:
 
 def _obstacle() -> Check | None:
     """Say why no job can be tried; None if one can."""
-    if ranks_of_this_job() is None:
-        try:
-            asked_binding()
-        except LaunchError as error:
-            return Check(_START, "fail", "not tried", str(error))
-        return None
-    return Check(_START, "warn", "not tried", "this is itself a rank of a job: run doctor outside of it")
+    try:
+        asked_binding()
+    except LaunchError as error:
+        return Check(_START, "fail", "not tried", str(error))
+    return None
 
 
 def _try(command: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
@@ -205,6 +209,8 @@ def _try(command: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
         output.seek(0)
         text = output.read().decode(errors="replace")
     report = next((line[len(MARK) :] for line in text.splitlines() if line.startswith(MARK)), None)
+    if status == 0 and report is None and rank_of_this_process():
+        return [Check(_START, "ok", "rank 0 says what its job found")]
     if status != 0 or report is None:
         what = f"no end within {_PROBE_SECONDS:g} s" if status == TIMED_OUT else f"exit status {status}"
         return [Check(_START, "fail", what, _last_lines(text))]
@@ -225,17 +231,23 @@ def other_packages() -> list[Check]:
 def settings() -> list[Check]:
     """Give every setting's value and where it comes from."""
     try:
-        config = Config()
-    except ValueError as error:
+        config, strategy, file = Config(), default_strategy(), settings_file()
+    except (ValueError, TypeError) as error:
         return [Check("configuration", "fail", "cannot be read", str(error))]
+    there = f"none: no {NAME} in this folder" if file.path is None else str(file.path)
+    sources = dict.fromkeys(file.settings, f"from {NAME}")
+    sources |= {name: f"from {variable}" for name, variable, *_ in fields() if os.environ.get(variable)}
     return [
-        Check(
-            name,
-            "ok",
-            f"{config[name]}{f' {unit}' if unit not in _UNITLESS else ''} "
-            f"({f'from {variable}' if variable in os.environ else 'default'})",
-        )
-        for name, variable, unit, _, _ in fields()
+        Check("settings file", "ok", there),
+        Check("strategy", "ok", f"{strategy} ({f'from {NAME}' if file.strategy else 'default'})"),
+        *(
+            Check(
+                name,
+                "ok",
+                f"{config[name]}{f' {unit}' if unit not in _UNITLESS else ''} ({sources.get(name, 'default')})",
+            )
+            for name, _, unit, _, _ in fields()
+        ),
     ] + [Check("configuration", "warn", "a variable that nothing reads", each) for each in unknown_variables()]
 
 
@@ -256,6 +268,8 @@ def judge(report: dict[str, Any]) -> list[Check]:
     names = [f"rank {rank}: {name}" for rank, name in enumerate(report["cores"])]
     found.append(Check("cores of ranks", "ok", "; ".join(names)))
     facts = report["describe"]
+    if remark := facts.get("cores_remark"):
+        found.append(Check("cores are short", "warn", remark, "right, but slow: waiting ranks take each other's time"))
     direct = facts["direct_read"]
     advice = "" if direct == "available" else "ordinary arrays go through staging, which is slower for large ones"
     found.append(Check("direct reads", "warn" if advice else "ok", direct, advice))

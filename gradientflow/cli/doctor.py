@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from typing import TypeAlias
 
 import click
 from rich.console import Console
@@ -15,15 +16,21 @@ from rich.text import Text
 from gradientflow.cli import checks
 from gradientflow.cli.checks import Check
 from gradientflow.cli.meeting_point import meeting_point
+from gradientflow.launch import ranks_of_this_job
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-_SECTIONS: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
+_Section: TypeAlias = tuple[str, Callable[[], list[Check]]]
+_JOBS: tuple[_Section, ...] = (
+    ("job of two ranks", checks.live_job),
+    ("job of two ranks without MPI", checks.live_job_without_mpi),
+)
+_BEFORE: tuple[_Section, ...] = (
     ("versions", checks.versions),
     ("machine", checks.machine),
     ("MPI", checks.mpi),
     ("how ranks would meet", checks.meeting),
-    ("job of two ranks", checks.live_job),
-    ("job of two ranks without MPI", checks.live_job_without_mpi),
+)
+_AFTER: tuple[_Section, ...] = (
     ("allreduce between hosts", checks.between_hosts),
     ("other packages", checks.other_packages),
     ("settings", checks.settings),
@@ -35,7 +42,7 @@ _SECTIONS: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
 @click.option("--meet", metavar="HOST:PORT", help="Only check whether ranks started here can meet there.")
 def doctor(as_json: bool, meet: str | None) -> int:
     """Check this machine and installation; exits with 1 if something has to be put right."""
-    sections = _SECTIONS if meet is None else (("meeting point", partial(meeting_point, meet)),)
+    sections = _sections() if meet is None else (("meeting point", partial(meeting_point, meet)),)
     console = Console(soft_wrap=True, highlight=False)
     found: dict[str, list[Check]] = {}
     for section, examine in sections:
@@ -51,6 +58,12 @@ def doctor(as_json: bool, meet: str | None) -> int:
         console.print()
         console.print(Text(f"{len(failed)} to put right: {', '.join(failed)}" if failed else "All in order."))
     return 1 if failed else 0
+
+
+def _sections() -> tuple[_Section, ...]:
+    """Return what to look at; the job that this process is a rank of takes the place of jobs to try."""
+    inside = ranks_of_this_job() is not None
+    return (*_BEFORE, *((("this job", checks.this_job),) if inside else _JOBS), *_AFTER)
 
 
 def _print_section(console: Console, section: str, entries: list[Check]) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from gradientflow.bench.netlab import Netlab, NetlabError, end_leftovers, parse_link_down
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.run import executable
-from gradientflow.cli.transport import find_launcher_or_tcp, transport_option
+from gradientflow.cli.transport import (
+    check_restarts,
+    find_launcher_or_tcp,
+    min_ranks_option,
+    restart_option,
+    transport_option,
+    transport_to_survive,
+)
 from gradientflow.launch import (
     OPEN_MPI,
     TcpJob,
+    check_min_ranks,
     launch_environment,
     mpirun_command,
     rank_program,
@@ -29,8 +39,16 @@ from gradientflow.launch import (
     help="What each host can send: a rate as tc writes it, or none for no limit.",
 )
 @click.option(
+    "--delay",
+    default="0s",
+    metavar="TIME",
+    help="How long what a host sends is under way: 5ms, for example; by default no time.",
+)
+@click.option(
     "--ranks-per-host", type=int, default=1, show_default=True, metavar="K", help="How many ranks each host gets."
 )
+@min_ranks_option
+@restart_option
 @transport_option("without MPI")
 @click.option("--shell", is_flag=True, help="Run COMMAND once, on no host: mpirun in it starts jobs on the hosts.")
 @click.option(
@@ -45,7 +63,10 @@ from gradientflow.launch import (
 def netlab(
     hosts: int | None,
     rate: str,
+    delay: str,
     ranks_per_host: int,
+    min_ranks: int | None,
+    restarts: int,
     transport: str,
     shell: bool,
     links_down: tuple[str, ...],
@@ -66,20 +87,27 @@ def netlab(
         raise NetlabError(f"this is already a rank of a job of {outer}: start netlab outside of it")
     if hosts is None or not program:
         raise NetlabError("say how many hosts to make and what to run, for example --hosts 2 -- hostname")
-    lab = Netlab(hosts, rate, ranks_per_host)
+    lab = Netlab(hosts, rate, ranks_per_host, delay)
     downs = [parse_link_down(text, hosts) for text in links_down]
     command = executable(program, elsewhere=False)
+    check_restarts(restarts, min_ranks)
+    if min_ranks is not None:
+        transport = transport_to_survive("mpi" if shell else transport)
+        check_min_ranks(min_ranks, lab.ranks)
     launcher = find_launcher_or_tcp("mpi" if shell else transport)
     if launcher is None:
         with lab:
             for host, seconds in downs:
                 lab.take_link_down(host, seconds)
-            started = tcp_command(TcpJob(command, lab.hosts_of_ranks, meet=lab.hosts_of_ranks[0], agent=lab.agent))
-            return run_job(Job(lab.command(started), lab.variables, reads_input=True))
+            meet = lab.hosts_of_ranks[0]
+            job = TcpJob(command, lab.hosts_of_ranks, meet=meet, agent=lab.agent, min_ranks=min_ranks)
+            job = replace(job, restarts=restarts, keeper=lab.launcher_address if restarts else "")
+            return run_job(Job(lab.command(tcp_command(job)), lab.variables, reads_input=True))
     if launcher.library != OPEN_MPI:
         raise NetlabError(f"netlab starts jobs with Open MPI only, and {launcher.path} belongs to {launcher.library}")
     if not shell:
-        command = mpirun_command(launcher, lab.ranks, rank_program(command, "host0"), lab.slots)
+        command = rank_program(command, "host0", transport=transport)
+        command = mpirun_command(launcher, lab.ranks, command, lab.slots)
     with lab:
         for host, seconds in downs:
             lab.take_link_down(host, seconds)

@@ -119,7 +119,7 @@ def read_timelines(paths: Sequence[str]) -> list[RankTimeline]:
     list of RankTimeline
         In the order of ranks.
     """
-    timelines = [timeline for path in paths for timeline in _timelines_of(path, _read_events(path))]
+    timelines = [timeline for path in paths for timeline in _timelines_of(path, read_events(path))]
     first_of_rank: dict[int, RankTimeline] = {}
     for timeline in timelines:
         other = first_of_rank.setdefault(timeline.rank, timeline)
@@ -240,7 +240,14 @@ def _timelines_of(path: str, events: Sequence[Event]) -> list[RankTimeline]:
     ]
 
 
-def _read_events(path: str) -> list[Event]:
+def read_events(path: str) -> list[Event]:
+    """Read the events of a file in the trace event format, of ours or of PyTorch's profiler.
+
+    Raises
+    ------
+    TimelineError
+        If it cannot be read, or holds none.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -1,0 +1,173 @@
+"""The settings file, ``gradientflow.toml``: what holds in programs where neither they nor the environment say it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from . import _location
+from .errors import ArgumentError
+from .whole_file import whole_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME = "gradientflow.toml"
+VARIABLE = "GRADIENTFLOW_CONFIG_FILE"
+_NONE = ("off", "0", "false", "no")
+_KINDS = {"strategy": str, "settings": dict, "link": dict}
+
+logger = logging.getLogger("gradientflow")
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """What a settings file says.
+
+    Attributes
+    ----------
+    path : Path or None
+        Where it is; None of what no file says.
+    strategy : str or None
+        The words of the strategy with which programs train that name none.
+    settings : mapping of str to str, number or bool
+        Settings of communicators, by name.
+    link : mapping of str to number
+        The costs of the link between nodes; empty where it was not measured.
+    """
+
+    path: Path | None = None
+    strategy: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    link: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def unless_in_environment(self) -> dict[str, Any]:
+        """Return the settings that no variable of the environment overrides."""
+        return {name: value for name, value in self.settings.items() if not os.environ.get(variable_of(name))}
+
+
+def variable_of(setting: str) -> str:
+    """Return the variable of the environment that a setting has."""
+    return f"GRADIENTFLOW_{setting.upper()}"
+
+
+def _find(named: str) -> Path | None:
+    """Return the file that the variable names, or ``gradientflow.toml`` in the folder of the start, if any."""
+    if named:
+        return None if named.lower() in _NONE else _location.FOLDER / named
+    here = _location.FOLDER / NAME
+    return here if here.is_file() else None
+
+
+def settings_file() -> SettingsFile:
+    """Return what the settings file of this process says, which is nothing where there is none.
+
+    It is read once, and looked for in the folder in which GradientFlow was imported: what happens to it, or to the
+    current folder, while a program runs does not change the program.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        As of `read_settings_file`.
+    """
+    return _read_once(os.environ.get(VARIABLE, ""))
+
+
+@cache
+def _read_once(named: str) -> SettingsFile:
+    path = _find(named)
+    return SettingsFile() if path is None else read_settings_file(path)
+
+
+def read_settings_file(path: str | os.PathLike[str]) -> SettingsFile:
+    """Return what a file says.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it cannot be read, or has a key that is not known or a value of another kind.
+    """
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        message = f"{path} cannot be read: {error}"
+        raise ArgumentError(message) from error
+    for name, value in found.items():
+        if name not in _KINDS:
+            message = f"{path} has {name}, and a settings file has strategy, [settings] and [link]"
+            raise ArgumentError(message)
+        if not isinstance(value, _KINDS[name]):
+            what = "words such as 'csc(density=0.1)'" if name == "strategy" else f"a table, [{name}]"
+            message = f"{path}: {name} is {what}, not {value!r}"
+            raise ArgumentError(message)
+    for name, value in found.get("settings", {}).items():
+        if isinstance(value, dict | list | date | time):
+            message = f"{path}: [settings] {name} is text, a number, true or false, not {value!r}"
+            raise ArgumentError(message)
+    return SettingsFile(Path(path), **found)
+
+
+def write_settings_file(path: str, contents: SettingsFile, remarks: Sequence[str] = ()) -> None:
+    """Write a file, in place of the one that is there.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    contents : SettingsFile
+        What it says.
+    remarks : sequence of str
+        What else is to be known: comments at the top.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it cannot be written.
+    """
+    lines = [f"# {line}".rstrip() for remark in remarks for line in remark.splitlines()]
+    if contents.strategy is not None:
+        lines.append(f"strategy = {_value(contents.strategy)}")
+    for name, table in (("settings", contents.settings), ("link", contents.link)):
+        if table:
+            lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items())]
+    try:
+        with whole_file(path) as file:
+            file.write(("\n".join(lines) + "\n").encode())
+    except OSError as error:
+        message = f"{path} cannot be written: {error}"
+        raise ArgumentError(message) from error
+
+
+@cache
+def say_what_holds(found: SettingsFile) -> None:
+    """Say, once in a process, what a settings file sets: one that was forgotten would surprise."""
+    words = [f"{name}={value!r}" for name, value in found.unless_in_environment().items()]
+    words += [f"the strategy {found.strategy}"] if found.strategy else []
+    if words:
+        logger.warning("%s sets %s, where the program does not", found.path, ", ".join(words))
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
+
+
+__all__ = [
+    "NAME",
+    "VARIABLE",
+    "SettingsFile",
+    "read_settings_file",
+    "say_what_holds",
+    "settings_file",
+    "variable_of",
+    "write_settings_file",
+]
