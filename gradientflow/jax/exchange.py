@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import load_core
+from gradientflow.agreement import require_same
 from gradientflow.communicator import Communicator
 from gradientflow.config import settings as settings_of
 from gradientflow.errors import ArgumentError, ClosedError, MismatchError, NonFiniteError
-from gradientflow.meeting.endpoints import meet_by
-from gradientflow.meeting.variables import Place
 from gradientflow.memory import itemsize
 from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer
 from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.update import Iteration
+from gradientflow.training.alone import alone
 from gradientflow.training.binding import bind_together
 from gradientflow.training.tensors import Tensors
 
@@ -88,9 +88,8 @@ class Exchange:
     def first_state(self) -> tuple[Array, list[Array], Array]:
         """The state before the first call: token, arrays and text."""
         token = np.array([0, self.hash, 0, 0], np.uint32)
-        alone = _alone()
-        with alone:
-            synchronizer = self.strategy.bind(alone, self.layout)
+        with alone(settings_of(None)) as comm:
+            synchronizer = self.strategy.bind(comm, self.layout)
             arrays, text = pack(synchronizer.state_dict())
             synchronizer.close()
         room = room_for(text, len(self.layout)) if text != b"{}" else 0
@@ -161,8 +160,12 @@ class Exchange:
         return True
 
     def _check_others(self) -> None:
-        """Raise on all ranks unless each makes this first call: threads may begin in another order. Collective."""
-        places = self._comm().allgather(np.array([self._place])).ravel().tolist()
+        """Raise on all ranks unless each makes this first call with this strategy. Collective.
+
+        Threads may begin in another order.
+        """
+        comm = self._comm()
+        places = comm.allgather(np.array([self._place])).ravel().tolist()
         if len(set(places)) > 1:
             message = (
                 f"the ranks call different transformations of gradientflow.jax.average for the first time, number "
@@ -170,6 +173,7 @@ class Exchange:
                 "and their first calls, too"
             )
             raise MismatchError(message)
+        require_same(comm, "strategies", {"strategy": repr(self.strategy)})
 
     def _exchange(self, synchronizer: Synchronizer, count: int, gradients: Sequence[int], means: Sequence[int]) -> None:
         core = load_core().jax
@@ -240,12 +244,6 @@ class _Streams:
 
     def default_stream(self) -> AbstractContextManager[object]:
         return nullcontext()
-
-
-def _alone() -> Communicator:
-    """Return a communicator of this process alone."""
-    settings = settings_of({"timeline": "off"})  # which is a file of the job's rank 0
-    return Communicator(meet_by(None, Place(0, 1), settings), settings)
 
 
 def check_strategy(strategy: Strategy) -> None:

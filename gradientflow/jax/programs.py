@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError
 
+from .communicators import wait_for_programs
 from .private import block_if_given, devices_of, forget_failed_calls, things_of_program
 
 
@@ -38,11 +38,7 @@ def register() -> None:
 
 def _end() -> None:
     """Let calls end before Python does, and before communicators are closed at exit: XLA's threads need both."""
-    with suppress(Exception):  # of programs whose results nobody has asked for
-        jax.effects_barrier()  # type: ignore[no-untyped-call]
-    for array in jax.live_arrays():  # type: ignore[no-untyped-call]  # of calls that other ranks wait for
-        with suppress(Exception):
-            array.block_until_ready()
+    wait_for_programs()  # other ranks may wait for their calls
     load_core().jax.end_calls()
     forget_failed_calls()
 

@@ -14,9 +14,9 @@ from jax.interpreters import ad, batching
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-from gradientflow.strategies import Layout, Strategy, as_strategy
+from gradientflow.strategies import Layout, Strategy, as_strategy, default_strategy
 
-from .communicators import communicator_of
+from .communicators import close_after_programs, communicator_of
 from .exchange import Exchange, check_strategy
 from .private import lower_each_call
 from .programs import Calls, by_itself, check_program, register
@@ -52,7 +52,7 @@ class AverageState(NamedTuple):
     rest: Any = ()
 
 
-def average(strategy: Strategy | str = "dense", *, comm: Communicator | None = None) -> GradientTransformation:
+def average(strategy: Strategy | str | None = None, *, comm: Communicator | None = None) -> GradientTransformation:
     """Return a transformation that averages gradients over the ranks, inside of `jax.jit` too. Collective.
 
     It comes first in `optax.chain`, and what follows gets the same gradients on all ranks. What the strategy keeps from
@@ -64,9 +64,10 @@ def average(strategy: Strategy | str = "dense", *, comm: Communicator | None = N
 
     Parameters
     ----------
-    strategy : Strategy or str, default "dense"
-        A strategy that averages gradients in every step, or its words, such as ``"csc(density=0.1)"``. Residuals of
-        csc do not decay unless it has a momentum of its own.
+    strategy : Strategy or str, optional
+        A strategy that averages gradients in every step, or its words, such as ``"csc(density=0.1)"``; by default that
+        of the settings file, else dense communication. Residuals of csc do not decay unless it has a momentum of its
+        own.
     comm : Communicator, optional
         Whose ranks take part; by default all of the job.
 
@@ -101,8 +102,10 @@ def average(strategy: Strategy | str = "dense", *, comm: Communicator | None = N
     ...     updates, state = optimizer.update(gradients, state, weights)
     ...     return optax.apply_updates(weights, updates), state
     """
-    found = as_strategy(strategy)
+    found = default_strategy() if strategy is None else as_strategy(strategy)
     check_strategy(found)
+    if comm is not None:
+        close_after_programs(comm)
     exchanges: dict[Layout, Exchange] = {}
     place = next(_places)
 
