@@ -17,6 +17,8 @@ Nothing here has a name outside the namespaces, so several netlabs can run at th
 a process in them. The first process of each waits for the end of a pipe from this process. However this process ends,
 the pipe ends with it, then the first processes, and then the kernel ends all other processes of the hosts and removes
 links and bridges.
+
+With a delay a program takes the place of the bridge "data": the ``eth0`` of the hosts are TAP devices of it.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -40,9 +43,12 @@ MOST_HOSTS = 250
 
 _MARK = "GRADIENTFLOW_NETLAB"  # a variable of all processes of a netlab; its value identifies the netlab's process
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
+_DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
 _LINK_DOWN = re.compile(r"(?:host)?(\d{1,3})@(\d+(?:\.\d+)?)", re.ASCII)
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_LONGEST_DELAY = 10.0
 _SECONDS_TO_END = 5.0
+_SWITCH = Path(__file__).with_name("switch.py")
 
 # After a pause a link sends a burst without limit. A large burst would make small messages faster than the link; a
 # small one would make fast links slower than their rate, because the kernel's timers are late by up to 0.1 ms.
@@ -103,9 +109,11 @@ class Netlab:
         The sending rate of each ``eth0``, in the notation of ``tc`` (``1gbit``), or ``none`` for no limit.
     ranks_per_host : int
         The number of ranks for which a host has slots.
+    delay : str
+        How long what a host sends is under way, such as ``5ms``; by default there is no delay.
     """
 
-    def __init__(self, hosts: int, rate: str = "none", ranks_per_host: int = 1) -> None:
+    def __init__(self, hosts: int, rate: str = "none", ranks_per_host: int = 1, delay: str = "0s") -> None:
         if not 1 <= hosts <= MOST_HOSTS:
             raise NetlabError(f"--hosts takes 1 to {MOST_HOSTS}, not {hosts}")
         if ranks_per_host < 1:
@@ -116,6 +124,7 @@ class Netlab:
         self.hosts_of_ranks = [name for name in self._names for _ in range(ranks_per_host)]
         self._rate = rate
         self._limit = _limit(rate)
+        self._delay = parse_delay(delay)
         self._hosts: list[_Namespaces] = []
         self._closing = contextlib.ExitStack()
 
@@ -130,6 +139,8 @@ class Netlab:
             self._hosts = [closing.enter_context(_Namespaces(kinds, _HOST_SCRIPT, name, table)) for name in self._names]
             for namespaces in (self._control, *self._hosts):
                 namespaces.wait_until_made()
+            if self._delay:
+                closing.enter_context(self._switch())
             self._join_hosts()
             self._agent = closing.enter_context(_MemoryFile(self._agent_script()))
             self._host_file = closing.enter_context(_MemoryFile(self.slots.replace(":", " slots=").replace(",", "\n")))
@@ -156,6 +167,11 @@ class Netlab:
             The prefixed command; its process becomes that of the given one.
         """
         return self._control.command(command)
+
+    @property
+    def launcher_address(self) -> str:
+        """The address of the control side, where launchers run, as hosts reach it."""
+        return _control_address(253)
 
     @property
     def agent(self) -> list[str]:
@@ -219,14 +235,44 @@ class Netlab:
         """
         self._hosts[host].start(["sh", "-c", f"sleep {seconds:f}; ip link set eth0 down"])
 
+    @contextlib.contextmanager
+    def _switch(self) -> Iterator[None]:
+        """Start what passes frames on after a delay, and make devices for the hosts."""
+        devices = [f"data{number}" for number in range(len(self._hosts))]
+        switch = subprocess.Popen(
+            self._control.command([sys.executable, "-I", str(_SWITCH), f"{self._delay:f}", *devices]),
+            env={**_environment(), _MARK: _mark(os.getpid())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            assert switch.stdout is not None
+            said = switch.stdout.readline()
+            if said != "made\n":
+                raise NetlabError(
+                    f"no link with a delay can be made here ({(said + switch.stdout.read()).splitlines()[-1]})"
+                )
+            with contextlib.suppress(PermissionError):
+                os.setpriority(os.PRIO_PROCESS, switch.pid, -20)  # ranks that compute do not make it late
+            yield
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                switch.communicate(timeout=_SECONDS_TO_END)
+            switch.kill()
+            switch.wait()
+
     def _join_hosts(self) -> None:
-        links = [f"link add {bridge} up type bridge" for bridge in ("data", "control")]
+        links = ["link add control up type bridge", *([] if self._delay else ["link add data up type bridge"])]
         for number, host in enumerate(self._hosts):
-            for bridge, interface in (("data", "eth0"), ("control", "ctl0")):
-                port = f"{bridge}{number}"
-                links.append(f"link add {port} type veth peer name {interface} netns {host.pid}")
-                links.append(f"link set {port} master {bridge} up")
-        self._control.run_ip([*links, f"address add {_control_address(253)}/24 dev control"])
+            if self._delay:
+                links.append(f"link set data{number} netns {host.pid} name eth0")
+            else:
+                links += _veth("data", number, "eth0", host)
+            links += _veth("control", number, "ctl0", host)
+        self._control.run_ip([*links, f"address add {self.launcher_address}/24 dev control"])
         for number, host in enumerate(self._hosts):
             steps = []
             for interface, address in (("eth0", _data_address(number)), ("ctl0", _control_address(number))):
@@ -242,6 +288,33 @@ class Netlab:
             for number, (name, host) in enumerate(zip(self._names, self._hosts, strict=True))
         )
         return _AGENT_SCRIPT % "\n".join(lines)
+
+
+def _veth(bridge: str, number: int, interface: str, host: _Namespaces) -> list[str]:
+    port = f"{bridge}{number}"
+    return [
+        f"link add {port} type veth peer name {interface} netns {host.pid}",
+        f"link set {port} master {bridge} up",
+    ]
+
+
+def parse_delay(text: str) -> float:
+    """Read a time such as ``5ms``, in seconds.
+
+    Parameters
+    ----------
+    text : str
+        The given text: a number and ``us``, ``ms`` or ``s``.
+
+    Returns
+    -------
+    float
+        The seconds.
+    """
+    match = _DELAY.fullmatch(text)
+    if match is None or (seconds := float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]) > _LONGEST_DELAY:
+        raise NetlabError(f"--delay takes a time such as 5ms, up to {_LONGEST_DELAY:g}s, not {text!r}")
+    return seconds
 
 
 def parse_link_down(text: str, hosts: int) -> tuple[int, float]:

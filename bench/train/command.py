@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,14 @@ from gradientflow.policies import as_stragglers
 from gradientflow.strategies import parse_strategies
 
 from ..core.command import Bench, option, page, plot, transport
-from ..core.plan import WIRES, parse_thresholds
+from ..core.plan import WIRES, PlanError, parse_thresholds
 from .columns import LAYOUT
 from .ladder import LADDER
 from .plan import CONTESTANTS, MODELS, ON_THE_LADDER, PRECISIONS, STRATEGIES, TrainPlan, check_packages, parse_numbers
 from .plot import draw
 from .rates import parse_rates
+
+_SECONDS = 60.0  # of a run with kills
 
 
 def _plan(strategies: tuple[str, ...] = (), rates: tuple[str, ...] = (), **options: Any) -> TrainPlan:
@@ -39,6 +42,25 @@ def _page(*what: Any) -> str:
     return text
 
 
+def _endure(options: Mapping[str, Any]) -> int | None:
+    """Train with kills, if options ask for that."""
+    kill_every, seconds = options["kill_every"], options["seconds"]
+    if kill_every is None:
+        if seconds is not None:
+            raise PlanError("--seconds goes with --kill-every")
+        return None
+    strategies = options["strategies"] or ("dense",)
+    if kill_every <= 0 or (options["ranks"] or 0) < 2 or len(strategies) != 1:
+        raise PlanError("--kill-every takes more than 0 seconds, with -n of 2 or more, and one --strategy")
+    check_packages()
+    from .endure import endure
+
+    files = options["json_path"], options["plot_path"]
+    return endure(
+        options["ranks"], kill_every, seconds or _SECONDS, strategies, options["batch"], options["seeds"], *files
+    )
+
+
 def _session(comm: Any, plan: TrainPlan, observe: Any) -> Any:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch warns of addresses without a host name
     from .session import TrainSession  # imports PyTorch, which takes a second or two
@@ -55,7 +77,7 @@ _TRAIN = Bench(
             "--strategy strategies",
             None,
             "ours, separated by semicolons or repeated: NAME, NAME(ARGUMENT=VALUE, ...), FILE.py:CLASS(...), or all  "
-            f"[default: {STRATEGIES}; with --ladder: {ON_THE_LADDER}]",
+            f"[default: {STRATEGIES}, and that of gradientflow.toml; with --ladder: {ON_THE_LADDER}]",
             None,
             multiple=True,
             metavar="WORDS",
@@ -76,6 +98,11 @@ _TRAIN = Bench(
             ["--fused"],
             is_flag=True,
             help="each strategy also with the step made by the core, in one pass",
+        ),
+        click.Option(
+            ["--survive"],
+            is_flag=True,
+            help='each strategy also with on_failure="continue"; with --transport tcp',
         ),
         click.Option(
             ["--views"],
@@ -131,6 +158,15 @@ _TRAIN = Bench(
             None,
             metavar="FILE",
         ),
+        option(
+            "--kill-every",
+            None,
+            "in place of all this: train the perceptron over TCP while a rank is killed every so many seconds and "
+            "started again, beside undisturbed runs, one for each of --seeds",
+            type=float,
+            metavar="SECONDS",
+        ),
+        option("--seconds", None, "of a run, with --kill-every (default: 60)", type=float),
         page("tables and plots"),
         plot("loss over time, and steps"),
     ),
@@ -140,6 +176,7 @@ _TRAIN = Bench(
     draw=draw,
     page=_page,
     others={"ladder": LADDER},
+    instead=_endure,
 )
 
 BENCHES = (_TRAIN,)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -64,17 +66,26 @@ class Contestant:
         self.model = task.model(seed, entry.precision)
         self.module: Any = self.model
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), optimizer.learning_rate, optimizer.momentum)
+        self._steps: Iterator[int] = iter(())
         if entry.strategy is not None:
             import gradientflow.torch as gft
 
             fused = True if entry.fused or entry.precision != "float32" else None
+            on_failure = "continue" if entry.survives else "raise"
             self.optimizer = gft.DistributedOptimizer(
-                self.optimizer, self.model, comm, strategy=entry.strategy, fused=fused
+                self.optimizer, self.model, comm, strategy=entry.strategy, fused=fused, on_failure=on_failure
             )
+            self._steps = self.optimizer.steps(sys.maxsize)
         elif entry.contestant == "mpi":
             self.optimizer = MpiOptimizer(self.optimizer, self.model, comm)
         elif entry.needs_ddp:
             self.module = _data_parallel(self.model, entry)
+
+    def begin(self) -> None:
+        """Begin a step."""
+        if self.entry.survives:
+            next(self._steps)
+        self.optimizer.zero_grad()
 
     def gradient(self) -> NDArray[np.float32]:
         """Copy the gradients of all parameters into one array."""

@@ -56,6 +56,8 @@ class Entry:
         The dtype of the model. With 16 bits gradients have 16 bits too, and the update uses float32 master weights.
     fused : bool
         Of `gradientflow`: whether the core makes the step, where the strategy permits both.
+    survives : bool
+        Of `gradientflow`: whether it goes on when ranks die, and looks before each step for those that come.
     transport : str or None
         Of `gradientflow`: what messages travel over, where that is compared.
     views : bool
@@ -68,6 +70,7 @@ class Entry:
     overlaps: bool = True
     precision: str = "float32"
     fused: bool = False
+    survives: bool = False
     transport: str | None = None
     views: bool = False
 
@@ -141,6 +144,7 @@ class Entry:
             return ", ".join(rank + (["views"] if self.views else []))
         parts = [str(self.strategy), *([] if self.precision == "float32" else [f"{self.precision} model"])]
         parts += ["fused step"] if self.fused else []
+        parts += ["survives"] if self.survives else []
         parts += [f"over {self.transport}"] if self.transport is not None else []
         return ", ".join([*parts, *([] if self.overlaps else ["after backward"])])
 

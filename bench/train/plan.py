@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from gradientflow.policies import Stragglers
-from gradientflow.strategies import Dense, Strategy, parse_strategies
+from gradientflow.strategies import Dense, Strategy, default_strategy, parse_strategies
 
 from ..core.plan import AUTO, TRANSPORTS, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
 from .entry import DDP_ALONE, NONE, SINGLE, SINGLE_ACCUMULATED, Entry, Optimizer
@@ -70,6 +70,8 @@ class TrainPlan(Plan):
         Of `PRECISIONS`: variants of ours.
     fused : bool
         Whether there are variants of ours with the fused step.
+    survive : bool
+        Whether there are variants of ours that go on when ranks die.
     views : bool
         Whether DDP has variants with ``gradient_as_bucket_view``, and a reference without communication.
     transports : tuple of str
@@ -114,6 +116,7 @@ class TrainPlan(Plan):
     approximation_ranks: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ("float32",)
     fused: bool = False
+    survive: bool = False
     views: bool = False
     transports: tuple[str, ...] = (AUTO,)
     ladder: bool = False
@@ -167,6 +170,8 @@ class TrainPlan(Plan):
             raise PlanError(f"--momentum needs at least 0 and less than 1, not {self.momentum:g}")
         if self.ladder and self.stragglers is not None:
             raise PlanError("--ladder is for ranks that are equally fast: leave --stragglers out")
+        if self.survive and self.transports != ("tcp",):
+            raise PlanError("--survive goes with --transport tcp")
         if self.scale and (self.ladder or self.stragglers is not None):
             option = "--ladder" if self.ladder else "--stragglers"
             raise PlanError(f"--scale does not go with {option}: leave one of them out")
@@ -211,7 +216,7 @@ class TrainPlan(Plan):
     def _ours(self) -> list[Entry]:
         """Our own ways to synchronise: each strategy with each precision, wire and threshold."""
         found: list[Entry] = []
-        for strategy, precision in product(self.strategies or parse_strategies(STRATEGIES), self.precisions):
+        for strategy, precision in product(self.strategies or _usual_strategies(), self.precisions):
             if precision == "float32":
                 wired = _variants(strategy, "--wire", "wire", self.wires)
             else:  # 16-bit gradients are not rounded again
@@ -221,6 +226,8 @@ class TrainPlan(Plan):
                     found.append(Entry(OURS, variant, precision=precision))
                     if self.fused and precision == "float32" and variant.step == "any":
                         found.append(Entry(OURS, variant, fused=True))
+        if self.survive:
+            found += [replace(entry, survives=True) for entry in found]
         if self.transports != (AUTO,):
             found = [replace(entry, transport=transport) for entry in found for transport in self.transports]
         return list(dict.fromkeys(found))
@@ -338,6 +345,11 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
 def _with(strategy: Strategy, **arguments: Any) -> Strategy:
     """Copy a strategy with other arguments."""
     return type(strategy)(**{**strategy.settings, **arguments})
+
+
+def _usual_strategies() -> list[Strategy]:
+    """Return the default, and what the settings file has."""
+    return list(dict.fromkeys([*parse_strategies(STRATEGIES), default_strategy()]))
 
 
 def _variants(strategy: Strategy, option: str, argument: str, values: Sequence[Any]) -> list[Strategy]:

@@ -293,6 +293,7 @@ class TrainResult:
             "learning_rate_tuned": self.is_tuned,
             "overlaps": None if entry.strategy is None else entry.overlaps,
             "fused": None if entry.strategy is None else entry.fused,
+            "survives": None if entry.strategy is None else entry.survives,
             "transport": entry.transport,
             "views": entry.views if entry.needs_ddp else None,
             "ranks": self.ranks,

@@ -55,7 +55,7 @@ def train_step(
     clock = time.perf_counter_ns
     forward = backward = 0
     began = start = clock()
-    contestant.optimizer.zero_grad()
+    contestant.begin()
     for number, (inputs, targets) in enumerate(shards, 1):
         loss: Any = task.loss(contestant.module(inputs), targets)
         if len(shards) > 1:

@@ -1,0 +1,135 @@
+"""``gradientflow bench train --kill-every``: runs with kills beside undisturbed ones, their table and picture."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ..core.environment import cpu_model
+from ..core.table import empty_table
+from .kills import Death, Training, train
+
+_BIN = 1.0  # seconds of training that a point of the throughput stands for
+_QUIET, _KILLED = "#555555", "#0b5fa5"
+
+Pair = tuple[Training, Training]  # undisturbed, and with deaths
+
+
+def endure(
+    ranks: int,
+    kill_every: float,
+    seconds: float,
+    strategies: Sequence[str],
+    batch: int,
+    seeds: Sequence[int],
+    json_path: str | None,
+    plot_path: str | None,
+) -> int:
+    """Train undisturbed and with kills, in turns; print a table, and write files.
+
+    Parameters
+    ----------
+    ranks : int
+        How many.
+    kill_every : float
+        Seconds between two deaths.
+    seconds : float
+        How long each run trains.
+    strategies : sequence of str
+        How ranks are synchronised; one.
+    batch : int
+        Samples of a rank in a step.
+    seeds : sequence of int
+        Of who dies; each is a round of two runs.
+    json_path, plot_path : str or None
+        Files for all points, and for a picture of throughput and loss.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    (strategy,) = strategies
+    pairs: list[Pair] = []
+    for number, seed in enumerate(seeds, 1):
+        quiet = train(ranks, batch, strategy, seconds, None, seed)
+        pairs.append((quiet, train(ranks, batch, strategy, seconds, kill_every, seed)))
+        click.echo(f"{number} of {len(seeds)} rounds", err=True)
+    Console().print(_table(pairs))
+    both = [sum(run.samples_per_second for run in runs) for runs in zip(*pairs, strict=True)]
+    click.echo(f"{both[1] / both[0]:.1%} of the samples of the undisturbed runs")
+    if json_path is not None:
+        figures = {"ranks": ranks, "batch": batch, "kill_every": kill_every, "strategy": strategy}
+        rounds = [[asdict(run) for run in pair] for pair in pairs]
+        Path(json_path).write_text(json.dumps({**figures, "rounds": rounds}, indent=1), encoding="utf-8")
+    if plot_path is not None:
+        _draw(plot_path, pairs[-1], f"{cpu_model()}: {ranks} ranks, a kill every {kill_every:g} s")
+    return 0
+
+
+def _table(pairs: Sequence[Pair]) -> Table:
+    table = empty_table()
+    headings = ("round", "undisturbed\nsamples/s", "with kills\nsamples/s", "%", "kills", "ready\ns", "back\ns")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for number, (quiet, killed) in enumerate(pairs, 1):
+        rates = quiet.samples_per_second, killed.samples_per_second
+        table.add_row(
+            str(number),
+            *(f"{rate:.0f}" for rate in rates),
+            f"{100 * rates[1] / rates[0]:.1f}",
+            str(len(killed.deaths)),
+            _median(killed.deaths, lambda death: death.ready),
+            _median(killed.deaths, lambda death: death.back),
+        )
+    return table
+
+
+def _median(deaths: Sequence[Death], value: Callable[[Death], float | None]) -> str:
+    found = [seconds for death in deaths if (seconds := value(death)) is not None]
+    return f"{statistics.median(found):.2f}" if found else ""
+
+
+def _draw(path: str, pair: Pair, title: str) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(9, 5.5), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        for run, colour, name in zip(pair, (_QUIET, _KILLED), ("undisturbed", "with kills"), strict=True):
+            upper.plot(*_throughput(run), color=colour, label=name, linewidth=1.2, drawstyle="steps-post")
+            lower.plot(*_loss(run), color=colour, label=name, linewidth=1.2)
+        for axes in (upper, lower):
+            for death in pair[1].deaths:
+                axes.axvline(death.at, color="#d1495b", linewidth=0.8, linestyle="--")
+            axes.grid(visible=True, alpha=0.3)
+        upper.set_ylabel("samples a second")
+        upper.set_ylim(bottom=0)
+        upper.legend(fontsize=8, frameon=False, loc="lower right")
+        lower.set_ylabel("training loss, rank 0")
+        lower.set_yscale("log")
+        lower.set_xlabel("seconds since the first step; dashed: a rank is killed")
+        figure.suptitle(title, fontsize=9)
+        figure.savefig(path, dpi=140)
+
+
+def _throughput(run: Training) -> Any:
+    counts = [0.0] * max(1, int(run.seconds / _BIN))
+    for at, samples, _, _ in run.points:
+        counts[min(int(at / _BIN), len(counts) - 1)] += samples / _BIN
+    return [index * _BIN for index in range(len(counts) + 1)], [*counts, counts[-1]]
+
+
+def _loss(run: Training) -> Any:
+    smooth = accumulate((loss for _, _, loss, _ in run.points), lambda before, loss: 0.8 * before + 0.2 * loss)
+    return [point[0] for point in run.points], list(smooth)

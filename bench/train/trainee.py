@@ -1,0 +1,72 @@
+"""A rank of ``gradientflow bench train --kill-every``: trains the perceptron with whoever is there, until it is ended.
+
+    python -m gradientflow.bench.train.trainee BATCH STRATEGY
+
+Prints lines of JSON: that it is ready, and what its imports and data took; that it takes part; and as rank 0, several
+times a second, the samples of all ranks and the loss since the line before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import gradientflow as gf
+import gradientflow.torch as gft
+
+from .tasks import load_task
+
+_REPORT_SECONDS = 0.2
+
+
+def _tell(**what: object) -> None:
+    print(json.dumps({"at": time.monotonic(), "pid": os.getpid(), **what}), flush=True)
+
+
+def _age() -> float:
+    """Give the seconds since this process was started."""
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Train."""
+    batch, strategy = int(sys.argv[1]), sys.argv[2]
+    task = load_task("mlp")
+    model = task.model(0)
+    inner = torch.optim.SGD(model.parameters(), task.learning_rate)
+    _tell(ready=_age())
+    comm = gf.join()
+    optimizer = gft.DistributedOptimizer(inner, model, comm, strategy=strategy, on_failure="continue", min_ranks=1)
+    samples, losses, last, takes_part = 0, [], time.monotonic(), False
+    for step in optimizer.steps(sys.maxsize):
+        now = optimizer.membership
+        rows = np.random.default_rng(step).integers(len(task.data.inputs), size=batch * now.size)
+        inputs, targets = task.samples(rows[now.rank :: now.size])
+        optimizer.zero_grad()
+        loss: Any = task.loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        now = optimizer.membership
+        if now.dropped:
+            continue
+        samples += batch * now.size
+        losses.append(float(loss.detach()))
+        if not takes_part:
+            takes_part = True
+            _tell(takes_part=True)
+        if time.monotonic() - last > _REPORT_SECONDS:
+            if now.rank == 0:
+                _tell(samples=samples, loss=sum(losses) / len(losses), size=now.size)
+            samples, losses, last = 0, [], time.monotonic()
+
+
+if __name__ == "__main__":
+    main()
