@@ -135,6 +135,15 @@ def rank_servers() -> Iterator[RankServers]:
 
 
 @pytest.fixture(scope="session")
+def process_command(rank_servers: RankServers) -> Callable[[str | Path], list[str]]:
+    """Give ``process_command(program)``: what runs a file, or tests/programs/<program>.py, in a process without MPI.
+
+    In place of Python and the file: it is forked, too.
+    """
+    return lambda program: rank_servers.command(program, {}, mpi=False)
+
+
+@pytest.fixture(scope="session")
 def native() -> None:
     """Compile what a program takes from native.py before its time runs."""
     import native  # noqa: F401

@@ -745,7 +745,7 @@ def run_job(launcher: Launcher, ranks: int, *arguments: str, env: dict[str, str]
     )
 
 
-@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("op", [pytest.param("sum", marks=pytest.mark.slow), "mean"])
 def test_every_algorithm_and_wire_is_right_across_nodes(launcher: Launcher, tmp_path: Path, op: str) -> None:
     path = tmp_path / "figures.json"
     arguments = ("--sizes", "4K,300012", "--wire", ",".join(WIRES), "--algorithm", ",".join(ALGORITHMS), "--op", op)
@@ -776,7 +776,7 @@ def test_the_collectives_of_blocks_are_right_across_nodes(launcher: Launcher, tm
     assert (environment["hosts"], environment["ranks_per_host"], environment["link_rate"]) == (1, 3, "1gbit")
 
 
-@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("op", ["sum", pytest.param("mean", marks=pytest.mark.slow)])
 def test_the_limit_does_the_whole_work(launcher: Launcher, tmp_path: Path, op: str) -> None:
     path = tmp_path / "figures.json"
     options = ("--memory", "pool", "--compare", "limit", "--iterations", "3", "--op", op, "--json", str(path))

@@ -45,7 +45,7 @@ SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
 SGD = Optimizer(0.01, 0.9)
 RESULT_FIELDS = [
     *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "optimizer"),
-    *("learning_rate", "learning_rate_tuned", "overlaps", "fused", "transport", "views"),
+    *("learning_rate", "learning_rate_tuned", "overlaps", "fused", "survives", "transport", "views"),
     *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
     *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "waiting_percent"),
@@ -87,6 +87,13 @@ def test_ddp_with_views_of_its_buckets_beside_ddp_alone() -> None:
     assert [entry.name for entry in plan.entries if entry.is_reference] == ["none", "ddp-alone", "ddp-alone (views)"]
     assert "ddp-alone" not in [entry.contestant for entry in replace(plan, epochs=1).entries]
     assert not plan.on_a_part.views
+
+
+def test_strategies_that_survive_are_beside_the_others() -> None:
+    plan = TrainPlan(contestants=("gradientflow",), strategies=(Dense(),), survive=True, transports=("tcp",))
+    assert [entry.setting for entry in plan.entries] == ["", "dense, over tcp", "dense, survives, over tcp"]
+    with pytest.raises(PlanError, match="--survive goes with --transport tcp"):
+        replace(plan, transports=("auto",))
 
 
 def named(words: str, **options: Any) -> TrainPlan:

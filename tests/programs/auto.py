@@ -10,16 +10,16 @@ from unittest import mock
 
 import numpy as np
 import torch
-from support import LAYOUTS, RANK, SIZE, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, quick_link, raises, run_checks
 
 import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gradientflow.model import Step
 from gradientflow.optimizers import SGD
 from gradientflow.strategies import Auto, Dense, parse_strategy
-from gradientflow.strategies.exchange import periodic
 from gradientflow.strategies.methods import auto
-from gradientflow.strategies.predict import link, sparsity, speed_model
+from gradientflow.strategies.predict.explanation import Measured
 from gradientflow.training import ArrayLoop
 
 torch.set_num_threads(1)
@@ -58,23 +58,28 @@ def chosen(training: ArrayLoop) -> Any:
 
 
 @contextmanager
-def preferring(wanted: Callable[[Dense], bool], accept: bool = True) -> Iterator[None]:
-    """Predict most for a choice, on rank 0 alone: the other ranks find the opposite. Then accept it, or do not."""
-    predicted = auto.AutoSynchronizer._exposed
+def preferring(wanted: Callable[[Any], bool], accept: bool | None = True) -> Iterator[None]:
+    """Predict most for a choice, on rank 0 alone: the other ranks find the opposite.
 
-    def other(self: Any, ready: Any, dense: Dense, usual: int, links: Any) -> float:
-        assert predicted(self, ready, dense, usual, links) >= 0
-        return 1.0 if wanted(dense) == (RANK == 0) else 100.0
+    Then accept it, or do not; None: as its steps are.
+    """
+    predicted = Measured.step
+
+    def other(self: Measured, dense: Any) -> Step:
+        found = predicted(self, dense)
+        assert found.seconds >= self.computation.seconds
+        return found._replace(seconds=1.0 if wanted(dense) == (RANK == 0) else 100.0)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(auto.AutoSynchronizer, "_exposed", other))
-        stack.enter_context(mock.patch.object(auto, "is_faster", return_value=accept))
+        stack.enter_context(mock.patch.object(Measured, "step", other))
+        if accept is not None:
+            stack.enter_context(mock.patch.object(auto, "is_kept", return_value=accept))
         stack.enter_context(mock.patch.object(auto, "_PROMISING", 0.0))
         yield
 
 
-def is_one_range(dense: Dense) -> bool:
-    return dense.fusion_threshold == "inf"
+def is_one_range(dense: Any) -> bool:
+    return getattr(dense, "fusion_threshold", None) == "inf"
 
 
 def check_it_trains_as_dense_does(comm: gf.Communicator) -> None:
@@ -98,12 +103,13 @@ def check_it_trains_as_dense_does(comm: gf.Communicator) -> None:
 
 def check_nothing_promises_more(comm: gf.Communicator) -> None:
     """The first choice is dense, at once where no prediction is better."""
-    with mock.patch.object(auto, "exposed_seconds", return_value=1.0), trained(comm, words()) as (training, optimizer):
+    same = Step(1.0, 0.5 + RANK, 0.0, 0.5, 0.0)
+    with mock.patch.object(Measured, "step", return_value=same), trained(comm, words()) as (training, optimizer):
         for number in range(WARMUP):
             step(training, optimizer, number)
             assert (chosen(training) is None) == (number + 1 < 2 + STEPS)
         assert chosen(training) == Dense()
-        assert "no threshold promises more" in training.synchronizer.why  # type: ignore[attr-defined]
+        assert "promises more: 500.00 ms of" in training.synchronizer.why  # type: ignore[attr-defined]
 
 
 def check_wires_only_if_allowed(comm: gf.Communicator) -> None:
@@ -156,35 +162,29 @@ def check_states(comm: gf.Communicator) -> None:
                 other.load_state_dict(state)
 
 
-def check_predictions(_: gf.Communicator) -> None:
-    """Two ranges by hand: the second one waits for the first to be sent, or for its gradient."""
-    layout = gf.strategies.Layout(("c", "b", "a"), ((16,), (16,), (32,)), ("float32",) * 3)
-    ready = np.array([0.0, 1.0, 3.0])
-    links = {"float32": link.Link(1.0, 0.0625)}
-    assert auto.exposed_seconds(layout, ready, 0, links) == 4.0  # sent at 2, at 4, and at 7
-    assert auto.exposed_seconds(layout, ready, 128, links) == 4.0  # at 4 and at 7
-    assert auto.exposed_seconds(layout, ready, 1 << 40, links) == 5.0  # all at 3
-    links = {"float32": link.Link(4.0, 0.0)}
-    assert auto.exposed_seconds(layout, ready, 0, links) == 9.0
-    assert auto.exposed_seconds(layout, ready, 1 << 40, links) == 4.0
+def check_steps_that_are_longer_are_not_kept(comm: gf.Communicator) -> None:
+    """Whatever was predicted: here the steps with it are shorter, or longer, by a clock of their own.
 
-
-def check_what_is_faster(_: gf.Communicator) -> None:
-    """In the median, by 1 %, and in most turns: one of these alone is chance."""
-    dense = np.array([10.0, 10.2, 9.8, 10.1, 30.0, 10.0, 9.9, 10.0, 10.1, 10.0])
-    assert auto.is_faster(dense, dense - 0.5)
-    assert not auto.is_faster(dense, dense - 0.05)
-    assert not auto.is_faster(dense, dense + 0.5)
-    worse = np.where(np.arange(10) < 6, dense - 2, dense + 0.01)
-    assert np.median(worse) < 0.99 * np.median(dense)
-    assert not auto.is_faster(dense, worse)
+    The first ones are much longer, and do not count.
+    """
+    for seconds in (1.0, 3.0):
+        now, settling = [0.0], [100.0] * 2
+        clock = mock.Mock(perf_counter=lambda now=now: now[0])
+        with (
+            preferring(is_one_range, accept=None),
+            mock.patch.object(auto, "time", clock),
+            trained(comm, words()) as (training, optimizer),
+        ):
+            for number in range(WARMUP):
+                is_verified = is_one_range(training.synchronizer._now)  # type: ignore[attr-defined]
+                step(training, optimizer, number)
+                now[0] += seconds + (settling.pop() if settling else 0.0) if is_verified else 2.0
+            assert is_one_range(chosen(training)) == (seconds < 2.0)
 
 
 def check_explain(comm: gf.Communicator) -> None:
     with ExitStack() as stack:
-        for module in (periodic, link, sparsity, speed_model):
-            stack.enter_context(mock.patch.object(module, "_LARGE", 1 << 14))
-        stack.enter_context(mock.patch.multiple(link, _GATHERED=1 << 12, _MOST_TURNS=5))
+        stack.enter_context(quick_link())
         stack.enter_context(preferring(is_one_range))
         with trained(comm, words()) as (training, optimizer):
             assert f"which is measured until iteration {WARMUP + 1}" in str(training.explain(compute_seconds=0.01))
@@ -199,7 +199,7 @@ def check_explain(comm: gf.Communicator) -> None:
         everything = {"csc", "lags", "powersgd", "hpsgd", "local_sgd", "diloco", "sparse_loco", "ssd_sgd"}
         assert names == (everything if SIZE > 1 else set())
         assert all(gain > 0 and name in str(found) for name, gain in found.lossy)
-        assert Auto(("float16",)).explain(comm, 1000).choice in ("dense", "dense(wire='float16')")
+        assert Auto(("float16",)).explain(comm, 1000).choice.startswith("dense")
 
 
 def check_a_model_that_changes(comm: gf.Communicator) -> None:

@@ -3,7 +3,11 @@
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+with suppress(ImportError):  # pages that need it are skipped without it; those that do not lose nothing
+    import torch  # noqa: F401
 
 page, blocks, folder = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 os.chdir(folder)

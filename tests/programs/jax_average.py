@@ -311,6 +311,9 @@ def mistakes() -> None:
             pair = [gfj.average(strategy, comm=comm), gfj.average(strategy, comm=comm)]
             mine = pair[RANK == 1]
             raises("call different transformations", lambda mine=mine: mine.update(other, mine.init(other)))
+        mine = gfj.average("lags" if RANK == 1 else "dense", comm=comm)
+        said = "strategy is lags on rank 1 and dense on rank 0"
+        raises(said, lambda: mine.update(other, mine.init(other)))
     assert jax.jit(dense.update if SIZE > 1 else tx.update)({}, tx.init({}))[0] == {}
 
 
@@ -339,6 +342,29 @@ def a_new_state_leaves_the_timeline_alone() -> None:
         gfj.average("top_k(ratio=2)", comm=comm).init(gradients_of(0))
         del os.environ["GRADIENTFLOW_TIMELINE"]
         assert not os.listdir(folder)
+
+
+@case
+def closed_after_the_programs_under_way() -> None:
+    """JAX goes on before programs have run; a communicator that is closed waits for the calls that they make."""
+    for in_program in ("average", "allreduce"):
+        with gf.init() as other:
+            tx = gfj.average("csc(density=1, chunk_size=64)", comm=other)
+
+            def step(
+                total: Any, state: Any, given: Any, which: str = in_program, part: Any = other, tx: Any = tx
+            ) -> Any:
+                if which == "average":
+                    given, state = tx.update(given, state)
+                else:
+                    given = gfj.allreduce(given, "mean", comm=part)
+                return total + given, state
+
+            compiled = jax.jit(step)
+            total, state = jnp.zeros(4000), tx.init(jnp.zeros(4000))
+            for number in range(60):
+                total, state = compiled(total, state, jnp.full(4000, SIZE * (RANK + float(number))))
+        assert np.all(np.asarray(total) == SIZE * (60 * (SIZE - 1) / 2 + 60 * 59 / 2)), in_program
 
 
 @case

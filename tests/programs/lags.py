@@ -12,14 +12,14 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks
+from support import LAYOUTS, RANK, SIZE, quick_link, raises, require_same_state, run_checks
 from topk_reference import Reference
 
 import gradientflow as gf
+from gradientflow._location import load_core
 from gradientflow.errors import AbandonedError, ArgumentError, MismatchError, NonFiniteError
 from gradientflow.optimizers import SGD
 from gradientflow.strategies import LayerMonitor, parse_strategy
-from gradientflow.strategies.predict import link, sparsity
 from gradientflow.strategies.predict.link import Link
 from gradientflow.training import ArrayLoop
 
@@ -174,7 +174,7 @@ def check_densities(comm: gf.Communicator) -> None:
             exchange(training, [np.arange(1, 101)], [0])
             report = training.synchronizer.pools[0].layer_reports[0]  # type: ignore[attr-defined]
             assert report.k == report.sent == hundredths
-        assert sparsity.Entries(100 / hundredths).sent(100) == hundredths
+        assert load_core().k_of(100, 100 / hundredths) == hundredths
 
 
 def check_a_largest_ratio_below_the_number_of_ranks(comm: gf.Communicator) -> None:
@@ -560,19 +560,13 @@ def check_ratios_are_fitted_again_by_themselves(comm: gf.Communicator) -> None:
 
 
 def check_explain(comm: gf.Communicator) -> None:
-    with (
-        mock.patch.object(link, "_LARGE", 1 << 14),
-        mock.patch.object(link, "_GATHERED", 1 << 12),
-        mock.patch.object(sparsity, "_LARGE", 1 << 14),
-    ):
+    with quick_link():
         for words in ALL:
-            explanation = parse_strategy(words).explain(comm, 100_000, compute_seconds=0.01)
-            assert explanation.strategy == parse_strategy(words).name
-            assert explanation.strategy in str(explanation)
-            assert 0 < explanation.elements_sent <= 25_000
-            assert explanation.bookkeeping_seconds > 0
-            assert explanation.overlaps == ("slgs" not in words)
-            assert (explanation.bytes_sent > 0) == (comm.nodes > 1)
+            found = parse_strategy(words).explain(comm, 100_000, compute_seconds=0.01)
+            assert found.strategy == parse_strategy(words).name
+            assert f"{found.strategy} on " in str(found)
+            assert (found.step.bytes_sent > 0) == (comm.nodes > 1)
+            assert found.step.seconds >= 0.01 + found.step.own_seconds
 
 
 run_checks(LAYOUTS)

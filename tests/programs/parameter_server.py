@@ -1217,4 +1217,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         run({"stall": stall, "old-system": old_system}.get(sys.argv[1], lambda: die(sys.argv[1])))
     else:
-        run_checks([{}, {"node_size": 2 if SIZE > 3 else 1}])
+        run_checks([{}, {"node_size": 2 if SIZE > 2 else 1}])

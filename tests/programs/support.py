@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import SkipTest
+from unittest import SkipTest, mock
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from gradientflow import Communicator, Config, init
+from gradientflow.model import fit
+from gradientflow.strategies.predict import explanation
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))  # what ranks share with pytest
 from pace import scaled  # noqa: F401
@@ -54,8 +56,9 @@ WORLD = Patient(MPI.COMM_WORLD)
 RANK = WORLD.rank
 SIZE = WORLD.size
 
-# The nodes of most checks: one, and one for each rank; of more ranks two in a node, of which the last may have one.
-LAYOUTS: list[dict[str, Any]] = [{"node_size": 2}] if SIZE > 3 else [{}, {"node_size": 1}][:SIZE]
+# The nodes of most checks: one; one for each rank; and nodes of two, of which the last may have one.
+_LAYOUTS: list[dict[str, Any]] = [{}, {"node_size": 1}, {"node_size": 2}]
+LAYOUTS = {1: _LAYOUTS[:1], 2: _LAYOUTS[:2], 3: _LAYOUTS[1:]}.get(SIZE, _LAYOUTS[2:])
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "uint8", "int32", "int64"]
@@ -195,6 +198,16 @@ def _tell(**record: str) -> None:
 def say(*words: object) -> None:
     """Print a line, with one write, so that the lines of the ranks stay whole."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+@contextmanager
+def quick_link() -> Iterator[None]:
+    """Measure less than usual while explanations are made."""
+    with (
+        mock.patch.object(explanation, "SIZES", (256, 4096, 16_384)),
+        mock.patch.multiple(fit, _PASSED=1 << 16, _REST=0.0, _BUDGET=0.05),
+    ):
+        yield
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def rounds(endpoint: Any, count: int, size: int) -> str:
                 patience = 600
                 while not each.wait(0.1):
                     for r, how in endpoint.dead():  # for one that has died another may have ended its rounds
-                        return f"PeerError: rank {r} has died: {how}"
+                        return f"PeerError: rank {r} {how}"
                     patience -= 1
                     if patience == 0:
                         return f"stuck in round {number}"

@@ -19,12 +19,13 @@ import torch
 
 import gradientflow.device
 from gradientflow._location import load_core
+from gradientflow.model import fit
 from gradientflow.pools.base import BasePool
 from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.exchange.staged import StagedSynchronizer
-from gradientflow.strategies.predict import link, sparsity
+from gradientflow.strategies.predict import explanation, link
 from gradientflow.torch import devices
 from gradientflow.torch.fused_step import FusedStep, _Weights
 from gradientflow.torch.parameters import is_lazy
@@ -178,7 +179,8 @@ def _emulate() -> None:
     for name, function in replaced.items():
         assert callable(getattr(devices, name))
         setattr(devices, name, function)
-    link._SMALL, link._LARGE, sparsity._LARGE = 64, 1024, 1024  # an emulated device is slow
+    link._SMALL, link._LARGE = 64, 1024  # an emulated device is slow
+    explanation.SIZES, fit._PASSED_ON = (64, 1024), 1024
     for owner, names in (
         (GradientPool, ("wait", "abandon", "zero")),
         (SparseGradientPool, _MOMENTS),

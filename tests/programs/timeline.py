@@ -13,6 +13,8 @@ from support import RANK, SIZE, raises, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import SystemCallError
+from gradientflow.model import Cluster, Computation, Costs, Link
+from gradientflow.strategies import Dense
 
 FOLDER = Path(sys.argv[1])
 
@@ -69,9 +71,42 @@ def check_a_training_step(comm: gf.Communicator) -> None:
         assert event["args"]["bytes_sent"] == report.bytes_sent
     instants = [event["name"] for event in events if event["ph"] == "i"]
     assert instants == [f"tensor {index} ready" for index in range(3)]
+    places = [event["args"]["bytes"] for event in events if event["ph"] == "i"]
+    assert sum(places) == pool.nbytes
     waits = [event for event in events if event["ph"] in "be"]
     assert [event["ph"] for event in waits] == ["b", "e"] * (len(waits) // 2)
     assert len({event["id"] for event in waits}) == len(waits) // 2
+
+
+def check_the_model_has_the_same_events(comm: gf.Communicator) -> None:
+    """The ranges of a step, in their order, with their bytes and paths; none before its last gradient is ready."""
+    counts = [512, 1536, 1024, 3008, 1040]  # without gaps between them
+    comm.start_timeline(FOLDER / "model.json")
+    with gf.GradientPool(comm, counts, fusion_threshold=8000) as pool:
+        for index in range(len(counts)):
+            pool.ready(index)
+        pool.wait()
+    comm.stop_timeline()
+    events = events_of("model")
+    moments = {event["name"]: event["ts"] for event in events if event["ph"] == "i"}
+    recorded = [event for event in events if event["ph"] == "X" and ", range " in event["name"]]
+
+    ready = tuple(moments[f"tensor {index} ready"] * 1e-6 for index in range(len(counts)))
+    computation = Computation(tuple((count,) for count in counts), ready, ready[-1], 0.0)
+    costs = Costs(Cluster.of(comm), Link(latency=0.0))  # as early as may be
+    traffic: Any = Dense(fusion_threshold=8000).traffic(computation, costs)
+    predicted = traffic.events(computation, costs)
+    assert [exchange.calls[0].count * 4 for exchange in traffic.exchanges] == [
+        each["args"]["bytes"] for each in recorded
+    ]
+    assert sum(each["args"]["bytes"] for each in recorded) == 4 * sum(counts)
+    for exchange, event, (_, begin, _) in zip(traffic.exchanges, recorded, predicted, strict=True):
+        schedule = costs.schedule(exchange.calls[0])
+        assert event["args"]["path"] == schedule.path
+        assert event["ts"] >= begin * 1e6 - 1  # microseconds, rounded
+        assert event["args"]["bytes_sent"] == (schedule.sent[RANK] if SIZE > 1 else 0)
+    ends = [event["ts"] + event["dur"] for event in recorded]
+    assert all(event["ts"] >= end - 1 for event, end in zip(recorded[1:], ends, strict=False))
 
 
 def check_a_top_k_pool(comm: gf.Communicator) -> None:

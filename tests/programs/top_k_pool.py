@@ -164,9 +164,9 @@ def check_straight_line(comm: gf.Communicator) -> None:
         elements = [part.size for part in by_layer(layers, flat(pool))]
         wire = given.get("wire", "bfloat16" if dtype == "bfloat16" else "float32")
         reference = StraightLine(elements, pool.ratios, wire, given.get("momentum"), given.get("masking", True))
-        for step in range(6):
+        for step in range(4):
             gradients = draw(pool, [case, step], 3 if item(pool) == 2 else 9)
-            missing = step == 3  # the tensors of odd numbers, on odd ranks; they count as zeros
+            missing = step == 1  # the tensors of odd numbers, on odd ranks; they count as zeros
             for rank in range(1, SIZE, 2):
                 for tensor in range(1, len(shapes), 2) if missing else ():
                     gradients[rank][tensor][:] = 0

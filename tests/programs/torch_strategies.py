@@ -16,7 +16,7 @@ from unittest import SkipTest
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, WORLD, quick_link, raises, run_checks
 from tensor_places import PLACE
 from topk_reference import Reference
 from torch import nn
@@ -1243,11 +1243,11 @@ def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communic
 
 def check_explain(comm: gf.Communicator) -> None:
     model = seeded(Net)
-    with gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3)) as optimizer:
+    with quick_link(), gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3)) as optimizer:
         explanation = optimizer.explain(compute_seconds=0.01)
         assert explanation.parameters == sum(p.numel() for p in model.parameters())
         assert "csc" in str(explanation)
-    with gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
+    with quick_link(), gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
         assert optimizer.strategy == Dense()
         assert optimizer.explain().strategy == "dense"
         assert len(optimizer.pools) == (SIZE > 1)

@@ -437,6 +437,13 @@ def test_a_dry_run_prints_a_command_that_works() -> None:
     assert repeated.stdout.splitlines() == ["it's here"] * 2
 
 
+def test_an_option_overrides_the_settings_file_in_ranks_too(tmp_path: Path) -> None:
+    (tmp_path / "gradientflow.toml").write_text("[settings]\ntransport = 'tcp'\n", encoding="utf-8")
+    program = [sys.executable, "-c", "from gradientflow.job import asked_transport; print(asked_transport())"]
+    ended = gradientflow("run", "-n", "1", "--transport", "mpi", "--", *program, cwd=tmp_path)
+    assert ended.stdout.split() == ["mpi"], ended.stderr
+
+
 @pytest.mark.parametrize(
     ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
@@ -749,7 +756,7 @@ OTHERS = [name for name in COLLECTIVES if name not in ("allreduce", "alltoall", 
 def test_bench_of_the_other_collectives(collective: str, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     sizes = () if collective == "barrier" else ("--sizes", "12,300000")
-    ended = gradientflow("bench", collective, "-n", "3", *sizes, *BRIEF, "--json", str(path))
+    ended = gradientflow("bench", collective, "-n", "2", *sizes, *BRIEF, "--json", str(path))
     assert ended.returncode == 0, ended.stderr
     results = json.loads(path.read_text())["results"]
     assert len(results) == (2 if collective == "barrier" else 6)
@@ -879,21 +886,27 @@ def test_bench_on_a_terminal_shows_progress_and_keeps_to_its_width() -> None:
     assert max(map(len, lines[2:])) <= 90
 
 
+KERNELS = ("kernels", "--sizes", "4K", "--kernels", "gather", "--seconds", "0.05")
+
+
 @pytest.mark.parametrize(
     ("arguments", "stage"),
     [
-        (("kernels", "--sizes", "4K", "--kernels", "gather", "--seconds", "0.05"), "] 4K gather bfloat16"),
+        (KERNELS, "] 4K gather bfloat16"),
         (("fusion", "-n", "2", "--models", "mlp", "--thresholds", "inf", "--iterations", "1"), "] fusion perceptron"),
     ],
     ids=["kernels", "fusion"],
 )
-def test_bench_shows_progress_on_a_terminal_only(arguments: tuple[str, ...], stage: str) -> None:
-    """A terminal need not know its width; what is not a terminal gets figures alone."""
+def test_bench_shows_progress_on_a_terminal(arguments: tuple[str, ...], stage: str) -> None:
+    """A terminal need not know its width."""
     assert stage in shown_on_terminal("bench", *arguments)
-    ended = gradientflow("bench", *arguments)
+
+
+def test_what_is_not_a_terminal_gets_figures_alone() -> None:
+    ended = gradientflow("bench", *KERNELS)
     assert ended.returncode == 0, ended.stderr
     assert "\x1b" not in ended.stdout + ended.stderr
-    assert stage not in ended.stdout + ended.stderr
+    assert "] 4K gather bfloat16" not in ended.stdout + ended.stderr
 
 
 # ---- doctor and config -----------------------------------------------------------------------------------------------
@@ -920,17 +933,40 @@ def test_doctor_reports_as_json_what_has_to_be_put_right() -> None:
 def test_doctor_judges_what_its_job_reports() -> None:
     ways = [(0, "announcement", "small"), (4097, "staged", "ordinary arrays")]
     facts = {"direct_read": "denied", "allreduce_of_arrays": ways, "allreduce_of_node_memory": ways[:1]}
+    apart = {**facts, "cores_remark": ""}
     facts["cores_remark"] = "ranks 0, 1 share one core"
-    found = checks.judge({"ranks": 2, "wrong": {"pool": 0, "array": 3}, "describe": facts, "cores": ["4", "4"]})
+    report = {"ranks": 2, "wrong": {"pool": 0, "array": 3}, "describe": facts, "cores": ["4", "4"]}
+    found = checks.judge(report)
     statuses = {check.name: check.status for check in found}
     assert statuses["node memory"] == "ok"
     assert statuses["ordinary arrays"] == "fail"
     assert statuses["direct reads"] == "warn"
     values = {check.name: check.value for check in found}
     assert values["cores of ranks"] == "rank 0: 4; rank 1: 4"
-    assert values["cores are short"] == facts["cores_remark"]
+    assert (statuses["cores are short"], values["cores are short"]) == ("warn", facts["cores_remark"])
+    assert "cores are short" not in {each.name for each in checks.judge({**report, "describe": apart})}
     assert values["allreduce of arrays"] == "announcement (small); from 4097 on staged (ordinary arrays)"
     assert all(check.advice for check in found if check.status != "ok")
+
+
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+def test_doctor_inside_a_job_looks_at_that_job(transport: str, tmp_path: Path) -> None:
+    """Its ranks share a core, as with a launcher that binds them wrongly."""
+    core = min(os.sched_getaffinity(0))
+    doctor = f"exec taskset -c {core} {shlex.join(module_command('gradientflow.cli', ['doctor', '--json']))}"
+    script = f'{doctor} > {tmp_path}/"${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-$GRADIENTFLOW_RANK}}}}"'
+    ended = gradientflow("run", "-n", "2", "--transport", transport, "--", "sh", "-c", script)
+    assert ended.returncode == 0, ended.stderr
+    first, second = (
+        {each["name"]: each for each in json.loads((tmp_path / str(rank)).read_text())["checks"]["this job"]}
+        for rank in range(2)
+    )
+    assert first["start"]["value"] == "2 ranks"
+    assert (first["cores are short"]["status"], first["cores are short"]["value"]) == (
+        "warn",
+        "ranks 0, 1 share one core",
+    )
+    assert second["start"]["value"] == "rank 0 says what its job found"
 
 
 def test_the_place_of_another_launcher_does_not_reach_the_job_of_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ SHORT_PAGES = [
     "docs/parameter-server.md",
     "docs/policies.md",
     "docs/jax.md",
+    "docs/fault-tolerance.md",
 ]
 LONG_PAGES = ["docs/quickstart.md", "docs/pytorch.md", "docs/strategies.md"]
 PAGES = [*SHORT_PAGES, *LONG_PAGES]
@@ -49,6 +50,9 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/clusters.md", "needs Lightning and Accelerate"): 1,
         ("docs/clusters.md", "needs Slurm"): 1,
         ("docs/clusters.md", "needs two hosts"): 2,
+        ("docs/fault-tolerance.md", "a part of a program"): 1,
+        ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 1,
+        ("docs/fault-tolerance.md", "the command below starts it"): 2,
         ("docs/jax.md", "a part of a program"): 1,
         ("docs/jax.md", "the command below starts it"): 1,
         ("docs/pytorch.md", "needs a GPU"): 1,

@@ -24,6 +24,7 @@ CPP_LAYERS["compute/cpu"] = CPP_LAYERS["compute/cuda"] = {"base", "compute", "co
 CPP_LAYERS["transport"] = {"base", "compute", "compute/cuda"}
 CPP_LAYERS["transport/mpi"] = CPP_LAYERS["transport/tcp"] = CPP_LAYERS["transport"] | {"transport"}
 CPP_LAYERS["transport/meeting"] = CPP_LAYERS["transport/tcp"] | {"transport/tcp"}
+CPP_LAYERS["transport/recovery"] = CPP_LAYERS["transport/meeting"] | {"transport/meeting"}
 CPP_LAYERS["transport/node"] = CPP_LAYERS["transport/nccl"] = CPP_LAYERS["transport/mpi"]
 CPP_LAYERS["transport/messages"] = CPP_LAYERS["transport/node"] | {"transport/node"}
 CPP_LAYERS["collective/call"] = CPP_LAYERS["transport/messages"] | {"transport/messages", "transport/nccl"}
@@ -34,7 +35,7 @@ CPP_LAYERS["collective/mpi"] = CPP_LAYERS["collective/between"] | {"collective/b
 CPP_LAYERS["collective/select"] = CPP_LAYERS["collective/between"] | {"collective/between"}
 CPP_LAYERS["collective"] = CPP_LAYERS["collective/select"] | {"collective/select", "collective/in_node"}
 CPP_LAYERS["collective/on_device"] = CPP_LAYERS["collective"] | {"collective"}
-CPP_LAYERS["engine/calls"] = CPP_LAYERS["collective/on_device"] | {"collective/on_device"}
+CPP_LAYERS["engine/calls"] = CPP_LAYERS["collective/on_device"] | {"collective/on_device", "transport/recovery"}
 CPP_LAYERS["engine/memory"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
 CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory", "compute/steps"}
 CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
@@ -134,7 +135,9 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow._location": {"gradientflow.errors"},
     "gradientflow.mpi_library": {"gradientflow.errors", "gradientflow._location", "gradientflow.mpi_start"},
     "gradientflow._fast_paths": set(),
-    "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.whole_file": set(),
+    "gradientflow.settings_file": {"gradientflow.errors", "gradientflow._location", "gradientflow.whole_file"},
+    "gradientflow.config": {"gradientflow.errors", "gradientflow._location", "gradientflow.settings_file"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._fast_paths"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
@@ -151,7 +154,6 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
 PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch", "gradientflow.meeting"}
 PYTHON_LAYERS["gradientflow.agreement"] = {"gradientflow.errors", "gradientflow.communicator"}
-PYTHON_LAYERS["gradientflow.whole_file"] = set()
 PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.errors",
     "gradientflow._location",
@@ -168,23 +170,46 @@ PYTHON_LAYERS["gradientflow.server"] = PYTHON_LAYERS["gradientflow.pools"] | {
     "gradientflow.pools",
     "gradientflow.whole_file",
 }
+PYTHON_LAYERS["gradientflow.door"] = {
+    "gradientflow._location",
+    "gradientflow.agreement",
+    "gradientflow.communicator",
+    "gradientflow.errors",
+    "gradientflow.meeting",
+}
 PYTHON_LAYERS["gradientflow.job"] = {
     "gradientflow._location",
     "gradientflow.communicator",
     "gradientflow.config",
+    "gradientflow.door",
     "gradientflow.errors",
     "gradientflow.meeting",
     "gradientflow.mpi_library",
     "gradientflow.server",
+    "gradientflow.settings_file",
+}
+PYTHON_LAYERS["gradientflow.joining"] = {
+    "gradientflow.communicator",
+    "gradientflow.config",
+    "gradientflow.door",
+    "gradientflow.errors",
+    "gradientflow.job",
+    "gradientflow.meeting",
+}
+# What steps would take on a cluster that need not be there: knows pools, and no strategy.
+PYTHON_LAYERS["gradientflow.model"] = PYTHON_LAYERS["gradientflow.pools"] | {
+    "gradientflow.machine_load",
+    "gradientflow.policies",
+    "gradientflow.pools",
 }
 # The rooms of the strategies, from below.
 STRATEGIES = "gradientflow.strategies"
 PYTHON_LAYERS[f"{STRATEGIES}.former"] = PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.options"] = PYTHON_LAYERS["gradientflow.pools"] | {"gradientflow.pools"}
-PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.server"] | {
-    "gradientflow.machine_load",
-    "gradientflow.server",
+PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
+    "gradientflow.model",
+    "gradientflow.pools",
     f"{STRATEGIES}.layout",
     f"{STRATEGIES}.update",
 }
@@ -193,11 +218,18 @@ PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"]
     f"{STRATEGIES}.options",
     f"{STRATEGIES}.predict",
 }
-PYTHON_LAYERS[f"{STRATEGIES}.exchange"] = PYTHON_LAYERS[f"{STRATEGIES}.contract"] | {f"{STRATEGIES}.contract"}
+PYTHON_LAYERS[f"{STRATEGIES}.exchange"] = PYTHON_LAYERS[f"{STRATEGIES}.contract"] | PYTHON_LAYERS["gradientflow.server"]
+PYTHON_LAYERS[f"{STRATEGIES}.exchange"] |= {"gradientflow.server", f"{STRATEGIES}.contract"}
 PYTHON_LAYERS[f"{STRATEGIES}.methods"] = PYTHON_LAYERS[f"{STRATEGIES}.exchange"] | {f"{STRATEGIES}.exchange"}
-PYTHON_LAYERS[f"{STRATEGIES}.parsing"] = {"gradientflow.description", f"{STRATEGIES}.contract", f"{STRATEGIES}.methods"}
+PYTHON_LAYERS[f"{STRATEGIES}.parsing"] = {
+    "gradientflow.description",
+    "gradientflow.errors",
+    "gradientflow.settings_file",
+    f"{STRATEGIES}.contract",
+    f"{STRATEGIES}.methods",
+}
 PYTHON_LAYERS[STRATEGIES] = PYTHON_LAYERS[f"{STRATEGIES}.methods"] | {f"{STRATEGIES}.methods", f"{STRATEGIES}.parsing"}
-PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS[STRATEGIES] | {STRATEGIES}
+PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS[STRATEGIES] | {STRATEGIES, "gradientflow.meeting"}
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
 # The process group knows of no training: only of communicators.
 PROCESS_GROUP = "gradientflow.torch.process_group"
@@ -235,12 +267,14 @@ PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
 BENCH_CORE = {"gradientflow.bench.core"}
 PYTHON_LAYERS["gradientflow.bench.core"] = PYTHON_LAYERS["gradientflow.bench"]
-for room in ("collective", "fusion", "jax", "kernels", "ps", "train", "zipline"):
+for room in ("collective", "fusion", "jax", "kernels", "model", "ps", "survive", "train", "zipline"):
     PYTHON_LAYERS[f"gradientflow.bench.{room}"] = PYTHON_LAYERS["gradientflow.bench"] | BENCH_CORE
 PYTHON_LAYERS["gradientflow.bench.sparse"] = PYTHON_LAYERS["gradientflow.bench.fusion"] | {
     "gradientflow.bench.fusion",
     "gradientflow.bench.kernels",
 }
+PYTHON_LAYERS["gradientflow.bench.survive"] |= {"gradientflow.bench"}  # netlab, whose hosts are cut off
+PYTHON_LAYERS["gradientflow.bench.model"] |= {"gradientflow.bench"}  # netlab, whose links have a delay
 PYTHON_LAYERS["gradientflow.cli"] = set(PYTHON_LAYERS)
 PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
 

@@ -122,6 +122,31 @@ def test_ranks_have_the_environment_of_the_command(start_netlab: Start, tmp_path
     assert finished.stdout.strip() == "host0=10.0.0.1|host0=10.0.0.1|[0]|[1]", finished.output
 
 
+DELAYED = """
+import time
+import numpy as np
+import gradientflow as gf
+with gf.init() as comm:
+    values = np.arange(200_000) + comm.rank
+    begin = time.monotonic()
+    for _ in range(3):
+        comm.barrier()
+    seconds = time.monotonic() - begin
+    comm.allreduce(values)
+    if comm.rank == 0:
+        print(seconds, bool((values == 3 * np.arange(200_000) + 3).all()))
+"""
+
+
+def test_what_a_host_sends_is_under_way_for_so_long(start_netlab: Start) -> None:
+    rest = ("--transport", "tcp", "--", sys.executable, "-c", DELAYED)
+    finished = start_netlab("--hosts", "3", "--rate", "1gbit", "--delay", "30ms", *rest).finish()
+    assert finished.returncode == 0, finished.output
+    seconds, right = finished.stdout.split()
+    assert float(seconds) > 3 * 0.03
+    assert right == "True"
+
+
 def test_hosts_without_mpi(start_netlab: Start) -> None:
     arguments = ("--hosts", "2", "--ranks-per-host", "2", "--transport", "tcp", "--", "sh", "-c", PLACES_WITHOUT_MPI)
     finished = start_netlab(*arguments).finish()
@@ -307,6 +332,8 @@ def test_what_a_killed_netlab_left_can_be_removed(start_netlab: Start) -> None:
         (("--hosts", "2", "--ranks-per-host", "0", "true"), "--ranks-per-host takes 1 or more, not 0"),
         (("--hosts", "2", "--rate", "fast", "true"), "not 'fast'"),
         (("--hosts", "2", "--rate", "0gbit", "true"), "not '0gbit'"),
+        (("--hosts", "2", "--delay", "5", "true"), "--delay takes a time such as 5ms, up to 10s, not '5'"),
+        (("--hosts", "2", "--delay", "11s", "true"), "not '11s'"),
         (("--hosts", "2", "--link-down", "1", "true"), "HOST@SECONDS, such as host0@2.5, not '1'"),
         (("--hosts", "2", "--link-down", "2@1", "true"), "hosts are host0 to host1"),
         (("--hosts", "2", "no-such-program"), "there is no program no-such-program"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rank_servers import RankServers
 
 from gradientflow.launch import Launcher, LaunchError, module_command, mpirun_command, rank_program
 
@@ -56,29 +58,37 @@ if comm.rank == 1:
 """
 
 
-def run(tmp_path: Path, program: str, *arguments: str, servers: int = 2) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    command = ["run", "-n", "2", "--servers", str(servers), "--", str(path), *arguments]
-    return subprocess.run(
-        module_command("gradientflow.cli", command), capture_output=True, text=True, timeout=60, check=False
-    )
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(rank_servers: RankServers, tmp_path: Path) -> Run:
+    """Give ``run(program, *arguments, servers=2)``: run a program on two ranks, and ranks that serve."""
+
+    def run(program: str, *arguments: str, servers: int = 2) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "program.py"
+        path.write_text(program)
+        words = ["run", "-n", "2", "--servers", str(servers), "--", *rank_servers.command(path, {}), *arguments]
+        command = module_command("gradientflow.cli", words)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
 
 
 @pytest.mark.parametrize("arguments", [(), ("closes",)])
-def test_ranks_serve_until_the_others_have_closed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    ended = run(tmp_path, PUSHES, *arguments)
+def test_ranks_serve_until_the_others_have_closed(run: Run, arguments: tuple[str, ...]) -> None:
+    ended = run(PUSHES, *arguments)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr
 
 
-def test_the_process_group_is_of_the_ranks_that_compute(tmp_path: Path) -> None:
+def test_the_process_group_is_of_the_ranks_that_compute(run: Run) -> None:
     pytest.importorskip("torch")
-    ended = run(tmp_path, DDP, servers=1)
+    ended = run(DDP, servers=1)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_the_status_of_a_rank_that_fails_is_that_of_the_job(tmp_path: Path) -> None:
-    assert run(tmp_path, GOES_WRONG).returncode == 3
+def test_the_status_of_a_rank_that_fails_is_that_of_the_job(run: Run) -> None:
+    assert run(GOES_WRONG).returncode == 3
 
 
 def test_servers_are_started_beside_the_ranks_and_shared_out(launcher: Launcher) -> None:

@@ -9,6 +9,12 @@ import pytest
 
 
 @pytest.mark.checks("lags")
-@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
-def test_lags(check: Callable[..., Any], ranks: int) -> None:
-    check(ranks, timeout=200)
+@pytest.mark.parametrize(
+    ("ranks", "progress"),
+    [
+        *((1, "auto"), (2, "thread"), (3, "caller")),
+        *(pytest.param(ranks, "auto", marks=pytest.mark.slow) for ranks in (4, 5)),
+    ],
+)
+def test_lags(check: Callable[..., Any], ranks: int, progress: str) -> None:
+    check(ranks, env={"GRADIENTFLOW_PROGRESS": progress}, timeout=200)

@@ -17,7 +17,10 @@ Run = Callable[..., Any]
 
 
 @pytest.mark.checks("lifetime")
-@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "node_size"),
+    [(1, 0), (3, 0), (3, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 0), (2, 1)))],
+)
 def test_inside_a_program(check: Run, ranks: int, node_size: int) -> None:
     check(ranks, "inside", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})
 

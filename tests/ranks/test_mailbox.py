@@ -15,7 +15,7 @@ NEEDED_GIB = 6
 
 
 @pytest.mark.checks("mailbox")
-@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5))])
 def test_messages_of_a_mailbox(check: Run, ranks: int) -> None:
     check(ranks)
 

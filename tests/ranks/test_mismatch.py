@@ -9,7 +9,9 @@ import pytest
 
 
 @pytest.mark.checks("mismatch")
-@pytest.mark.parametrize(("ranks", "odd_one"), [(2, 1), (3, 0), (5, 2), pytest.param(4, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "odd_one"), [(2, 1), (3, 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4, 3), (5, 2)))]
+)
 def test_different_calls_and_settings(check: Callable[..., Any], ranks: int, odd_one: int) -> None:
     """Inside a node, between nodes of one rank, and between nodes of two, of which the last may have one."""
     check(ranks, odd_one)

@@ -9,6 +9,6 @@ import pytest
 
 
 @pytest.mark.checks("not_finite")
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_not_finite(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=300)

@@ -9,6 +9,6 @@ import pytest
 
 
 @pytest.mark.checks("steps")
-@pytest.mark.parametrize("ranks", [1, 2, 3, 9])
-def test_steps_need_averaged_gradients(check: Callable[..., Any], ranks: int) -> None:
-    check(ranks)
+@pytest.mark.parametrize(("ranks", "progress"), [(1, "auto"), (2, "thread"), (3, "caller"), (9, "auto")])
+def test_steps_need_averaged_gradients(check: Callable[..., Any], ranks: int, progress: str) -> None:
+    check(ranks, env={"GRADIENTFLOW_PROGRESS": progress})

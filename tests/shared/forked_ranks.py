@@ -1,14 +1,15 @@
 """Ranks forked from a process that has imported everything, in place of ranks that import it anew.
 
-    python forked_ranks.py NUMBER MODULE ...                      the server: imports the modules, forks when asked to
-    mpirun -n N python -I -S forked_ranks.py SOCKET PROGRAM ...   what mpirun starts in place of python PROGRAM ...
+    python forked_ranks.py NUMBER mpi|plain MODULE ...          the server: imports the modules, forks when asked to
+    python -I -S forked_ranks.py SOCKET mpi|plain PROGRAM ...   what a launcher starts in place of python PROGRAM ...
 
 The socket's number is that of a file which the server has been given open: whoever comes before it is ready waits.
 
-What mpirun starts passes its arguments, environment, folder, cores and streams to the server, which forks. It passes on
-the signals that programs may handle, and ends as the fork has: with its status or by its signal. If it goes first, it
-takes the fork with it. The fork is the rank: it calls MPI_Init under the environment of the job, runs the program as
-__main__, and ends as any interpreter does.
+What the launcher starts passes its arguments, environment, folder, cores and streams to the server, which forks. It
+passes on the signals that programs may handle, and ends as the fork has: with its status or by its signal. If it goes
+first, it takes the fork with it. The fork is the rank: it calls MPI_Init under the environment of the job, runs the
+program as __main__, and ends as any interpreter does. A `plain` one has nothing of MPI, as a `plain` server, which is
+for where there is no MPI.
 
 The server has begun neither MPI nor threads. It ends with the process that holds the other end of its input.
 """
@@ -143,47 +144,60 @@ def become_rank(arguments: list[str], environment: dict[bytes, bytes], folder: s
     import ctypes
     import types
     from importlib.machinery import SourceFileLoader  # which keeps what it has compiled
+    from pathlib import Path
+
+    from gradientflow import _location
 
     # /proc shows the environment that a process was started with, in its memory: there stands the tag.
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
-    ctypes.memmove(libc.getenv(TAG.encode()), environment[TAG.encode()], len(UNTAGGED))
+    ctypes.memmove(libc.getenv(TAG.encode()), environment.get(TAG.encode(), UNTAGGED.encode()), len(UNTAGGED))
     os.environb.clear()
     os.environb.update(environment)
     os.chdir(folder)
+    _location.FOLDER = Path(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which pytest in the background of a shell ignores
     os.sched_setaffinity(0, cores)
-    sys.argv = arguments
-    sys.path[0] = os.path.dirname(arguments[0])
+    kind, *sys.argv = arguments
+    sys.path[0] = os.path.dirname(sys.argv[0])
 
-    from mpi4py import MPI
+    if kind == "mpi":
+        from mpi4py import MPI
 
-    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    else:
+        for name in ("mpi4py.MPI", "mpi4py"):
+            sys.modules.pop(name, None)
     main = types.ModuleType("__main__")
-    main.__file__ = arguments[0]
+    main.__file__ = sys.argv[0]
     sys.modules["__main__"] = main
-    exec(SourceFileLoader("__main__", arguments[0]).get_code("__main__"), main.__dict__)
+    exec(SourceFileLoader("__main__", sys.argv[0]).get_code("__main__"), main.__dict__)
 
 
 def main() -> None:
-    number, *modules = sys.argv[1:]
+    number, kind, *modules = sys.argv[1:]
     import gc
     import importlib
 
-    import mpi4py
+    if kind == "mpi":
+        import mpi4py
 
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
+    # At the end of each fork it would report that its types, which are frozen below, have not been freed.
+    sys.modules["triton"] = None  # type: ignore[assignment]
     for name in modules:
         with contextlib.suppress(ImportError):  # a program that needs it says so itself
             importlib.import_module(name)
     import gradientflow
     from gradientflow._location import load_core
-    from gradientflow.mpi_library import load_mpi
 
     for name in gradientflow.__all__:  # each of which is imported when it is first used
         getattr(gradientflow, name)
-    load_mpi()
+    if kind == "mpi":
+        from gradientflow.mpi_library import load_mpi
+
+        load_mpi()
     load_core()
     gc.collect()
     gc.freeze()  # their pages stay shared, and collections of the forks stay short

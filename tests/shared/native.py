@@ -15,11 +15,11 @@ OWN = Path(__file__).resolve().parents[1] / "native"
 
 FILES = [
     *(SOURCES / name for name in ("compute.cpp", "cuda.cpp")),
-    *(OWN / name for name in ("collective.cpp", "meeting.cpp", "mpi.cpp", "tcp.cpp")),
+    *(OWN / name for name in ("collective.cpp", "meeting.cpp", "mpi.cpp", "recovery.cpp", "tcp.cpp")),
 ]
 
 with ThreadPoolExecutor() as pool:
     list(pool.map(build_native, FILES))
 
 modules: list[Any] = [load_native(file) for file in FILES]
-compute, cuda, collective, meeting, mpi, tcp = modules
+compute, cuda, collective, meeting, mpi, recovery, tcp = modules

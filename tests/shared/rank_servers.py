@@ -13,15 +13,19 @@ from pathlib import Path
 
 from forked_ranks import FORKED_RANKS, TAG, UNTAGGED
 from jax_jobs import takes_jax
-from jobs import PROGRAMS, outside_environment, python_command
+from jobs import PROGRAMS, outside_environment
+from needs_mpi import WITHOUT_MPI
 
 # Read by Python and the loader before a program begins: with other values than the server's it cannot be forked.
 _READ_AT_LOAD = re.compile(r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+")
 
-_BY_THEMSELVES = {"lifetime", "process_group_life"}  # about how interpreters begin and end
+_BY_THEMSELVES = {"lifetime"}  # about how interpreters begin and end
 
 _IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)(?: import ([\w, ]+))?", re.MULTILINE)
-_TAKES_TORCH = re.compile(r"^\s*(import|from) (torch|gradientflow\.(torch|bench\.train))\b", re.MULTILINE)
+# Under torchrun gf.init() imports PyTorch, too.
+_TAKES_TORCH = re.compile(
+    r"^\s*(import|from) (torch|gradientflow\.(torch|bench\.train))\b|\bTORCHELASTIC_", re.MULTILINE
+)
 
 
 class RankServers:
@@ -31,14 +35,17 @@ class RankServers:
         self._folder = tempfile.TemporaryDirectory(prefix="gradientflow-ranks-", dir="/tmp")  # sockets: short
         self._servers: dict[bool, subprocess.Popen[bytes]] = {}
 
-    def command(self, program: str, env: Mapping[str, str]) -> list[str]:
-        """Write what runs tests/programs/<program>.py as a rank, in place of Python."""
-        file = PROGRAMS / f"{program}.py"
+    def command(self, program: str | Path, env: Mapping[str, str], *, mpi: bool = True) -> list[str]:
+        """Write what runs a file, or tests/programs/<program>.py, as a rank, in place of Python.
+
+        With `mpi` as a rank of a job of MPI; without, as a process that has nothing of MPI.
+        """
+        file = program if isinstance(program, Path) else PROGRAMS / f"{program}.py"
         own = {name for name, value in env.items() if os.environ.get(name) != value}
         if program in _BY_THEMSELVES or any(map(_READ_AT_LOAD.fullmatch, own)):
-            return python_command(program)
-        takes_torch = _takes_torch(file)
-        return [sys.executable, "-I", "-S", FORKED_RANKS, self._socket(takes_torch), str(file)]
+            return [sys.executable, str(file)]
+        kind = "mpi" if mpi else "plain"
+        return [sys.executable, "-I", "-S", FORKED_RANKS, self._socket(_takes_torch(file)), kind, str(file)]
 
     def close(self) -> None:
         """End the servers, and the ranks that are left."""
@@ -52,11 +59,12 @@ class RankServers:
     def _socket(self, takes_torch: bool) -> str:
         path = Path(self._folder.name, "torch" if takes_torch else "numpy")
         if takes_torch not in self._servers:
+            kind = "plain" if WITHOUT_MPI else "mpi"
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(str(path))
                 listening.listen(256)
                 self._servers[takes_torch] = subprocess.Popen(
-                    [sys.executable, FORKED_RANKS, str(listening.fileno()), *_imported(takes_torch)],
+                    [sys.executable, FORKED_RANKS, str(listening.fileno()), kind, *_imported(takes_torch)],
                     stdin=subprocess.PIPE,
                     pass_fds=[listening.fileno()],
                     env={**outside_environment(), TAG: UNTAGGED},
@@ -76,6 +84,6 @@ def _imported(takes_torch: bool) -> list[str]:
     for program in PROGRAMS.glob("*.py"):
         if _takes_torch(program) == takes_torch and not takes_jax(program.stem):
             for module, names in _IMPORTS.findall(program.read_text(encoding="utf-8")):
-                if module.partition(".")[0] not in own:
+                if module.partition(".")[0] not in own | ({"mpi4py"} if WITHOUT_MPI else set()):
                     found |= {module, *(f"{module}.{name.strip()}" for name in names.split(",") if name.strip())}
     return sorted(found)

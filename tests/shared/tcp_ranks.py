@@ -14,7 +14,7 @@ from native import tcp
 TOKEN = bytes(range(100, 132))
 PATIENCE = 30.0  # seconds, far more than anything here takes
 
-MESSAGE, ANNOUNCED, FETCH, DROPPED, PIECE, WITHDRAWN, CREDIT, BYE = range(8)
+MESSAGE, ANNOUNCED, FETCH, DROPPED, PIECE, WITHDRAWN, CREDIT, BYE, EXCLUDED = range(9)
 
 
 def join(size: int, **options: Any) -> list[Any]:

@@ -35,12 +35,13 @@ def test_every_call_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: s
 @pytest.mark.checks("process_group_users")
 @pytest.mark.parametrize("settings", [{"GRADIENTFLOW_NODE_SIZE": "1"}, {"GRADIENTFLOW_PROGRESS": "caller"}])
 def test_what_pytorch_builds_on_process_groups(check: Run, settings: dict[str, str], tmp_path: Path) -> None:
-    check(2, tmp_path, env={**settings, "PYTHONWARNINGS": "ignore"}, timeout=100)
+    check(2, tmp_path, env=settings, timeout=100)
 
 
 @pytest.mark.checks("process_group_life")
-def test_groups_begin_and_end(check: Run) -> None:
-    if finished := check(2):
+@pytest.mark.parametrize("progress", ["caller", pytest.param("thread", marks=pytest.mark.slow)])
+def test_groups_begin_and_end(check: Run, progress: str) -> None:
+    if finished := check(2, env={"GRADIENTFLOW_PROGRESS": progress}):
         assert finished.stderr == ""  # though the last group was left open with everything under way
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -25,6 +25,8 @@ from gradientflow.meeting.way import ARGUMENTS, MASTER
 
 torch = pytest.importorskip("torch")
 dist: Any = torch.distributed
+
+Start = Callable[..., "subprocess.Popen[str]"]
 
 SECONDS = 20.0  # of a wait that is expected to end long before
 
@@ -137,15 +139,23 @@ def test_a_forked_process_has_a_connection_of_its_own() -> None:
             os.waitpid(pid, 0)
 
 
-def start(program: str, *arguments: object, **variables: object) -> subprocess.Popen[str]:
-    given = {name: str(value) for name, value in variables.items()}
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env={**os.environ, **given},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(process_command: Callable[[Path], list[str]], tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Give ``start(program, *arguments, **variables)``, which starts a process."""
+
+    def run(program: str, *arguments: object, **variables: object) -> subprocess.Popen[str]:
+        given = {name: str(value) for name, value in variables.items()}
+        path = tmp_path / f"{hashlib.sha256(program.encode()).hexdigest()[:8]}.py"
+        path.write_text(program)
+        return subprocess.Popen(
+            [*process_command(path), *map(str, arguments)],
+            env={**os.environ, **given},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return run
 
 
 GROUP = """
@@ -162,7 +172,7 @@ dist.destroy_process_group()
 """
 
 
-def test_arguments_need_no_variables() -> None:
+def test_arguments_need_no_variables(start: Start) -> None:
     """Whatever is said by variables, also by some that are no way to meet."""
     place = f"tcp://127.0.0.1:{free_port()}"
     variables = ({"RANK": 1}, {"GRADIENTFLOW_MEET": "nowhere:1", "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 2})
@@ -172,7 +182,7 @@ def test_arguments_need_no_variables() -> None:
         assert output == "6.0\n", errors
 
 
-def test_the_store_ends_before_the_ranks_have_met() -> None:
+def test_the_store_ends_before_the_ranks_have_met(start: Start) -> None:
     program = """
 import sys
 import gradientflow as gf
@@ -211,11 +221,13 @@ except CommunicationTimeoutError as error:
 """
 
 
-def test_the_timeout_of_a_process_group(tmp_path: Path) -> None:
+def test_the_timeout_of_a_process_group(process_command: Callable[[Path], list[str]], tmp_path: Path) -> None:
     """The other rank ends without a word; the error is about the process group, and about nothing inside."""
     program = tmp_path / "program.py"
     program.write_text(WAITING.format(before="import os\nif os.environ['RANK'] == '1': sys.exit()"))
-    command = module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", str(program)])
+    command = module_command(
+        "gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--", *process_command(program)]
+    )
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert "did not meet at the store at 127.0.0.1" in ended.stdout, ended.stderr
     assert "within 0.5 s (timeout of init_process_group): no sign of rank 1" in ended.stdout

@@ -13,10 +13,13 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.checks("torch_strategies")
-@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_core_makes_the_step(check: Run, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "progress"),
+    [(1, "auto"), (2, "thread"), (3, "caller"), pytest.param(4, "auto", marks=pytest.mark.slow)],
+)
+def test_the_core_makes_the_step(check: Run, ranks: int, progress: str) -> None:
     """In one node, between nodes, and between nodes of two ranks."""
-    check(ranks, timeout=100)
+    check(ranks, env={"GRADIENTFLOW_PROGRESS": progress}, timeout=100)
 
 
 @pytest.mark.checks("torch_served")
@@ -26,6 +29,6 @@ def test_strategies_on_a_parameter_server(check: Run, ranks: int) -> None:
 
 
 @pytest.mark.checks("torch_local")
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_strategies_with_weights_of_each_rank(check: Run, ranks: int) -> None:
-    check(ranks, timeout=100)
+@pytest.mark.parametrize(("ranks", "progress"), [(1, "auto"), (2, "caller"), (2, "thread")])
+def test_strategies_with_weights_of_each_rank(check: Run, ranks: int, progress: str) -> None:
+    check(ranks, env={"GRADIENTFLOW_PROGRESS": progress}, timeout=100)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradientflow as gf
-from gradientflow import _core
+from gradientflow import _core, settings_file
 from gradientflow.config import Field, fields, unknown_variables
 from gradientflow.errors import ArgumentError, GradientFlowError
 
@@ -281,8 +281,8 @@ def test_a_variable_that_is_like_no_setting_is_told_alone(monkeypatch: pytest.Mo
 
 
 def test_variables_that_something_reads_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the settings and of the build, and the marks of the processes of netlab and of the tests."""
-    files = ("setup.py", "bench/netlab.py", "tests/shared/forked_ranks.py")
+    """Those of the settings, of their file and of the build, and the marks of processes of netlab and of the tests."""
+    files = ("setup.py", "bench/netlab.py", "tests/shared/forked_ranks.py", "gradientflow/settings_file.py")
     others = {name for file in files for name in VARIABLE.findall((ROOT / file).read_text(encoding="utf-8"))}
     assert others > {"GRADIENTFLOW_WERROR", "GRADIENTFLOW_NETLAB", "GRADIENTFLOW_TEST_JOB"}
     assert unknown(monkeypatch, *(field.variable for field in fields()), *others) == []
@@ -341,7 +341,7 @@ def test_the_page_lists_nothing_else() -> None:
     assert listed - runtime <= build_variables(), "unknown variables"
     assert runtime <= listed
     named = set(VARIABLE.findall(text))
-    assert named <= runtime | build_variables(), "variables that nothing reads"
+    assert named == runtime | {settings_file.VARIABLE} | (named & build_variables()), "variables that nothing reads"
 
 
 def test_no_variable_is_read_behind_the_settings_back() -> None:

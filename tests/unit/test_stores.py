@@ -115,13 +115,14 @@ store.get("never")
 """
 
 
-def python(program: str, *arguments: object) -> subprocess.Popen[str]:
+def python(program: str, *arguments: object, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **env},
     )
 
 
@@ -254,6 +255,28 @@ def test_a_port_in_use(served: Any) -> None:
     assert errors.strip().endswith(f"SystemCallError: {said} serves there")
     with pytest.raises(SystemCallError, match="Address already in use"):
         _core.TcpStore(served.address, serve=True, token="another")
+
+
+def test_two_that_begin_to_serve_at_the_same_moment(tmp_path: Path) -> None:
+    """Linux may refuse both, where both are bound to the address before one listens: they try again."""
+    (tmp_path / "listen.c").write_text(
+        "#define _GNU_SOURCE\n"
+        "#include <dlfcn.h>\n"
+        "#include <errno.h>\n"
+        "int listen(int socket, int length) {\n"
+        "  static int calls;\n"
+        "  if (++calls == 1) {\n"
+        "    errno = EADDRINUSE;\n"
+        "    return -1;\n"
+        "  }\n"
+        '  return ((int (*)(int, int))dlsym(RTLD_NEXT, "listen"))(socket, length);\n'
+        "}\n"
+    )
+    library = str(tmp_path / "listen.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "listen.c"), "-ldl"], check=True)
+    program = "from gradientflow import _core; print(_core.TcpStore('127.0.0.1:0', serve=True).add('n', 1))"
+    said, errors = python(program, LD_PRELOAD=library).communicate(timeout=30)
+    assert said == "1\n", errors
 
 
 def test_what_is_no_store() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -355,6 +356,30 @@ def test_a_rank_that_is_silent_for_long_is_alive() -> None:
     receives = [ranks[1].receive(0, 0, WHOLE) for _ in sends]
     finish([*sends, *receives], ranks)
     assert all(each.data == content(WHOLE, i) for i, each in enumerate(receives))
+
+
+def test_a_host_that_is_silent_is_not_tried_for_long_again() -> None:
+    """Nobody answers at two addresses of a host, as if its link were cut."""
+    with ExitStack() as closing:
+        addresses = [full_listener(closing) for _ in range(2)]
+        network = tcp.Network(host_timeout=1.0)
+        ranks = [network.join(0, [network.address, *addresses], bytes(32))]
+        for rank, seconds in ((1, "5"), (2, "0.5")):
+            ranks[0].send(rank, 0, b"").give_up()
+            carry_on_until(lambda rank=rank: rank in dict(ranks[0].dead()), ranks)
+            assert f"no answer within {seconds} s" in dict(ranks[0].dead())[rank]
+
+
+def full_listener(closing: ExitStack) -> str:
+    """Give an address at which the system drops whoever comes: nobody accepts, and the queue is full."""
+    listener = closing.enter_context(socket.socket())
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    for _ in range(2):
+        each = closing.enter_context(socket.socket())
+        each.setblocking(False)
+        each.connect_ex(listener.getsockname())
+    return ":".join(map(str, listener.getsockname()))
 
 
 # ---- other ways ------------------------------------------------------------------------------------------------------

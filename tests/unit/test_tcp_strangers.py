@@ -21,6 +21,7 @@ from tcp_ranks import (
     BYE,
     CREDIT,
     DROPPED,
+    EXCLUDED,
     FETCH,
     MESSAGE,
     PATIENCE,
@@ -99,7 +100,9 @@ PART: int = tcp.largest_piece
         ({"kind": CREDIT, "size": 2**64 - 1}, False),
         ({"kind": BYE}, True),
         ({"kind": BYE, "size": 1}, False),
-        ({"kind": BYE + 1}, False),
+        ({"kind": EXCLUDED}, True),
+        ({"kind": EXCLUDED, "size": 1}, False),
+        ({"kind": EXCLUDED + 1}, False),
         ({"kind": 255}, False),
     ],
 )
@@ -302,7 +305,7 @@ def test_a_withdrawal_through_another_connection_is_nonsense(job: tuple[list[Any
         finish([receive], ranks)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 60))])
 def test_random_talk(job: tuple[list[Any], str], seed: int) -> None:
     """Whatever a rank says, valid headers included: the others go on, and every call ends."""
     chance = random.Random(seed)

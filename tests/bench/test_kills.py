@@ -1,0 +1,61 @@
+"""``gradientflow bench train --kill-every``: what a run with kills is made of, and one such run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gradientflow.bench.train.kills import figures
+from gradientflow.cli.bench import bench
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(bench, ["train", *arguments])
+
+
+def test_figures_of_a_run() -> None:
+    """Ranks 7 and 8 are killed; 9 comes back, and another one comes too late to take part."""
+    said: list[dict[str, Any]] = [
+        {"at": 9.0, "pid": 7, "ready": 2.0},
+        {"at": 10.0, "pid": 7, "takes_part": True},
+        {"at": 11.0, "pid": 7, "samples": 100, "loss": 2.0, "size": 2},
+        {"at": 13.5, "pid": 9, "ready": 1.25},
+        {"at": 14.0, "pid": 9, "takes_part": True},
+        {"at": 15.0, "pid": 8, "samples": 60, "loss": 1.0, "size": 2},
+        {"at": 19.5, "pid": 10, "ready": 1.5},
+        {"at": 21.0, "pid": 9, "samples": 1000, "loss": 0.5, "size": 1},
+    ]
+    found = figures(said, 10.0, 10.0, [(7, 12.0), (8, 18.0)])
+    assert found.points == [(1.0, 100, 2.0, 2), (5.0, 60, 1.0, 2)]
+    assert found.samples_per_second == 16.0
+    assert [(death.at, death.ready, death.back) for death in found.deaths] == [(2.0, 1.25, 2.0), (8.0, 1.5, None)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-n", "1", "--kill-every", "5"), "with -n of 2 or more"),
+        (("-n", "2", "--kill-every", "0"), "more than 0 seconds"),
+        (("-n", "2", "--seconds", "5"), "--seconds goes with --kill-every"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    assert words in str(invoke(*arguments).exception)
+
+
+@pytest.mark.slow
+def test_a_rank_is_killed_and_training_goes_on(tmp_path: Path) -> None:
+    files = tmp_path / "found.json", tmp_path / "picture.svg"
+    options = ("-n", "2", "--kill-every", "1", "--seconds", "3")
+    ended = invoke(*options, "--json", str(files[0]), "--plot", str(files[1]))
+    assert ended.exception is None, ended.output
+    ((quiet, killed),) = json.loads(files[0].read_text())["rounds"]
+    assert not quiet["deaths"]
+    assert killed["deaths"]
+    after = [samples for at, samples, _, _ in killed["points"] if at > killed["deaths"][0]["at"]]
+    assert sum(after) > 0
+    assert files[1].stat().st_size > 0

@@ -1,0 +1,38 @@
+"""Ranks that reduce in a loop, and recover when others die; each prints what it has in the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+import gradientflow as gf
+from gradientflow.errors import CommunicationTimeoutError, PeerError
+
+seconds, min_ranks = float(sys.argv[1]), int(sys.argv[2]) or None
+comm = gf.init()
+own = comm.rank
+members = list(range(comm.size))
+print("ready", flush=True)
+end = time.monotonic() + seconds
+while True:
+    try:
+        for _ in range(2):
+            late = comm.allreduce(np.array([time.monotonic() > end], np.int64), "max")
+            total = comm.allreduce(np.array([1 << own], np.int64))
+            assert total[0] == sum(1 << r for r in members), (total, members)
+        if late[0]:
+            break
+    except (PeerError, CommunicationTimeoutError):
+        old = comm
+        try:
+            comm = comm.recover(min_ranks)
+        except PeerError as error:
+            print("error", error, flush=True)
+            sys.exit(0)
+        assert old.closed
+        assert comm.recovered_from is not None
+        assert {r for r, _ in comm.lost} == set(range(old.size)) - set(comm.recovered_from)
+        members = [members[r] for r in comm.recovered_from]
+print("members", *members, flush=True)

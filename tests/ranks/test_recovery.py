@@ -1,0 +1,112 @@
+"""Ranks that die, and the others, which go on with comm.recover(): plain processes over TCP, killed at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from jobs import outside_environment, python_command
+
+from gradientflow._location import load_core
+
+
+class Ranks:
+    """Processes that run tests/programs/recover.py."""
+
+    def __init__(self, size: int, seconds: float, min_ranks: int = 0, **settings: object) -> None:
+        meet = load_core().TcpStore("127.0.0.1:0", serve=True).address  # a port that is free again: rank 0 serves there
+        self.processes = []
+        for rank in range(size):
+            env = {
+                "GRADIENTFLOW_MEET": meet,
+                "GRADIENTFLOW_RANK": str(rank),
+                "GRADIENTFLOW_SIZE": str(size),
+                **{f"GRADIENTFLOW_{name.upper()}": str(value) for name, value in settings.items()},
+            }
+            command = [*python_command("recover"), str(seconds), str(min_ranks)]
+            self.processes.append(
+                subprocess.Popen(command, env={**outside_environment(), **env}, stdout=subprocess.PIPE, text=True)
+            )
+
+    def await_start(self) -> None:
+        """Wait until all have met."""
+        for each in self.processes:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "ready\n"
+
+    def kill(self, *victims: int) -> None:
+        """Kill some at once."""
+        for rank in victims:
+            self.processes[rank].kill()
+
+    def words(self, ranks: Sequence[int]) -> list[str]:
+        """Give what these say in the end."""
+        found = []
+        for rank in ranks:
+            out, _ = self.processes[rank].communicate(timeout=60)
+            assert self.processes[rank].returncode == 0, out
+            found.append(out.strip())
+        return found
+
+
+@pytest.fixture
+def begin() -> Iterator[type[Ranks]]:
+    """Give `Ranks`, and end what is left of them."""
+    begun: list[Ranks] = []
+
+    class Begun(Ranks):
+        def __init__(self, *arguments: int, **settings: object) -> None:
+            super().__init__(*arguments, **settings)  # type: ignore[arg-type]
+            begun.append(self)
+            self.await_start()
+
+    yield Begun
+    for ranks in begun:
+        for process in ranks.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.checks("recoveries")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_where_nobody_dies(check: Callable[..., object], ranks: int) -> None:
+    check(ranks)
+
+
+@pytest.mark.parametrize(("size", "victims"), [(2, (1,)), (3, (0,)), (4, (1, 2)), (4, (0, 1, 3)), (5, (0, 4))], ids=str)
+def test_survivors_go_on(begin: type[Ranks], size: int, victims: tuple[int, ...]) -> None:
+    ranks = begin(size, 1.5)
+    time.sleep(0.2 + random.random() * 0.3)
+    ranks.kill(*victims)
+    left = [r for r in range(size) if r not in victims]
+    assert ranks.words(left) == ["members " + " ".join(map(str, left))] * len(left)
+
+
+def test_several_die_one_after_another(begin: type[Ranks]) -> None:
+    ranks = begin(5, 2)
+    for victim in (3, 0, 1):
+        time.sleep(random.random() * 0.1)
+        ranks.kill(victim)
+    assert ranks.words([2, 4]) == ["members 2 4"] * 2
+
+
+def test_too_few_ranks_get_the_same_error(begin: type[Ranks]) -> None:
+    ranks = begin(4, 30, 3)
+    ranks.kill(0, 2)
+    first, second = ranks.words([1, 3])
+    assert first == second
+    assert first.startswith("error only 2 ranks of 4 can go on, fewer than min_ranks=3: rank 0 ")
+
+
+def test_a_rank_that_was_taken_for_dead_is_told_so(begin: type[Ranks]) -> None:
+    ranks = begin(3, 8, timeout=2)
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    assert ranks.words([0, 2]) == ["members 0 2"] * 2
+    os.kill(ranks.processes[1].pid, signal.SIGCONT)
+    (word,) = ranks.words([1])
+    assert word.startswith("error ")

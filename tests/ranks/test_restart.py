@@ -1,0 +1,172 @@
+"""Ranks that die and are started again, and processes that come to a job by themselves: gf.join() and admit()."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Finished, Job, begin, outside_environment, python_command
+
+from gradientflow._location import load_core
+from gradientflow.launch import module_command
+
+STEPS = 60
+Run = Callable[..., Finished]
+Program = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Give ``run(*arguments, env=None)``, which is ``gradientflow run --min-ranks 1`` with them."""
+    jobs: list[Job] = []
+
+    def finish(*arguments: object, env: dict[str, str] | None = None) -> Finished:
+        command = module_command("gradientflow.cli", ["run", "--min-ranks", "1", *map(str, arguments)])
+        jobs.append(begin(command, env, 100))
+        return jobs[-1].finish()
+
+    yield finish
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def program(process_command: Callable[[str], list[str]]) -> Program:
+    """Give ``program(*deaths, steps=60)``: the command of a rank that adds one at each step, and dies as told."""
+    return lambda *deaths, steps=STEPS: ["--", *process_command("come_back"), str(steps), "0.02", *deaths]
+
+
+def ends(ended: Finished) -> set[tuple[int, ...]]:
+    """Return the size, the steps and the sum that ranks have in the end."""
+    assert ended.returncode == 0, ended.output
+    return {tuple(map(int, each)) for each in re.findall(r"^end \d+ (\d+) (\d+) (\d+)$", ended.stdout, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("deaths", [("0@10",), ("0@8", "2@14"), ("0@9", "1@9"), ("1@0", "0@1", "2@59")], ids=str)
+def test_they_come_back(run: Run, program: Program, deaths: tuple[str, ...]) -> None:
+    """Each has added one at each step from that at which it has come to that at which it has died."""
+    ranks = 3 if len(deaths) < 3 else 4
+    ended = run("-n", ranks, "--restart", *program(*deaths))
+    lives = [(0, int(each.partition("@")[2])) for each in deaths] + [(0, STEPS)] * (ranks - len(deaths))
+    joined = re.findall(r"^joined \d+ \d+ (\d+)$", ended.stdout, re.MULTILINE)
+    lives += [(int(step), STEPS) for step in joined]
+    assert len(joined) >= len([each for each in deaths if not each.endswith("@59")]), ended.output
+    assert ends(ended) == {(ranks - len(deaths) + len(joined), STEPS, sum(end - begin for begin, end in lives))}
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 100))])
+def test_they_may_die_at_any_moment(run: Run, program: Program, seed: int) -> None:
+    """While ranks meet, join and recover, several at once, up to three times each."""
+    ended = run("-n", 3, "--restart", "4", *program(f"seed={seed}", steps=60))
+    (end,) = ends(ended)
+    assert end[1] == 60
+    assert 60 <= end[2] <= 180
+
+
+def test_on_several_hosts(start_netlab: Callable[..., Any]) -> None:
+    """Their launcher keeps the store: that outlives the host of rank 0."""
+    options = ("--hosts", "2", "--ranks-per-host", "2", "--transport", "tcp", "--min-ranks", "1", "--restart")
+    program = [*python_command("come_back"), "150", "0.02", "0@8", "1@8", "3@15"]
+    ended = start_netlab(*options, "--", *program, timeout=100).finish()
+    ((size, steps, _),) = ends(ended)
+    assert (size, steps, ended.stdout.count("joined")) == (4, 150, 3), ended.output
+
+
+def test_a_process_that_does_not_fit_does_no_harm(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "if os.environ['GRADIENTFLOW_RESTARTS'] == '1': os.environ['GRADIENTFLOW_STAGING_BYTES'] = '123456'\n"
+        "sys.argv = ['', '60', '0.02', '1@5']\n"
+        f"exec(open({python_command('come_back')[-1]!r}).read())\n"
+    )
+    ended = run("-n", 3, "--restart", "1", "--", script)
+    assert ends(ended) == {(2, STEPS, 2 * STEPS + 5)}
+    assert "MismatchError: this process cannot join the job: " in ended.stderr
+    assert "staging_bytes" in ended.stderr
+
+
+def test_how_often_and_how_it_is_said(run: Run) -> None:
+    ended = run(
+        "-n",
+        2,
+        "--restart",
+        "2",
+        "--",
+        "sh",
+        "-c",
+        'test $RANK = 0 && exec sleep 3; echo "$GRADIENTFLOW_RESTARTS"; exit 7',
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, ["0", "1", "2"]), ended.output
+    assert ended.stderr.count("ended with exit status 7: going on with 1 rank\n") == 3
+
+
+def test_nothing_is_started_again_once_a_rank_is_done(run: Run) -> None:
+    ended = run(
+        "-n", 2, "--restart", "--", "sh", "-c", 'test $RANK = 0 && exit; sleep 1; echo "$GRADIENTFLOW_RESTARTS"; exit 7'
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, ["0"]), ended.output
+
+
+def test_restarts_need_a_job_that_goes_on() -> None:
+    command = module_command("gradientflow.cli", ["run", "-n", "2", "--restart", "--", "true"])
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "--restart goes with --min-ranks" in ended.stderr
+
+
+MEMBERS = """
+import sys, time, gradientflow as gf
+from gradientflow.errors import PeerError
+comm = gf.init(None, gf.Config(timeout=20), meet=sys.argv[1], rank=int(sys.argv[2]), size=2)
+def not_heard(barrier=comm.barrier):
+    barrier()
+    raise PeerError("not heard of others")
+if sys.argv[2:] == ["1", "not heard"]:
+    comm.barrier = not_heard
+print("ready", flush=True)
+while comm.size < 3:
+    try:
+        comm = comm.admit(1)
+    except PeerError:
+        comm = comm.recover(1)
+    time.sleep(0.01)
+print(comm.rank, comm.size, comm.recovered_from, flush=True)
+comm.barrier()
+"""
+
+
+@pytest.mark.parametrize("barrier", ["heard", "not heard"])
+def test_a_new_process_comes_by_itself(barrier: str) -> None:
+    """It is not the launcher's, and the store is one that rank 0 serves.
+
+    Where a rank recovers while another admits, both go on together, and the newcomer is let in the next time.
+    """
+    meet = load_core().TcpStore("127.0.0.1:0", serve=True).address
+    members = [start("-c", MEMBERS, meet, str(rank), barrier) for rank in range(2)]
+    for each in members:
+        assert each.stdout is not None
+        assert each.stdout.readline() == "ready\n"
+    newcomer = start(
+        "-c", "import sys, gradientflow as gf; c = gf.join(sys.argv[1]); print(c.rank, c.size); c.barrier()", meet
+    )
+    assert newcomer.communicate(timeout=60)[0] == "2 3\n"
+    assert [each.communicate(timeout=60)[0] for each in members] == [f"{rank} 3 (0, 1)\n" for rank in range(2)]
+
+
+def test_nobody_lets_it_in() -> None:
+    store = load_core().TcpStore("127.0.0.1:0", serve=True)
+    code = "import sys, gradientflow as gf; gf.join(sys.argv[1], gf.Config(timeout=1))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, store.address], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "CommunicationTimeoutError: no rank of the job has let this process in within 1 s" in ended.stderr
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start a Python."""
+    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=outside_environment())

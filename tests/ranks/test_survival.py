@@ -1,0 +1,90 @@
+"""Training that goes on when ranks die: what is left is to the bit what a replay of those who took part gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from survivors import METHODS, check, run_ranks, train
+
+import gradientflow as gf
+from gradientflow.errors import ArgumentError
+
+Command = Callable[[str], list[str]]
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_survivors_go_on(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    program = process_command("survival")
+    victim = random.randrange(3)
+    fates = [(victim, random.randrange(10), "die", random.random() * 0.003)]
+    left = train(program, tmp_path / "left", 3, strategy, fates, node_size=random.choice((0, 1, 2)))
+    check(left, strategy)
+    assert sorted(left) == [str(rank) for rank in range(3) if rank != victim]
+
+
+@pytest.mark.parametrize("strategy", ["dense", "csc(density=0.2, chunk_size=32, momentum=1.0)", "top_k(ratio=8)"])
+def test_a_rank_that_is_behind_catches_up(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    """Rank 2 has not heard the end of a step that the others have made; rank 0 dies after it."""
+    fates = [(2, 7, "fall behind", 0.0), (0, 7, "die after", 0.0)]
+    left = train(process_command("survival"), tmp_path / "left", 4, strategy, fates, node_size=1)
+    steps = check(left, strategy)
+    assert steps[7] == ["0", "1", "2", "3"]
+    assert steps[8] == ["1", "2", "3"]
+    assert [left[rank]["changes"] for rank in "123"] == [[8], [8], [8]]  # though rank 2 knew before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", METHODS)
+def test_many_kills(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    program = process_command("survival")
+    for number in range(15):
+        ranks = random.randrange(2, 5)
+        victims = random.sample(range(ranks), random.randrange(1, ranks))
+        fates = [(victim, random.randrange(10), "die", random.random() * 0.003) for victim in victims]
+        print(ranks, fates)  # to be read where it fails
+        left = train(program, tmp_path / str(number), ranks, strategy, fates, node_size=random.choice((0, 1, 2)))
+        check(left, strategy)
+        assert set(left) >= {
+            str(rank) for rank in range(ranks) if rank not in victims
+        }  # a rank alone may end before it dies
+
+
+def test_what_needs_all_ranks_is_refused() -> None:
+    def loop(strategy: str, dtypes: Sequence[str] = ("float32",), **options: Any) -> None:
+        weights = [np.zeros(20, dtype) for dtype in dtypes]
+        with gf.init(transport="tcp") as comm, gf.training.ArrayLoop(comm, weights, strategy, **options) as training:
+            assert training.membership == gf.training.Membership(0, 1, (0,))
+            assert not training.changed
+            if options.get("on_failure") == "continue":
+                with pytest.raises(ArgumentError, match="join"), training.join():
+                    pass
+
+    loop("dense")
+    loop("dense", ("float32", "float64"), on_failure="continue", min_ranks=1)
+    for strategy in ("powersgd", "diloco", "local_sgd", "ssd_sgd", "psgd", "asgd", "hpsgd"):
+        with pytest.raises(ArgumentError, match="cannot go on without a rank that was lost"):
+            loop(strategy, on_failure="continue")
+    with pytest.raises(ArgumentError, match="only if all tensors are of one dtype"):
+        loop("csc", ("float32", "float16"), on_failure="continue")
+    with pytest.raises(ArgumentError, match="'raise' or 'continue', not 'stop'"):
+        loop("dense", on_failure="stop")
+    with pytest.raises(ArgumentError, match="min_ranks goes with on_failure='continue'"):
+        loop("dense", min_ranks=1)
+    with pytest.raises(ArgumentError, match="min_ranks"):
+        loop("dense", on_failure="continue", min_ranks=0)
+
+
+def test_a_rank_that_loses_another_at_the_end_waits_for_none_that_is_past_it(process_command: Command) -> None:
+    printed = run_ranks(process_command("two_rounds"), 3).splitlines()
+    assert sorted(printed) == [f"rank {rank} has recovered: True" for rank in range(3)]
+
+
+def test_what_a_rank_has_sent_in_a_failed_iteration_leaves_its_residuals(process_command: Command) -> None:
+    """Where the other ranks say that they have ended it."""
+    for node_size in (0, 1):
+        run_ranks(process_command("settle"), 2, node_size=node_size)

@@ -1,0 +1,80 @@
+"""Jobs whose ranks die while they train, and what those that are left have in the end."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jobs import begin
+from survival_replay import RATE, STEPS, replay
+
+from gradientflow.launch import module_command
+
+Fate = tuple[int, int, str, float]  # of a rank, in a step; and after how many seconds
+Left = dict[str, dict[str, Any]]  # by the names of a roll
+
+METHODS: dict[str, tuple[str, dict[str, float]]] = {
+    "dense": ("everything", {}),
+    "dense(wire='bfloat16')": ("everything", {}),
+    "auto": ("everything", {}),
+    "csc(density=0.2, chunk_size=32, momentum=1.0)": ("chunks", {"density": 0.2, "chunk_size": 32}),
+    "top_k(ratio=8)": ("entries", {"ratio": 8}),
+    "dgc(ratio=8, momentum=0, selection='exact')": ("entries", {"ratio": 8}),
+    "lags(max_ratio=8, warmup=100, selection='exact')": ("entries", {"ratio": 8}),
+}
+
+
+def run_ranks(program: Sequence[str], ranks: int, *arguments: object, restart: bool = False, **settings: object) -> str:
+    """Run a command on ranks that may die; with `restart` they are started again. Return what they print."""
+    options = ["run", "-n", ranks, "--transport", "tcp", "--min-ranks", "1", *(["--restart"] if restart else ())]
+    command = module_command("gradientflow.cli", [str(each) for each in [*options, "--", *program, *arguments]])
+    job = begin(command, {f"GRADIENTFLOW_{name.upper()}": str(value) for name, value in settings.items()}, 90)
+    try:
+        ended = job.finish()
+    finally:
+        job.close()
+    assert ended.returncode == 0, ended.output
+    return ended.stdout
+
+
+def train(
+    program: Sequence[str],
+    folder: Path,
+    ranks: int,
+    strategy: str,
+    fates: Sequence[Fate],
+    *,
+    restart: bool = False,
+    **settings: object,
+) -> Left:
+    """Run the command of tests/programs/survival.py, or of one like it. Return what is left."""
+    folder.mkdir()
+    run_ranks(program, ranks, folder, strategy, json.dumps(fates), restart=restart, **settings)
+    return {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir()}
+
+
+def check(left: Left, strategy: str, rates: Sequence[float] = (RATE,) * STEPS) -> list[Sequence[str]]:
+    """Check what is left against the replay. Return who took part in each step."""
+    took_part = next(found["took_part"] for name, found in left.items() if name not in newcomers(left))
+    assert sorted(took_part) == list(range(STEPS))
+    steps = [took_part[step] for step in range(STEPS)]
+    weights, residuals = replay(*METHODS[strategy], steps, rates)
+    assert set(left) <= set(residuals)
+    for name, found in left.items():
+        assert name in newcomers(left) or found["took_part"] == took_part
+        assert sorted(found["took_part"]) == [step for step in range(STEPS) if name in steps[step]]
+        assert np.array_equal(found["weights"], weights)
+        assert np.array_equal(found["residuals"], residuals[name])
+    return steps
+
+
+def newcomers(left: Left) -> list[str]:
+    """Return the names of those that have come later."""
+    return [name for name in left if ":" in name]
+
+
+__all__ = ["METHODS", "check", "newcomers", "run_ranks", "train"]

@@ -1,0 +1,101 @@
+"""PyTorch goes on when ranks die: what is left is to the bit what a replay of those who took part gives."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from survival_replay import RATE, STEPS
+from survivors import check, newcomers, run_ranks, train
+
+import gradientflow as gf
+import gradientflow.torch as gft
+from gradientflow.errors import ArgumentError
+
+Command = Callable[[str | Path], list[str]]
+
+RATES = [RATE * 0.5 ** (step // 10) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("strategy", ["dense", "top_k(ratio=8)"])
+def test_survivors_go_on(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    """Rank 2 has not heard the end of a step that the others have made, and the learning rate falls behind it."""
+    fates = [(2, 9, "fall behind", 0), (0, 10, "die", 0), (1, 20, "die", random.random() * 0.003)]
+    left = train(process_command("torch_survival"), tmp_path / "left", 4, strategy, fates)
+    steps = check(left, strategy, RATES)
+    assert [len(steps[step]) for step in (9, 10, STEPS - 1)] == [4, 3, 2]
+    assert sorted(left) == ["2", "3"]
+
+
+def test_a_rank_comes_back(process_command: Command, tmp_path: Path) -> None:
+    """It gets weights, momentum and the learning rate."""
+    program, fates = process_command("torch_survival"), [(0, 5, "die", 0.0)]
+    left = train(program, tmp_path / "left", 3, "top_k(ratio=8)", fates, restart=True)
+    check(left, "top_k(ratio=8)", RATES)
+    assert len(newcomers(left)) == 1
+
+
+def test_what_needs_all_ranks_is_refused() -> None:
+    model = torch.nn.Linear(3, 2)
+
+    def refuse(match: str, **options: object) -> None:
+        with pytest.raises(ArgumentError, match=match), gf.init(transport="tcp") as comm:
+            make(comm, **options)
+
+    def make(comm: gf.Communicator, **options: object) -> gft.DistributedOptimizer:
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return gft.DistributedOptimizer(inner, model, comm, **options)
+
+    refuse("share='node' needs on_failure='raise'", share="node", on_failure="continue")
+    refuse("diloco cannot go on without a rank that was lost", strategy="diloco", on_failure="continue")
+    refuse("min_ranks goes with on_failure='continue'", min_ranks=2)
+    refuse("'raise' or 'continue', not 'ignore'", on_failure="ignore")
+    for on_failure in ("raise", "continue"):
+        with gf.init(transport="tcp") as comm, make(comm, on_failure=on_failure) as optimizer:
+            assert list(optimizer.steps(3)) == [0, 1, 2]
+            assert (optimizer.changed, optimizer.membership) == (False, gf.training.Membership(0, 1, (0,)))
+    with gf.init(transport="tcp") as comm, make(comm, on_failure="continue") as optimizer:
+        with pytest.raises(ArgumentError, match=r"step.closure. does not go with on_failure='continue'"):
+            optimizer.step(lambda: model(torch.ones(3)).sum())
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(model(torch.ones(3)).sum()).backward()
+        with pytest.raises(ArgumentError, match=r"GradScaler does not go with .*on_failure='continue'"):
+            scaler.step(optimizer)
+
+
+def test_the_example_with_ddp(process_command: Command) -> None:
+    """All ranks that are left have the same weights, and have learnt."""
+    output = run_example(process_command, "survive_ddp.py")
+    found = re.findall(r"rank (\d) of 2: accuracy (\S+), sum of the weights (\S+)", output)
+    assert sorted(rank for rank, _, _ in found) == ["0", "1"], output
+    assert len({weights for _, _, weights in found}) == 1
+    assert float(found[0][1]) > 0.9
+
+
+@pytest.mark.slow
+def test_the_example_whose_ranks_come_back(process_command: Command) -> None:
+    output = run_example(process_command, "come_back.py", restart=True)
+    found = re.findall(r"rank (\d) of 3: accuracy (\S+)", output)
+    assert sorted(rank for rank, _ in found) == ["0", "1", "2"], output
+    assert len({accuracy for _, accuracy in found}) == 1
+    assert float(found[0][1]) > 0.9
+
+
+def run_example(process_command: Command, name: str, *, restart: bool = False) -> str:
+    """Run an example on three ranks, of which one dies; return what is printed."""
+    return run_ranks(process_command(Path(__file__).resolve().parents[2] / "docs/examples" / name), 3, restart=restart)
+
+
+def test_buffers_have_to_be_the_same_on_newcomers() -> None:
+    model = torch.nn.BatchNorm1d(3)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        gf.init(transport="tcp") as comm,
+        gft.DistributedOptimizer(inner, model, comm, on_failure="continue") as optimizer,
+    ):
+        assert optimizer._survival is not None
+        assert optimizer._survival.entries["running_mean"] == "torch.float32 (3,)"

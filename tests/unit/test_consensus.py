@@ -1,0 +1,208 @@
+"""Ranks agree on who is left over a simulated network, in which anything may die and break at any moment."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from native import recovery
+
+Talk = tuple[Any, ...]  # which consensus of which members: the one before it, and the ranks
+
+# ---- the network -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rank:
+    """A rank as comm.recover() goes through its life; it recovers whenever it loses a member of its communicator."""
+
+    members: tuple[int, ...]  # of its communicator
+    base: Talk = ()  # the communicator itself
+    talk: Talk | None = None  # while it recovers
+    consensus: Any = None
+    is_committing: bool = False
+    error: str | None = None
+    lost: dict[int, str] = field(default_factory=dict)  # what it knows for good
+    early: dict[Talk, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
+
+
+class Network:
+    """All messages, and all that has yet to be noticed; what happens next is drawn by lot."""
+
+    def __init__(self, size: int, seed: int, kills: int, breaks: int) -> None:
+        self.random = random.Random(seed)
+        self.ranks = [Rank(tuple(range(size))) for _ in range(size)]
+        self.living = set(range(size))
+        self.kills, self.breaks = kills, breaks
+        self.messages: list[tuple[int, int, Talk, bytes]] = []
+        self.signs: list[tuple[int, int, str]] = []  # (who will notice, of whom, what)
+        self.calls: list[tuple[int, Talk]] = []  # (who will hear, which communicator is being recovered)
+
+    def run(self) -> None:
+        for _ in range(20_000):
+            events = ["message"] * len(self.messages) + ["sign"] * len(self.signs) + ["call"] * len(self.calls)
+            events += ["kill"] * (self.kills > 0) + ["break"] * (self.breaks > 0)
+            if not events:
+                return
+            getattr(self, "_" + self.random.choice(events))()
+        raise AssertionError("the ranks never come to an end")
+
+    # ---- what happens
+
+    def _message(self) -> None:
+        source, to, talk, message = self.messages.pop(self.random.randrange(len(self.messages)))
+        rank = self.ranks[to]
+        if to not in self.living or source in rank.lost:
+            return
+        if rank.talk == talk:
+            rank.consensus.hear(talk[-1].index(source), message)
+            self._go_on(to)
+        else:
+            rank.early[talk].append((source, message))
+
+    def _sign(self) -> None:
+        self._notice(*self.signs.pop(self.random.randrange(len(self.signs))))
+
+    def _call(self) -> None:
+        to, base = self.calls.pop(self.random.randrange(len(self.calls)))
+        if to in self.living and self.ranks[to].base == base:
+            self._recover(to)
+
+    def _kill(self) -> None:
+        self.kills -= 1
+        if self.living:
+            self._die(self.random.choice(sorted(self.living)))
+
+    def _break(self) -> None:
+        """Cut the network into two parts, or one link."""
+        self.breaks -= 1
+        size = len(self.ranks)
+        pairs = [(a, b) for a in range(size) for b in range(a)]
+        cut = {r for r in range(size) if self.random.random() < 0.5}
+        chosen = [self.random.choice(pairs)] if self.random.random() < 0.5 else pairs
+        for a, b in chosen:
+            if len(chosen) == 1 or (a in cut) != (b in cut):
+                self.messages = [m for m in self.messages if {m[0], m[1]} != {a, b} or self.random.random() < 0.2]
+                self.signs += [(a, b, "silent"), (b, a, "silent")]
+
+    # ---- what ranks do
+
+    def _die(self, victim: int) -> None:
+        self.living.discard(victim)
+        self.messages = [m for m in self.messages if m[0] != victim or self.random.random() < 0.5]
+        self.signs += [(r, victim, "gone") for r in self.living]
+
+    def _notice(self, observer: int, other: int, what: str) -> None:
+        rank = self.ranks[observer]
+        if observer not in self.living or (other in rank.lost and what != "gone"):
+            return
+        if other not in rank.lost and other in self.living:  # the connection has ended: the other one will see it, too
+            self.signs.append((other, observer, self.random.choice(["apart", "silent"])))
+        rank.lost[other] = what
+        if rank.talk is not None and other in rank.talk[-1]:
+            rank.consensus.note(rank.talk[-1].index(other), what, what)
+            self._go_on(observer)
+        elif other in rank.members and rank.talk is None:
+            self._recover(observer)
+
+    def _recover(self, own: int) -> None:
+        rank = self.ranks[own]
+        if rank.talk is None and rank.error is None:
+            self.calls += [(r, rank.base) for r in rank.members if r != own]
+            self._begin(own, (rank.base, "first", rank.members), committing=False)
+
+    def _begin(self, own: int, talk: Talk, *, committing: bool) -> None:
+        rank = self.ranks[own]
+        members = talk[-1]
+        rank.talk, rank.is_committing = talk, committing
+        rank.consensus = recovery.Consensus(members.index(own), len(members), f"{own}")
+        for other, what in rank.lost.items():
+            if other in members:
+                rank.consensus.note(members.index(other), what, what)
+        for source, message in rank.early.pop(talk, []):
+            if source not in rank.lost:
+                rank.consensus.hear(members.index(source), message)
+        self._go_on(own)
+
+    def _go_on(self, own: int) -> None:
+        """Exclude, speak, and act on what has been decided."""
+        rank = self.ranks[own]
+        talk = rank.talk
+        assert talk is not None
+        members = talk[-1]
+        for other, standing in zip(members, rank.consensus.standings, strict=True):
+            if standing != "alive" and other not in rank.lost:
+                rank.lost[other] = standing
+                if other in self.living:
+                    self.signs.append((other, own, "apart"))
+        if (message := rank.consensus.take_message()) is not None:
+            for other in members:
+                if other != own and other not in rank.lost:
+                    self.messages.append((own, other, talk, message))
+                if self.kills and self.random.random() < 0.02:
+                    self.kills -= 1
+                    self._die(own)
+                    return
+        if (decision := rank.consensus.decision) is None:
+            return
+        standings, values = decision
+        left = tuple(r for r, standing in zip(members, standings, strict=True) if standing == "alive")
+        assert [v.decode() for v in values] == [str(r) if r in left else "" for r in members]
+        if rank.is_committing and left == members:
+            rank.members, rank.base, rank.talk = members, talk, None
+            if any(r in rank.lost for r in members):
+                self._recover(own)
+            return
+        rank.error = recovery.refusal(standings)
+        if rank.error is None:
+            self._begin(own, (talk, left), committing=True)
+            return
+        rank.talk = None
+        rank.members = ()
+        self.random.random() < 0.5 and self._die(own)
+
+
+# ---- what has to hold ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("breaks", [0, 1, 3])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7])
+def test_one_group_at_most_goes_on_and_nobody_waits_for_ever(size: int, breaks: int) -> None:
+    went_on = 0
+    for seed in range(500):
+        network = Network(size, seed, kills=random.Random(seed).randrange(size), breaks=breaks)
+        network.kills = max(network.kills, 1 - breaks)
+        network.run()
+        living = {r: network.ranks[r] for r in network.living}
+        assert all(rank.talk is None for rank in living.values()), f"seed {seed}: some still recover"
+        groups = {rank.base: rank.members for rank in living.values() if rank.error is None}
+        assert len(groups) <= 1, f"seed {seed}: {groups}"
+        for members in groups.values():
+            assert set(members) == {r for r, rank in living.items() if rank.error is None}, f"seed {seed}"
+        if breaks == 0:
+            assert all(rank.error is None for rank in living.values()), f"seed {seed}"
+        went_on += len(groups)
+    assert went_on > 0
+
+
+@pytest.mark.parametrize(
+    ("standings", "min_ranks", "refused"),
+    [
+        ("alive alive silent", None, ""),
+        ("alive alive silent silent", None, "not more than half"),
+        ("alive alive silent gone", None, "not more than half"),
+        ("alive gone gone gone", None, ""),
+        ("alive silent silent silent", 1, ""),
+        ("alive alive gone silent", 3, "fewer than min_ranks=3: rank 2 is gone; rank 3 is silent"),
+        ("alive alive apart", None, ""),
+        ("alive apart apart", None, "the others have taken rank 0 for dead"),
+        ("alive apart apart", 1, "the others have taken rank 0 for dead"),
+        ("alive alive", 3, "only 2 ranks of 2 can go on"),
+    ],
+)
+def test_who_may_go_on(standings: str, min_ranks: int | None, refused: str) -> None:
+    text = recovery.refusal(standings.split(), min_ranks)
+    assert refused in text if refused else text is None

@@ -1,0 +1,179 @@
+"""The settings file: where it is looked for, what it may say, and what overrides it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pace import scaled
+
+import gradientflow as gf
+from gradientflow import _location
+from gradientflow.errors import ArgumentError
+from gradientflow.job import asked_transport
+from gradientflow.settings_file import (
+    NAME,
+    VARIABLE,
+    SettingsFile,
+    _read_once,
+    read_settings_file,
+    settings_file,
+    write_settings_file,
+)
+from gradientflow.strategies import default_strategy
+
+EVERYTHING = SettingsFile(
+    strategy="dense(wire='float16')",
+    settings={"timeout": 31, "ring_bytes": "1MiB", "direct_read": False, "timeline": 'tr"ä.json'},
+    link={"latency": 1e-5, "per_byte": 0.0},
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name in [name for name in os.environ if name.startswith("GRADIENTFLOW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_location, "FOLDER", tmp_path)
+    _read_once.cache_clear()
+    yield tmp_path
+    _read_once.cache_clear()
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    write_settings_file("some.toml", EVERYTHING, ["a remark", "of two\nlines"])
+    found = read_settings_file("some.toml")
+    assert (found.strategy, found.settings, found.link) == (EVERYTHING.strategy, EVERYTHING.settings, EVERYTHING.link)
+    assert os.listdir(folder) == ["some.toml"]
+
+
+def test_without_a_file_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_file() == SettingsFile()
+    assert repr(default_strategy()) == "dense"
+    write_settings_file(NAME, EVERYTHING)
+    for word in ("off", "NO", "0"):
+        monkeypatch.setenv(VARIABLE, word)
+        assert settings_file() == SettingsFile()
+
+
+def test_the_environment_overrides_the_file_and_a_program_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_settings_file(NAME, EVERYTHING)
+    found = gf.Config()
+    assert (found["timeout"], found["direct_read"], found["timeline"]) == ("31", "off", 'tr"ä.json')
+    assert repr(default_strategy()) == EVERYTHING.strategy
+    monkeypatch.setenv("GRADIENTFLOW_TIMEOUT", "40")
+    assert gf.Config()["timeout"] == "40"
+    assert gf.Config(timeout=50)["timeout"] == "50"
+    monkeypatch.setenv("GRADIENTFLOW_TIMEOUT", "")
+    assert gf.Config()["timeout"] == "31"
+
+
+def test_the_transport_may_be_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_settings_file(NAME, SettingsFile(settings={"transport": "tcp"}))
+    assert asked_transport() == "tcp"
+    monkeypatch.setenv("GRADIENTFLOW_TRANSPORT", "mpi")
+    assert asked_transport() == "mpi"
+
+
+def test_it_is_read_once(folder: Path) -> None:
+    write_settings_file(NAME, EVERYTHING)
+    before = settings_file()
+    write_settings_file(NAME, SettingsFile(strategy="lags"))
+    assert settings_file() == before
+
+
+GOES_AWAY = """
+import os, sys
+import gradientflow
+os.chdir("other")
+from gradientflow.settings_file import settings_file
+print(settings_file().path)
+"""
+
+
+@pytest.mark.parametrize("named", ["", NAME])
+def test_a_program_that_goes_to_another_folder_keeps_the_file(folder: Path, named: str) -> None:
+    (folder / "other").mkdir()
+    for place in (NAME, f"other/{NAME}"):
+        write_settings_file(place, EVERYTHING)
+    environment = {**os.environ, VARIABLE: named}
+    assert python(GOES_AWAY, environment) == str(folder / NAME)
+
+
+def test_a_folder_that_is_gone_has_no_file() -> None:
+    gone = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
+    assert python(gone + "import gradientflow as gf; gf.Config(); print('right')", dict(os.environ)) == "right"
+
+
+def python(program: str, environment: dict[str, str]) -> str:
+    """Run a program in the current folder, and return what it prints."""
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=scaled(60))
+    return found.stdout.strip()
+
+
+def test_another_file_may_be_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_settings_file(NAME, EVERYTHING)
+    write_settings_file("other.toml", SettingsFile(strategy="lags"))
+    monkeypatch.setenv(VARIABLE, "other.toml")
+    assert settings_file().path == folder / "other.toml"
+    assert repr(default_strategy()) == "lags"
+    monkeypatch.setenv(VARIABLE, "missing.toml")
+    with pytest.raises(ArgumentError, match=r"missing\.toml cannot be read"):
+        gf.Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("stratgey = 'dense'", "has stratgey, and a settings file has strategy"),
+        ("strategy = 3", "strategy is words such as"),
+        ("settings = 3", r"settings is a table, \[settings\], not 3"),
+        ("[settings]\ntimeout = [1]", r"\[settings\] timeout is text, a number, true or false"),
+        ("[settings]\ntimeout = 'soon'", r"\[settings\] .*timeout.*soon"),
+        ("[settings]\ntimeot = 3", r"\[settings\] .*timeot"),
+        ("[settings", "cannot be read"),
+    ],
+)
+def test_mistakes_are_named_with_the_file(folder: Path, text: str, sentence: str) -> None:
+    (folder / NAME).write_text(text, encoding="utf-8")
+    with pytest.raises(ArgumentError, match=rf"gradientflow\.toml.*{sentence}"):
+        gf.Config()
+
+
+def test_a_strategy_that_there_is_not_is_named_with_the_file(folder: Path) -> None:
+    (folder / NAME).write_text("strategy = 'denes'", encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"gradientflow\.toml: strategy: there is no strategy 'denes'"):
+        default_strategy()
+
+
+def test_a_program_of_pytorch_overrides_the_strategy_with_any_of_its_settings() -> None:
+    pytest.importorskip("torch")
+    from gradientflow.torch.optimizer import _checked_strategy
+
+    write_settings_file(NAME, SettingsFile(strategy="lags"))
+    settings = {"fusion_threshold": "auto", "wire": None, "share": None}
+    assert repr(_checked_strategy(None, **settings)) == "lags"
+    assert repr(_checked_strategy(None, **{**settings, "wire": "float16"})) == "dense(wire='float16')"
+
+
+def test_what_is_wrong_in_the_environment_is_not_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_settings_file(NAME, EVERYTHING)
+    monkeypatch.setenv("GRADIENTFLOW_TIMEOUT", "soon")
+    with pytest.raises(ArgumentError, match="GRADIENTFLOW_TIMEOUT"):
+        gf.Config()
+
+
+def test_all_ranks_use_it_and_rank_0_says_so_once(folder: Path, mpirun: Callable[..., Any]) -> None:
+    write_settings_file("same.toml", SettingsFile(strategy="csc(density=0.5)", settings={"timeout": 31}))
+    for rank, (strategy, size) in enumerate([("dense", 2048), ("lags", 1024)]):
+        write_settings_file(f"strategy{rank}.toml", SettingsFile(strategy=strategy))
+        write_settings_file(f"settings{rank}.toml", SettingsFile(settings={"inline_bytes": size}))
+    job = mpirun(2, "settings_file", folder)
+    said = "same.toml sets timeout=31, the strategy csc(density=0.5), where the program does not"
+    assert job.stderr.count(said) == 1, job.output
