@@ -86,8 +86,9 @@ class BenchCommand(click.Command):
     def invoke(self, ctx: click.Context) -> int:
         """Measure as one rank inside an MPI job, or as one process that needs none; otherwise start a job."""
         options, named = ctx.params, {option.name for option in self._bench.options} - _FILES - {"with_cpu"}
-        if self._bench.instead is not None and (status := self._bench.instead(options)) is not None:
-            return status
+        instead: int | None = None if self._bench.instead is None else self._bench.instead(options)
+        if instead is not None:
+            return instead
         plan = self._bench.plan(**{name: options[name] for name in named if options[name] is not None})
         check_installed(plan.peers)
         _check_files(options)
