@@ -121,6 +121,9 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
 
     def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
         del params
+        if not isinstance(state, AverageState):
+            message = f"update of average gets the state of its init() or of its last update, not {state!r:.60}"
+            raise ArgumentTypeError(message)
         if found.is_identity_on_one_rank and communicator_of(comm).size == 1:
             return updates, state
         exchange = exchange_for(_layout_of(updates))

@@ -282,6 +282,7 @@ def mistakes() -> None:
     state = tx.init(gradients_of(0))
     other = {"first": jnp.ones((20, 31))}
     raises("that of other gradients", lambda: jax.jit(tx.update)(other, state))
+    raises("gets the state of its init", lambda: tx.update(gradients_of(0), ()))
     raises("int32", lambda: tx.init({"a": jnp.ones(3, jnp.int32)}))
     raises("has no derivative", lambda: jax.grad(lambda g: tx.update(g, state)[0]["first"].sum())(gradients_of(0)))
     batched = jax.tree.map(lambda each: each[None], gradients_of(0))
