@@ -17,6 +17,7 @@ import numpy as np
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, PeerError
+from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))  # what ranks share with pytest
 
@@ -83,6 +84,15 @@ class Fates:
 def fall_behind(training: Any) -> None:
     """Act as if the exchange under way failed on this rank, though the others end it."""
     synchronizer = training.synchronizer
+    if isinstance(synchronizer, ArraySynchronizer):  # in its last call
+        last = synchronizer._exchange_status
+
+        def failing_last(kind: str) -> NoReturn:
+            last(kind)
+            raise PeerError("not heard of others")
+
+        synchronizer._exchange_status = failing_last
+        return
     wait = synchronizer.wait
 
     def failing(stream: Any = None) -> NoReturn:

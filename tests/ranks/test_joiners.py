@@ -25,6 +25,7 @@ FATES: dict[str, list[Fate]] = {
         ("one", "csc(density=0.2, chunk_size=32, momentum=1.0)"),
         ("the first", "dense"),
         ("two at once", "top_k(ratio=8)"),
+        ("the first", "powersgd(rank=2, warmup=3)"),
         pytest.param("twice", "dense", marks=pytest.mark.slow),
     ],
 )

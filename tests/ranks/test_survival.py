@@ -27,7 +27,15 @@ def test_survivors_go_on(process_command: Command, tmp_path: Path, strategy: str
     assert sorted(left) == [str(rank) for rank in range(3) if rank != victim]
 
 
-@pytest.mark.parametrize("strategy", ["dense", "csc(density=0.2, chunk_size=32, momentum=1.0)", "top_k(ratio=8)"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "dense",
+        "csc(density=0.2, chunk_size=32, momentum=1.0)",
+        "top_k(ratio=8)",
+        "powersgd(rank=2, warmup=3)",
+    ],
+)
 def test_a_rank_that_is_behind_catches_up(process_command: Command, tmp_path: Path, strategy: str) -> None:
     """Rank 2 has not heard the end of a step that the others have made; rank 0 dies after it."""
     fates = [(2, 7, "fall behind", 0.0), (0, 7, "die after", 0.0)]
@@ -66,7 +74,7 @@ def test_what_needs_all_ranks_is_refused() -> None:
 
     loop("dense")
     loop("dense", ("float32", "float64"), on_failure="continue", min_ranks=1)
-    for strategy in ("powersgd", "diloco", "local_sgd", "ssd_sgd", "psgd", "asgd", "hpsgd"):
+    for strategy in ("diloco", "local_sgd", "ssd_sgd", "psgd", "asgd", "hpsgd"):
         with pytest.raises(ArgumentError, match="cannot go on without a rank that was lost"):
             loop(strategy, on_failure="continue")
     with pytest.raises(ArgumentError, match="only if all tensors are of one dtype"):
@@ -82,6 +90,10 @@ def test_what_needs_all_ranks_is_refused() -> None:
 def test_a_rank_that_loses_another_at_the_end_waits_for_none_that_is_past_it(process_command: Command) -> None:
     printed = run_ranks(process_command("two_rounds"), 3).splitlines()
     assert sorted(printed) == [f"rank {rank} has recovered: True" for rank in range(3)]
+
+
+def test_a_step_that_a_rank_gives_up_comes_again(process_command: Command) -> None:
+    run_ranks(process_command("gives_up"), 3)
 
 
 def test_what_a_rank_has_sent_in_a_failed_iteration_leaves_its_residuals(process_command: Command) -> None:

@@ -33,10 +33,11 @@ def replay(
 
     Parameters
     ----------
-    sent : {"everything", "chunks", "entries"}
-        Or the largest chunks of a pool, or entries of each tensor. Once ranks change, all chunks are sent again.
+    sent : {"everything", "chunks", "entries", "products"}
+        Or the largest chunks of a pool, or entries of each tensor, or products of thin matrices. Once ranks change, all
+        chunks are sent again.
     options : mapping
-        ``density`` and ``chunk_size``, or the ``ratio``.
+        ``density`` and ``chunk_size``, or the ``ratio``, or the ``rank`` of products and their ``warmup``.
     steps : sequence
         Who took part in each step, by their first ranks, or other names. Those that stay keep their order.
     rates : sequence of float
@@ -46,6 +47,7 @@ def replay(
     weights, velocity = np.zeros(sum(SIZES), np.float32), np.zeros(sum(SIZES), np.float32)
     chunks = StraightLine(sum(SIZES), options.get("chunk_size", sum(SIZES)), 1.0, len(members))
     entries = Reference(len(members), SIZES, [options.get("ratio", 1.0)] * len(SIZES))
+    products = Products(len(members), options.get("rank", 1), options.get("warmup", 0))
     for step, those in enumerate(steps):
         if list(those) != members:
             kept = [members.index(each) for each in those if each in members]
@@ -57,6 +59,7 @@ def replay(
             zeros = Reference(1, SIZES, [1.0] * len(SIZES)).residuals[0]
             entries.residuals = [entries.residuals[number] for number in kept] + [copy.deepcopy(zeros) for _ in new]
             entries.ranks, members = len(those), list(those)
+            products.residuals = [products.residuals[number] for number in kept] + [np.zeros(SHAPES[0]) for _ in new]
         gradients = np.array([gradient(step, rank, len(members)) for rank in range(len(members))])
         changed = np.ones(sum(SIZES), bool)
         if sent == "chunks":
@@ -67,12 +70,50 @@ def replay(
         elif sent == "entries":
             layers = [np.split(own, np.cumsum(SIZES)[:-1]) for own in gradients]
             means = np.concatenate(entries.step(layers)).astype(np.float32)
+        elif sent == "products":
+            means = products.step(gradients)
         else:
             means = gradients.sum(axis=0) / np.float32(len(members))
         velocity[changed] += means[changed]
         weights[changed] -= np.float32(rates[step]) * velocity[changed]
-    own = {"chunks": list(chunks.residuals), "entries": [np.concatenate(each) for each in entries.residuals]}
+    own = {
+        "chunks": list(chunks.residuals),
+        "entries": [np.concatenate(each) for each in entries.residuals],
+        "products": [each.ravel() for each in products.residuals],
+    }
     return weights, dict(zip(members, own.get(sent, [np.zeros(0)] * len(members)), strict=True))
+
+
+class Products:
+    """PowerSGD in a straight line: the first tensor is a matrix, the others travel as they are.
+
+    Attributes
+    ----------
+    residuals : list of arrays
+        Of each rank.
+    """
+
+    def __init__(self, ranks: int, rank: int, warmup: int) -> None:
+        random = np.random.default_rng([0, *b"0"])
+        self.residuals = [np.zeros(SHAPES[0]) for _ in range(ranks)]
+        self._basis = random.standard_normal((SHAPES[0][1], rank)).astype(np.float32)
+        self._left_out = warmup
+
+    def step(self, gradients: Vector) -> Vector:
+        """Return the means for the gradients of all ranks."""
+        means = gradients.sum(axis=0, dtype=np.float32) / np.float32(len(gradients))
+        self._left_out -= 1
+        if self._left_out < 0:
+            whole = [
+                residual + own[: SIZES[0]].reshape(SHAPES[0])
+                for residual, own in zip(self.residuals, gradients, strict=True)
+            ]
+            left = np.linalg.qr(np.mean([each @ self._basis for each in whole], axis=0))[0]
+            self._basis = np.mean([each.T @ left for each in whole], axis=0)
+            product = left @ self._basis.T
+            self.residuals = [each - product for each in whole]
+            means[: SIZES[0]] = product.ravel()
+        return means
 
 
 __all__ = ["RATE", "SHAPES", "SIZES", "STEPS", "gradient", "replay"]

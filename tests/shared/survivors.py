@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ METHODS: dict[str, tuple[str, dict[str, float]]] = {
     "top_k(ratio=8)": ("entries", {"ratio": 8}),
     "dgc(ratio=8, momentum=0, selection='exact')": ("entries", {"ratio": 8}),
     "lags(max_ratio=8, warmup=100, selection='exact')": ("entries", {"ratio": 8}),
+    "powersgd(rank=2, warmup=3)": ("products", {"rank": 2, "warmup": 3}),
 }
 
 
@@ -58,17 +60,22 @@ def train(
 
 
 def check(left: Left, strategy: str, rates: Sequence[float] = (RATE,) * STEPS) -> list[Sequence[str]]:
-    """Check what is left against the replay. Return who took part in each step."""
+    """Check what is left against the replay. Return who took part in each step.
+
+    Weights are the same on all ranks, and to the bit those of the replay where all sums are of whole numbers.
+    """
     took_part = next(found["took_part"] for name, found in left.items() if name not in newcomers(left))
     assert sorted(took_part) == list(range(STEPS))
     steps = [took_part[step] for step in range(STEPS)]
     weights, residuals = replay(*METHODS[strategy], steps, rates)
+    is_same = partial(np.allclose, rtol=1e-4, atol=0.1) if strategy.startswith("powersgd") else np.array_equal
     assert set(left) <= set(residuals)
     for name, found in left.items():
         assert name in newcomers(left) or found["took_part"] == took_part
         assert sorted(found["took_part"]) == [step for step in range(STEPS) if name in steps[step]]
-        assert np.array_equal(found["weights"], weights)
-        assert np.array_equal(found["residuals"], residuals[name])
+        assert np.array_equal(found["weights"], next(iter(left.values()))["weights"])
+        assert is_same(found["weights"], weights)
+        assert is_same(found["residuals"], residuals[name])
     return steps
 
 

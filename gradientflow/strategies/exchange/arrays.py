@@ -271,6 +271,12 @@ class ArraySynchronizer(PlacedSynchronizer):
             for memory, (dtype, _), offsets in zip(self._memory, self.layout.groups, self._offsets, strict=True)
         )
 
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Keep the state of the iteration that failed. Other ranks have ended it: it failed in its last call."""
+        self._start_next_iteration()
+
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -320,7 +326,13 @@ class ArraySynchronizer(PlacedSynchronizer):
             fresh.close()
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the attributes in `state_names` of another synchronizer, by the names of tensors."""
+        """Take the attributes in `state_names` of another synchronizer, by the names of tensors.
+
+        They are those before an iteration that has failed there, unless it was settled.
+        """
+        assert isinstance(other, ArraySynchronizer)
+        if other._begun:
+            other.discard()
         for name in self.state_names:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, list) and len(mine) == len(self.layout) and len(theirs) == len(other.layout):

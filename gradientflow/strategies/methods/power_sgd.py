@@ -13,7 +13,7 @@ from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Call, Costs
 from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import EveryStep, Exchange, Traffic
-from gradientflow.strategies.contract import Strategy
+from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite
 from gradientflow.strategies.layout import Layout
@@ -149,6 +149,20 @@ class PowerSGDSynchronizer(ArraySynchronizer):
             self.residuals[index] -= product
             self.gradients[index].reshape(product.shape)[...] = product * np.float32(self.loss_scale)
         self._return(self._plain)
+
+    def check_survival(self) -> None:
+        """Allow it: ranks keep their residuals, and newcomers get the right matrices."""
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the state of another synchronizer; right matrices and number of iterations from a rank that has them."""
+        super().take_over(other)
+        steps = self.comm.allgather(np.array([self.steps])).ravel()
+        self.steps = int(steps.max())
+        if (steps < self.steps).any():
+            leader = int(steps.argmax())
+            for basis in self.bases:
+                if basis.size:
+                    self.comm.broadcast(basis, leader)
 
     def _average(self, values: Floats) -> None:
         wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
