@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gradientflow.agreement import require_same_as_first
 from gradientflow.arguments import checked_int
@@ -17,6 +15,7 @@ from gradientflow.errors import ArgumentError, CommunicationError, Communication
 from gradientflow.strategies import Synchronizer
 
 from .alone import alone
+from .handover import hand_over
 from .steps import Steps
 
 LOST = (PeerError, CommunicationTimeoutError)  # the errors of calls that a rank has not come to
@@ -205,12 +204,11 @@ class Survival:
         part = self.comm.split(0 if is_leader or is_behind else None, -1 if is_leader else None)
         if part is not None:
             with part:
-                mine = pickle.dumps((self._replica.state(), self.membership)) if is_leader else b""
-                theirs = _broadcast(part, mine)
+                theirs = hand_over(part, (self._replica.state(), self.membership) if is_leader else None)
         if is_behind:
             if was_applied and not begins:  # else it has sent nothing
                 synchronizer.settle()
-            replica, membership = pickle.loads(theirs.data)
+            replica, membership = theirs
             self._replica.load(replica, begins)
             if begins:
                 self.membership = replace(membership, rank=self.comm.rank)
@@ -224,13 +222,6 @@ class Survival:
             self.here._end(orderly)
         if self._made is not None:
             self._made._end(orderly)
-
-
-def _broadcast(comm: Communicator, data: bytes) -> npt.NDArray[np.uint8]:
-    """Broadcast bytes of rank 0, of any number. Collective."""
-    size = int(comm.broadcast(np.array([len(data)]))[0])
-    array = np.frombuffer(data, np.uint8).copy() if comm.rank == 0 else np.empty(size, np.uint8)
-    return comm.broadcast(array)  # type: ignore[no-any-return]
 
 
 def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:

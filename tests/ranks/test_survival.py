@@ -100,3 +100,7 @@ def test_what_a_rank_has_sent_in_a_failed_iteration_leaves_its_residuals(process
     """Where the other ranks say that they have ended it."""
     for node_size in (0, 1):
         run_ranks(process_command("settle"), 2, node_size=node_size)
+
+
+def test_objects_are_handed_over_and_their_arrays_are_not_copied(process_command: Command) -> None:
+    run_ranks(process_command("hand_over"), 3)
