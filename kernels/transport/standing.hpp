@@ -10,6 +10,7 @@ namespace gradientflow::transport {
 enum class Standing : std::uint8_t {
   alive,   // as far as anybody knows
   silent,  // nothing can be exchanged with it; it may live
+  left,    // it has closed the communicator, and its process may live
   gone,    // its process has ended
   apart,   // it lives, and has taken another rank for dead
 };

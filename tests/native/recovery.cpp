@@ -24,7 +24,7 @@ using Decided = std::tuple<std::vector<std::string>, std::vector<py::bytes>>;
 std::vector<std::string> standings(const Members& members) {
   std::vector<std::string> found;
   for (const auto& each : members) {
-    constexpr std::array names{"alive", "silent", "gone", "apart"};
+    constexpr std::array names{"alive", "silent", "left", "gone", "apart"};
     found.emplace_back(names.at(static_cast<std::size_t>(each.standing)));
   }
   return found;
@@ -33,6 +33,7 @@ std::vector<std::string> standings(const Members& members) {
 Standing standing_of(const std::string& name) {
   return name == "alive"    ? Standing::alive
          : name == "silent" ? Standing::silent
+         : name == "left"   ? Standing::left
          : name == "gone"   ? Standing::gone
                             : Standing::apart;
 }

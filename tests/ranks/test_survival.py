@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,15 @@ def test_what_needs_all_ranks_is_refused() -> None:
 def test_a_rank_that_loses_another_at_the_end_waits_for_none_that_is_past_it(process_command: Command) -> None:
     printed = run_ranks(process_command("two_rounds"), 3).splitlines()
     assert sorted(printed) == [f"rank {rank} has recovered: True" for rank in range(3)]
+
+
+@pytest.mark.parametrize("node_size", [0, 1])
+def test_a_rank_that_has_closed_its_communicator_is_not_waited_for(
+    process_command: Command, tmp_path: Path, node_size: int
+) -> None:
+    program = process_command("past_the_end")
+    printed = run_ranks(program, 3, tmp_path / "has_ended", node_size=node_size, timeout=20)
+    assert re.match(r"\(1,\) without \(\(0, 'has closed the communicator'\), \(2, 'has died: ", printed), printed
 
 
 def test_a_step_that_a_rank_gives_up_comes_again(process_command: Command) -> None:

@@ -1,4 +1,4 @@
-"""Ranks agree on who is left over a simulated network, in which anything may die and break at any moment."""
+"""Ranks agree on who is left over a simulated network, in which anything may die, break or leave at any moment."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ class Rank:
     is_committing: bool = False
     error: str | None = None
     lost: dict[int, str] = field(default_factory=dict)  # what it knows for good
+    has_left: bool = False  # its communicator, in good order; it makes no other
+    leavers: set[tuple[Talk, int]] = field(default_factory=set)  # who has left which communicator, as far as it knows
     early: dict[Talk, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Network:
     """All messages, and all that has yet to be noticed; what happens next is drawn by lot."""
 
-    def __init__(self, size: int, seed: int, kills: int, breaks: int) -> None:
+    def __init__(self, size: int, seed: int, kills: int, breaks: int, leaves: int) -> None:
         self.random = random.Random(seed)
         self.ranks = [Rank(tuple(range(size))) for _ in range(size)]
         self.living = set(range(size))
-        self.kills, self.breaks = kills, breaks
+        self.kills, self.breaks, self.leaves = kills, breaks, leaves
         self.messages: list[tuple[int, int, Talk, bytes]] = []
         self.signs: list[tuple[int, int, str]] = []  # (who will notice, of whom, what)
         self.calls: list[tuple[int, Talk]] = []  # (who will hear, which communicator is being recovered)
+        self.notes: list[tuple[int, int, Talk]] = []  # (who will hear, who has left, which communicator)
 
     def run(self) -> None:
         for _ in range(20_000):
             events = ["message"] * len(self.messages) + ["sign"] * len(self.signs) + ["call"] * len(self.calls)
-            events += ["kill"] * (self.kills > 0) + ["break"] * (self.breaks > 0)
+            events += ["note"] * len(self.notes)
+            events += ["kill"] * (self.kills > 0) + ["break"] * (self.breaks > 0) + ["leave"] * (self.leaves > 0)
             if not events:
                 return
             getattr(self, "_" + self.random.choice(events))()
@@ -70,6 +74,28 @@ class Network:
         to, base = self.calls.pop(self.random.randrange(len(self.calls)))
         if to in self.living and self.ranks[to].base == base:
             self._recover(to)
+
+    def _note(self) -> None:
+        to, leaver, base = self.notes.pop(self.random.randrange(len(self.notes)))
+        rank = self.ranks[to]
+        rank.leavers.add((base, leaver))
+        if to not in self.living or rank.base != base:
+            return
+        if rank.talk == (base, "first", rank.members):
+            rank.consensus.note(rank.members.index(leaver), "left", "left")
+            self._go_on(to)
+        elif rank.talk is None:
+            self._recover(to)
+
+    def _leave(self) -> None:
+        """Let a rank close its communicator, which others may still need."""
+        self.leaves -= 1
+        able = [r for r in sorted(self.living) if self.ranks[r].talk is None and self.ranks[r].members]
+        if able:
+            leaver = self.random.choice(able)
+            rank = self.ranks[leaver]
+            self.notes += [(r, leaver, rank.base) for r in rank.members if r != leaver]
+            rank.has_left, rank.members = True, ()
 
     def _kill(self) -> None:
         self.kills -= 1
@@ -110,7 +136,7 @@ class Network:
 
     def _recover(self, own: int) -> None:
         rank = self.ranks[own]
-        if rank.talk is None and rank.error is None:
+        if rank.talk is None and rank.error is None and not rank.has_left:
             self.calls += [(r, rank.base) for r in rank.members if r != own]
             self._begin(own, (rank.base, "first", rank.members), committing=False)
 
@@ -122,6 +148,9 @@ class Network:
         for other, what in rank.lost.items():
             if other in members:
                 rank.consensus.note(members.index(other), what, what)
+        for base, leaver in rank.leavers:
+            if talk == (base, "first", members):
+                rank.consensus.note(members.index(leaver), "left", "left")
         for source, message in rank.early.pop(talk, []):
             if source not in rank.lost:
                 rank.consensus.hear(members.index(source), message)
@@ -134,7 +163,7 @@ class Network:
         assert talk is not None
         members = talk[-1]
         for other, standing in zip(members, rank.consensus.standings, strict=True):
-            if standing != "alive" and other not in rank.lost:
+            if standing not in ("alive", "left") and other not in rank.lost:
                 rank.lost[other] = standing
                 if other in self.living:
                     self.signs.append((other, own, "apart"))
@@ -153,7 +182,7 @@ class Network:
         assert [v.decode() for v in values] == [str(r) if r in left else "" for r in members]
         if rank.is_committing and left == members:
             rank.members, rank.base, rank.talk = members, talk, None
-            if any(r in rank.lost for r in members):
+            if any(r in rank.lost or (talk, r) in rank.leavers for r in members):
                 self._recover(own)
             return
         rank.error = recovery.refusal(standings)
@@ -173,10 +202,11 @@ class Network:
 def test_one_group_at_most_goes_on_and_nobody_waits_for_ever(size: int, breaks: int) -> None:
     went_on = 0
     for seed in range(500):
-        network = Network(size, seed, kills=random.Random(seed).randrange(size), breaks=breaks)
+        leaves = random.Random(f"leaves of {seed}").randrange(size)
+        network = Network(size, seed, kills=random.Random(seed).randrange(size), breaks=breaks, leaves=leaves)
         network.kills = max(network.kills, 1 - breaks)
         network.run()
-        living = {r: network.ranks[r] for r in network.living}
+        living = {r: network.ranks[r] for r in network.living if not network.ranks[r].has_left}
         assert all(rank.talk is None for rank in living.values()), f"seed {seed}: some still recover"
         groups = {rank.base: rank.members for rank in living.values() if rank.error is None}
         assert len(groups) <= 1, f"seed {seed}: {groups}"
@@ -195,6 +225,8 @@ def test_one_group_at_most_goes_on_and_nobody_waits_for_ever(size: int, breaks: 
         ("alive alive silent silent", None, "not more than half"),
         ("alive alive silent gone", None, "not more than half"),
         ("alive gone gone gone", None, ""),
+        ("alive left gone left", None, ""),
+        ("alive left silent", None, "not more than half"),
         ("alive silent silent silent", 1, ""),
         ("alive alive gone silent", 3, "fewer than min_ranks=3: rank 2 is gone; rank 3 is silent"),
         ("alive alive apart", None, ""),

@@ -52,6 +52,17 @@ bool Communicator::is_alive(int rank) const {
   return local < 0 || group_->node().is_alive(local);
 }
 
+std::vector<int> Communicator::closed_elsewhere() {
+  std::vector<int> ranks = group_->messages().closed();
+  const transport::Node& node = group_->node();
+  for (int local = 0; local < node.size(); ++local) {
+    if (local != node.rank() && node.has_closed(local)) {
+      ranks.push_back(node.world_rank(local));
+    }
+  }
+  return ranks;
+}
+
 void Communicator::check_open() const {
   check_process();
   turns_.check_usable();

@@ -55,6 +55,8 @@ class Communicator {
   [[nodiscard]] bool is_broken() const { return turns_.is_broken(); }
   // Whether the process of a rank lives, as far as known without asking the endpoint: for ranks of this node.
   [[nodiscard]] bool is_alive(int rank) const;
+  // The other ranks that have closed it with no error before, as far as known.
+  [[nodiscard]] std::vector<int> closed_elsewhere();
   void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
 
   using Release = Turns::Release;

@@ -107,8 +107,9 @@ Communicator::Renewal Communicator::agree_with_all(const std::string& said, std:
   std::vector<int> names(static_cast<std::size_t>(size()));
   std::iota(names.begin(), names.end(), 0);
   auto talk = group_->endpoint().among(names, to_begin);
-  Decision decision = transport::agree(
-      *talk, said, {group_->config().timeout, [this](int rank) { return is_alive(rank); }, poll_signals_});
+  Decision decision = transport::agree(*talk, said,
+                                       {group_->config().timeout, [this](int rank) { return is_alive(rank); },
+                                        [this] { return closed_elsewhere(); }, poll_signals_});
   check_min_ranks(decision);
   return {std::move(talk), std::move(decision), std::move(names), min_ranks};
 }
@@ -138,6 +139,7 @@ std::shared_ptr<Communicator> Communicator::renew(Renewal renewal, const Config&
                                  const int name = names[static_cast<std::size_t>(rank)];
                                  return name == newcomer || !is_alive || is_alive(name);
                                },
+                               {},
                                poll_signals};
   Origin origin;
   while (true) {

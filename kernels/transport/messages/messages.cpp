@@ -280,6 +280,18 @@ void Messages::tell_failed(const Error& error) noexcept {
   leave(State::failed, error.kind(), error.what());
 }
 
+std::vector<int> Messages::closed() {
+  read_notices();
+  const std::lock_guard lock(peers_mutex_);
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < peers_.size(); ++r) {
+    if (peers_[r].state == State::closed) {
+      ranks.push_back(static_cast<int>(r));
+    }
+  }
+  return ranks;
+}
+
 std::vector<int> Messages::ranks_to_tell() const {
   std::vector<int> ranks;
   for (int r = 0; r < size(); ++r) {

@@ -89,6 +89,8 @@ class Messages {
   // Tells the other ranks (of many: those that this one has exchanged messages with) that it has left, and why.
   void tell_closed() noexcept;
   void tell_failed(const Error& error) noexcept;
+  // The ranks that have said so far that they have left, with no error before.
+  [[nodiscard]] std::vector<int> closed();
 
  private:
   enum class State : std::uint32_t { open, asking, here, closed, failed };

@@ -109,6 +109,7 @@ class Node {
   [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
   [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where it is not of this node
   [[nodiscard]] bool is_alive(int local) const { return processes_[static_cast<std::size_t>(local)].alive(); }
+  [[nodiscard]] bool has_closed(int local) const noexcept;  // with no error before
   // Copies memory of rank `local`'s process. Throws Error(peer) where that has died, Error(system) where the kernel
   // refuses.
   void read(int local, void* destination, const void* address, std::size_t bytes) const;

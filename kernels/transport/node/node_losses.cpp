@@ -114,6 +114,10 @@ void Node::fail(const Error& reason) noexcept {
   leave(State::failed);
 }
 
+bool Node::has_closed(int local) const noexcept {
+  return flags(local).state.load(std::memory_order_acquire) == State::closed;
+}
+
 void Node::leave(State state) noexcept {
   State open = State::open;
   flags(rank_).state.compare_exchange_strong(open, state, std::memory_order_acq_rel);

@@ -89,6 +89,9 @@ class Talk {
     for (const Sign& sign : endpoint_.signs(terms_.is_alive)) {
       consensus_.note(sign);
     }
+    for (const int r : terms_.left ? terms_.left() : std::vector<int>{}) {
+      consensus_.note({r, Standing::left, "has closed the communicator"});
+    }
   }
 
   // Only those that have had time to answer what this rank has said last.
@@ -111,11 +114,12 @@ class Talk {
     }
   }
 
+  // One that has left is still a rank of the job.
   void exclude() {
     for (int r = 0; r < endpoint_.size(); ++r) {
       const auto index = static_cast<std::size_t>(r);
       const Member& member = consensus_.members()[index];
-      if (member.standing != Standing::alive && !is_excluded_[index]) {
+      if (member.standing != Standing::alive && member.standing != Standing::left && !is_excluded_[index]) {
         is_excluded_[index] = true;
         endpoint_.exclude({r, member.standing, member.why});
       }
