@@ -129,6 +129,11 @@ std::vector<py::bytes> exchange(const BoundStore& store, int rank, int size, con
   return {texts.begin(), texts.end()};
 }
 
+void fail_meeting(const BoundStore& store, const std::string& why, const Timeout& timeout, const std::string& prefix) {
+  const WithoutGil release;
+  transport::StoreExchange::fail(store.get(), why, store.until_of(timeout), prefix);
+}
+
 std::optional<py::bytes> bytes_of(const std::optional<std::string>& value) {
   return value ? std::optional<py::bytes>(py::bytes(*value)) : std::nullopt;
 }
@@ -196,6 +201,9 @@ void bind_stores(py::module_& module) {
            py::arg("prefix") = default_prefix,
            "The bytes of all ranks, in their order, once all have come. `prefix`: begins the names of all values; what "
            "has another one does not meet. Collective.")
+      .def("fail_meeting", &fail_meeting, py::arg("why"), py::arg("timeout") = py::none(),
+           py::arg("prefix") = default_prefix,
+           "Ends a meeting of ranks that is under way, because a rank will not come: all get a PeerError.")
       .def("__repr__", [](const BoundStore& self) { return "<" + self.get().name() + ">"; });
 
   py::class_<BoundTcpStore, BoundStore>(module, "TcpStore")

@@ -16,6 +16,7 @@ from ._location import load_core
 from .agreement import gather
 from .errors import CommunicationError, CommunicationTimeoutError, MismatchError
 from .meeting.variables import split_address
+from .meeting.way import LACKS
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -54,6 +55,7 @@ class Door:
     def __init__(self, store: Any, prefix: str, near: str, *, outlives_ranks: bool) -> None:
         self._store = store
         self._prefix = f"{prefix}/join"
+        self._lacks = f"{prefix}/{LACKS}"
         self._near = near
         self._outlives_ranks = outlives_ranks
         self._first = 1  # that may not have been answered yet
@@ -85,6 +87,10 @@ class Door:
     def job_stands(self) -> bool:
         """Tell whether the ranks of the job have made their first communicator."""
         return self._look(f"{self._prefix}/stands") is not None
+
+    def lacks_ranks(self) -> bool:
+        """Tell whether a rank has ended, and is not started again."""
+        return self._look(self._lacks) is not None
 
     def _knock(self, card: bytes) -> int:
         number = 1

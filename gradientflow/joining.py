@@ -60,7 +60,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
         try:
             return init(config=config)
         except PeerError:  # before the job stood: the rank is started again
-            if time.monotonic() > end:
+            if time.monotonic() > end or door.lacks_ranks():
                 raise
             way = replace(way, replaces=True)  # the others may have met meanwhile
 

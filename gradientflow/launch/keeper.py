@@ -1,20 +1,25 @@
-"""The process that keeps the store where the ranks of a job meet, so that it outlives every rank."""
+"""The process that keeps the store where the ranks of a job meet, so that it outlives every rank.
+
+The launcher tells it which ranks have ended for good: the others cannot meet without them.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 from gradientflow._location import load_core
 from gradientflow.meeting.stores import TOKEN
+from gradientflow.meeting.way import LACKS, PREFIX
 
 
 def main() -> int:
-    """Serve the store at the address that is given until this process is ended, as its launcher does."""
+    """Serve the store at the address that is given until the input ends, whose lines say who will not come."""
     store = load_core().TcpStore(sys.argv[1], True, token=os.environ.get(TOKEN, ""))
-    while store:
-        signal.pause()
+    for line in sys.stdin:
+        why = f"{line.rstrip()}, and the ranks cannot meet without it"
+        store.set(f"{PREFIX}/{LACKS}", why.encode())
+        store.fail_meeting(why)
     return 0
 
 

@@ -9,8 +9,8 @@ it starts at once. Its members are ranks, or launchers of the second kind, each 
 here reads the input. What ranks write is passed on in whole lines, but to a terminal, to which they write themselves
 unless lines are labelled. When so many have failed that fewer are left than the job needs, the others have a moment to
 say what they have to say; the launcher of a host's ranks tells the first one what has failed, which decides. However
-this process ends, the ranks end, too. What has failed may be started again; ranks then find how often, and the launcher
-keeps the store where they meet.
+this process ends, the ranks end, too. What has failed may be started again; ranks then find how often. Where a job may
+go on without some, the launcher keeps the store where they meet, and says there who will not come.
 """
 
 from __future__ import annotations
@@ -226,9 +226,10 @@ class Members:
         self._waiting: dict[int, float] = {}  # the members that are to be started again, and when
         self.are_to_end = False
         self._has_begun = True  # on all hosts, as far as is known
+        self._keeper: subprocess.Popen[bytes] | None = None
         if keeper := job.get("keeper"):
             environment = {**os.environ, _TOKEN: job["environment"][_TOKEN]}
-            subprocess.Popen(keeper, env=environment, stdin=subprocess.DEVNULL, preexec_fn=_end_with_this)
+            self._keeper = subprocess.Popen(keeper, env=environment, stdin=subprocess.PIPE, preexec_fn=_end_with_this)
         for number, member in enumerate(job["members"]):
             self._start(number, member)
         self._output.start()
@@ -264,8 +265,8 @@ class Members:
             if status and not self._failed.issuperset(member.ranks):
                 self._has_begun &= member.has_begun
                 number = status if status > 0 else 128 - status  # as a shell says it
-                self._plan_restart(member)
-                self._fail(member.ranks, self._who(member), _how(member, status), number)
+                again = self._plan_restart(member)
+                self._fail(member.ranks, self._who(member), _how(member, status), number, again=again)
             elif status == 0 and not member.is_launcher:
                 self._take({"done": member.ranks})
 
@@ -311,23 +312,26 @@ class Members:
                 os.write(1, f"{mark}{json.dumps(note)}\n".encode())
         return mark is not None
 
-    def _plan_restart(self, member: Member) -> None:
-        """Note when a member that has failed is to be started again, if it is."""
+    def _plan_restart(self, member: Member) -> bool:
+        """Note when a member that has failed is to be started again; return whether it is."""
         number, now = member.number, time.monotonic()
-        if self._job["members"][number].get("started", 0) >= self._job.get("restarts", 0):
-            return
+        if self._job["members"][number].get("started", 0) >= (self._job.get("restarts") or 0):
+            return False
         is_quick = now - member.since < _LONG_LIFE
         self._quick_ends[number] = self._quick_ends[number] + 1 if is_quick else 0
         pause = 2.0 ** (self._quick_ends[number] - 2) if self._quick_ends[number] > 1 else 0.0
         self._waiting[number] = now + min(pause, _LONGEST_PAUSE)
+        return True
 
-    def _fail(self, ranks: list[int], who: str, how: str, status: int) -> None:
+    def _fail(self, ranks: list[int], who: str, how: str, status: int, *, again: bool = False) -> None:
         """Take note that ranks have failed, and tell whoever decides, or decide what that means for the others."""
         if self.are_to_end:
             return
         self._failed.update(ranks)
-        if self._tell({"ranks": ranks, "who": who, "how": how, "status": status}):
+        if self._tell({"ranks": ranks, "who": who, "how": how, "status": status, "again": again}):
             return
+        if not again:
+            self._tell_keeper(f"rank {', '.join(map(str, ranks))}: {who} {how}" if len(ranks) > 1 else f"{who} {how}")
         if report := self._job.get("report"):
             with open(report, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"ranks": ranks, "how": how}) + "\n")
@@ -335,6 +339,13 @@ class Members:
             _say(f"{who} {how}{self._consequence()}")
         if self.status == 0 and self._left() < self._job["needed"]:
             self.status = status
+
+    def _tell_keeper(self, what: str) -> None:
+        """Say at the store that ranks have ended for good."""
+        if self._keeper is not None and self._keeper.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                self._keeper.stdin.write(f"{what}\n".encode())
+                self._keeper.stdin.flush()
 
     def _left(self) -> int:
         return sum(len(_ranks(member)) for member in self._job["members"]) - len(self._failed)
@@ -467,7 +478,7 @@ def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:
         return outer
     place = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
     environment = {**outer, **job["environment"], **{name: str(member[key]) for name, key in place.items()}}
-    if job.get("restarts"):
+    if job.get("restarts") is not None:
         environment[_RESTARTS] = str(job.get("started", 0) + member.get("started", 0))
     if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # else each would start a thread for every core
         environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // member["of"]))

@@ -52,7 +52,8 @@ def tcp_job(
         return replace(job, min_ranks=min_ranks, restarts=restarts, keeper=job.meet)
     names = hosts_of_ranks(hosts, ranks, servers)
     job = TcpJob(program, names, servers, meeting_host(names), label=label, bind=bind)
-    return replace(job, min_ranks=min_ranks, restarts=restarts, keeper=_keeper_towards(names) if restarts else "")
+    keeper = "" if min_ranks is None else _keeper_towards(names)
+    return replace(job, min_ranks=min_ranks, restarts=restarts, keeper=keeper)
 
 
 def command_over_tcp(job: TcpJob) -> list[str]:
@@ -73,7 +74,7 @@ def _ssh_command(job: TcpJob) -> list[str]:
         "environment": environment,
         "label": job.label,
         "bind": job.bind,
-        "restarts": job.restarts,
+        "restarts": None if job.min_ranks is None else job.restarts,
     }
     hosts = [
         {

@@ -53,7 +53,8 @@ class TcpJob:
     restarts : int
         How often a process that has failed is started again.
     keeper : str
-        The address of this machine, as ranks reach it, if its launcher is to keep the store where they meet.
+        The address of this machine, as ranks reach it, if its launcher is to keep the store where they meet, since the
+        job may go on without rank 0.
     """
 
     program: Sequence[str]
@@ -122,7 +123,7 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
 
 def kept_store(job: TcpJob, variables: Mapping[str, str]) -> dict[str, Any]:
     """Describe to the launcher how often to start members again, and the process that keeps the store meanwhile."""
-    if job.restarts == 0:
+    if job.min_ranks is None:
         return {}
     return {
         "restarts": job.restarts,

@@ -16,6 +16,7 @@ ALONE = "one rank"
 
 # How often a process of the launcher's has been started again; the launcher then keeps the store where ranks meet.
 RESTARTS = "GRADIENTFLOW_RESTARTS"
+LACKS = "lacks"  # behind the prefix in a store: why a rank will not come
 
 PREFIX = "gradientflow"  # begins the names of all values of ours in a store
 

@@ -43,9 +43,8 @@ class Fates:
     """
 
     def __init__(self, rank: int, fates: list[tuple[int, int, str, float]]) -> None:
-        restarts = os.environ.get("GRADIENTFLOW_RESTARTS")
-        life = int(restarts or 0)
-        self._others_come = restarts is not None
+        life = int(os.environ.get("GRADIENTFLOW_RESTARTS", "0"))
+        self._others_come = "OTHERS_COME" in os.environ
         self._dies = False
         self._deaths = [step for _, step, what, _ in fates if what.startswith("die")]
         self._own = {

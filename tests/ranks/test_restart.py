@@ -170,3 +170,26 @@ def test_nobody_lets_it_in() -> None:
 def start(*arguments: str) -> subprocess.Popen[str]:
     """Start a Python."""
     return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=outside_environment())
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("when", "call"),
+    [("before it has come", "init"), ("before it has come", "join"), ("before others have come", "init")],
+)
+def test_the_others_hear_at_once_of_a_rank_that_ends_before_all_have_met(
+    run: Run, process_command: Callable[[str], list[str]], victim: int, when: str, call: str
+) -> None:
+    """Though the job may go on without it once it has begun."""
+    ended = run("-n", 3, "--", *process_command("missing_at_the_meeting"), victim, when, call)
+    heard = re.findall(r"^rank (\d): .*\brank (\d) ", ended.stdout, re.MULTILINE)
+    assert sorted(heard) == [(str(rank), str(victim)) for rank in range(3) if rank != victim], ended.output
+
+
+def test_the_others_hear_of_a_rank_that_is_not_started_again(
+    run: Run, process_command: Callable[[str], list[str]]
+) -> None:
+    program = [*process_command("missing_at_the_meeting"), 1, "before it has come", "join"]
+    ended = run("-n", 3, "--restart", "1", "--", *program)
+    heard = re.findall(r"^rank (\d): rank 1 \(process \d+\) ended with exit status 9, ", ended.stdout, re.MULTILINE)
+    assert sorted(heard) == ["0", "2"], ended.output

@@ -34,7 +34,8 @@ def run_ranks(program: Sequence[str], ranks: int, *arguments: object, restart: b
     """Run a command on ranks that may die; with `restart` they are started again. Return what they print."""
     options = ["run", "-n", ranks, "--transport", "tcp", "--min-ranks", "1", *(["--restart"] if restart else ())]
     command = module_command("gradientflow.cli", [str(each) for each in [*options, "--", *program, *arguments]])
-    job = begin(command, {f"GRADIENTFLOW_{name.upper()}": str(value) for name, value in settings.items()}, 90)
+    variables = {f"GRADIENTFLOW_{name.upper()}": str(value) for name, value in settings.items()}
+    job = begin(command, variables | ({"OTHERS_COME": "1"} if restart else {}), 90)
     try:
         ended = job.finish()
     finally:

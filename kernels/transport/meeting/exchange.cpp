@@ -131,6 +131,12 @@ std::string StoreExchange::key(int meeting, const std::string& of_what) const {
   return prefix_ + "/" + std::to_string(meeting) + "/" + of_what;
 }
 
+void StoreExchange::fail(Store& store, const std::string& why, const Until& until, const std::string& prefix) {
+  const std::string number = store.compare_set(prefix + "/meeting", std::nullopt, "1", until).value_or("1");
+  store.compare_set(prefix + "/" + number + "/verdict", std::nullopt, Verdict{ErrorKind::peer, why, {}}.packed(),
+                    until);
+}
+
 std::vector<std::string> StoreExchange::all(const std::string& mine, const Until& until) {
   open_meeting(until);
   std::optional<std::string> verdict = come(mine, until);

@@ -45,6 +45,10 @@ class StoreExchange : public Exchange {
 
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;
 
+  // For whoever knows that a rank will not come: ends a meeting under way with Error(peer).
+  static void fail(Store& store, const std::string& why, const Until& until,
+                   const std::string& prefix = "gradientflow");
+
  private:
   struct Verdict;
 
