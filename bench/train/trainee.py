@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 import gradientflow as gf
 import gradientflow.torch as gft
 
+from ..core.process import age
 from .tasks import load_task
 
 _REPORT_SECONDS = 0.2
@@ -30,19 +30,13 @@ def _tell(**what: object) -> None:
     print(json.dumps({"at": time.monotonic(), "pid": os.getpid(), **what}), flush=True)
 
 
-def _age() -> float:
-    """Give the seconds since this process was started."""
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> None:
     """Train."""
     batch, strategy = int(sys.argv[1]), sys.argv[2]
     task = load_task("mlp")
     model = task.model(0)
     inner = torch.optim.SGD(model.parameters(), task.learning_rate)
-    _tell(ready=_age())
+    _tell(ready=age())
     comm = gf.join()
     optimizer = gft.DistributedOptimizer(inner, model, comm, strategy=strategy, on_failure="continue", min_ranks=1)
     samples, losses, last, takes_part = 0, [], time.monotonic(), False

@@ -154,6 +154,14 @@ def _load_jax() -> click.Command:
 bench.add_command(LazyCommand("jax", "Measure unchanged programs of JAX beside gloo, and calls in jit.", _load_jax))
 
 
+def _load_join() -> click.Command:
+    found: click.Command = importlib.import_module("gradientflow.bench.join.command").join
+    return found
+
+
+bench.add_command(LazyCommand("join", "Measure how long a process takes to join a job, and who waits.", _load_join))
+
+
 def _load_model() -> click.Command:
     found: click.Command = importlib.import_module("gradientflow.bench.model.command").model
     return found

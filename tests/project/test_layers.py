@@ -267,7 +267,7 @@ PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
 BENCH_CORE = {"gradientflow.bench.core"}
 PYTHON_LAYERS["gradientflow.bench.core"] = PYTHON_LAYERS["gradientflow.bench"]
-for room in ("collective", "fusion", "jax", "kernels", "model", "ps", "survive", "train", "zipline"):
+for room in ("collective", "fusion", "jax", "join", "kernels", "model", "ps", "survive", "train", "zipline"):
     PYTHON_LAYERS[f"gradientflow.bench.{room}"] = PYTHON_LAYERS["gradientflow.bench"] | BENCH_CORE
 PYTHON_LAYERS["gradientflow.bench.sparse"] = PYTHON_LAYERS["gradientflow.bench.fusion"] | {
     "gradientflow.bench.fusion",

@@ -1,0 +1,13 @@
+"""What a process finds out about itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+def age() -> float:
+    """Give the seconds since this process was started."""
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,1 @@
+"""Processes that join a job, and how long the others wait for them."""

@@ -1,0 +1,71 @@
+"""``gradientflow bench join``: the command, and its table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ..core.environment import cpu_model
+from ..core.hosts import bytes_per_second
+from ..core.plan import PlanError, format_size, parse_sizes
+from ..core.table import empty_table
+from .job import Join, run
+
+
+@click.command()
+@click.option("-n", "--ranks", default=3, show_default=True, help="How many ranks to start, on each host.")
+@click.option("--hosts", default=0, help="How many hosts to make by netlab, which needs root (default: none).")
+@click.option("--rate", default="1gbit", show_default=True, metavar="RATE", help="What each of these hosts can send.")
+@click.option("--size", default="100M", show_default=True, metavar="BYTES", help="Bytes of weights and momentum.")
+@click.option("--joins", default=5, show_default=True, help="How many processes join, one after the other.")
+@click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
+def join(ranks: int, hosts: int, rate: str, size: str, joins: int, json_path: str | None) -> int:
+    """Measure how long a process takes to join a job, and how long the others stand still meanwhile.
+
+    Ranks train arrays over TCP, dense, by SGD with momentum: half of the bytes are weights. The last rank is killed,
+    and started again. Some steps later weights and momentum of all ranks are compared with a replay; if any differ, the
+    exit status is 1.
+    """
+    sizes = parse_sizes(size)
+    if ranks * max(hosts, 1) < 2 or joins < 1:
+        raise PlanError("a join takes 2 ranks or more, and there is 1 or more")
+    if len(sizes) != 1 or sizes[0] % 8:
+        raise PlanError(f"--size takes one number of bytes, a multiple of 8, not {size}")
+    found = run(ranks, hosts, rate, sizes[0], joins)
+    click.echo(f"{cpu_model()}: {format_size(sizes[0])} of weights and momentum, {_place(ranks, hosts, rate)}")
+    Console().print(_table(found))
+    if hosts and (speed := bytes_per_second(rate)) is not None:
+        click.echo(f"the bytes alone take {sizes[0] / speed:.2f} s at {rate}")
+    if json_path is not None:
+        figures = {"cpu": cpu_model(), "ranks": ranks, "hosts": hosts, "rate": rate if hosts else None}
+        joined = [asdict(each) for each in found]
+        Path(json_path).write_text(json.dumps({**figures, "bytes": sizes[0], "joins": joined}, indent=1), "utf-8")
+    return 1 if any(each.wrong for each in found) else 0
+
+
+def _place(ranks: int, hosts: int, rate: str) -> str:
+    return f"{hosts} hosts with {ranks} each at {rate}" if hosts else f"{ranks} ranks on this machine"
+
+
+def _table(found: Sequence[Join]) -> Table:
+    table = empty_table()
+    for heading in ("", "starts\ns", "is let in\ns", "gets state\ns", "together\ns", "first step\ns", "others wait\ns"):
+        table.add_column(heading, justify="right")
+    for number, each in enumerate(found, 1):
+        table.add_row(str(number), *(["WRONG"] if each.wrong else map("{:.2f}".format, _figures(each))))
+    table.add_section()
+    right = [_figures(each) for each in found if not each.wrong]
+    for name, choose in (("median", statistics.median), ("worst", max)):
+        table.add_row(name, *(f"{choose(column):.2f}" for column in zip(*right, strict=True)))
+    return table
+
+
+def _figures(each: Join) -> tuple[float, ...]:
+    return each.ready, each.let_in, each.state, each.total, each.first, each.others

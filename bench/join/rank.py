@@ -1,0 +1,77 @@
+"""A rank of ``gradientflow bench join``: it trains, and dies as the last rank until there were enough newcomers.
+
+    python -m gradientflow.bench.join.rank BYTES JOINS
+
+Some steps after each join every rank prints a line of JSON: its times, and the checksums of what it has then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+
+import numpy as np
+
+import gradientflow as gf
+from gradientflow.optimizers import SGD  # before others wait
+from gradientflow.training import ArrayLoop
+
+from ..core.process import age
+from .replay import MOMENTUM, RATE, checksum, factor, pattern, split
+
+_SETTLED = 6  # steps from a join to what is told of it, and to the next death
+
+
+def main() -> None:
+    """Train until so many newcomers have come."""
+    count, joins = int(sys.argv[1]) // 8, int(sys.argv[2])
+    seen = int(os.environ["GRADIENTFLOW_RESTARTS"])  # joins: all before were those of the same rank
+    values = pattern(count)
+    weights = split(values.copy() if seen == 0 else np.zeros_like(values))
+    directions = split(values)
+    own: dict[str, float] = {"ready": age()}
+    knock = time.monotonic()
+    comm = gf.join()
+    own["let_in"] = time.monotonic() - knock
+    full, history, durations, is_joined = comm.size, list[tuple[int, int]](), list[float](), False
+    with ArrayLoop(comm, weights, "dense", on_failure="continue", min_ranks=1) as training:
+        optimizer = SGD(training, weights, RATE, MOMENTUM)
+        end = time.monotonic()
+        for step in training.steps(sys.maxsize):
+            now = training.membership
+            if training.changed and now.joined:
+                if now.rank in now.joined:
+                    end = time.monotonic()
+                    own["state"] = end - knock - own["let_in"]
+                else:
+                    seen += 1
+                durations, is_joined = [], True
+            elif len(durations) == _SETTLED and now.rank == full - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            for index, direction in enumerate(directions):
+                np.multiply(direction, np.float32(factor(step, now.rank, now.size)), out=training.gradients[index])
+                training.ready(index)
+            training.wait()
+            optimizer.step()
+            before, end = end, time.monotonic()
+            if training.membership.dropped:
+                continue
+            durations.append(end - before)
+            if not history or history[-1][1] != now.size:
+                history.append((step, now.size))
+            if len(durations) == _SETTLED and is_joined:
+                sums = checksum(weights), checksum(optimizer.state_dict()["momentum"])
+                usual = statistics.median(durations[1:])
+                found = {"join": seen, "first": durations[0], "usual": usual, "steps": step + 1, "sums": sums}
+                mine = {**own, "newcomer": True} if now.rank == full - 1 else {"history": history, "newcomer": False}
+                print(json.dumps({**found, **mine}), flush=True)
+                if seen == joins:
+                    break
+
+
+if __name__ == "__main__":
+    main()
