@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,7 +31,11 @@ from gradientflow.launch import Launcher, find_launcher, launch_environment, mod
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin for timeouts reads its options
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the machine, and have the limit of a test, unless it is the user's, follow."""
+    """Measure the machine, and have the limit of a test, unless it is the user's, follow.
+
+    Tests press Ctrl-C: where a shell has started them in the background, their processes would ignore it.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if PACE not in os.environ:
         os.environ[PACE] = f"{measure():.2f}"
     if config.option.timeout is None and "PYTEST_TIMEOUT" not in os.environ:
