@@ -428,6 +428,7 @@ void bind_communicator(py::module_& module) {
       .def("allocate_on_device", &Communicator::allocate_on_device, py::arg("device"), py::arg("bytes"),
            py::call_guard<WithoutGil>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<WithoutGil>())
+      .def("check_open", &Communicator::check_open)
       .def("check_recoverable", &Communicator::check_recoverable, py::arg("min_ranks"))
       .def("recover", &Communicator::recover, py::arg("min_ranks"), py::call_guard<WithoutGil>())
       .def_property_readonly("job_size", [](const Communicator& self) { return self.group().endpoint().job_size(); })

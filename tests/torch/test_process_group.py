@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from survivors import run_ranks
 from tutorial_script import OUTSIDE, losses
 
 from gradientflow.launch import Launcher, launch_environment, module_command
@@ -43,6 +44,13 @@ def test_what_pytorch_builds_on_process_groups(check: Run, settings: dict[str, s
 def test_groups_begin_and_end(check: Run, progress: str) -> None:
     if finished := check(2, env={"GRADIENTFLOW_PROGRESS": progress}):
         assert finished.stderr == ""  # though the last group was left open with everything under way
+
+
+def test_what_pytorch_has_for_programs_that_handle_failures(
+    process_command: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    printed = run_ranks(process_command("process_group_failures"), 3, tmp_path)
+    assert sorted(printed.splitlines()) == [f"rank {rank} has come to the end" for rank in (0, 2)]
 
 
 LOADING = """

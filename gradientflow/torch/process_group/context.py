@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
-from gradientflow.errors import CommunicationTimeoutError, GradientFlowError
+from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, PeerError
 
 _RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+\b)*")
 _MOST_KEPT = 64  # works that nobody has waited for
@@ -56,6 +56,7 @@ class WorkContext:
     def __init__(self, world_ranks: Sequence[int], own_timeout: bool) -> None:
         self.world_ranks = list(world_ranks)
         self.unclaimed = Unclaimed()
+        self.has_lost_a_rank = False  # by the errors so far
         self._same = self.world_ranks == list(range(len(self.world_ranks)))
         self._own_timeout = own_timeout
 
@@ -67,6 +68,7 @@ class WorkContext:
         """
         if not isinstance(error, GradientFlowError):
             return error
+        self.has_lost_a_rank |= isinstance(error, PeerError)
         text = str(error)
         if not self._same:
             text = _RANKS.sub(self._in_world, text)

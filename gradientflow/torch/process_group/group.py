@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 
 from gradientflow.config import Config
-from gradientflow.errors import ArgumentTypeError
+from gradientflow.errors import ArgumentTypeError, CommunicationTimeoutError, GradientFlowError, PeerError
 from gradientflow.torch import devices
 from gradientflow.torch.names import BACKEND
 
@@ -123,6 +123,22 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         release, self._release = self._release, lambda: None
         if orderly:
             release()
+
+    def get_error(self) -> Any:
+        """Tell what has happened to the group, without communication, as an ``ErrorType`` of PyTorch.
+
+        It is TIMEOUT or REMOTE_ERROR after a timeout or the loss of a rank that a call of this rank has met, waited for
+        or not; COMM_ERROR after any other error that makes the group unusable, and once it has ended; else SUCCESS.
+        """
+        try:
+            self._collectives.communicator._native.check_open()
+        except CommunicationTimeoutError:
+            return c10d.ErrorType.TIMEOUT
+        except PeerError:
+            return c10d.ErrorType.REMOTE_ERROR
+        except GradientFlowError:
+            return c10d.ErrorType.COMM_ERROR
+        return c10d.ErrorType.REMOTE_ERROR if self._context.has_lost_a_rank else c10d.ErrorType.SUCCESS
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long calls wait from now on. For collectives, the timeout of the group remains the maximum."""
