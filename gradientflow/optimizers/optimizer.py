@@ -170,11 +170,18 @@ class _Optimizer:
         Save it together with the parameters; it is the same on all ranks if they are. The residuals of a sparse pool
         are in the state of the pool.
         """
+        return self._state(_copied)
+
+    def live_state(self) -> dict[str, Any]:
+        """Return the state itself, until the next step: arrays in host memory are no copies."""
+        return self._state(lambda array: array if isinstance(array, np.ndarray) else array.get())
+
+    def _state(self, shown: Callable[[Any], Any]) -> dict[str, Any]:
         count = len(self.parameters)
         return {
             "steps": self.steps,
             "rate_inside": self._rate_inside,
-            **{name: [_copied(self._array(name, i)) for i in range(count)] for name in (*self._arrays, "master")},
+            **{name: [shown(self._array(name, i)) for i in range(count)] for name in (*self._arrays, "master")},
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
         }
 

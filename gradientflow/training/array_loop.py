@@ -49,8 +49,8 @@ class Optimizer(Protocol):
     def update_masters(self) -> None:
         """Set master weights to their weight of 16 bits wherever this was changed."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
+    def live_state(self) -> dict[str, Any]:
+        """Return the state, whose arrays may change with the next step."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state."""
@@ -267,7 +267,7 @@ class ArrayLoop:
         scale = self._loop.loss_scale
         return (
             list(self._loop.layout.weights),
-            None if self._optimizer is None else (self._optimizer.state_dict(), self._optimizer.hyperparameters),
+            None if self._optimizer is None else (self._optimizer.live_state(), self._optimizer.hyperparameters),
             None if scale is None else scale.state_dict(),
         )
 
