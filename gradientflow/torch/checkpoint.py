@@ -66,6 +66,11 @@ class Checkpoint:
             self._check(state_dict, own)
         self._load(state_dict, own)
 
+    def check_common(self, state_dict: dict[str, Any]) -> None:
+        """Raise unless `load_common` can load a state dict, and change nothing."""
+        _check_groups(self._optimizer, state_dict)
+        self._check(state_dict, _own(state_dict))
+
     def load_common(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict, except for the state of the strategy. Does not communicate."""
         own = _own(state_dict)

@@ -491,13 +491,14 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         assert self._bound is not None
         assert self._checkpoint is not None
         parameters, state, buffers = replica
+        state |= {} if is_new else {"param_groups": self._inner.state_dict()["param_groups"]}
+        self._checkpoint.check_common(state)
         with torch.no_grad():
             for name, parameter in zip(self._bound.gradients.names, self._bound.gradients.parameters, strict=True):
                 parameter.copy_(parameters[name])
             for name, buffer in self._model.named_buffers() if is_new else ():
                 buffer.copy_(buffers[name])
-        own = {} if is_new else {"param_groups": self._inner.state_dict()["param_groups"]}
-        self._checkpoint.load_common({**state, **own})
+        self._checkpoint.load_common(state)
 
     def _meet(self) -> None:
         assert self._bound is not None

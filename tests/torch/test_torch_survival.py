@@ -99,3 +99,22 @@ def test_buffers_have_to_be_the_same_on_newcomers() -> None:
     ):
         assert optimizer._survival is not None
         assert optimizer._survival.entries["running_mean"] == "torch.float32 (3,)"
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    model = torch.nn.Linear(3, 2)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with (
+        gf.init(transport="tcp") as comm,
+        gft.DistributedOptimizer(
+            torch.optim.Adagrad(model.parameters()), model, comm, on_failure="continue"
+        ) as optimizer,
+    ):
+        parameters, state, buffers = optimizer._replica()
+        theirs = {name: each + 1 for name, each in parameters.items()}
+        groups = [{**state["param_groups"][0], "params": [number]} for number in range(2)]
+        with pytest.raises(ArgumentError, match="2 groups"):
+            optimizer._load_replica((theirs, {**state, "param_groups": groups}, buffers), True)
+        assert all(map(torch.equal, model.parameters(), before))
+        optimizer._load_replica((theirs, state, buffers), True)
+        assert not any(map(torch.equal, model.parameters(), before))
