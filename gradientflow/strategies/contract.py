@@ -266,11 +266,15 @@ class Synchronizer(ABC):
         the step gradients are the rank's own, and must not be changed.
     settings, loss_scale, skips_nonfinite
         Those of the current `Iteration`, set by `set_iteration`.
+    exchanges : int
+        How many have ended on this rank, where ranks train on weights of their own: each iteration has none then, or
+        several.
     """
 
     gradient_source: GradientSource = "place"
     uses_backward_order: bool = False
     shared: NodeWeights | None = None
+    exchanges: int = 0
 
     _pending_error: NonFiniteError | None = None
 
@@ -406,6 +410,10 @@ class Synchronizer(ABC):
         whose iteration under way is lost. Ranks on which `wait` has failed, and that hear from another that it has
         finished this iteration, `settle` it before.
 
+        Where ranks train on weights of their own, they need not be in the same iteration, but all take part in the same
+        `exchanges`, in the same order. Ranks on which fewer have ended `catch_up` with another. An `after_step` or
+        `finish` that a loss has interrupted is then called again, and ends what is left of it.
+
         Raises
         ------
         gradientflow.errors.ArgumentError
@@ -416,6 +424,15 @@ class Synchronizer(ABC):
 
     def settle(self) -> None:  # noqa: B027
         """Keep the iteration whose `wait` has failed: what this rank has sent is in the means of others."""
+
+    def shared_state(self) -> Any:  # noqa: B027
+        """Return what is the same on all ranks on which as many `exchanges` have ended; it can be pickled."""
+
+    def catch_up(self, state: Any, begins: bool) -> None:  # noqa: B027
+        """Take the `shared_state` of a rank on which more `exchanges` have ended, or all of it on one that begins.
+
+        Except on a rank that begins, what it has sent is in the results.
+        """
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.errors import ArgumentError
 from gradientflow.strategies import Synchronizer
 from gradientflow.training import Loop
 from gradientflow.training.uneven import join
@@ -132,18 +132,22 @@ class BoundModel:
     def finish(self) -> None:
         """End training; where weights may differ between ranks, average buffers. Collective."""
         self.check_weights()
-        pending: NonFiniteError | None = None
-        try:
-            self.loop.finish()
-        except NonFiniteError as error:  # other ranks may not know of it
-            pending = error
-        self.weights_are_written()
-        if self.loop.writes_weights:
-            for buffer in self._model.buffers():
+        means: list[tuple[torch.Tensor, torch.Tensor]] = []  # written once all ranks have them
+
+        def average() -> None:
+            means.clear()
+            for buffer in self._model.buffers() if self.loop.writes_weights else ():
                 if buffer.is_floating_point() and buffer.is_contiguous():
-                    self.loop.comm.allreduce(devices.shared(buffer), "mean")
-        if pending is not None:
-            raise pending
+                    means.append((buffer, buffer.detach().clone()))
+                    self.loop.comm.allreduce(devices.shared(means[-1][1]), "mean")
+
+        try:
+            self.loop.finish(average)
+        finally:  # also with the error of values that are not finite
+            self.weights_are_written()
+            with torch.no_grad():
+                for buffer, mean in means:
+                    buffer.copy_(mean)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:

@@ -457,7 +457,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         its number, and by rank and size of `membership`, and none is left out. Collective then: it ends when all ranks
         have made all steps.
 
-        Before each step processes are let in that have called `gradientflow.join`, in the first call of `steps`.
+        Before a step, if there was an exchange since the last one, processes are let in that have called
+        `gradientflow.join`; in the first call of `steps`.
         """
         if self._survival is None:
             yield from range(total)

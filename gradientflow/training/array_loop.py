@@ -160,7 +160,8 @@ class ArrayLoop:
         its number, and by rank and size of `comm`, and none is left out. Collective then: it ends when all ranks have
         made all steps.
 
-        Before each step processes are let in that have called `gradientflow.join`, in the first call of `steps`.
+        Before a step, if there was an exchange since the last one, processes are let in that have called
+        `gradientflow.join`; in the first call of `steps`.
         """
         survival = self._loop.survival
         if survival is None:

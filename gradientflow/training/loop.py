@@ -297,7 +297,7 @@ class Loop:
     def _note_end(self, applied: bool) -> None:
         """Note that the exchange has ended on this rank, as on all that are not lost."""
         if self.survival is not None:
-            self.survival.ended(applied)
+            self.survival.ended(applied, self.strategy.gradients == "mean")
 
     def _read_status(self) -> Outcome:
         """Read the status of all ranks, and set which tensors have a gradient."""
@@ -360,9 +360,9 @@ class Loop:
             self._go_on(self.survival, self.survival.recover, has_gradients)
 
     def meet(self) -> None:
-        """Let newcomers in, between two steps. Collective, the last call of it on the communicator of all.
+        """Let newcomers in, between two steps. Collective, if an exchange has ended since the ranks have last met.
 
-        A rank that loses another one here, or has lost it in an exchange before, meets the others here once more.
+        Where some were lost, or have come, the ranks have met.
         """
         survival = self.survival
         assert survival is not None
@@ -371,21 +371,20 @@ class Loop:
             return
         if survival.is_apart:
             self._go_on(survival, survival.come, False)
-        while True:
+        elif not survival.have_met(self.synchronizer):
             try:
-                if not survival.admit():
-                    break
+                if survival.admit():
+                    self._go_on(survival, lambda: None, False)
             except LOST:
                 if survival.comm.closed:  # too few are left
                     raise
                 self._go_on(survival, survival.recover, False)
-            else:
-                self._go_on(survival, lambda: None, False)
+            survival.meet(self.synchronizer)
         self.update, self._is_lost = None, False
 
     def _go_on(self, survival: Survival, change: Callable[[], object], has_gradients: bool) -> None:
         """Bind the strategy to other ranks, after `change`. Gradients of an iteration that none has ended are lost."""
-        previous, is_behind = self.synchronizer, False
+        previous, is_behind, begins = self.synchronizer, False, survival.is_apart
         previous.close(orderly=False)  # the other ranks may wait for this one
         while True:
             change()
@@ -406,7 +405,9 @@ class Loop:
         self.used[:] = [False] * len(self.used)
         self.on_new_order()
         self.update, self._is_lost = Update("skipped"), True
-        survival.go_back(dropped=has_gradients and not is_behind)
+        survival.meet(self.synchronizer)
+        if begins or self.strategy.gradients == "mean":
+            survival.go_back(dropped=has_gradients and not is_behind)
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -416,10 +417,7 @@ class Loop:
         if self.loss_scale is not None and not was_lost:
             self.loss_scale.update(self.overflowed)
         if not was_lost:
-            with self._surviving(False):
-                self._let_write(self.synchronizer.after_step)
-                if self.survival is not None:
-                    self._learn_order()
+            self._after_step()
         self._is_lost = False
         self.update = None
         self.unscaled = self.overflowed = False
@@ -427,6 +425,17 @@ class Loop:
         before, self._sent = self._sent, self.synchronizer.bytes_sent
         self._sent_for_step = None if before is None or self._sent is None else self._sent - before
         self._raise_pending()
+
+    def _after_step(self) -> None:
+        """Let the strategy go on after the step; where weights are the rank's own, until it has ended that."""
+        while True:
+            with self._surviving(False):
+                self._let_write(self.synchronizer.after_step)
+                if self.survival is not None:
+                    self._learn_order()
+                return
+            if self.strategy.gradients == "mean":  # the step is that of others
+                return
 
     @property
     def bytes_sent(self) -> int | None:
@@ -442,27 +451,32 @@ class Loop:
         if error is not None:
             raise error
 
-    def finish(self) -> None:
-        """End training: complete communication under way, and leave the same weights on all ranks. Collective."""
+    def finish(self, also: Callable[[], object] = lambda: None) -> None:
+        """End training: complete communication under way, and leave the same weights on all ranks. Collective.
+
+        Then `also` is called; more than once, if ranks are lost meanwhile.
+        """
         if self.survival is not None:
             self.survival.check_takes_part()
         if not self._begun and self.update is None:
             self._update_masters()
         if self.survival is None:
             self._let_write(self.synchronizer.finish)
+            also()
         else:
-            self._finish_with(self.survival)
+            self._finish_with(self.survival, also)
         self.update = None if self._is_lost else self.update
         self._is_lost = False
         self._raise_pending()
 
-    def _finish_with(self, survival: Survival) -> None:
+    def _finish_with(self, survival: Survival, also: Callable[[], object]) -> None:
         """End training on all ranks, for one that is behind needs another. None waits for those that are past this."""
         self._abandon_unfinished()
         end = survival.exchanges + 1
         while survival.exchanges < end:
             with self._surviving(False):
                 self._let_write(self.synchronizer.finish)
+                also()
                 self.comm.barrier()
                 survival.finished()
 

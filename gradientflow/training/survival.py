@@ -72,6 +72,9 @@ class Survival:
     exchange, too. A newcomer is a rank that is behind, and has sent nothing. It makes its loop alone, and comes to the
     others when its steps begin.
 
+    Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer counts them, and ranks
+    that are behind get what follows from an exchange: only newcomers get weights and the optimizer's state.
+
     Parameters
     ----------
     comm : Communicator
@@ -93,7 +96,7 @@ class Survival:
     here : Communicator
         On which the loop is made: the same, or where newcomers are in it, one of this rank alone.
     exchanges : int
-        That have ended; less than 0 on a rank that has not come to the others yet.
+        That have ended, beside those of the synchronizer; less than 0 on a rank that has not come to the others yet.
     entries : mapping of str to str
         What has to be the same on all ranks, by name.
     changed : bool
@@ -121,6 +124,7 @@ class Survival:
             self.exchanges = _NO_WEIGHTS if comm.rank >= len(former) else _NO_COMMON_WEIGHTS
         self._was_applied = False  # whether the last of them has a result for a step
         self._made: Communicator | None = None  # here
+        self._met_after = (-1, 0)  # exchanges
 
     def check_takes_part(self) -> None:
         """Raise an `ArgumentError` on a newcomer that has not come to the others yet."""
@@ -134,10 +138,11 @@ class Survival:
             self.changed = False
             self.membership = replace(self.membership, dropped=False)
 
-    def ended(self, applied: bool) -> None:
-        """Note that an exchange has ended on this rank, with a result for a step or without."""
-        self.exchanges += 1
-        self._was_applied = applied
+    def ended(self, applied: bool, is_exchange: bool) -> None:
+        """Note that an iteration has ended on this rank, with a result for a step or without."""
+        if is_exchange:
+            self.exchanges += 1
+            self._was_applied = applied
         self.steps.ended()
 
     def finished(self) -> None:
@@ -156,6 +161,14 @@ class Survival:
             return False
         self._use(made)
         return True
+
+    def have_met(self, synchronizer: Synchronizer) -> bool:
+        """Tell whether no exchange has ended since the ranks have last met: the same on all between two."""
+        return self._met_after == (self.exchanges, synchronizer.exchanges)
+
+    def meet(self, synchronizer: Synchronizer) -> None:
+        """Note that the ranks have met."""
+        self._met_after = (self.exchanges, synchronizer.exchanges)
 
     def come(self) -> None:
         """Leave the communicator of this rank alone."""
@@ -191,28 +204,35 @@ class Survival:
         except MismatchError:
             self.comm._end(False)  # the others go on without this one
             raise
-        everyone = self.comm.allgather(np.array([self.exchanges, self._was_applied, self.steps.next]))
-        leader = int(everyone[:, 0].argmax())
-        exchanges, was_applied, number = everyone[leader].tolist()
+        own = np.array([self.exchanges, synchronizer.exchanges, self._was_applied, self.steps.next])
+        everyone = self.comm.allgather(own).tolist()
+        leader = everyone.index(max(everyone, key=lambda each: each[:2]))
+        exchanges, weights_exchanged, was_applied, number = everyone[leader]
         if exchanges == _NO_WEIGHTS:
             message = "all ranks that had weights to give to newcomers have died"
             raise CommunicationError(message)  # none of LOST: there is nothing to go on with
-        if exchanges >= 0 and (everyone[:, 0] == exchanges).all():
+        if exchanges >= 0 and all(each[:2] == everyone[leader][:2] for each in everyone):
             return False
         is_leader, exchanges = self.comm.rank == leader, max(exchanges, 0)
-        begins, is_behind = self.exchanges < 0, self.exchanges < exchanges and not is_leader
+        is_behind = not is_leader and (self.exchanges, synchronizer.exchanges) < (exchanges, weights_exchanged)
+        begins = self.exchanges < 0
         part = self.comm.split(0 if is_leader or is_behind else None, -1 if is_leader else None)
         if part is not None:
             with part:
-                theirs = hand_over(part, (self._replica.state(), self.membership) if is_leader else None)
+                mine = None
+                if is_leader:
+                    mine = self._replica.state(), self.membership, synchronizer.shared_state()
+                theirs = hand_over(part, mine)
         if is_behind:
             if was_applied and not begins:  # else it has sent nothing
                 synchronizer.settle()
-            replica, membership = theirs
-            self._replica.load(replica, begins)
+            replica, membership, shared = theirs
+            if begins or synchronizer.strategy.gradients == "mean":
+                self._replica.load(replica, begins)
+                self._was_applied, self.steps.next = bool(was_applied), number
+            synchronizer.catch_up(shared, begins)
             if begins:
                 self.membership = replace(membership, rank=self.comm.rank)
-            self._was_applied, self.steps.next = bool(was_applied), number
         self.exchanges = exchanges
         return is_behind
 

@@ -53,6 +53,10 @@ class Fates:
             if each == rank and life == (what == "die again")
         }
 
+    def peek(self, step: int) -> str:
+        """Return what is to be done in a step."""
+        return self._own.get(step, ("", 0.0))[0]
+
     def begin(self, step: int, training: Any) -> None:
         """Do what is to be done in a step."""
         if self._others_come:

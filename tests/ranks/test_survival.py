@@ -75,9 +75,12 @@ def test_what_needs_all_ranks_is_refused() -> None:
 
     loop("dense")
     loop("dense", ("float32", "float64"), on_failure="continue", min_ranks=1)
-    for strategy in ("diloco", "local_sgd", "ssd_sgd", "psgd", "asgd", "hpsgd"):
+    for strategy in ("ssd_sgd", "psgd", "asgd", "hpsgd"):
         with pytest.raises(ArgumentError, match="cannot go on without a rank that was lost"):
             loop(strategy, on_failure="continue")
+    loop("diloco", on_failure="continue")
+    with pytest.raises(ArgumentError, match="only with weights of 32 or 64 bits"):
+        loop("diloco", ("float32", "float16"), on_failure="continue")
     with pytest.raises(ArgumentError, match="only if all tensors are of one dtype"):
         loop("csc", ("float32", "float16"), on_failure="continue")
     with pytest.raises(ArgumentError, match="'raise' or 'continue', not 'stop'"):

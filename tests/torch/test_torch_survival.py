@@ -51,7 +51,7 @@ def test_what_needs_all_ranks_is_refused() -> None:
         return gft.DistributedOptimizer(inner, model, comm, **options)
 
     refuse("share='node' needs on_failure='raise'", share="node", on_failure="continue")
-    refuse("diloco cannot go on without a rank that was lost", strategy="diloco", on_failure="continue")
+    refuse("ssd_sgd cannot go on without a rank that was lost", strategy="ssd_sgd", on_failure="continue")
     refuse("min_ranks goes with on_failure='continue'", min_ranks=2)
     refuse("'raise' or 'continue', not 'ignore'", on_failure="ignore")
     for on_failure in ("raise", "continue"):

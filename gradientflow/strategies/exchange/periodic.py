@@ -134,6 +134,8 @@ class PeriodicSynchronizer(ArraySynchronizer):
         self._parts = _fragments(layout.counts, strategy.fragments)
         self._buffers: list[Array] = []  # differences, then marks
         self._under_way: dict[int, Handle] = {}
+        self._is_after_step = False  # `after_step` was called, and has not ended
+        self._unsent: int | None = None  # the fragment that it has yet to send
         for part in self._parts:
             buffer = comm.empty(sum(layout.counts[index] for index in part) + comm.size, np.dtype(kind).name)
             self._buffers.append(buffer)
@@ -153,24 +155,35 @@ class PeriodicSynchronizer(ArraySynchronizer):
     def exchanges_weights(self) -> bool:
         """Tell whether a fragment is sent or applied after the next step."""
         step = self.steps + 1
-        return step in self.due or any(self._is_sent(fragment, step) for fragment in range(self.strategy.fragments))
+        return step in self.due or self._sent_after(step) is not None
 
-    def _is_sent(self, fragment: int, step: int) -> bool:
-        period = self.strategy.period
-        return (step - fragment * period // self.strategy.fragments) % period == 0
+    def _sent_after(self, step: int) -> int | None:
+        """Return the fragment that is sent after a step, if any is."""
+        period, number = self.strategy.period, self.strategy.fragments
+        return next((each for each in range(number) if (step - each * period // number) % period == 0), None)
 
     def after_step(self) -> None:
         """Exchange and apply what is due."""
-        self.steps += 1
-        for fragment in range(self.strategy.fragments):
-            if self.due[fragment] == self.steps:
+        if not self._is_after_step:
+            self.steps += 1
+            self._is_after_step, self._unsent = True, self._sent_after(self.steps)
+        self._apply_due()
+        if self._unsent is not None:
+            fragment, self._unsent = self._unsent, None
+            self.due[fragment] = self.steps + self.strategy.delay
+            self._send(fragment)
+            self._apply_due()
+        self._is_after_step = False
+
+    def _apply_due(self) -> None:
+        for fragment in self._pending():
+            if self.due[fragment] <= self.steps:
                 self._apply(fragment)
-            if self._is_sent(fragment, self.steps):
-                self._measure(fragment)
-                self.begin_exchange(fragment, self._buffers[fragment])
-                self.due[fragment] = self.steps + self.strategy.delay
-                if self.strategy.delay == 0:
-                    self._apply(fragment)
+
+    def _pending(self) -> list[int]:
+        """Return the fragments whose exchange has not ended, in the order in which they were sent."""
+        there = [fragment for fragment, due in enumerate(self.due) if due != _NOT_DUE]
+        return sorted(there, key=lambda fragment: self.due[fragment])
 
     def finish(self) -> None:
         """Apply pending exchanges, and go on from the mean of the weights."""
@@ -180,6 +193,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
                 self.differences[index][...] = self.weights[index]
             self._mark(fragment)
             self.comm.allreduce(self._buffers[fragment], "mean", label=f"weights at the end, after step {self.steps}")
+        self.exchanges += 1
         if not self._is_finite(range(len(self._parts))):
             return
         for common, weight, mean in zip(self.common, self.weights, self.differences, strict=True):
@@ -195,6 +209,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
         if failed:
             self._under_way.clear()
             self.due = [_NOT_DUE] * len(self.due)
+            self._is_after_step = False
         super().abandon(stream, failed)
 
     @contextmanager
@@ -224,10 +239,11 @@ class PeriodicSynchronizer(ArraySynchronizer):
         if handle is not None:  # otherwise the exchange is complete
             handle.wait()
 
-    def _measure(self, fragment: int) -> None:
+    def _send(self, fragment: int) -> None:
         for index in self._parts[fragment]:
             np.subtract(self.common[index], self.weights[index], out=self.differences[index])
         self._mark(fragment)
+        self.begin_exchange(fragment, self._buffers[fragment])
 
     def marks(self, fragment: int) -> Array:
         """Return the marks, sent after a fragment's differences: for each rank whether its own are not finite."""
@@ -258,9 +274,10 @@ class PeriodicSynchronizer(ArraySynchronizer):
         """Make the step of the outer optimizer, and go on from its weights."""
         self.end_exchange(fragment)
         self.due[fragment] = _NOT_DUE
+        self.exchanges += 1
         if not self._is_finite([fragment]):
             return
-        rate, momentum, own = self.strategy.outer_rate, self.strategy.outer_momentum, self.strategy.own_share
+        rate, momentum = self.strategy.outer_rate, self.strategy.outer_momentum
         for index in self._parts[fragment]:
             direction, velocity, common = self.differences[index], self.velocity[index], self.common[index]
             if momentum:
@@ -268,8 +285,42 @@ class PeriodicSynchronizer(ArraySynchronizer):
                 velocity += direction
                 direction = direction + momentum * velocity if self.strategy.nesterov else velocity
             common -= rate * direction
-            weight = self.weights[index]
+        self._go_on_from_common(fragment, self.strategy.own_share)
+
+    def _go_on_from_common(self, fragment: int, own: float) -> None:
+        for index in self._parts[fragment]:
+            weight, common = self.weights[index], self.common[index]
             weight[...] = own * weight + (1 - own) * common if own else common
+
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    def check_survival(self) -> None:
+        """Raise unless the weights are those that are exchanged, and not rounded from others."""
+        if any(dtype in ("float16", "bfloat16") for dtype in self.layout.dtypes):
+            message = f"{self.strategy.name} goes on without a rank that was lost only with weights of 32 or 64 bits"
+            raise ArgumentError(message)
+
+    def shared_state(self) -> Any:
+        """Return what follows from the exchanges that have ended, and what ranks that begin lack."""
+        names = ("steps", "exchanges", "due", "common", "velocity")
+        return {"names": self.layout.names, **{name: getattr(self, name) for name in names}}
+
+    def catch_up(self, state: Any, begins: bool) -> None:
+        """Go on from the common weights of a rank that is ahead, with this rank's share of its own.
+
+        What was missed are the first of the pending exchanges, and after them the end of training.
+        """
+        self._take({name: self._in_order(state[name], state["names"]) for name in ("common", "velocity")})
+        pending, missed = self._pending(), state["exchanges"] - self.exchanges
+        for fragment in pending[:missed]:
+            self.due[fragment] = _NOT_DUE
+            self._go_on_from_common(fragment, self.strategy.own_share)
+        if begins or missed > len(pending):
+            for fragment in range(len(self._parts)):
+                self._go_on_from_common(fragment, 0)
+        if begins:
+            self.steps, self.due = state["steps"], list(state["due"])
+        self.exchanges = state["exchanges"]
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -291,17 +342,23 @@ class PeriodicSynchronizer(ArraySynchronizer):
     def take_over(self, other: Any) -> None:
         """Take the state of another synchronizer, after its pending exchanges.
 
-        If the tensors differ, so do the fragments: the exchanges are then applied at once.
+        If the tensors differ, so do the fragments: the exchanges are then applied at once. If the other one is closed,
+        the ranks are no longer the same: those that have not ended are begun anew, with the weights as they are now.
         """
-        other._wait_for_all()
-        if set(other.layout.names) != set(self.layout.names):
-            other._apply_all()
+        is_closed = other.comm.closed
+        if not is_closed:
+            other._wait_for_all()
+            if set(other.layout.names) != set(self.layout.names):
+                other._apply_all()
         super().take_over(other)
+        self.exchanges, self._pending_error = other.exchanges, other._pending_error
+        self._is_after_step, self._unsent = other._is_after_step, other._unsent
+        for fragment in self._pending() if is_closed else ():
+            self._send(fragment)
 
     def _apply_all(self) -> None:
-        for fragment, due in enumerate(self.due):
-            if due != _NOT_DUE:
-                self._apply(fragment)
+        for fragment in self._pending():
+            self._apply(fragment)
 
     def _wait_for_all(self) -> None:
         for fragment in list(self._under_way):

@@ -83,20 +83,22 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: SparseLoCo) -> None:
         super().__init__(comm, layout, strategy)
         self.residuals = [np.zeros(count, np.float32) for count in layout.counts]
+        self._left: list[Floats] = []  # what the exchange under way will leave of them
 
     def begin_exchange(self, fragment: int, differences: npt.NDArray[Any]) -> None:
         """Exchange at once the largest entries of residuals plus differences.
 
         The residuals do not change if a value of any rank is not finite: that rank then sends NaNs.
         """
-        parts, left = [], []
+        parts = []
+        self._left = []
         for residual, difference in zip(self.residuals, self.differences, strict=True):
             values = residual * np.float32(self.strategy.decay)
             values += difference
             sent = encode(values)
             values -= decode(sent, residual.size)
             parts.append(sent)
-            left.append(values)
+            self._left.append(values)
         everything = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
         label = f"largest differences after step {self.steps}"
         for rank, sent in enumerate(self.comm.allgather(everything, label=label)):
@@ -111,8 +113,18 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
         for difference in self.differences:
             difference /= self.comm.size
         if is_finite(differences):
-            for residual, values in zip(self.residuals, left, strict=True):
-                residual[...] = values
+            self._keep_left()
+
+    def _keep_left(self) -> None:
+        for residual, values in zip(self.residuals, self._left, strict=True):
+            residual[...] = values
+
+    def catch_up(self, state: Any, begins: bool) -> None:
+        """Keep as residuals what was not sent in the exchange that others have ended."""
+        was_sent = self._pending() and state["exchanges"] > self.exchanges
+        if was_sent and all(is_finite(values) for values in self._left):
+            self._keep_left()
+        super().catch_up(state, begins)
 
 
 def encode(values: Floats) -> Bytes:

@@ -1,0 +1,171 @@
+"""The same as survival.py with strategies that exchange weights every few steps; each rank keeps a log of what it does.
+
+Fates beside those of survival.py: "die in" the exchange after the step, once a result is there for others; "miss" what
+comes of it, as if it failed on this rank; "die at the end" of training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from survival import Fates, die, main
+from survival_replay import RATE, SHAPES, gradient
+
+import gradientflow as gf
+from gradientflow.errors import PeerError
+from gradientflow.strategies.exchange.periodic import PeriodicSynchronizer
+from gradientflow.training.survival import Survival
+
+STEPS = 30
+
+
+class Log:
+    """What this process does, in a file, where it is still found when the process has been killed."""
+
+    def __init__(self, comm: gf.Communicator) -> None:
+        self.file = os.open(Path(sys.argv[1]) / f"log.{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        former = comm.recovered_from
+        self.names: list[str | None] = [str(rank) for rank in range(comm.size)]
+        if former is not None:
+            self.names = ["?" for _ in former] + [None] * (comm.size - len(former))
+        self.rank = comm.rank
+        if former is None:
+            self.write("name", self.names[self.rank])
+
+    def write(self, *entry: object) -> None:
+        os.write(self.file, f"{json.dumps(entry)}\n".encode())
+
+    def use(self, comm: gf.Communicator) -> None:
+        """Keep the names of those that stay."""
+        former = comm.recovered_from or ()
+        self.names = [self.names[rank] for rank in former] + [None] * (comm.size - len(former))
+        self.rank = comm.rank
+
+    def name_newcomers(self, exchanges: int) -> None:
+        is_new = self.names[self.rank] is None
+        self.names = [name or f"{exchanges}:{rank}" for rank, name in enumerate(self.names)]
+        if is_new:
+            self.write("name", self.names[self.rank])
+
+
+def keep(log: Log) -> None:
+    """Let synchronizers write into the log."""
+
+    def wrap(kind: Any, name: str, wrapped: Callable[..., Any]) -> None:
+        original = getattr(kind, name)
+        setattr(kind, name, lambda self, *arguments: wrapped(original, self, *arguments))
+
+    def use(original: Any, self: Any, made: Any) -> None:
+        original(self, made)
+        log.use(made)
+
+    def survival_catches_up(original: Any, self: Any, synchronizer: Any) -> Any:
+        found = original(self, synchronizer)
+        log.name_newcomers(synchronizer.exchanges)
+        return found
+
+    def give(original: Any, self: Any) -> Any:
+        log.write("give", self.exchanges)
+        return original(self)
+
+    def catch_up(original: Any, self: Any, state: Any, begins: bool) -> None:
+        log.write("catch up", self.exchanges, state["exchanges"], begins)
+        original(self, state, begins)
+
+    def send(original: Any, self: Any, fragment: int) -> None:
+        log.write("send", self.exchanges + self._pending().index(fragment), fragment, log.names)
+        original(self, fragment)
+
+    def apply(original: Any, self: Any, fragment: int) -> None:
+        number = self.exchanges
+        original(self, fragment)
+        log.write("end", number, fragment, log.names)
+
+    def finish(original: Any, self: Any) -> None:
+        self._apply_all()
+        number = self.exchanges
+        log.write("send", number, None, log.names)
+        original(self)
+        log.write("end", number, None, log.names)
+
+    wrap(Survival, "_use", use)
+    wrap(Survival, "catch_up", survival_catches_up)
+    wrap(PeriodicSynchronizer, "shared_state", give)
+    wrap(PeriodicSynchronizer, "catch_up", catch_up)
+    wrap(PeriodicSynchronizer, "_send", send)
+    wrap(PeriodicSynchronizer, "_apply", apply)
+    wrap(PeriodicSynchronizer, "finish", finish)
+
+
+def fail_in_exchange(what: str) -> None:
+    """Let the next exchange fail on this rank, though the others end it."""
+    end_exchange = PeriodicSynchronizer.end_exchange
+
+    def failing(self: Any, fragment: int) -> None:
+        end_exchange(self, fragment)
+        PeriodicSynchronizer.end_exchange = end_exchange  # type: ignore[method-assign]
+        if what == "die in":
+            time.sleep(0.05)
+            die()
+        raise PeerError("not heard of others")
+
+    PeriodicSynchronizer.end_exchange = failing  # type: ignore[method-assign]
+
+
+def die_at_the_end(log: Log) -> None:
+    finish = PeriodicSynchronizer.finish
+
+    def failing(self: Any) -> None:
+        self._apply_all()
+        die()
+        finish(self)
+
+    PeriodicSynchronizer.finish = failing  # type: ignore[method-assign]
+
+
+def train(comm: gf.Communicator, strategy: str, fates: Fates) -> dict[str, Any]:
+    """Train. Return weights, residuals, and the name of this rank."""
+    log = Log(comm)
+    keep(log)
+    weights = [np.zeros(shape, np.float32) for shape in SHAPES]
+    training = gf.training.ArrayLoop(comm, weights, strategy, on_failure="continue", min_ranks=1)
+    optimizer = gf.optimizers.SGD(training, weights, lr=RATE, momentum=1.0)
+    for step in training.steps(STEPS):
+        assert not training.membership.dropped
+        now = training.membership
+        what = fates.peek(step)
+        if what in ("die in", "miss"):
+            fail_in_exchange(what)
+        elif what == "die at the end":
+            die_at_the_end(log)
+        else:
+            fates.begin(step, training)
+        everything = gradient(step, now.rank, now.size)
+        for index, place in enumerate(training.gradients):
+            own, everything = np.split(everything, [place.size])
+            place[...] = own.reshape(place.shape)
+            training.ready(index)
+        training.wait()
+        log.write("step", step, now.rank, now.size)
+        optimizer.step()
+        fates.end()
+    found = {
+        "weights": np.concatenate([each.ravel() for each in weights]),
+        "residuals": np.concatenate(
+            [np.zeros(0), *(each.ravel() for each in training.synchronizer.report().residuals)]
+        ),
+        "name": log.names[log.rank],
+    }
+    training.close()
+    return found
+
+
+if __name__ == "__main__":
+    main(train)

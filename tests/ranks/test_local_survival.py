@@ -1,0 +1,121 @@
+"""Ranks that exchange weights every few steps, and die and come: the end is that of a replay of what each has done."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from local_replay import Replay
+from survivors import Fate, Left, newcomers, run_ranks
+
+Command = Callable[[str], list[str]]
+
+LOCAL = "local_sgd(period=4)"
+FRAGMENTS = "diloco(period=6, fragments=2, outer_rate=0.5, outer_momentum=0.5)"
+DELAYED = "diloco(period=6, fragments=2, delay=4, outer_rate=0.5, outer_momentum=0.5)"
+SPARSE = "sparse_loco(period=4, decay=0.5)"
+METHODS = (LOCAL, "local_sgd(period=4, delay=2)", FRAGMENTS, DELAYED, SPARSE)
+
+FATES: dict[str, list[Fate]] = {
+    "in between": [(1, 9, "die", 0)],
+    "the first": [(0, 10, "die", 0)],
+    "in the exchange": [(0, 11, "die in", 0)],
+    "behind": [(2, 11, "miss", 0), (0, 12, "die", 0)],
+    "two at once": [(0, 10, "die", 0), (2, 10, "die", 0)],
+    "at the end": [(2, 29, "die at the end", 0)],
+    "behind at the end": [(1, 29, "miss", 0), (0, 29, "die at the end", 0)],
+}
+
+
+FAST = (
+    ("the first", FRAGMENTS),
+    ("in the exchange", SPARSE),
+    ("behind", DELAYED),
+    ("two at once", LOCAL),
+    ("behind at the end", DELAYED),
+)
+
+COME_BACK: dict[str, list[Fate]] = {
+    "one": [(1, 5, "die", 0)],
+    "the first": [(0, 5, "die", 0)],
+    "two at once": [(0, 4, "die", 0), (2, 4, "die", 0)],
+    "twice": [(1, 3, "die", 0), (1, 18, "die again", 0)],
+}
+
+
+def train(
+    program: Sequence[str], folder: Path, ranks: int, strategy: str, fates: Sequence[Fate], *, restart: bool = False
+) -> Left:
+    """Run the program. Return what is left, which is that of a replay."""
+    folder.mkdir()
+    run_ranks(program, ranks, folder, strategy, json.dumps(fates), restart=restart)
+    logs = {}
+    for path in folder.glob("log.*"):
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        name = next((entry[1] for entry in entries if entry[0] == "name"), path.name)
+        logs[name] = [entry for entry in entries if entry[0] != "name"]
+    left = {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir() if path.suffix == ""}
+    replay = Replay(strategy, logs)
+    first = next(iter(left.values()))["weights"]
+    for name, found in left.items():
+        rank = replay.ranks[name]
+        assert np.array_equal(found["weights"], first)
+        if strategy == LOCAL:
+            assert np.array_equal(found["weights"], rank.weights)
+        assert np.abs(found["weights"] - rank.weights).max() < 0.02  # rounded; anything wrong would change more
+        assert not len(found["residuals"]) or np.array_equal(found["residuals"], rank.residuals)
+    return left
+
+
+def check_survivors(program: Sequence[str], folder: Path, strategy: str, fates: Sequence[Fate]) -> None:
+    left = train(program, folder, 4, strategy, fates)
+    dead = {str(rank) for rank, _, what, _ in fates if what.startswith("die")}
+    assert set(left) == {"0", "1", "2", "3"} - dead
+
+
+@pytest.mark.parametrize(("fates", "strategy"), FAST)
+def test_survivors_go_on(process_command: Command, tmp_path: Path, fates: str, strategy: str) -> None:
+    check_survivors(process_command("local_survival"), tmp_path / "left", strategy, FATES[fates])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", METHODS)
+def test_survivors_go_on_with_all(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    for number, fates in enumerate(FATES.values()):
+        check_survivors(process_command("local_survival"), tmp_path / str(number), strategy, fates)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", METHODS)
+def test_many_kills(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    for number in range(8):
+        ranks = random.randrange(2, 5)
+        victims = random.sample(range(ranks), random.randrange(1, ranks))
+        fates = [(victim, random.randrange(30), "die", random.random() * 0.003) for victim in victims]
+        print(ranks, fates)  # to be read where it fails
+        left = train(process_command("local_survival"), tmp_path / str(number), ranks, strategy, fates)
+        assert set(left) >= {str(rank) for rank in range(ranks) if rank not in victims}
+
+
+@pytest.mark.parametrize(
+    ("fates", "strategy"),
+    [
+        ("the first", DELAYED),
+        ("two at once", SPARSE),
+        *(
+            pytest.param(fates, strategy, marks=pytest.mark.slow)
+            for fates in COME_BACK
+            for strategy in METHODS
+            if (fates, strategy) not in (("the first", DELAYED), ("two at once", SPARSE))
+        ),
+    ],
+)
+def test_a_rank_comes_back(process_command: Command, tmp_path: Path, fates: str, strategy: str) -> None:
+    left = train(process_command("local_survival"), tmp_path / "left", 3, strategy, COME_BACK[fates], restart=True)
+    assert len(left) == 3
+    assert newcomers(left)
