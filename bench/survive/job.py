@@ -158,7 +158,8 @@ class Job:
         """Keep the store where ranks meet in a process that is none of them; gives its address."""
         meet = f"{self._lab.launcher_address if self._lab else '127.0.0.1'}:{free_port()}"
         command = module_command("gradientflow.launch.keeper", [meet])
-        with subprocess.Popen(self._lab.command(command) if self._lab else command) as keeper:
+        command = self._lab.command(command) if self._lab else command
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as keeper:
             try:
                 yield meet
             finally:
