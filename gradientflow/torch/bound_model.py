@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.strategies import Synchronizer
 from gradientflow.training import Loop
 from gradientflow.training.uneven import join
@@ -141,13 +141,17 @@ class BoundModel:
                     means.append((buffer, buffer.detach().clone()))
                     self.loop.comm.allreduce(devices.shared(means[-1][1]), "mean")
 
+        pending: NonFiniteError | None = None
         try:
             self.loop.finish(average)
-        finally:  # also with the error of values that are not finite
-            self.weights_are_written()
-            with torch.no_grad():
-                for buffer, mean in means:
-                    buffer.copy_(mean)
+        except NonFiniteError as error:  # other ranks may not know of it
+            pending = error
+        self.weights_are_written()
+        with torch.no_grad():
+            for buffer, mean in means:
+                buffer.copy_(mean)
+        if pending is not None:
+            raise pending
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:

@@ -7,6 +7,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, NonFiniteError
@@ -470,13 +472,19 @@ class Loop:
         self._raise_pending()
 
     def _finish_with(self, survival: Survival, also: Callable[[], object]) -> None:
-        """End training on all ranks, for one that is behind needs another. None waits for those that are past this."""
+        """End training on all ranks, for one that is behind needs another. None waits for those that are past this.
+
+        What all have done is not done again: the result would differ from that of ranks that are past this.
+        """
         self._abandon_unfinished()
-        end = survival.exchanges + 1
+        end, is_done = survival.exchanges + 1, False
         while survival.exchanges < end:
             with self._surviving(False):
-                self._let_write(self.synchronizer.finish)
-                also()
+                if not self.comm.allgather(np.array([is_done])).all():
+                    is_done = False
+                    self._let_write(self.synchronizer.finish)
+                    also()
+                    is_done = True
                 self.comm.barrier()
                 survival.finished()
 

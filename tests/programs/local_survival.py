@@ -104,15 +104,15 @@ def keep(log: Log) -> None:
     wrap(PeriodicSynchronizer, "finish", finish)
 
 
-def fail_in_exchange(what: str) -> None:
-    """Let the next exchange fail on this rank, though the others end it."""
+def fail_in_exchange(what: str, seconds: float = 0.05) -> None:
+    """Let the next exchange fail on this rank after a while, though the others end it."""
     end_exchange = PeriodicSynchronizer.end_exchange
 
     def failing(self: Any, fragment: int) -> None:
         end_exchange(self, fragment)
         PeriodicSynchronizer.end_exchange = end_exchange  # type: ignore[method-assign]
+        time.sleep(seconds)
         if what == "die in":
-            time.sleep(0.05)
             die()
         raise PeerError("not heard of others")
 

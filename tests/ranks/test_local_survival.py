@@ -119,3 +119,14 @@ def test_a_rank_comes_back(process_command: Command, tmp_path: Path, fates: str,
     left = train(process_command("local_survival"), tmp_path / "left", 3, strategy, COME_BACK[fates], restart=True)
     assert len(left) == 3
     assert newcomers(left)
+
+
+@pytest.mark.parametrize(
+    ("what", "strategy", "ranks"),
+    [("loaded", LOCAL, 3), ("apart", "diloco(period=6, delay=4)", 3), ("past the end", LOCAL, 4)],
+)
+def test_all_end_with_the_same_weights(process_command: Command, what: str, strategy: str, ranks: int) -> None:
+    said = run_ranks(process_command("local_ends"), ranks, what, strategy, restart=what == "loaded").splitlines()
+    assert len(said) == ranks
+    assert len(set(said)) == 1
+    assert said[0].endswith(str(what == "loaded"))

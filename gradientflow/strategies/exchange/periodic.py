@@ -230,8 +230,12 @@ class PeriodicSynchronizer(ArraySynchronizer):
         """Begin to exchange the differences of a fragment; after `end_exchange` they are means."""
         wire = {"wire": self.strategy.wire} if self.strategy.wire and differences.dtype == np.float32 else {}
         self._under_way[fragment] = self.comm.allreduce_async(
-            differences, "mean", label=f"differences of fragment {fragment} after step {self.steps}", **wire
+            differences, "mean", label=f"differences of fragment {fragment} after step {self.step_of(fragment)}", **wire
         )
+
+    def step_of(self, fragment: int) -> int:
+        """Return the step after which the exchange of a fragment begins: where it is made anew, ranks are in others."""
+        return self.due[fragment] - self.strategy.delay
 
     def end_exchange(self, fragment: int) -> None:
         """Wait until the differences of a fragment are means."""
@@ -302,6 +306,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def shared_state(self) -> Any:
         """Return what follows from the exchanges that have ended, and what ranks that begin lack."""
+        self.prepare()
         names = ("steps", "exchanges", "due", "common", "velocity")
         return {"names": self.layout.names, **{name: getattr(self, name) for name in names}}
 

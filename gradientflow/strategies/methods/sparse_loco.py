@@ -100,7 +100,7 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
             parts.append(sent)
             self._left.append(values)
         everything = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-        label = f"largest differences after step {self.steps}"
+        label = f"largest differences after step {self.step_of(fragment)}"
         for rank, sent in enumerate(self.comm.allgather(everything, label=label)):
             offset = 0
             self.marks(fragment)[rank] = 0
