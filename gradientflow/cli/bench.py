@@ -58,6 +58,14 @@ _BENCHES = {
     "zipline": "Compare the searches for the next barrier of ElasticBSP: what they find, and how long they take.",
 }
 
+# Those with a command of their own, which starts the jobs that it needs.
+_OWN = {
+    "jax": "Measure unchanged programs of JAX beside gloo, and calls in jit.",  # a process of JAX has one library
+    "join": "Measure how long a process takes to join a job, and who waits.",
+    "model": "Predict steps on emulated hosts, then measure them.",
+    "survive": "Kill ranks at random moments, and check what is left.",
+}
+
 
 @click.group()
 def bench() -> None:
@@ -145,38 +153,13 @@ for _name, _summary in _BENCHES.items():
     bench.add_command(LazyCommand(_name, _summary, partial(_load, _name)))
 
 
-def _load_jax() -> click.Command:
-    found: click.Command = importlib.import_module("gradientflow.bench.jax.command").jax
+def _load_own(name: str) -> click.Command:
+    found: click.Command = getattr(importlib.import_module(f"gradientflow.bench.{name}.command"), name)
     return found
 
 
-# Its libraries take turns as jobs: a process of JAX has one of them.
-bench.add_command(LazyCommand("jax", "Measure unchanged programs of JAX beside gloo, and calls in jit.", _load_jax))
-
-
-def _load_join() -> click.Command:
-    found: click.Command = importlib.import_module("gradientflow.bench.join.command").join
-    return found
-
-
-bench.add_command(LazyCommand("join", "Measure how long a process takes to join a job, and who waits.", _load_join))
-
-
-def _load_model() -> click.Command:
-    found: click.Command = importlib.import_module("gradientflow.bench.model.command").model
-    return found
-
-
-# It makes hosts of its own.
-bench.add_command(LazyCommand("model", "Predict steps on emulated hosts, then measure them.", _load_model))
-
-
-def _load_survive() -> click.Command:
-    found: click.Command = importlib.import_module("gradientflow.bench.survive.command").survive
-    return found
-
-
-bench.add_command(LazyCommand("survive", "Kill ranks at random moments, and check what is left.", _load_survive))
+for _name, _summary in _OWN.items():
+    bench.add_command(LazyCommand(_name, _summary, partial(_load_own, _name)))
 
 
 def _is_of_mpi() -> bool:
