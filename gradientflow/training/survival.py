@@ -216,18 +216,21 @@ class Survival:
         is_leader, exchanges = self.comm.rank == leader, max(exchanges, 0)
         is_behind = not is_leader and (self.exchanges, synchronizer.exchanges) < (exchanges, weights_exchanged)
         begins = self.exchanges < 0
+        all_take_replica = synchronizer.strategy.gradients == "mean"  # else those that begin
         part = self.comm.split(0 if is_leader or is_behind else None, -1 if is_leader else None)
         if part is not None:
             with part:
                 mine = None
                 if is_leader:
-                    mine = self._replica.state(), self.membership, synchronizer.shared_state()
+                    is_taken = all_take_replica or any(each[0] < 0 for each in everyone)
+                    replica = self._replica.state() if is_taken else None
+                    mine = replica, self.membership, synchronizer.shared_state()
                 theirs = hand_over(part, mine)
         if is_behind:
             if was_applied and not begins:  # else it has sent nothing
                 synchronizer.settle()
             replica, membership, shared = theirs
-            if begins or synchronizer.strategy.gradients == "mean":
+            if begins or all_take_replica:
                 self._replica.load(replica, begins)
                 self._was_applied, self.steps.next = bool(was_applied), number
             synchronizer.catch_up(shared, begins)
