@@ -88,9 +88,9 @@ class Door:
         """Tell whether the ranks of the job have made their first communicator."""
         return self._look(f"{self._prefix}/stands") is not None
 
-    def lacks_ranks(self) -> bool:
-        """Tell whether a rank has ended, and is not started again."""
-        return self._look(self._lacks) is not None
+    def lacks(self, seconds: float = _STORE_SECONDS) -> str:
+        """Return why a rank will not come that has ended, and is not started again; empty if there is none."""
+        return (self._look(self._lacks, seconds) or b"").decode()
 
     def _knock(self, card: bytes) -> int:
         number = 1

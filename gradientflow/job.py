@@ -153,10 +153,13 @@ def _make(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> C
         return Communicator(mpi, config)
     chosen = settings(config)
     address = None if mpi is None else address_of(mpi)
+    door = door_at(way, chosen) if way.at and mpi is None and store is None else None
+    if door is not None and way.has_keeper and (why := door.lacks(float(chosen["timeout"]))):
+        raise PeerError(why)
     made = Communicator(meet_ranks(way, chosen, store=store, mpi=address), chosen, mpi=mpi)
-    if way.at and mpi is None and store is None:
-        made._door = door_at(way, chosen)
-        made._door.note_that_the_job_stands()
+    if door is not None:
+        made._door = door
+        door.note_that_the_job_stands()
     return made
 
 

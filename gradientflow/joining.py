@@ -13,7 +13,6 @@ from .door import Door
 from .errors import PeerError
 from .job import asked_transport, door_at, init
 from .meeting import Given, find_way
-from .meeting.way import MEET
 
 
 def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Communicator:
@@ -51,7 +50,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
         way = find_way({}, Given(meet=meet, rank=0, size=1), "tcp")
         return _come_in(door_at(replace(way, rank=None, size=None), chosen), chosen)
     way = find_way(os.environ, None, asked_transport(config))
-    if not way.agent or way.name != MEET:
+    if not way.has_keeper:
         return init(config=config)
     door, end = door_at(way, chosen), time.monotonic() + float(chosen["timeout"])
     while True:
@@ -60,7 +59,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
         try:
             return init(config=config)
         except PeerError:  # before the job stood: the rank is started again
-            if time.monotonic() > end or door.lacks_ranks():
+            if time.monotonic() > end or door.lacks():
                 raise
             way = replace(way, replaces=True)  # the others may have met meanwhile
 

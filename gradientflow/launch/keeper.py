@@ -18,7 +18,7 @@ def main() -> int:
     store = load_core().TcpStore(sys.argv[1], True, token=os.environ.get(TOKEN, ""))
     for line in sys.stdin:
         why = f"{line.rstrip()}, and the ranks cannot meet without it"
-        store.set(f"{PREFIX}/{LACKS}", why.encode())
+        store.compare_set(f"{PREFIX}/{LACKS}", None, why.encode())  # the first one stays
         store.fail_meeting(why)
     return 0
 

@@ -300,6 +300,8 @@ class Members:
             return
         self._failed.difference_update(note.get("again", ()))
         self._tell(note)
+        for rank in note.get("done", ()):
+            self._tell_keeper(f"rank {rank} has ended")
         if "done" in note and not _is_done.is_set():
             _is_done.set()
             for member in self._running:

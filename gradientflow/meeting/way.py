@@ -57,6 +57,11 @@ class Way:
     replaces: bool = False
 
     @property
+    def has_keeper(self) -> bool:
+        """Whether our launcher keeps the store, and says there who will not come."""
+        return self.agent and self.name == MEET
+
+    @property
     def place(self) -> Place:
         """The place of this process, where the way tells it."""
         assert self.rank is not None

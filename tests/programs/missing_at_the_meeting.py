@@ -1,4 +1,7 @@
-"""One rank ends before all have met; the others say what they hear. Arguments: which, when, and what they call."""
+"""One rank ends before all have met; the others say what they hear, twice.
+
+Arguments: which, with what status, when, and what the others call.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,22 @@ import time
 
 import gradientflow as gf
 
-victim, when, call = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+victim, status, when, call = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 rank = int(os.environ["GRADIENTFLOW_RANK"])
 if rank == victim and when == "before it has come":
-    os._exit(9)
+    os._exit(status)
 if rank == victim:
-    threading.Timer(0.5, os._exit, (9,)).start()
+    threading.Timer(0.5, os._exit, (status,)).start()
 elif when == "before others have come" and rank == 2:
     time.sleep(2)
-try:
-    getattr(gf, call)()
-except gf.errors.PeerError as error:
-    print(f"rank {rank}: {error}", flush=True)
+
+
+def meet() -> None:
+    try:
+        getattr(gf, call)()
+    except gf.errors.PeerError as error:
+        print(f"rank {rank}: {error}", flush=True)
+
+
+meet()
+meet()

@@ -174,22 +174,28 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
-    ("when", "call"),
-    [("before it has come", "init"), ("before it has come", "join"), ("before others have come", "init")],
+    ("status", "when", "call"),
+    [
+        (9, "before it has come", "init"),
+        (9, "before it has come", "join"),
+        (9, "before others have come", "init"),
+        (0, "before it has come", "init"),
+    ],
 )
 def test_the_others_hear_at_once_of_a_rank_that_ends_before_all_have_met(
-    run: Run, process_command: Callable[[str], list[str]], victim: int, when: str, call: str
+    run: Run, process_command: Callable[[str], list[str]], victim: int, status: int, when: str, call: str
 ) -> None:
-    """Though the job may go on without it once it has begun."""
-    ended = run("-n", 3, "--", *process_command("missing_at_the_meeting"), victim, when, call)
+    """Though the job may go on without it once it has begun. They hear of it whenever they try to meet."""
+    ended = run("-n", 3, "--", *process_command("missing_at_the_meeting"), victim, status, when, call)
     heard = re.findall(r"^rank (\d): .*\brank (\d) ", ended.stdout, re.MULTILINE)
-    assert sorted(heard) == [(str(rank), str(victim)) for rank in range(3) if rank != victim], ended.output
+    others = [str(rank) for rank in range(3) if rank != victim]
+    assert sorted(heard) == [(rank, str(victim)) for rank in others for _ in range(2)], ended.output
 
 
 def test_the_others_hear_of_a_rank_that_is_not_started_again(
     run: Run, process_command: Callable[[str], list[str]]
 ) -> None:
-    program = [*process_command("missing_at_the_meeting"), 1, "before it has come", "join"]
+    program = [*process_command("missing_at_the_meeting"), 1, 9, "before it has come", "join"]
     ended = run("-n", 3, "--restart", "1", "--", *program)
     heard = re.findall(r"^rank (\d): rank 1 \(process \d+\) ended with exit status 9, ", ended.stdout, re.MULTILINE)
-    assert sorted(heard) == ["0", "2"], ended.output
+    assert sorted(heard) == ["0", "0", "2", "2"], ended.output
