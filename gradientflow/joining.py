@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 
 from .communicator import Communicator
 from .config import settings
@@ -13,6 +15,9 @@ from .door import Door
 from .errors import PeerError
 from .job import asked_transport, door_at, init
 from .meeting import Given, find_way
+
+# What a loop needs, and what a program has imported that makes one: that leaves the rest for its first use.
+_LOOPS = {"gradientflow": "gradientflow.optimizers", "gradientflow.torch": "gradientflow.torch.optimizer"}
 
 
 def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Communicator:
@@ -65,6 +70,9 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
 
 
 def _come_in(door: Door, chosen: Mapping[str, str]) -> Communicator:
+    for imported, needed in _LOOPS.items():  # the others wait for this process once it has knocked
+        if imported in sys.modules:
+            import_module(needed)
     made = Communicator(door.come_in(chosen), chosen)
     made._door = door
     return made

@@ -199,3 +199,19 @@ def test_the_others_hear_of_a_rank_that_is_not_started_again(
     ended = run("-n", 3, "--restart", "1", "--", *program)
     heard = re.findall(r"^rank (\d): rank 1 \(process \d+\) ended with exit status 9, ", ended.stdout, re.MULTILINE)
     assert sorted(heard) == ["0", "0", "2", "2"], ended.output
+
+
+def test_what_a_loop_needs_is_imported_before_the_others_wait_for_it() -> None:
+    program = """
+import sys
+import gradientflow.joining
+
+class Door:
+    def come_in(self, settings):
+        print("gradientflow.training.survival" in sys.modules, "gradientflow.optimizers" in sys.modules)
+        sys.exit()
+
+gradientflow.joining.door_at = lambda *_: Door()
+gradientflow.joining.join("127.0.0.1:1")
+"""
+    assert start("-c", program).communicate()[0].split() == ["True", "True"]
