@@ -115,7 +115,7 @@ void bind_top_k_pool(py::module_& module) {
           },
           py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
       .def(
-          "take_back", [](TopKPool& pool, Number stream) { pool.undo(stream_of(stream)); }, py::arg("stream"))
+          "take_back", [](TopKPool& pool, Number stream) { pool.take_back(stream_of(stream)); }, py::arg("stream"))
       .def("restore", &restore_top_k_pool, py::arg("residual"), py::arg("velocity"), py::arg("threshold"),
            py::arg("iteration"))
       .def(

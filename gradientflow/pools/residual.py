@@ -102,6 +102,14 @@ class ResidualPool(BasePool, ABC):
         """
         self._native.settle()
 
+    def undo(self) -> None:
+        """Undo the last iteration, which has ended on this rank, because it has failed on others, and is dropped.
+
+        Residuals, and velocities if any, are as before it, and gradients zero. After `Communicator.recover`, as
+        `settle`. Does nothing if the iteration failed on this rank, too.
+        """
+        self._native.undo()
+
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     @abstractmethod

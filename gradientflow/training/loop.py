@@ -108,6 +108,7 @@ class Loop:
         self.survival = survival
         self.on_new_order: Callable[[], object] = lambda: None
         self.settings: SettingsOf = tensors.settings
+        self._masters: dict[str, Any] = {}  # by the names of their tensors
         self._round_masters: Callable[[], object] = lambda: None
         self._update_masters: Callable[[], object] = lambda: None  # to weights of 16 bits that the user has changed
         self._passes = 0  # backward passes since the last step
@@ -133,6 +134,7 @@ class Loop:
         if previous is not None:
             try:
                 with self.tensors.default_stream():
+                    self._give_masters(synchronizer)
                     synchronizer.take_over(previous)
             except BaseException:
                 synchronizer.close(orderly=False)
@@ -406,6 +408,7 @@ class Loop:
         self.tensors.zero(set_to_none=False)
         self.used[:] = [False] * len(self.used)
         self.on_new_order()
+        self._round_masters()
         self.update, self._is_lost = Update("skipped"), True
         survival.meet(self.synchronizer)
         if begins or self.strategy.gradients == "mean":
@@ -525,10 +528,15 @@ class Loop:
         update_masters: Callable[[], object],
     ) -> None:
         """Let the strategy write these float32 master weights, which are then rounded to the weights of 16 bits."""
-        for index, master in masters.items():
-            self.synchronizer.weights[index] = master
         if self.writes_weights:
+            self._masters = {self.layout.names[index]: master for index, master in masters.items()}
             self._round_masters, self._update_masters = round_masters, update_masters
+            self._give_masters(self.synchronizer)
+
+    def _give_masters(self, synchronizer: Synchronizer) -> None:
+        for index, name in enumerate(synchronizer.layout.names):
+            if name in self._masters:
+                synchronizer.weights[index] = self._masters[name]
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

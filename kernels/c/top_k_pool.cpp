@@ -35,7 +35,7 @@ gf_status gf_top_k_pool_abandon(gf_top_k_pool* pool) {
 }
 
 gf_status gf_top_k_pool_take_back(gf_top_k_pool* pool) {
-  return guarded([&] { given(pool, "pool").engine.undo(); });
+  return guarded([&] { given(pool, "pool").engine.take_back(); });
 }
 
 gf_status gf_top_k_pool_zero(gf_top_k_pool* pool) {

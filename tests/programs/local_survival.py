@@ -130,11 +130,11 @@ def die_at_the_end(log: Log) -> None:
     PeriodicSynchronizer.finish = failing  # type: ignore[method-assign]
 
 
-def train(comm: gf.Communicator, strategy: str, fates: Fates) -> dict[str, Any]:
+def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> dict[str, Any]:
     """Train. Return weights, residuals, and the name of this rank."""
     log = Log(comm)
     keep(log)
-    weights = [np.zeros(shape, np.float32) for shape in SHAPES]
+    weights = [np.zeros(shape, dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
     training = gf.training.ArrayLoop(comm, weights, strategy, on_failure="continue", min_ranks=1)
     optimizer = gf.optimizers.SGD(training, weights, lr=RATE, momentum=1.0)
     for step in training.steps(STEPS):
@@ -156,8 +156,10 @@ def train(comm: gf.Communicator, strategy: str, fates: Fates) -> dict[str, Any]:
         log.write("step", step, now.rank, now.size)
         optimizer.step()
         fates.end()
+    masters = [optimizer.masters.get(index, each) for index, each in enumerate(weights)]
     found = {
         "weights": np.concatenate([each.ravel() for each in weights]),
+        "masters": np.concatenate([each.ravel() for each in masters]),
         "residuals": np.concatenate(
             [np.zeros(0), *(each.ravel() for each in training.synchronizer.report().residuals)]
         ),

@@ -106,9 +106,9 @@ def fall_behind(training: Any) -> None:
     synchronizer.settle = lambda: None  # type: ignore[method-assign]  # residuals are as it would leave them
 
 
-def train(comm: gf.Communicator, strategy: str, fates: Fates) -> dict[str, Any]:
+def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> dict[str, Any]:
     """Train. Return weights, residuals, and who took part in which step."""
-    weights = [np.zeros(shape, np.float32) for shape in SHAPES]
+    weights = [np.zeros(shape, dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
     training = gf.training.ArrayLoop(comm, weights, strategy, on_failure="continue", min_ranks=1)
     optimizer = gf.optimizers.SGD(training, weights, lr=2 * RATE, momentum=1.0)
     assert training.comm is comm
@@ -147,11 +147,11 @@ def train(comm: gf.Communicator, strategy: str, fates: Fates) -> dict[str, Any]:
 
 
 def main(train: Callable[..., dict[str, Any]]) -> None:
-    """Do what the arguments say: the folder for what is left, the strategy, and what happens to which rank."""
+    """Do what the arguments say: the folder for what is left, strategy, what happens to which rank, and dtypes."""
     folder, strategy, fates = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     comm = gf.join()
     rank = int(os.environ.get("GRADIENTFLOW_RANK", comm.rank))
-    found = train(comm, strategy, Fates(rank, fates))
+    found = train(comm, strategy, Fates(rank, fates), *sys.argv[4:])
     (folder / found["name"]).write_bytes(pickle.dumps(found))
 
 

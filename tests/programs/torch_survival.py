@@ -14,7 +14,7 @@ import gradientflow as gf
 import gradientflow.torch as gft
 
 
-def train(comm: gf.Communicator, strategy: str, fates: Fates) -> dict[str, Any]:
+def train(comm: gf.Communicator, strategy: str, fates: Fates, *_: str) -> dict[str, Any]:
     """Train. Return weights, residuals, and who took part in which step."""
     model = torch.nn.ParameterList([torch.zeros(shape) for shape in SHAPES])
     inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=1.0)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from local_replay import Replay
-from survivors import Fate, Left, newcomers, run_ranks
+from survival_replay import FLOATS
+from survivors import Fate, Left, newcomers, rounded, run_ranks
 
 Command = Callable[[str], list[str]]
 
@@ -19,6 +20,7 @@ LOCAL = "local_sgd(period=4)"
 FRAGMENTS = "diloco(period=6, fragments=2, outer_rate=0.5, outer_momentum=0.5)"
 DELAYED = "diloco(period=6, fragments=2, delay=4, outer_rate=0.5, outer_momentum=0.5)"
 SPARSE = "sparse_loco(period=4, decay=0.5)"
+HALVES = ("float16", "float32", "float16")
 METHODS = (LOCAL, "local_sgd(period=4, delay=2)", FRAGMENTS, DELAYED, SPARSE)
 
 FATES: dict[str, list[Fate]] = {
@@ -49,11 +51,18 @@ COME_BACK: dict[str, list[Fate]] = {
 
 
 def train(
-    program: Sequence[str], folder: Path, ranks: int, strategy: str, fates: Sequence[Fate], *, restart: bool = False
+    program: Sequence[str],
+    folder: Path,
+    ranks: int,
+    strategy: str,
+    fates: Sequence[Fate],
+    dtypes: Sequence[str] = FLOATS,
+    *,
+    restart: bool = False,
 ) -> Left:
     """Run the program. Return what is left, which is that of a replay."""
     folder.mkdir()
-    run_ranks(program, ranks, folder, strategy, json.dumps(fates), restart=restart)
+    run_ranks(program, ranks, folder, strategy, json.dumps(fates), *dtypes, restart=restart)
     logs = {}
     for path in folder.glob("log.*"):
         entries = [json.loads(line) for line in path.read_text().splitlines()]
@@ -66,14 +75,18 @@ def train(
         rank = replay.ranks[name]
         assert np.array_equal(found["weights"], first)
         if strategy == LOCAL:
-            assert np.array_equal(found["weights"], rank.weights)
-        assert np.abs(found["weights"] - rank.weights).max() < 0.02  # rounded; anything wrong would change more
+            assert np.array_equal(found["masters"], rank.weights)
+        masters = found["masters"]
+        assert np.abs(masters - rank.weights).max() < 0.02  # rounded; anything wrong would change more
+        assert np.array_equal(found["weights"], rounded(masters, dtypes))
         assert not len(found["residuals"]) or np.array_equal(found["residuals"], rank.residuals)
     return left
 
 
-def check_survivors(program: Sequence[str], folder: Path, strategy: str, fates: Sequence[Fate]) -> None:
-    left = train(program, folder, 4, strategy, fates)
+def check_survivors(
+    program: Sequence[str], folder: Path, strategy: str, fates: Sequence[Fate], dtypes: Sequence[str] = FLOATS
+) -> None:
+    left = train(program, folder, 4, strategy, fates, dtypes)
     dead = {str(rank) for rank, _, what, _ in fates if what.startswith("die")}
     assert set(left) == {"0", "1", "2", "3"} - dead
 
@@ -84,10 +97,13 @@ def test_survivors_go_on(process_command: Command, tmp_path: Path, fates: str, s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtypes", [FLOATS, HALVES])
 @pytest.mark.parametrize("strategy", METHODS)
-def test_survivors_go_on_with_all(process_command: Command, tmp_path: Path, strategy: str) -> None:
+def test_survivors_go_on_with_all(
+    process_command: Command, tmp_path: Path, strategy: str, dtypes: Sequence[str]
+) -> None:
     for number, fates in enumerate(FATES.values()):
-        check_survivors(process_command("local_survival"), tmp_path / str(number), strategy, fates)
+        check_survivors(process_command("local_survival"), tmp_path / str(number), strategy, fates, dtypes)
 
 
 @pytest.mark.slow
@@ -100,6 +116,27 @@ def test_many_kills(process_command: Command, tmp_path: Path, strategy: str) -> 
         print(ranks, fates)  # to be read where it fails
         left = train(process_command("local_survival"), tmp_path / str(number), ranks, strategy, fates)
         assert set(left) >= {str(rank) for rank in range(ranks) if rank not in victims}
+
+
+@pytest.mark.parametrize(
+    ("fates", "strategy"),
+    [
+        ("behind", LOCAL),
+        ("in the exchange", DELAYED),
+    ],
+)
+def test_survivors_go_on_with_weights_of_16_bits(
+    process_command: Command, tmp_path: Path, fates: str, strategy: str
+) -> None:
+    """The weights that are exchanged are the master weights."""
+    check_survivors(process_command("local_survival"), tmp_path / "left", strategy, FATES[fates], HALVES)
+
+
+@pytest.mark.parametrize("strategy", [LOCAL, DELAYED])
+def test_a_rank_comes_back_to_weights_of_16_bits(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    fates = COME_BACK["the first"]
+    left = train(process_command("local_survival"), tmp_path / "left", 3, strategy, fates, HALVES, restart=True)
+    assert len(left) == 3
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 SHAPES = [(32, 20), (112,), (16,)]
 SIZES = [math.prod(shape) for shape in SHAPES]
+FLOATS = ("float32",) * len(SHAPES)
 STEPS = 30
 UNIT = 12  # a multiple of all numbers of ranks, so that means are whole numbers
 RATE = 0.5  # of a step; the momentum is 1
+FALLING = [RATE * 0.5 ** (step // 10) for step in range(STEPS)]  # rates
 
 
 def gradient(step: int, rank: int, size: int) -> Vector:
@@ -27,7 +29,11 @@ def gradient(step: int, rank: int, size: int) -> Vector:
 
 
 def replay(
-    sent: str, options: Mapping[str, Any], steps: Sequence[Sequence[Any]], rates: Sequence[float] = (RATE,) * STEPS
+    sent: str,
+    options: Mapping[str, Any],
+    steps: Sequence[Sequence[Any]],
+    rates: Sequence[float] = (RATE,) * STEPS,
+    dtypes: Sequence[str] = FLOATS,
 ) -> tuple[Vector, dict[Any, Vector]]:
     """Return the weights in the end, and the residuals of those who took part in the last step.
 
@@ -42,20 +48,25 @@ def replay(
         Who took part in each step, by their first ranks, or other names. Those that stay keep their order.
     rates : sequence of float
         The learning rate of each step.
+    dtypes : sequence of str
+        Of the tensors: chunks are cut and chosen for each by itself.
     """
     members = list(steps[0])
     weights, velocity = np.zeros(sum(SIZES), np.float32), np.zeros(sum(SIZES), np.float32)
-    chunks = StraightLine(sum(SIZES), options.get("chunk_size", sum(SIZES)), 1.0, len(members))
+    chunks = [
+        (places, StraightLine(len(places), options.get("chunk_size", len(places)), 1.0, len(members)))
+        for places in places_of(dtypes)
+    ]
     entries = Reference(len(members), SIZES, [options.get("ratio", 1.0)] * len(SIZES))
     products = Products(len(members), options.get("rank", 1), options.get("warmup", 0))
     for step, those in enumerate(steps):
         if list(those) != members:
             kept = [members.index(each) for each in those if each in members]
             new = range(len(those) - len(kept))  # behind those that stay, with residuals of zero
-            chunks.residuals = np.concatenate(
-                [chunks.residuals[kept], *(np.zeros_like(chunks.residuals[:1]) for _ in new)]
-            )
-            chunks.important = [True] * len(chunks.important)
+            for _, those_of_dtype in chunks:
+                before = those_of_dtype.residuals
+                those_of_dtype.residuals = np.concatenate([before[kept], *(np.zeros_like(before[:1]) for _ in new)])
+                those_of_dtype.important = [True] * len(those_of_dtype.important)
             zeros = Reference(1, SIZES, [1.0] * len(SIZES)).residuals[0]
             entries.residuals = [entries.residuals[number] for number in kept] + [copy.deepcopy(zeros) for _ in new]
             entries.ranks, members = len(those), list(those)
@@ -63,10 +74,12 @@ def replay(
         gradients = np.array([gradient(step, rank, len(members)) for rank in range(len(members))])
         changed = np.ones(sum(SIZES), bool)
         if sent == "chunks":
-            means = chunks.iterate(gradients, options["density"])
+            means = np.zeros(sum(SIZES), np.float32)
             changed[:] = False
-            for chunk in chunks.sent:
-                changed[chunks.edges[chunk] : chunks.edges[chunk + 1]] = True
+            for places, those_of_dtype in chunks:
+                means[places] = those_of_dtype.iterate(gradients[:, places], options["density"])
+                for chunk in those_of_dtype.sent:
+                    changed[places[those_of_dtype.edges[chunk] : those_of_dtype.edges[chunk + 1]]] = True
         elif sent == "entries":
             layers = [np.split(own, np.cumsum(SIZES)[:-1]) for own in gradients]
             means = np.concatenate(entries.step(layers)).astype(np.float32)
@@ -74,14 +87,25 @@ def replay(
             means = products.step(gradients)
         else:
             means = gradients.sum(axis=0) / np.float32(len(members))
-        velocity[changed] += means[changed]
-        weights[changed] -= np.float32(rates[step]) * velocity[changed]
+        rate = np.float32(rates[step])
+        is_inside = sent == "chunks"  # of the momentum
+        velocity[changed] += means[changed] * (rate if is_inside else 1)
+        weights[changed] -= velocity[changed] * (1 if is_inside else rate)
+    of_chunks = np.zeros((len(members), sum(SIZES)), np.float32)
+    for places, those_of_dtype in chunks:
+        of_chunks[:, places] = those_of_dtype.residuals
     own = {
-        "chunks": list(chunks.residuals),
+        "chunks": list(of_chunks),
         "entries": [np.concatenate(each) for each in entries.residuals],
         "products": [each.ravel() for each in products.residuals],
     }
     return weights, dict(zip(members, own.get(sent, [np.zeros(0)] * len(members)), strict=True))
+
+
+def places_of(dtypes: Sequence[str]) -> list[Vector]:
+    """Return which entries of all tensors are of each dtype."""
+    of_each = np.repeat(dtypes, SIZES)
+    return [np.flatnonzero(of_each == dtype) for dtype in dict.fromkeys(dtypes)]
 
 
 class Products:
@@ -116,4 +140,4 @@ class Products:
         return means
 
 
-__all__ = ["RATE", "SHAPES", "SIZES", "STEPS", "gradient", "replay"]
+__all__ = ["FALLING", "FLOATS", "RATE", "SHAPES", "SIZES", "STEPS", "gradient", "places_of", "replay"]

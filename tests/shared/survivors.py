@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jobs import begin
-from survival_replay import RATE, STEPS, replay
+from survival_replay import FLOATS, RATE, SIZES, STEPS, replay
 
 from gradientflow.launch import module_command
 
@@ -30,11 +30,18 @@ METHODS: dict[str, tuple[str, dict[str, float]]] = {
 }
 
 
-def run_ranks(program: Sequence[str], ranks: int, *arguments: object, restart: bool = False, **settings: object) -> str:
+def run_ranks(
+    program: Sequence[str],
+    ranks: int,
+    *arguments: object,
+    restart: bool = False,
+    env: Mapping[str, str] | None = None,
+    **settings: object,
+) -> str:
     """Run a command on ranks that may die; with `restart` they are started again. Return what they print."""
     options = ["run", "-n", ranks, "--transport", "tcp", "--min-ranks", "1", *(["--restart"] if restart else ())]
     command = module_command("gradientflow.cli", [str(each) for each in [*options, "--", *program, *arguments]])
-    variables = {f"GRADIENTFLOW_{name.upper()}": str(value) for name, value in settings.items()}
+    variables = {f"GRADIENTFLOW_{name.upper()}": str(value) for name, value in settings.items()} | dict(env or {})
     job = begin(command, variables | ({"OTHERS_COME": "1"} if restart else {}), 90)
     try:
         ended = job.finish()
@@ -51,16 +58,19 @@ def train(
     strategy: str,
     fates: Sequence[Fate],
     *,
+    dtypes: Sequence[str] = FLOATS,
     restart: bool = False,
-    **settings: object,
+    **settings: Any,
 ) -> Left:
     """Run the command of tests/programs/survival.py, or of one like it. Return what is left."""
     folder.mkdir()
-    run_ranks(program, ranks, folder, strategy, json.dumps(fates), restart=restart, **settings)
+    run_ranks(program, ranks, folder, strategy, json.dumps(fates), *dtypes, restart=restart, **settings)
     return {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir()}
 
 
-def check(left: Left, strategy: str, rates: Sequence[float] = (RATE,) * STEPS) -> list[Sequence[str]]:
+def check(
+    left: Left, strategy: str, rates: Sequence[float] = (RATE,) * STEPS, dtypes: Sequence[str] = FLOATS
+) -> list[Sequence[str]]:
     """Check what is left against the replay. Return who took part in each step.
 
     Weights are the same on all ranks, and to the bit those of the replay where all sums are of whole numbers.
@@ -68,7 +78,8 @@ def check(left: Left, strategy: str, rates: Sequence[float] = (RATE,) * STEPS) -
     took_part = next(found["took_part"] for name, found in left.items() if name not in newcomers(left))
     assert sorted(took_part) == list(range(STEPS))
     steps = [took_part[step] for step in range(STEPS)]
-    weights, residuals = replay(*METHODS[strategy], steps, rates)
+    weights, residuals = replay(*METHODS[strategy], steps, rates, dtypes)
+    weights = rounded(weights, dtypes)
     is_same = partial(np.allclose, rtol=1e-4, atol=0.1) if strategy.startswith("powersgd") else np.array_equal
     assert set(left) <= set(residuals)
     for name, found in left.items():
@@ -80,9 +91,15 @@ def check(left: Left, strategy: str, rates: Sequence[float] = (RATE,) * STEPS) -
     return steps
 
 
+def rounded(weights: Any, dtypes: Sequence[str]) -> Any:
+    """Return weights as tensors of these dtypes hold them."""
+    parts = np.split(weights, np.cumsum(SIZES)[:-1])
+    return np.concatenate([part.astype(dtype).astype(part.dtype) for part, dtype in zip(parts, dtypes, strict=True)])
+
+
 def newcomers(left: Left) -> list[str]:
     """Return the names of those that have come later."""
     return [name for name in left if ":" in name]
 
 
-__all__ = ["METHODS", "check", "newcomers", "run_ranks", "train"]
+__all__ = ["METHODS", "check", "newcomers", "rounded", "run_ranks", "train"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from survival_replay import RATE, STEPS
+from survival_replay import FALLING, STEPS
 from survivors import check, newcomers, run_ranks, train
 
 import gradientflow as gf
@@ -18,15 +18,13 @@ from gradientflow.errors import ArgumentError
 
 Command = Callable[[str | Path], list[str]]
 
-RATES = [RATE * 0.5 ** (step // 10) for step in range(STEPS)]
-
 
 @pytest.mark.parametrize("strategy", ["dense", "top_k(ratio=8)"])
 def test_survivors_go_on(process_command: Command, tmp_path: Path, strategy: str) -> None:
     """Rank 2 has not heard the end of a step that the others have made, and the learning rate falls behind it."""
     fates = [(2, 9, "fall behind", 0), (0, 10, "die", 0), (1, 20, "die", random.random() * 0.003)]
     left = train(process_command("torch_survival"), tmp_path / "left", 4, strategy, fates)
-    steps = check(left, strategy, RATES)
+    steps = check(left, strategy, FALLING)
     assert [len(steps[step]) for step in (9, 10, STEPS - 1)] == [4, 3, 2]
     assert sorted(left) == ["2", "3"]
 
@@ -35,7 +33,7 @@ def test_a_rank_comes_back(process_command: Command, tmp_path: Path) -> None:
     """It gets weights, momentum and the learning rate."""
     program, fates = process_command("torch_survival"), [(0, 5, "die", 0.0)]
     left = train(program, tmp_path / "left", 3, "top_k(ratio=8)", fates, restart=True)
-    check(left, "top_k(ratio=8)", RATES)
+    check(left, "top_k(ratio=8)", FALLING)
     assert len(newcomers(left)) == 1
 
 

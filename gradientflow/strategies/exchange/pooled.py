@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -121,7 +120,7 @@ class PoolSynchronizer(Synchronizer):
             for pool, (_, indices) in zip(pools, layout.groups, strict=True)
             for place, index in enumerate(indices)
         }
-        self._failed = False
+        self._failed: list[Any] = []  # pools whose iteration `wait` could not end; the other pools have ended it
         self._ready = [places[index] for index in range(len(layout))]
 
     # ---- memory --------------------------------------------------------------------------------------------------
@@ -155,14 +154,15 @@ class PoolSynchronizer(Synchronizer):
             pool.ready(stream=stream)
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
-        failure: NonFiniteError | None = None
-        for group in range(len(self.pools)):
-            failure = self._wait_for(group, stream) or failure
+        errors = [error for group in range(len(self.pools)) if (error := self._wait_for(group, stream)) is not None]
+        for error in errors:
+            if not isinstance(error, NonFiniteError):
+                raise error
         if len(self.extra):
             self.extra[:] = self.pools[0].extra
-        if failure is not None:
+        if errors:  # on all ranks
             self.discard(stream)
-            raise failure
+            raise errors[-1]
         if self.skips_nonfinite and any(pool.has_nonfinite(stream) for pool in self.pools):
             self.discard(stream)
             return Update("skipped")
@@ -178,23 +178,20 @@ class PoolSynchronizer(Synchronizer):
             if pool.dtype in theirs:
                 pool._native.take_over_means(theirs[pool.dtype]._native)
 
-    def _wait_for(self, group: int, stream: Any) -> NonFiniteError | None:
-        """Wait for one pool. Return an error that all ranks get, so that they go on with the other pools."""
+    def _wait_for(self, group: int, stream: Any) -> GradientFlowError | None:
+        """Wait for one pool. Return its error, so that the iteration is ended in the other pools, too."""
         try:
             self.pools[group].wait(stream=stream)
         except NonFiniteError as error:
             return self._naming(error, group)
-        except GradientFlowError:
-            self._failed = True
-            for other in self.pools[group + 1 :]:
-                with contextlib.suppress(GradientFlowError):  # the first failure is raised
-                    other.abandon(stream)
-            raise
+        except GradientFlowError as error:
+            self._failed.append(self.pools[group])
+            return error
         return None
 
     def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
         if self._failed:  # `wait` has ended it
-            self._failed = False
+            self.drop_failed()
             return
         for pool in self.pools:
             number = len(pool.shapes)
@@ -205,10 +202,17 @@ class PoolSynchronizer(Synchronizer):
             pool.abandon(stream)
 
     def check_survival(self) -> None:
-        """Raise on a device: only pools in memory of the host go on without ranks that were lost."""
+        """Raise on a device: only pools in memory of the host go on without ranks that were lost.
+
+        There an iteration that fails in one of the pools is dropped or kept in all.
+        """
         if self.layout.device != "cpu":
             message = "the ranks can go on without one that was lost only if gradients are in memory of the host"
             raise ArgumentError(message)
+
+    def drop_failed(self) -> None:
+        """Drop an iteration that has failed in some of the pools."""
+        self._failed.clear()
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102
         for pool in self.pools:

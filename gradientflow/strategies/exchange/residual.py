@@ -60,17 +60,18 @@ class ResidualSynchronizer(PoolSynchronizer):
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
-    def check_survival(self) -> None:
-        """Raise unless all gradients lie in one pool, whose iterations fail or end as a whole."""
-        super().check_survival()
-        if len(self.pools) > 1:
-            message = f"{self.strategy.name} goes on without a rank that was lost only if all tensors are of one dtype"
-            raise ArgumentError(message)
-
     def settle(self) -> None:
-        """Keep the residuals of the iteration that failed."""
-        for pool in self.pools:
+        """Keep the residuals of the iteration that failed, in all pools."""
+        for pool in self._failed:
             pool.settle()
+        self._failed.clear()
+
+    def drop_failed(self) -> None:
+        """Drop an iteration that has failed in some of the pools: the residuals of all are as before."""
+        for pool in self.pools if self._failed else ():
+            if pool not in self._failed:
+                pool.undo()
+        super().drop_failed()
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -123,8 +124,12 @@ class ResidualSynchronizer(PoolSynchronizer):
         return {}
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the residuals of another synchronizer, by the names of tensors, and the latest iteration of any rank."""
+        """Take the residuals of another synchronizer, by the names of tensors, and the latest iteration of any rank.
+
+        They are those before an iteration that has failed there, unless it was settled.
+        """
         assert isinstance(other, ResidualSynchronizer)
+        other.drop_failed()
         own = max((pool.iteration for pool in other.pools), default=0)
         iteration = int(self.comm.allreduce(np.array([own]), "max")[0])
         there: dict[str, dict[str, Any]] = {}

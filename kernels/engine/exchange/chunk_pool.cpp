@@ -185,6 +185,7 @@ void ChunkPool::drop_gradients(Stream stream) {
 // Residuals lose the chunks that this iteration has sent, and take in the others. Without a result, in an abandoned
 // iteration, they only lose the chunks that were full, and so sent.
 void ChunkPool::keep_residuals(std::span<const std::uint8_t> done) {
+  residual_.snapshot();
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (important_[chunk] == 0 && !abandoned_) {
       residual_.keep(chunk);

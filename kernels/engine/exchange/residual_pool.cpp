@@ -62,7 +62,8 @@ std::unique_lock<std::mutex> ResidualPool::stop_work() {
 void ResidualPool::conclude(Stream stream) {
   noting_failure([&] { decide(); });
   can_settle_ = failure_ && !dropping_ && !abandoned_;
-  if (failure_ || dropping_ || abandoned_) {
+  can_undo_ = !failure_ && !dropping_ && !abandoned_;
+  if (!can_undo_) {
     drop_gradients(stream);
   }
 }
@@ -75,8 +76,17 @@ void ResidualPool::settle() {
   keep_failed();
 }
 
+void ResidualPool::undo(Stream stream) {
+  check_between_iterations("an iteration is taken back");
+  if (can_undo_) {
+    restore_kept();
+    drop_gradients(stream);
+  }
+}
+
 void ResidualPool::drop_gradients(Stream stream) {
   memory_->clear(data(), bytes(), stream);
+  can_undo_ = false;
   const std::lock_guard lock(mutex_);
   means_ = no_means;
 }

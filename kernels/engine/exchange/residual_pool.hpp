@@ -42,6 +42,10 @@ class ResidualPool : public Pool {
   // this rank had to send is in their means. Throws Error(value) if the last iteration has not failed.
   void settle();
 
+  // Undoes the last iteration, which has ended on this rank: residuals are as before it, and gradients zero. Does
+  // nothing if that iteration failed or was dropped or abandoned. Before the next one.
+  void undo(Stream stream = nullptr);
+
   // Of the last iteration that has ended.
   [[nodiscard]] bool dropped() const { return locked(dropped_); }  // whether it was, as a gradient was not finite
   // Where; ChunkPool knows only if it threw.
@@ -88,7 +92,8 @@ class ResidualPool : public Pool {
   // Decides whether the iteration is kept, fails or is dropped: every rank alike, from the same numbers.
   virtual void decide() = 0;
   virtual void drop_gradients(Stream stream);
-  virtual void keep_failed() = 0;  // the residuals of an iteration that failed
+  virtual void keep_failed() = 0;                       // the residuals of an iteration that failed
+  virtual void restore_kept() { residual_.restore(); }  // from the snapshot that `decide` has made
   void reset() override;
 
   // What a rank tells the others of its first gradient that is not finite.
@@ -133,6 +138,7 @@ class ResidualPool : public Pool {
 
   // Of the last iteration.
   bool can_settle_ = false;
+  bool can_undo_ = false;
   bool dropped_ = false;
   std::optional<NonfinitePlace> nonfinite_;
   double selection_seconds_ = 0.0;

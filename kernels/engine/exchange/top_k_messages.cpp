@@ -150,7 +150,6 @@ void TopKPool::exchange(Deadline deadline, Stream /*stream*/) {
 }
 
 void TopKPool::decide() {
-  can_undo_ = false;
   if (failure_) {
     fail_exchange();
     return;
@@ -286,7 +285,6 @@ void TopKPool::keep_residuals(std::span<const LayerProgress> progress) {
     }
   }
   const std::lock_guard lock(mutex_);
-  can_undo_ = true;
   for (std::size_t layer = 0; layer < layers(); ++layer) {
     thresholds_[layer] = progress[layer].selected.threshold;
   }

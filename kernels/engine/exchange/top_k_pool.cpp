@@ -141,20 +141,19 @@ std::vector<double> TopKPool::ratios() const {
   return found;
 }
 
-void TopKPool::undo(Stream stream) {
+void TopKPool::take_back(Stream stream) {
   check_open();
-  check_between_iterations("an iteration is taken back");
-  if (can_undo_) {
-    residual_.restore();
-    velocity_.restore();
-    drop_gradients(stream);
-  }
+  undo(stream);
+}
+
+void TopKPool::restore_kept() {
+  ResidualPool::restore_kept();
+  velocity_.restore();
 }
 
 void TopKPool::drop_gradients(Stream stream) {
   ResidualPool::drop_gradients(stream);
   std::fill(is_zero_.begin(), is_zero_.end(), 1);
-  can_undo_ = false;
 }
 
 void TopKPool::reset() {

@@ -99,9 +99,8 @@ class TopKPool final : public ResidualPool {
   // are zero and residuals are as before.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
 
-  // Undoes the last iteration that was waited for: residuals are as before it, and gradients zero. Does nothing if that
-  // iteration failed or was dropped or abandoned.
-  void undo(Stream stream = nullptr);
+  // As `undo`. Throws Error(closed) if the pool is closed.
+  void take_back(Stream stream = nullptr);
 
   [[nodiscard]] std::vector<LayerReport> layer_reports() const { return locked(layer_reports_); }
   [[nodiscard]] Update update() const;
@@ -169,6 +168,7 @@ class TopKPool final : public ResidualPool {
   void decide() override;
   void drop_gradients(Stream stream) override;
   void keep_failed() override;
+  void restore_kept() override;
   void clear_gradients(Stream stream) override;
   void reset() override;
 
@@ -201,7 +201,6 @@ class TopKPool final : public ResidualPool {
   std::atomic<bool> failed_{false};
 
   // Of the last iteration.
-  bool can_undo_ = false;
   std::vector<LayerProgress> failed_progress_;
   std::vector<LayerReport> layer_reports_;
 };
