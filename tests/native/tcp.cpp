@@ -1,4 +1,5 @@
 // Endpoints over TCP, several of which may live in one process, and the checks of what travels between them.
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <gradientflow/transport/endpoint.hpp>
+#include <gradientflow/transport/recovery/agreement.hpp>
 #include <gradientflow/transport/tcp/network.hpp>
 #include <gradientflow/transport/tcp/wire.hpp>
 #include <memory>
@@ -158,6 +160,11 @@ std::vector<py::bytes> allgather(const transport::Endpoint& endpoint, const std:
   return each;
 }
 
+// The ranks that are left; `is_alive` is asked about each rank again and again.
+std::vector<int> agree(transport::Endpoint& endpoint, double timeout, const transport::Endpoint::IsAlive& is_alive) {
+  return transport::alive(transport::agree(endpoint, "", {.timeout = timeout, .is_alive = is_alive}).members);
+}
+
 tcp::Token token_of(const std::string& bytes) {
   tcp::Token token{};
   std::memcpy(token.data(), bytes.data(), std::min(bytes.size(), token.size()));
@@ -225,6 +232,7 @@ void bind(py::module_& module) {
       .def("carry_on", &carry_on, py::arg("seconds") = 0.0, without_gil)
       .def("dead", &dead, without_gil)
       .def("allgather", &allgather, py::arg("mine"), py::arg("timeouts") = 1)
+      .def("agree", &agree, py::arg("timeout"), py::arg("is_alive"), without_gil)
       .def(
           "split",
           [](const transport::Endpoint& endpoint, int color, int key) -> SharedEndpoint {

@@ -60,6 +60,8 @@ def main(rank: int, host: str, options: dict[str, float]) -> None:
         elif command == "await":
             outcome = wait_for(endpoint, int(arguments[0]))
             print(f"{time.time():.3f} {outcome}", flush=True)
+        elif command == "gather":
+            print(endpoint.allgather(b"%d" % endpoint.rank), flush=True)
         elif command == "fork":
             if os.fork() == 0:
                 time.sleep(float(arguments[0]))

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import Event
 from typing import Any
 
 import pytest
@@ -287,6 +288,40 @@ def test_setting_up_names_the_missing_rank(missing: int, call: Callable[[Any], A
     errors = in_threads([lambda r=r: call(ranks[r]) for r in range(4) if r != missing])
     assert all(isinstance(each, CommunicationTimeoutError) for each in errors)
     assert all(f"no sign of rank {missing}" in str(each) for each in errors), errors
+
+
+def test_setting_up_waits_for_rank_0_as_long_as_that_waits_for_others() -> None:
+    """Who goes away before would be missing in what rank 0 does next."""
+    ranks = join(3, timeout=3.0)
+
+    def come_late() -> list[bytes]:
+        time.sleep(5.0)
+        everything: list[bytes] = ranks[0].allgather(b"0")
+        return everything
+
+    calls: list[Callable[[], Any]] = [come_late, *(lambda r=r: ranks[r].allgather(b"%d" % r) for r in (1, 2))]
+    assert in_threads(calls) == [[b"0", b"1", b"2"]] * 3
+
+
+def test_what_was_said_is_heard_before_its_rank_is_given_up() -> None:
+    """Though the one that waits has stood still meanwhile, here while it looks at processes."""
+    ranks = join(2)
+    looks: list[int] = []
+    stands_still = Event()
+
+    def is_alive(_: int) -> bool:
+        looks.append(1)
+        if len(looks) == 3:  # in the second round: in the first it speaks
+            stands_still.set()
+            time.sleep(1.5)
+        return True
+
+    def come_late() -> list[int]:
+        stands_still.wait()
+        left: list[int] = ranks[1].agree(30.0, lambda _: True)
+        return left
+
+    assert in_threads([lambda: ranks[0].agree(1.0, is_alive), come_late]) == [[0, 1]] * 2
 
 
 def test_an_interrupt_ends_setting_up() -> None:

@@ -31,9 +31,10 @@ class Talk {
   Decision end() {
     Patience patience(for_ever);
     while (true) {
+      const auto now = Clock::now();  // what has come by then is heard before anybody is given up
       listen();
       look();
-      give_up_those_that_do_not_come();
+      give_up_those_that_do_not_come(now);
       exclude();
       speak();
       if (consensus_.decision()) {
@@ -95,12 +96,11 @@ class Talk {
   }
 
   // Only those that have had time to answer what this rank has said last.
-  void give_up_those_that_do_not_come() {
+  void give_up_those_that_do_not_come(Clock::time_point now) {
     if (consensus_.has_news()) {
       return;
     }
     std::vector<int> missing;
-    const auto now = Clock::now();
     for_others([&](int r) {
       const std::chrono::duration<double> waited = now - std::max(spoken_, heard_[static_cast<std::size_t>(r)]);
       if (consensus_.lacks(r) && waited.count() > terms_.timeout) {

@@ -57,12 +57,14 @@ class Gathering {
     return {all, all + ranks_ * mine_.bytes};
   }
 
+  // Rank 0 may come as late as any other, and then waits for those that are later still: who does not wait for that
+  // leaves it behind, in a call that the others have given up.
   std::vector<std::byte> contribute() {
     std::vector<Request> requests(ranks_);
     std::vector<std::byte> reply(sizeof(Verdict) + std::max(ranks_ * mine_.bytes, longest_reason));
     Request sent = endpoint_.send(0, tag_, mine_.data, mine_.bytes);
     requests[0] = endpoint_.receive(0, tag_, reply.data(), reply.size());
-    const std::size_t bytes = wait(requests, mine_.timeouts * mine_.timeout + time_for_the_verdict);
+    const std::size_t bytes = wait(requests, (mine_.timeouts + 1) * mine_.timeout + time_for_the_verdict);
     Verdict verdict;
     std::memcpy(&verdict, reply.data(), sizeof verdict);
     const std::byte* const behind = reply.data() + sizeof verdict;
@@ -96,7 +98,8 @@ class Gathering {
     }
   }
 
-  // Returns the bytes of the last message.
+  // Returns the bytes of the last message. The time is looked at before what has come: this process may have stood
+  // still meanwhile.
   std::size_t wait(std::vector<Request>& requests, double seconds) {
     Patience patience(seconds);
     std::size_t bytes = 0;
@@ -112,6 +115,7 @@ class Gathering {
       return all;
     };
     while (!are_done()) {
+      const bool is_over = patience.over();
       if (!endpoint_.pause(patience)) {
         continue;
       }
@@ -121,7 +125,7 @@ class Gathering {
       if (check_peers_) {
         check_peers_();
       }
-      if (patience.over()) {
+      if (is_over && !are_done()) {
         throw timeout_error(requests);
       }
     }
