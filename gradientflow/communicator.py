@@ -193,9 +193,13 @@ class Communicator:
         gradientflow.errors.MismatchError
             If ranks differ about `min_ranks`.
         """
+        return self._admit(min_ranks)
+
+    def _admit(self, min_ranks: int | None, before: Callable[[], object] | None = None) -> Communicator:
+        """Let processes in; `before` is called in place of ending its parts, before this one is closed. Collective."""
         if self._door is None:
             return self
-        native = self._door.open(self, _checked_min_ranks(min_ranks), self._end_parts)
+        native = self._door.open(self, _checked_min_ranks(min_ranks), before or self._end_parts)
         if native is None:
             return self
         self._release_servers()

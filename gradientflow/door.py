@@ -105,7 +105,7 @@ class Door:
         if self._outlives_ranks:
             self._store.set(f"{self._prefix}/stands", b"1")
 
-    def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], None]) -> Any:
+    def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
         """Let in who waits; return the core's communicator with them, or None if nobody waits. Collective.
 
         `before` is called before the old one is closed.

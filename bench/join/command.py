@@ -12,11 +12,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.strategies import as_strategy
+
 from ..core.environment import cpu_model
 from ..core.hosts import bytes_per_second
 from ..core.plan import PlanError, format_size, parse_sizes
 from ..core.table import empty_table
 from .job import Join, run
+
+_REPLAYED = ("dense", "local_sgd", "diloco")
 
 
 @click.command()
@@ -25,12 +29,13 @@ from .job import Join, run
 @click.option("--rate", default="1gbit", show_default=True, metavar="RATE", help="What each of these hosts can send.")
 @click.option("--size", default="100M", show_default=True, metavar="BYTES", help="Bytes of weights and momentum.")
 @click.option("--joins", default=5, show_default=True, help="How many processes join, one after the other.")
+@click.option("--strategy", default="dense", show_default=True, help="Or local_sgd or diloco, without a delay.")
 @click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
-def join(ranks: int, hosts: int, rate: str, size: str, joins: int, json_path: str | None) -> int:
+def join(ranks: int, hosts: int, rate: str, size: str, joins: int, strategy: str, json_path: str | None) -> int:
     """Measure how long a process takes to join a job, and how long the others stand still meanwhile.
 
-    Ranks train arrays over TCP, dense, by SGD with momentum: half of the bytes are weights. The last rank is killed,
-    and started again. Some steps later weights and momentum of all ranks are compared with a replay; if any differ, the
+    Ranks train arrays over TCP by SGD with momentum: half of the bytes are weights. The last rank is killed, and
+    started again. Some steps later weights and momentum of all ranks are compared with a replay; if any differ, the
     exit status is 1.
     """
     sizes = parse_sizes(size)
@@ -38,8 +43,14 @@ def join(ranks: int, hosts: int, rate: str, size: str, joins: int, json_path: st
         raise PlanError("a join takes 2 ranks or more, and there is 1 or more")
     if len(sizes) != 1 or sizes[0] % 8:
         raise PlanError(f"--size takes one number of bytes, a multiple of 8, not {size}")
-    found = run(ranks, hosts, rate, sizes[0], joins)
-    click.echo(f"{cpu_model()}: {format_size(sizes[0])} of weights and momentum, {_place(ranks, hosts, rate)}")
+    chosen = as_strategy(strategy)
+    is_plain = (getattr(chosen, "delay", 0), getattr(chosen, "fragments", 1)) == (0, 1)
+    if chosen.name not in _REPLAYED or not is_plain:
+        raise PlanError(f"there is a replay of {', '.join(_REPLAYED)}, without delay and fragments, not of {chosen!r}")
+    found = run(ranks, hosts, rate, sizes[0], joins, chosen)
+    click.echo(
+        f"{cpu_model()}: {format_size(sizes[0])} of weights and momentum, {chosen!r}, {_place(ranks, hosts, rate)}"
+    )
     Console().print(_table(found))
     if hosts and (speed := bytes_per_second(rate)) is not None:
         click.echo(f"the bytes alone take {sizes[0] / speed:.2f} s at {rate}")

@@ -1,6 +1,6 @@
 """A rank of ``gradientflow bench join``: it trains, and dies as the last rank until there were enough newcomers.
 
-    python -m gradientflow.bench.join.rank BYTES JOINS
+    python -m gradientflow.bench.join.rank BYTES JOINS STRATEGY
 
 Some steps after each join every rank prints a line of JSON: its times, and the checksums of what it has then.
 """
@@ -13,22 +13,27 @@ import signal
 import statistics
 import sys
 import time
+from collections import deque
 
 import numpy as np
 
 import gradientflow as gf
 from gradientflow.optimizers import SGD  # before others wait
+from gradientflow.strategies import as_strategy
 from gradientflow.training import ArrayLoop
 
 from ..core.process import age
-from .replay import MOMENTUM, RATE, checksum, factor, pattern, split
+from .replay import MOMENTUM, RATE, checksum, factor, pattern, places, split
 
-_SETTLED = 6  # steps from a join to what is told of it, and to the next death
+_SETTLED = {True: 5, False: 2}  # periods from a join to what is told of it, and to the next death
+_COMPUTING = 0.02  # seconds of each step in which a rank that trains by itself needs no core
 
 
 def main() -> None:
     """Train until so many newcomers have come."""
-    count, joins = int(sys.argv[1]) // 8, int(sys.argv[2])
+    count, joins, strategy = int(sys.argv[1]) // 8, int(sys.argv[2]), as_strategy(sys.argv[3])
+    period = getattr(strategy, "period", 1)  # steps
+    end_of_life = 1 + period * _SETTLED[period == 1]
     seen = int(os.environ["GRADIENTFLOW_RESTARTS"])  # joins: all before were those of the same rank
     values = pattern(count)
     weights = split(values.copy() if seen == 0 else np.zeros_like(values))
@@ -38,7 +43,8 @@ def main() -> None:
     comm = gf.join()
     own["let_in"] = time.monotonic() - knock
     full, history, durations, is_joined = comm.size, list[tuple[int, int]](), list[float](), False
-    with ArrayLoop(comm, weights, "dense", on_failure="continue", min_ranks=1) as training:
+    last = deque[float](maxlen=period)  # durations
+    with ArrayLoop(comm, weights, strategy, on_failure="continue", min_ranks=1) as training:
         optimizer = SGD(training, weights, RATE, MOMENTUM)
         end = time.monotonic()
         for step in training.steps(sys.maxsize):
@@ -50,23 +56,28 @@ def main() -> None:
                 else:
                     seen += 1
                 durations, is_joined = [], True
-            elif len(durations) == _SETTLED and now.rank == full - 1:
+            elif len(durations) == end_of_life and now.rank == full - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             for index, direction in enumerate(directions):
                 np.multiply(direction, np.float32(factor(step, now.rank, now.size)), out=training.gradients[index])
                 training.ready(index)
+            time.sleep(_COMPUTING * (period > 1))
             training.wait()
             optimizer.step()
             before, end = end, time.monotonic()
             if training.membership.dropped:
                 continue
             durations.append(end - before)
+            last.append(end - before)
+            if not durations[1:]:
+                first = sum(last) if now.rank not in now.joined else durations[0]
             if not history or history[-1][1] != now.size:
                 history.append((step, now.size))
-            if len(durations) == _SETTLED and is_joined:
+            if len(durations) == end_of_life and is_joined:
                 sums = checksum(weights), checksum(optimizer.state_dict()["momentum"])
-                usual = statistics.median(durations[1:])
-                found = {"join": seen, "first": durations[0], "usual": usual, "steps": step + 1, "sums": sums}
+                usual = statistics.median(sum(durations[i : i + period]) for i in range(1, end_of_life, period))
+                found = {"join": seen, "first": first, "usual": usual, "steps": step + 1, "sums": sums}
+                found |= {"rank": now.rank, "sample": np.concatenate(weights)[places(count)].tolist()}
                 mine = {**own, "newcomer": True} if now.rank == full - 1 else {"history": history, "newcomer": False}
                 print(json.dumps({**found, **mine}), flush=True)
                 if seen == joins:

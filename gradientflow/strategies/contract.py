@@ -425,8 +425,11 @@ class Synchronizer(ABC):
     def settle(self) -> None:  # noqa: B027
         """Keep the iteration whose `wait` has failed: what this rank has sent is in the means of others."""
 
-    def shared_state(self) -> Any:  # noqa: B027
-        """Return what is the same on all ranks on which as many `exchanges` have ended; it can be pickled."""
+    def shared_state(self, with_arrays: bool) -> Any:  # noqa: B027
+        """Return what is the same on all ranks on which as many `exchanges` have ended; it can be pickled.
+
+        Arrays stay as they are until the next exchange. Without them it is for a rank that begins and has them.
+        """
 
     def catch_up(self, state: Any, begins: bool) -> None:  # noqa: B027
         """Take the `shared_state` of a rank on which more `exchanges` have ended, or all of it on one that begins.

@@ -479,12 +479,12 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
         return self._membership if self._survival is None else self._survival.membership
 
-    def _replica(self) -> Any:
+    def _replica(self, with_weights: bool) -> Any:
         """Return parameters, the state that is the same on all ranks, and this rank's buffers."""
         assert self._bound is not None
         assert self._checkpoint is not None
         parameters = zip(self._bound.gradients.names, self._bound.gradients.parameters, strict=True)
-        copies = {name: parameter.detach().clone() for name, parameter in parameters}
+        copies = {name: parameter.detach().clone() for name, parameter in parameters if with_weights}
         return copies, self._checkpoint.common(), dict(self._model.named_buffers())
 
     def _load_replica(self, replica: tuple[Mapping[str, torch.Tensor], dict[str, Any], Any], is_new: bool) -> None:
@@ -496,7 +496,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._checkpoint.check_common(state)
         with torch.no_grad():
             for name, parameter in zip(self._bound.gradients.names, self._bound.gradients.parameters, strict=True):
-                parameter.copy_(parameters[name])
+                if name in parameters:
+                    parameter.copy_(parameters[name])
             for name, buffer in self._model.named_buffers() if is_new else ():
                 buffer.copy_(buffers[name])
         self._checkpoint.load_common(state)

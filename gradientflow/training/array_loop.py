@@ -263,11 +263,11 @@ class ArrayLoop:
         with join(self._loop, self._broadcast):
             yield
 
-    def _replica(self) -> Any:
+    def _replica(self, with_weights: bool) -> Any:
         """Return weights, the optimizer's state and numbers, and the loss scale."""
         scale = self._loop.loss_scale
         return (
-            list(self._loop.layout.weights),
+            list(self._loop.layout.weights) if with_weights else None,
             None if self._optimizer is None else (self._optimizer.live_state(), self._optimizer.hyperparameters),
             None if scale is None else scale.state_dict(),
         )
@@ -275,7 +275,7 @@ class ArrayLoop:
     def _load_replica(self, replica: Any, is_new: bool) -> None:
         """Load it, and numbers on a newcomer only: those of a rank that is ahead may be those of its next step."""
         weights, optimizer, scale = replica
-        for mine, theirs in zip(self._loop.layout.weights, weights, strict=True):
+        for mine, theirs in zip(self._loop.layout.weights, weights or (), strict=weights is not None):
             mine[...] = theirs
         if self._optimizer is not None:
             state, numbers = optimizer

@@ -130,7 +130,13 @@ class Loop:
 
     def _bind(self, layout: Layout, previous: Synchronizer | None) -> None:
         """Bind the strategy, and take the state of the previous synchronizer."""
-        synchronizer = bind_together(self.strategy, self.comm, replace(layout, extra=self.status.count), self.tensors)
+        self._use(self._bound(layout), previous)
+
+    def _bound(self, layout: Layout) -> Synchronizer:
+        return bind_together(self.strategy, self.comm, replace(layout, extra=self.status.count), self.tensors)
+
+    def _use(self, synchronizer: Synchronizer, previous: Synchronizer | None) -> None:
+        """Drive a synchronizer, which takes the state of the previous one."""
         if previous is not None:
             try:
                 with self.tensors.default_stream():
@@ -261,6 +267,8 @@ class Loop:
             if not self.flushed:
                 self.flush()
             self._wait()
+        if self.survival is not None:
+            self.survival.allow_step()
 
     def _wait(self) -> None:
         with self._surviving(True):
@@ -366,7 +374,8 @@ class Loop:
     def meet(self) -> None:
         """Let newcomers in, between two steps. Collective, if an exchange has ended since the ranks have last met.
 
-        Where some were lost, or have come, the ranks have met.
+        Where some were lost, or have come, the ranks have met. Where ranks train on weights of their own, newcomers
+        take part from the step on that ends with an exchange, and get what they need before.
         """
         survival = self.survival
         assert survival is not None
@@ -377,13 +386,16 @@ class Loop:
             self._go_on(survival, survival.come, False)
         elif not survival.have_met(self.synchronizer):
             try:
-                if survival.admit():
+                if survival.admit(self.synchronizer):
                     self._go_on(survival, lambda: None, False)
             except LOST:
                 if survival.comm.closed:  # too few are left
                     raise
                 self._go_on(survival, survival.recover, False)
             survival.meet(self.synchronizer)
+            self.comm = survival.comm
+        if survival.wider is not None and self.synchronizer.exchanges_weights():
+            self._go_on(survival, survival.widen, False)
         self.update, self._is_lost = None, False
 
     def _go_on(self, survival: Survival, change: Callable[[], object], has_gradients: bool) -> None:
@@ -393,11 +405,16 @@ class Loop:
         while True:
             change()
             self.comm = survival.comm
+            bound: Synchronizer | None = None
             try:
-                is_behind |= survival.catch_up(previous)
-                self.status.use(self.comm)
-                self._bind(self.layout.in_order(self.backward_order.common(self.comm, self.layout.names)), previous)
+                with survival.catching_up(previous):
+                    self.status.use(self.comm)
+                    bound = self._bound(self.layout.in_order(self.backward_order.common(self.comm, self.layout.names)))
+                is_behind |= survival.is_behind
+                self._use(bound, previous)
             except LOST:  # another one
+                if bound is not None:
+                    bound.close(orderly=False)
                 change = survival.recover
                 continue
             break
@@ -480,6 +497,8 @@ class Loop:
         What all have done is not done again: the result would differ from that of ranks that are past this.
         """
         self._abandon_unfinished()
+        if survival.wider is not None:
+            self._go_on(survival, survival.widen, False)
         end, is_done = survival.exchanges + 1, False
         while survival.exchanges < end:
             with self._surviving(False):
@@ -544,6 +563,8 @@ class Loop:
         """Load a state of the synchronizer, and its order of tensors; without one, reset. Collective."""
         self.abandon()
         self._begun = False
+        if self.survival is not None:
+            self.survival.note_that_state_was_loaded()
         if state and "names" in state:
             self._reorder([self.layout.names.index(name) for name in state["names"]])
             self.backward_order.is_known |= order_is_known

@@ -30,6 +30,8 @@ class Steps:
             if is_first:
                 meet()  # exchanges in it count for the step before
             self._number = number = self._or_back(number)
+            if number >= total:  # of a newcomer that came at the end
+                return
             yield number
             number = self._or_back(number + 1)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ from gradientflow.errors import ArgumentError, CommunicationError, Communication
 from gradientflow.strategies import Synchronizer
 
 from .alone import alone
-from .handover import hand_over
+from .handover import handing_over
+from .head_start import HeadStart, take_head_start
 from .steps import Steps
 
 LOST = (PeerError, CommunicationTimeoutError)  # the errors of calls that a rank has not come to
@@ -59,7 +61,7 @@ class Membership:
 class Replica(NamedTuple):
     """What is the same on all ranks beside the strategy's state, such as weights and optimizer state."""
 
-    state: Callable[[], Any]  # returns it; it can be pickled
+    state: Callable[[bool], Any]  # returns it, with weights or without; it can be pickled
     load: Callable[[Any, bool], object]  # takes it, of another rank; all of it on a rank that begins
 
 
@@ -73,7 +75,9 @@ class Survival:
     others when its steps begin.
 
     Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer counts them, and ranks
-    that are behind get what follows from an exchange: only newcomers get weights and the optimizer's state.
+    that are behind get what follows from an exchange: only newcomers get the optimizer's state. They get all they need
+    while the others train on, up to the step with the next exchange: until then these have two communicators, one of
+    their own, and one with the newcomers.
 
     Parameters
     ----------
@@ -93,12 +97,16 @@ class Survival:
     ----------
     comm : Communicator
         Whose ranks take part now.
+    wider : Communicator or None
+        With newcomers that take part from the next exchange on; the ranks of `comm` are the first.
     here : Communicator
         On which the loop is made: the same, or where newcomers are in it, one of this rank alone.
     exchanges : int
         That have ended, beside those of the synchronizer; less than 0 on a rank that has not come to the others yet.
     entries : mapping of str to str
         What has to be the same on all ranks, by name.
+    is_behind : bool
+        Whether this rank was behind, when the ranks last compared themselves.
     changed : bool
         Whether ranks were lost, or have come, since the last iteration began: the same on all ranks between two.
     membership : Membership
@@ -111,8 +119,12 @@ class Survival:
         self._min_ranks = None if min_ranks is None else checked_int("min_ranks", min_ranks, 1)
         comm._native.check_recoverable(self._min_ranks)
         self.comm = comm
+        self.wider: Communicator | None = None
+        self._head_start: HeadStart | None = None
+        self._narrow: Communicator | None = None  # that was used beside the wider one
         self._replica = replica
         self.entries: Mapping[str, str] = {}
+        self.is_behind = False
         self.changed = False
         self.membership = Membership.of(comm)
         self.steps = Steps()
@@ -122,6 +134,8 @@ class Survival:
         self.exchanges = 0
         if former is not None and self.is_apart:
             self.exchanges = _NO_WEIGHTS if comm.rank >= len(former) else _NO_COMMON_WEIGHTS
+        self._awaits_head_start = self.exchanges == _NO_WEIGHTS
+        self._has_state = not self.is_apart
         self._was_applied = False  # whether the last of them has a result for a step
         self._made: Communicator | None = None  # here
         self._met_after = (-1, 0)  # exchanges
@@ -152,15 +166,45 @@ class Survival:
 
     def recover(self) -> None:
         """Make a communicator of the ranks that are left. Collective over these."""
+        if self.wider is not None:
+            self.widen()
         self._use(self.comm.recover(self._min_ranks))
 
-    def admit(self) -> bool:
-        """Let newcomers in, if any wait; return whether there is another communicator. Collective."""
-        made = self.comm.admit(self._min_ranks)
+    def admit(self, synchronizer: Synchronizer) -> bool:
+        """Let newcomers in, if any wait; return whether they take part at once. Collective."""
+        trains_on, kept = synchronizer.strategy.gradients == "local", list[Communicator]()
+        try:
+            made = self.comm._admit(self._min_ranks, (lambda: kept.append(_same(self.comm))) if trains_on else None)
+        except BaseException:
+            for each in kept:
+                each._end(False)
+            raise
         if made is self.comm:
             return False
-        self._use(made)
-        return True
+        if made.rank == 0:
+            changing = self._replica.state(False) if trains_on else None
+            lasting = synchronizer.shared_state(True) if trains_on else None
+            self._head_start = HeadStart(made, (dict(self.entries), changing), lasting)
+        if trains_on:
+            self.comm, self.here, self.wider, self._has_state = kept[0], kept[0], made, True
+        else:
+            self._use(made)
+        return not trains_on
+
+    def widen(self) -> None:
+        """Go on with the newcomers that were let in."""
+        assert self.wider is not None
+        self._narrow, wider, self.wider = self.comm, self.wider, None
+        self._use(wider)
+
+    def allow_step(self) -> None:
+        """Wait until the optimizer's state may change."""
+        if self._head_start is not None:
+            self._head_start.wait_for_copies()
+
+    def note_that_state_was_loaded(self) -> None:
+        """Note that newcomers have been given a state that is no longer the current one."""
+        self._has_state = False
 
     def have_met(self, synchronizer: Synchronizer) -> bool:
         """Tell whether no exchange has ended since the ranks have last met: the same on all between two."""
@@ -175,6 +219,8 @@ class Survival:
         self.is_apart = False
         self.here.close()
         self.here = self.comm
+        if self.exchanges == _NO_COMMON_WEIGHTS and self.comm.rank == 0:
+            self._head_start = HeadStart(self.comm, ({}, None), None)
         self.membership = replace(self.membership, ranks=tuple(range(len(self.comm.recovered_from or ()))))
         self.changed = True
 
@@ -194,57 +240,105 @@ class Survival:
         self.membership = replace(self.membership, dropped=dropped)
         self.steps.go_back()
 
-    def catch_up(self, synchronizer: Synchronizer) -> bool:
-        """Take the weights and the optimizer's state of a rank that is ahead, if any is; return whether. Collective.
+    @contextmanager
+    def catching_up(self, synchronizer: Synchronizer) -> Iterator[None]:
+        """Take what a rank that is ahead has, if this one is behind: `is_behind` tells. Collective.
 
-        All of it is taken, or nothing: the rank that is ahead may be lost meanwhile.
+        It travels during the ``with`` block, which may use `comm`, and is taken after it: all of it, or nothing, for
+        the rank that is ahead may be lost meanwhile.
         """
+        if self._awaits_head_start:
+            self._awaits_head_start = False
+            self._take_head_start(synchronizer)
         try:
             require_same_as_first(self.comm, "models", self.entries)
         except MismatchError:
             self.comm._end(False)  # the others go on without this one
             raise
-        own = np.array([self.exchanges, synchronizer.exchanges, self._was_applied, self.steps.next])
-        everyone = self.comm.allgather(own).tolist()
-        leader = everyone.index(max(everyone, key=lambda each: each[:2]))
-        exchanges, weights_exchanged, was_applied, number = everyone[leader]
-        if exchanges == _NO_WEIGHTS:
+        own = _Standing(self.exchanges, synchronizer.exchanges, self._was_applied, self.steps.next, self._has_state)
+        everyone = [_Standing(*each) for each in self.comm.allgather(np.array(own)).tolist()]
+        first = max(everyone, key=lambda each: each[:2])
+        if first.exchanges == _NO_WEIGHTS:
             message = "all ranks that had weights to give to newcomers have died"
             raise CommunicationError(message)  # none of LOST: there is nothing to go on with
-        if exchanges >= 0 and all(each[:2] == everyone[leader][:2] for each in everyone):
-            return False
-        is_leader, exchanges = self.comm.rank == leader, max(exchanges, 0)
-        is_behind = not is_leader and (self.exchanges, synchronizer.exchanges) < (exchanges, weights_exchanged)
-        begins = self.exchanges < 0
+        is_leader = self.comm.rank == everyone.index(first)
+        exchanges = max(first.exchanges, 0)
+        self.is_behind = not is_leader and own[:2] < (exchanges, first.weights_exchanged)
+        are_some = first.exchanges < 0 or any(each[:2] != first[:2] for each in everyone)
+        with ExitStack() as stack:
+            given = None
+            part = self.comm.split(0 if is_leader or self.is_behind else None, -is_leader) if are_some else None
+            if part is not None:
+                mine = self._given(synchronizer, first, everyone) if is_leader else None
+                given = stack.enter_context(handing_over(part, mine))
+            yield
+        if self.is_behind:
+            assert given is not None
+            self._take(synchronizer, first, *given.result())
+        self.exchanges, self._has_state = exchanges, True
+        if self._head_start is not None:
+            self._head_start.end()
+            self._head_start = None
+        if self._narrow is not None:
+            self._narrow._end(False)
+            self._narrow = None
+
+    def _take_head_start(self, synchronizer: Synchronizer) -> None:
+        (entries, replica), shared = take_head_start(self.comm)
+        if replica is not None and entries == self.entries:
+            self._replica.load(replica, True)
+            synchronizer.catch_up(shared, True)
+            self._has_state = True
+
+    def _given(self, synchronizer: Synchronizer, own: _Standing, everyone: Sequence[_Standing]) -> Any:
+        """Return what the ranks that are behind get from this one."""
+        behind = [each for each in everyone if each[:2] != own[:2] or each.exchanges < 0]
+        lack_all = [each for each in behind if each.exchanges < 0 and not (each.has_state and own.has_state)]
+        have_head_start = not lack_all and all(each.exchanges < 0 for each in behind)
         all_take_replica = synchronizer.strategy.gradients == "mean"  # else those that begin
-        part = self.comm.split(0 if is_leader or is_behind else None, -1 if is_leader else None)
-        if part is not None:
-            with part:
-                mine = None
-                if is_leader:
-                    is_taken = all_take_replica or any(each[0] < 0 for each in everyone)
-                    replica = self._replica.state() if is_taken else None
-                    mine = replica, self.membership, synchronizer.shared_state()
-                theirs = hand_over(part, mine)
-        if is_behind:
-            if was_applied and not begins:  # else it has sent nothing
-                synchronizer.settle()
-            replica, membership, shared = theirs
-            if begins or all_take_replica:
+        replica = self._replica.state(all_take_replica) if all_take_replica or lack_all else None
+        return replica, self.membership, synchronizer.shared_state(not have_head_start)
+
+    def _take(
+        self, synchronizer: Synchronizer, first: _Standing, replica: Any, membership: Membership, shared: Any
+    ) -> None:
+        begins, all_take_replica = self.exchanges < 0, synchronizer.strategy.gradients == "mean"
+        if first.was_applied and not begins:  # else it has sent nothing
+            synchronizer.settle()
+        if begins or all_take_replica:
+            if replica is not None:  # else it has had a head start
                 self._replica.load(replica, begins)
-                self._was_applied, self.steps.next = bool(was_applied), number
-            synchronizer.catch_up(shared, begins)
-            if begins:
-                self.membership = replace(membership, rank=self.comm.rank)
-        self.exchanges = exchanges
-        return is_behind
+            self._was_applied, self.steps.next = bool(first.was_applied), first.next
+        synchronizer.catch_up(shared, begins)
+        if begins:
+            self.membership = replace(membership, rank=self.comm.rank)
 
     def close(self, orderly: bool = True) -> None:
-        """Close the communicator, if it was made here."""
+        """Close the communicators that were made here."""
         if self.is_apart:
             self.here._end(orderly)
-        if self._made is not None:
+        if self.wider is not None:
+            self.comm._end(orderly)
+            self.wider._end(orderly)
+        elif self._made is not None:
             self._made._end(orderly)
+
+
+class _Standing(NamedTuple):
+    """What a rank says of itself."""
+
+    exchanges: int
+    weights_exchanged: int  # exchanges of the synchronizer
+    was_applied: int
+    next: int  # step
+    has_state: int  # or could give what is current to newcomers
+
+
+def _same(comm: Communicator) -> Communicator:
+    """Return another communicator of the same ranks, which lives on when this one is closed. Collective."""
+    made = comm.split(0)
+    assert made is not None
+    return made
 
 
 def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from gradientflow.bench.join.job import judged
 from gradientflow.bench.join.replay import MOMENTUM, RATE, Floats, checksum, factor, pattern, replayed, split
+from gradientflow.strategies import as_strategy
 
 COUNT = 100_000
 HISTORY = [(0, 3), (4, 2), (6, 3)]
@@ -60,12 +61,13 @@ def test_replay() -> None:
 
 def test_what_is_not_as_replayed_is_wrong() -> None:
     right = replayed(HISTORY, 9, COUNT)
-    found = judged([line(True, right), line(False, right), line(False, right, 2.0)], 8 * COUNT)
+    dense = as_strategy("dense")
+    found = judged([line(True, right), line(False, right), line(False, right, 2.0)], 8 * COUNT, dense)
     assert (found.wrong, found.total, found.others) == (False, 1.25, 1.5)
     for rank in range(2):
         sums = [right, right]
         sums[rank] = (right[0], right[1] + 1)
-        assert judged([line(True, sums[0]), line(False, sums[1])], 8 * COUNT).wrong
+        assert judged([line(True, sums[0]), line(False, sums[1])], 8 * COUNT, dense).wrong
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
-"""Ranks with weights of their own in three situations; each writes a line that is the same on all ranks.
+"""Ranks with weights of their own in four situations; each writes a line that is the same on all ranks.
 
 "loaded": a rank that has died comes back at the first step, and the others have loaded weights since their loop was
-made. "apart": what comes of an exchange is missed by a rank, while the others are some steps ahead. "past the end": all
-ranks but the first fail in the barrier at the end.
+made. "meanwhile": such a rank makes its loop only when the others, which have let it in, have gone on. "apart": what
+comes of an exchange is missed by a rank, while the others are some steps ahead. "past the end": all ranks but the first
+fail in the barrier at the end.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,14 +51,16 @@ def fail_at_the_end() -> None:
 
 
 def main() -> None:
-    """Train as the arguments say: the situation, and the strategy."""
-    what, strategy = sys.argv[1:]
+    """Train as the arguments say: the situation, the strategy, and perhaps a file."""
+    what, strategy, *files = sys.argv[1:]
     comm = gf.join()
     begins = comm.recovered_from is None
-    if what == "loaded" and begins:
+    if what in ("loaded", "meanwhile") and begins:
         comm = lose_one(comm)
     elif what == "apart":
         comm = comm.split(0)  # nobody comes to it, so nothing but exchanges holds ranks together
+    while what == "meanwhile" and not begins and not Path(files[0]).exists():
+        time.sleep(0.02)
     weights = [np.linspace(0, 1, 50, dtype=np.float32)]
     training = gf.training.ArrayLoop(comm, weights, strategy, on_failure="continue", min_ranks=1)
     if what == "loaded" and begins:
@@ -67,6 +71,8 @@ def main() -> None:
     for step in training.steps(STEPS):
         if what == "apart" and comm.rank == 1 and step == 9:
             fail_in_exchange("miss", 0.3)
+        if what == "meanwhile" and step == 1:
+            Path(files[0]).touch()
         random = np.random.default_rng((step, training.membership.rank))
         training.gradients[0][...] = 0.1 * weights[0] + random.standard_normal(50)
         training.ready(0)

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,20 @@ def keep(log: Log) -> None:
         original(self, made)
         log.use(made)
 
+    @contextmanager
     def survival_catches_up(original: Any, self: Any, synchronizer: Any) -> Any:
-        found = original(self, synchronizer)
+        with original(self, synchronizer):
+            yield
         log.name_newcomers(synchronizer.exchanges)
-        return found
 
-    def give(original: Any, self: Any) -> Any:
-        log.write("give", self.exchanges)
-        return original(self)
+    def give(original: Any, self: Any, with_arrays: bool) -> Any:
+        if with_arrays:
+            log.write("give", self.exchanges)
+        return original(self, with_arrays)
 
     def catch_up(original: Any, self: Any, state: Any, begins: bool) -> None:
-        log.write("catch up", self.exchanges, state["exchanges"], begins)
+        if "common" in state:
+            log.write("catch up", self.exchanges, state["exchanges"], begins)
         original(self, state, begins)
 
     def send(original: Any, self: Any, fragment: int) -> None:
@@ -96,7 +100,7 @@ def keep(log: Log) -> None:
         log.write("end", number, None, log.names)
 
     wrap(Survival, "_use", use)
-    wrap(Survival, "catch_up", survival_catches_up)
+    wrap(Survival, "catching_up", survival_catches_up)
     wrap(PeriodicSynchronizer, "shared_state", give)
     wrap(PeriodicSynchronizer, "catch_up", catch_up)
     wrap(PeriodicSynchronizer, "_send", send)

@@ -158,6 +158,14 @@ def test_a_rank_comes_back(process_command: Command, tmp_path: Path, fates: str,
     assert newcomers(left)
 
 
+@pytest.mark.parametrize("strategy", [LOCAL, DELAYED, "local_sgd(period=40)"])
+def test_others_train_on_while_one_comes_back(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    file = tmp_path / "others have trained on"
+    said = run_ranks(process_command("local_ends"), 3, "meanwhile", strategy, file, restart=True).splitlines()
+    assert len(said) == 3
+    assert len(set(said)) == 1
+
+
 @pytest.mark.parametrize(
     ("what", "strategy", "ranks"),
     [("loaded", LOCAL, 3), ("apart", "diloco(period=6, delay=4)", 3), ("past the end", LOCAL, 4)],

@@ -108,7 +108,7 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
             torch.optim.Adagrad(model.parameters()), model, comm, on_failure="continue"
         ) as optimizer,
     ):
-        parameters, state, buffers = optimizer._replica()
+        parameters, state, buffers = optimizer._replica(True)
         theirs = {name: each + 1 for name, each in parameters.items()}
         groups = [{**state["param_groups"][0], "params": [number]} for number in range(2)]
         with pytest.raises(ArgumentError, match="2 groups"):

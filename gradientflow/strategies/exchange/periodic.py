@@ -301,10 +301,11 @@ class PeriodicSynchronizer(ArraySynchronizer):
     def check_survival(self) -> None:
         """Allow it: ranks that are behind go on from the common weights."""
 
-    def shared_state(self) -> Any:
+    def shared_state(self, with_arrays: bool) -> Any:
         """Return what follows from the exchanges that have ended, and what ranks that begin lack."""
         self.prepare()
-        names = ("steps", "exchanges", "due", "common", "velocity")
+        arrays = ("common", "velocity") if self.strategy.outer_momentum else ("common",)
+        names = ("steps", "exchanges", "due", *(arrays if with_arrays else ()))
         return {"names": self.layout.names, **{name: getattr(self, name) for name in names}}
 
     def catch_up(self, state: Any, begins: bool) -> None:
@@ -312,7 +313,8 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
         What was missed are the first of the pending exchanges, and after them the end of training.
         """
-        self._take({name: self._in_order(state[name], state["names"]) for name in ("common", "velocity")})
+        arrays = [name for name in ("common", "velocity") if name in state]
+        self._take({name: self._in_order(state[name], state["names"]) for name in arrays})
         pending, missed = self._pending(), state["exchanges"] - self.exchanges
         for fragment in pending[:missed]:
             self.due[fragment] = _NOT_DUE
