@@ -57,8 +57,8 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
                                       std::optional<std::size_t> fusion_threshold, const Wire& wire,
                                       const std::vector<std::string>& names,
                                       const std::vector<std::vector<std::size_t>>& shapes, const std::string& policy,
-                                      const py::object& start, const std::string& optimizer, double beta1, double beta2,
-                                      double eps) {
+                                      const py::object& start, int replicas, const std::string& optimizer, double beta1,
+                                      double beta2, double eps) {
   const ParameterServer::Options options{.workers = workers,
                                          .servers = servers,
                                          .fusion_threshold = fusion_threshold,
@@ -67,6 +67,7 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
                                          .shapes = shapes,
                                          .optimizer = {optimizer, beta1, beta2, eps},
                                          .policy = policy,
+                                         .replicas = replicas,
                                          .poll_signals = &poll_signals};
   const auto make_policy = maker_of(start, workers.value_or(everybody.size()));
   const WithoutGil release;
@@ -195,14 +196,25 @@ Floats save(const ParameterServer& server, std::size_t array, const Timeout& tim
   return values;
 }
 
+// Writes the elements that a copy has to `values`, which has the tensors one after the other.
+void salvage(const ParameterServer& server, std::size_t number, std::uint64_t round, std::size_t array,
+             Floats& values) {
+  if (static_cast<std::size_t>(values.size()) != elements(server)) {
+    throw Error(ErrorKind::value, "the array has another number of elements");
+  }
+  const auto pointers = pointers_into(server, values.mutable_data());
+  const WithoutGil release;
+  server.salvage(number, round, array, pointers);
+}
+
 }  // namespace
 
 void bind_server(py::module_& module) {
   py::class_<ParameterServer, std::shared_ptr<ParameterServer>>(module, "ParameterServer")
       .def(py::init(&make), py::arg("everybody"), py::arg("counts"), py::arg("workers"), py::arg("servers"),
            py::arg("fusion_threshold"), py::arg("wire"), py::arg("names"), py::arg("shapes"), py::arg("policy"),
-           py::arg("start"), py::arg("optimizer"), py::arg("beta1") = 0.9, py::arg("beta2") = 0.999,
-           py::arg("eps") = 1e-8)
+           py::arg("start"), py::arg("replicas"), py::arg("optimizer"), py::arg("beta1") = 0.9,
+           py::arg("beta2") = 0.999, py::arg("eps") = 1e-8)
       .def_property_readonly("servers", [](const ParameterServer& self) { return self.layout().servers(); })
       .def_property_readonly("workers", &ParameterServer::workers)
       .def_property_readonly("wire", [](const ParameterServer& self) { return std::string(name_of(self.wire())); })
@@ -293,6 +305,19 @@ void bind_server(py::module_& module) {
             return self.worker().report(engine::ServerWorker::Report::trace, timeout.value);
           },
           py::arg("timeout"), py::call_guard<WithoutGil>())
+      .def("make_recoverable", &ParameterServer::make_recoverable, py::arg("rounds"), py::call_guard<WithoutGil>())
+      .def(
+          "holdings",
+          [](const ParameterServer& self) {
+            std::vector<std::tuple<std::size_t, std::uint64_t, std::uint64_t>> found;
+            for (const auto& each : self.holdings()) {
+              found.emplace_back(each.server, each.first, each.last);
+            }
+            return found;
+          },
+          py::call_guard<WithoutGil>(),
+          "Of which servers this rank has copies, once it is closed: first and last round.")
+      .def("salvage", &salvage, py::arg("server"), py::arg("round"), py::arg("array"), py::arg("values").noconvert())
       .def("serve", &ParameterServer::serve, py::call_guard<WithoutGil>())
       .def("close", &ParameterServer::close, py::arg("orderly"), py::call_guard<WithoutGil>());
 }

@@ -105,6 +105,13 @@ class Door:
         if self._outlives_ranks:
             self._store.set(f"{self._prefix}/stands", b"1")
 
+    def someone_waits(self) -> bool:
+        """Tell, on rank 0, whether `open` would find somebody."""
+        found = bool(self._waiting())
+        if found:
+            self._next_look = 0.0
+        return found
+
     def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
         """Let in who waits; return the core's communicator with them, or None if nobody waits. Collective.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,9 @@ from gradientflow.agreement import failing_together, on_rank_0
 from gradientflow.arguments import checked_float, checked_instance, checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.description import words_of
-from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationTimeoutError, PeerError
 from gradientflow.memory import NodeArray, numpy_dtype
-from gradientflow.policies import Policy, Trace, as_policy
+from gradientflow.policies import BSP, Policy, Trace, as_policy
 from gradientflow.pools.base import native_threshold
 
 from . import checkpoint
@@ -26,6 +27,7 @@ from .optimizers import ServerOptimizer, as_server_optimizer
 from .push_pull import Pull, Push, checked_index
 from .rank import make_native
 from .records import Statistics, WorkerStatistics, events_of, statistics_of
+from .recovery import Recovery, State
 from .settings import SettingRows
 
 _open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
@@ -63,6 +65,10 @@ class ParameterServer:
         How many bytes travel together, in a piece for each server. By default 4 MiB.
     names : sequence of str, optional
         The names of the tensors in error messages.
+    replicas : {0, 1}, optional
+        If given, `recover` can follow when ranks are lost. With 1, each server sends a copy of its state to another one
+        after every round, on another node if there is one, so that the loss of a server loses no weights. Not with
+        ranks that only serve.
 
     Attributes
     ----------
@@ -76,6 +82,8 @@ class ParameterServer:
         Shapes of the tensors.
     wire : str
         Name of the wire dtype.
+    rounds_before : int
+        After `recover`: the rounds that this parameter server has gone on from.
 
     Raises
     ------
@@ -109,6 +117,7 @@ class ParameterServer:
         wire: str | None = None,
         fusion_threshold: float | str | None = None,
         names: Sequence[str] | None = None,
+        replicas: int | None = None,
     ) -> None:
         given = [_checked_weights(i, each) for i, each in enumerate(checked_list("weights", weights, "arrays"))]
         self.policy = as_policy(policy)
@@ -132,8 +141,16 @@ class ParameterServer:
             called,
             self.shapes,
             self.policy,
+            0 if replicas is None else checked_int("replicas", replicas, 0, 1),
             self.optimizer.native,
         )
+        self._asked_servers = servers
+        self._further: dict[str, Any] = {
+            "wire": wire,
+            "fusion_threshold": fusion_threshold,
+            "names": names,
+            "replicas": replicas,
+        }
         ranks = comm.server_ranks
         if ranks is None:
             self._native = make_native(comm, None, arguments)
@@ -147,6 +164,10 @@ class ParameterServer:
         self._settings = SettingRows(len(given))
         self.servers: int = self._native.servers
         self.wire: str = self._native.wire
+        self.rounds_before = 0
+        self._recovery: Recovery | None = None
+        if replicas is not None:
+            self._make_recoverable().is_known = True
         if comm.rank == 0:
             self._native.load(0, checkpoint.flat(given))
 
@@ -389,7 +410,11 @@ class ParameterServer:
         """
         with failing_together(self._comm):
             self._native.save(0, None)  # every server answers after it has applied the pushes under way
-        on_rank_0(self._comm, "the state cannot be loaded", lambda: self._load(state))
+        on_rank_0(
+            self._comm,
+            "the state cannot be loaded",
+            lambda: self._load(checkpoint.rows_of(state, self.optimizer, self.shapes)),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, completely or not at all. Collective; rank 0 writes.
@@ -414,10 +439,97 @@ class ParameterServer:
         what = f"{path} cannot be read as a parameter server's"
         self.load_state_dict(on_rank_0(self._comm, what, lambda: checkpoint.read(path)) or {})
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        for place, row in enumerate(checkpoint.rows_of(state, self.optimizer, self.shapes)):
+    def _load(self, rows: Sequence[npt.NDArray[np.float32]]) -> None:
+        for place, row in enumerate(rows):
             self._native.load(place, row)
         self.pull(exact=True).wait()  # servers take messages of one rank in their order
+
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    def recover(self, comm: Communicator) -> ParameterServer:
+        """Make a parameter server of the ranks that are left, with the state of this one, which is closed. Collective.
+
+        The state is that after the last round that all servers have applied; under policies that apply pushes as they
+        come, a push that was under way can be in the part of one server and not in that of another. Wait for a pull
+        to have its weights.
+
+        Parameters
+        ----------
+        comm : Communicator
+            What `Communicator.recover` has returned.
+
+        Returns
+        -------
+        ParameterServer
+            With the same arguments, but with no more servers than `comm` has ranks.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If this one was made without `replicas`.
+        gradientflow.errors.CommunicationError
+            On every rank, if weights are lost with their servers.
+        gradientflow.errors.PeerError
+            If another rank is lost meanwhile: recover the communicator, and call this again.
+        """
+        if self._recovery is None:
+            message = "a parameter server can be recovered if it was made with replicas=0, or with 1 for copies"
+            raise ArgumentError(message)
+        self.close(orderly=False)
+        self._recovery.find(comm)
+        servers = self._asked_servers
+        made = ParameterServer(
+            comm,
+            [np.zeros(shape, np.float32) for shape in self.shapes],
+            self.policy,
+            self.optimizer,
+            None if servers is None else min(servers, comm.size),
+            **self._further,
+        )
+        made._follow(self)
+        made._have_all_followed(self)
+        return made
+
+    def _make_recoverable(self) -> Recovery:
+        """Keep what `recover` needs from now on. On all ranks, before any push."""
+        if self._comm.server_ranks is not None:
+            message = "what ranks that only serve have is not recovered: let the workers serve"
+            raise ArgumentError(message)
+        if self._recovery is None:
+            rows = len(self.optimizer.arrays) + len(self.optimizer.counts)
+            elements = sum(map(math.prod, self.shapes))
+            self._recovery = Recovery(self._native, rows, elements, in_step=isinstance(self.policy, BSP))
+        return self._recovery
+
+    def _follow(self, former: ParameterServer) -> None:
+        """Take the state that was found of a former parameter server. Collective."""
+        recovery, theirs = self._make_recoverable(), former._recovery
+        assert theirs is not None
+        recovery.follow(theirs)
+        if recovery.state is None:
+            return
+        self.rounds_before, rows = recovery.state
+        on_rank_0(self._comm, "the state cannot be loaded", lambda: self._load(rows))
+
+    def _have_all_followed(self, former: ParameterServer) -> None:
+        """Forget the state that was found, if all ranks have taken it. Collective.
+
+        Nothing is raised: whoever comes here has taken it, and goes on.
+        """
+        recovery, theirs = self._recovery, former._recovery
+        assert recovery is not None
+        assert theirs is not None
+        try:
+            self._comm.barrier()
+        except (PeerError, CommunicationTimeoutError):
+            return
+        recovery.state = theirs.state = None
+
+    def _keep_state(self) -> None:
+        """Keep the whole state until it changes: training has ended, and other ranks may leave."""
+        if self._recovery is not None:
+            rows = range(len(self.optimizer.arrays) + len(self.optimizer.counts))
+            self._recovery.state = State(self._recovery.ended or 0, [self._native.save(row, None) for row in rows])
 
     # ---- life ----------------------------------------------------------------------------------------------------
 

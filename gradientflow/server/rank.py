@@ -185,7 +185,7 @@ def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) 
 
 def make_native(everyone: Communicator, workers: int | None, arguments: tuple[Any, ...]) -> Any:
     """Make a parameter server of the core. Collective over workers and servers."""
-    counts, servers, threshold, wire, names, shapes, policy, optimizer = arguments
+    counts, servers, threshold, wire, names, shapes, policy, replicas, optimizer = arguments
     return load_core().ParameterServer(
         everyone._native,
         counts,
@@ -197,6 +197,7 @@ def make_native(everyone: Communicator, workers: int | None, arguments: tuple[An
         shapes,
         repr(policy),
         policy.start,
+        replicas,
         *optimizer,  # the last ones
     )
 

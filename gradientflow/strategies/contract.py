@@ -269,12 +269,16 @@ class Synchronizer(ABC):
     exchanges : int
         How many have ended on this rank, where ranks train on weights of their own: each iteration has none then, or
         several.
+    meets_at_servers : bool
+        Whether the ranks meet at servers only, each at its own pace. Then no call of all ranks is made in a step, or
+        before `finish`, and newcomers are let in as if a rank had been lost.
     """
 
     gradient_source: GradientSource = "place"
     uses_backward_order: bool = False
     shared: NodeWeights | None = None
     exchanges: int = 0
+    meets_at_servers: bool = False
 
     _pending_error: NonFiniteError | None = None
 
@@ -403,8 +407,13 @@ class Synchronizer(ABC):
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
+    @property
+    def in_step(self) -> bool:
+        """Whether each iteration is an exchange of all ranks, with one result."""
+        return self.strategy.gradients == "mean"
+
     def check_survival(self) -> None:
-        """Raise unless the ranks that are left can go on when others were lost.
+        """Raise unless the ranks that are left can go on when others were lost; get ready for it.
 
         They bind the strategy again, on a communicator of their own, and `take_over` the state of this synchronizer,
         whose iteration under way is lost. Ranks on which `wait` has failed, and that hear from another that it has
@@ -421,6 +430,13 @@ class Synchronizer(ABC):
         """
         message = f"{self.strategy.name} cannot go on without a rank that was lost: it needs on_failure='raise'"
         raise ArgumentError(message)
+
+    def recover(self, comm: Communicator, begins: bool) -> int:
+        """Agree with the ranks that are left on what is left, before `take_over`. Collective over `comm`.
+
+        `begins` is whether this rank has come later. Returns how many iterations that have ended here are undone.
+        """
+        return 0
 
     def settle(self) -> None:  # noqa: B027
         """Keep the iteration whose `wait` has failed: what this rank has sent is in the means of others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,7 +184,11 @@ class Loop:
         if self.survival is not None and self._passes == 0:
             self.survival.check_takes_part()
             self.survival.begin()
-        self._begin()
+        try:
+            self._begin()
+        except LOST:  # `synchronize` gets the error, too
+            if self.survival is None:
+                raise
 
     def _begin(self) -> None:
         if self._begun:
@@ -309,7 +314,7 @@ class Loop:
     def _note_end(self, applied: bool) -> None:
         """Note that the exchange has ended on this rank, as on all that are not lost."""
         if self.survival is not None:
-            self.survival.ended(applied, self.strategy.gradients == "mean")
+            self.survival.ended(applied, self.synchronizer.in_step)
 
     def _read_status(self) -> Outcome:
         """Read the status of all ranks, and set which tensors have a gradient."""
@@ -369,7 +374,14 @@ class Loop:
         except LOST:
             if self.survival is None:
                 raise
-            self._go_on(self.survival, self.survival.recover, has_gradients)
+            self._go_on(self.survival, self._recovery, has_gradients)
+
+    @property
+    def _recovery(self) -> Callable[[], object]:
+        """How the ranks that are left meet."""
+        survival, synchronizer = self.survival, self.synchronizer
+        assert survival is not None
+        return partial(survival.recover_and_admit, synchronizer) if synchronizer.meets_at_servers else survival.recover
 
     def meet(self) -> None:
         """Let newcomers in, between two steps. Collective, if an exchange has ended since the ranks have last met.
@@ -384,6 +396,9 @@ class Loop:
             return
         if survival.is_apart:
             self._go_on(survival, survival.come, False)
+        elif self.synchronizer.meets_at_servers:
+            if survival.someone_waits():
+                self._go_on(survival, self._recovery, False)  # so that the others come, too
         elif not survival.have_met(self.synchronizer):
             try:
                 if survival.admit(self.synchronizer):
@@ -415,7 +430,7 @@ class Loop:
             except LOST:  # another one
                 if bound is not None:
                     bound.close(orderly=False)
-                change = survival.recover
+                change = self._recovery
                 continue
             break
         self.flushed = self.overflowed = self.unscaled = self.must_zero = False
@@ -428,7 +443,7 @@ class Loop:
         self._round_masters()
         self.update, self._is_lost = Update("skipped"), True
         survival.meet(self.synchronizer)
-        if begins or self.strategy.gradients == "mean":
+        if begins or self.synchronizer.in_step:
             survival.go_back(dropped=has_gradients and not is_behind)
 
     # ---- steps ---------------------------------------------------------------------------------------------------
@@ -456,7 +471,7 @@ class Loop:
                 if self.survival is not None:
                     self._learn_order()
                 return
-            if self.strategy.gradients == "mean":  # the step is that of others
+            if self.synchronizer.in_step:  # the step is that of others
                 return
 
     @property
@@ -502,9 +517,12 @@ class Loop:
         end, is_done = survival.exchanges + 1, False
         while survival.exchanges < end:
             with self._surviving(False):
+                if self.synchronizer.meets_at_servers:  # which take no notice of a rank that finishes again
+                    self._let_write(self.synchronizer.finish)
                 if not self.comm.allgather(np.array([is_done])).all():
                     is_done = False
-                    self._let_write(self.synchronizer.finish)
+                    if not self.synchronizer.meets_at_servers:
+                        self._let_write(self.synchronizer.finish)
                     also()
                     is_done = True
                 self.comm.barrier()

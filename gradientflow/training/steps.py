@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from gradientflow.arguments import checked_int
+
+_UNDONE = 8  # more exchanges than are ever undone
 
 
 class Steps:
@@ -18,6 +21,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.next = 0
+        self._before: deque[int] = deque(maxlen=_UNDONE)  # the values of `next` before, the last one last
         self._number = 0
         self._goes_back = False
         self._is_first = True  # of the calls of `count`: newcomers begin with it
@@ -37,7 +41,13 @@ class Steps:
 
     def ended(self) -> None:
         """Note that the exchange of the step has ended."""
+        self._before.append(self.next)
         self.next = self._number + 1
+
+    def undo(self, number: int) -> None:
+        """Note that the last exchanges, as many as `number`, count as if they had not ended."""
+        for _ in range(number):
+            self.next = self._before.pop() if self._before else self.next
 
     def go_back(self) -> None:
         """Go back to the number that follows the last exchange that has ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -137,6 +137,7 @@ class Survival:
         self._awaits_head_start = self.exchanges == _NO_WEIGHTS
         self._has_state = not self.is_apart
         self._was_applied = False  # whether the last of them has a result for a step
+        self._has_undone = False  # some that had ended here
         self._made: Communicator | None = None  # here
         self._met_after = (-1, 0)  # exchanges
 
@@ -169,6 +170,16 @@ class Survival:
         if self.wider is not None:
             self.widen()
         self._use(self.comm.recover(self._min_ranks))
+
+    def someone_waits(self) -> bool:
+        """Tell on rank 0 whether a newcomer waits; False on all others."""
+        return self.comm.rank == 0 and self.comm._door is not None and self.comm._door.someone_waits()
+
+    def recover_and_admit(self, synchronizer: Synchronizer) -> None:
+        """Make a communicator of the ranks that are left, and let newcomers in. Collective over these."""
+        self.recover()
+        with suppress(*LOST):  # the next call of all ranks gets the error, too
+            self.admit(synchronizer)
 
     def admit(self, synchronizer: Synchronizer) -> bool:
         """Let newcomers in, if any wait; return whether they take part at once. Collective."""
@@ -237,7 +248,8 @@ class Survival:
 
     def go_back(self, dropped: bool) -> None:
         """Note that the iteration under way has no step here, and whether gradients of this rank are lost with it."""
-        self.membership = replace(self.membership, dropped=dropped)
+        self.membership = replace(self.membership, dropped=dropped or self._has_undone)
+        self._has_undone = False
         self.steps.go_back()
 
     @contextmanager
@@ -255,6 +267,11 @@ class Survival:
         except MismatchError:
             self.comm._end(False)  # the others go on without this one
             raise
+        undone = synchronizer.recover(self.comm, self.exchanges < 0)
+        if undone:
+            self.exchanges -= undone
+            self.steps.undo(undone)
+            self._has_undone = True
         own = _Standing(self.exchanges, synchronizer.exchanges, self._was_applied, self.steps.next, self._has_state)
         everyone = [_Standing(*each) for each in self.comm.allgather(np.array(own)).tolist()]
         first = max(everyone, key=lambda each: each[:2])
@@ -295,14 +312,14 @@ class Survival:
         behind = [each for each in everyone if each[:2] != own[:2] or each.exchanges < 0]
         lack_all = [each for each in behind if each.exchanges < 0 and not (each.has_state and own.has_state)]
         have_head_start = not lack_all and all(each.exchanges < 0 for each in behind)
-        all_take_replica = synchronizer.strategy.gradients == "mean"  # else those that begin
+        all_take_replica = synchronizer.in_step  # else those that begin
         replica = self._replica.state(all_take_replica) if all_take_replica or lack_all else None
         return replica, self.membership, synchronizer.shared_state(not have_head_start)
 
     def _take(
         self, synchronizer: Synchronizer, first: _Standing, replica: Any, membership: Membership, shared: Any
     ) -> None:
-        begins, all_take_replica = self.exchanges < 0, synchronizer.strategy.gradients == "mean"
+        begins, all_take_replica = self.exchanges < 0, synchronizer.in_step
         if first.was_applied and not begins:  # else it has sent nothing
             synchronizer.settle()
         if begins or all_take_replica:

@@ -103,7 +103,7 @@ def test_what_needs_all_ranks_is_refused() -> None:
 
     loop("dense")
     loop("dense", ("float32", "float64"), on_failure="continue", min_ranks=1)
-    for strategy in ("ssd_sgd", "psgd", "asgd", "hpsgd"):
+    for strategy in ("psgd", "hpsgd"):
         with pytest.raises(ArgumentError, match="cannot go on without a rank that was lost"):
             loop(strategy, on_failure="continue")
     loop("diloco", on_failure="continue")

@@ -18,7 +18,9 @@ from gradientflow.launch import module_command
 Fate = tuple[int, int, str, float]  # of a rank, in a step; and after how many seconds
 Left = dict[str, dict[str, Any]]  # by the names of a roll
 
-METHODS: dict[str, tuple[str, dict[str, float]]] = {
+Sent = tuple[str, dict[str, float]]  # what a strategy sends: see `replay`
+
+METHODS: dict[str, Sent] = {
     "dense": ("everything", {}),
     "dense(wire='bfloat16')": ("everything", {}),
     "auto": ("everything", {}),
@@ -27,6 +29,11 @@ METHODS: dict[str, tuple[str, dict[str, float]]] = {
     "dgc(ratio=8, momentum=0, selection='exact')": ("entries", {"ratio": 8}),
     "lags(max_ratio=8, warmup=100, selection='exact')": ("entries", {"ratio": 8}),
     "powersgd(rank=2, warmup=3)": ("products", {"rank": 2, "warmup": 3}),
+}
+SERVED: dict[str, Sent] = {
+    "ssgd(replicas=1)": ("pushes", {}),
+    "ssgd(replicas=1, servers=2, fusion_threshold=1024)": ("pushes", {}),
+    "ssd_sgd(k=3, warmup=3, replicas=1)": ("pushes", {}),
 }
 
 
@@ -78,7 +85,7 @@ def check(
     took_part = next(found["took_part"] for name, found in left.items() if name not in newcomers(left))
     assert sorted(took_part) == list(range(STEPS))
     steps = [took_part[step] for step in range(STEPS)]
-    weights, residuals = replay(*METHODS[strategy], steps, rates, dtypes)
+    weights, residuals = replay(*(METHODS | SERVED)[strategy], steps, rates, dtypes)
     weights = rounded(weights, dtypes)
     is_same = partial(np.allclose, rtol=1e-4, atol=0.1) if strategy.startswith("powersgd") else np.array_equal
     assert set(left) <= set(residuals)
@@ -102,4 +109,4 @@ def newcomers(left: Left) -> list[str]:
     return [name for name in left if ":" in name]
 
 
-__all__ = ["METHODS", "check", "newcomers", "rounded", "run_ranks", "train"]
+__all__ = ["METHODS", "SERVED", "check", "newcomers", "rounded", "run_ranks", "train"]

@@ -37,6 +37,14 @@ def test_a_rank_comes_back(process_command: Command, tmp_path: Path) -> None:
     assert len(newcomers(left)) == 1
 
 
+def test_a_rank_that_serves_dies_and_comes_back(process_command: Command, tmp_path: Path) -> None:
+    """The learning rate, which falls, goes along with each push."""
+    program, fates = process_command("torch_survival"), [(0, 5, "die", 0.0)]
+    left = train(program, tmp_path / "left", 3, "ssgd(replicas=1)", fates, restart=True)
+    check(left, "ssgd(replicas=1)", FALLING)
+    assert len(newcomers(left)) == 1
+
+
 def test_what_needs_all_ranks_is_refused() -> None:
     model = torch.nn.Linear(3, 2)
 
@@ -49,7 +57,7 @@ def test_what_needs_all_ranks_is_refused() -> None:
         return gft.DistributedOptimizer(inner, model, comm, **options)
 
     refuse("share='node' needs on_failure='raise'", share="node", on_failure="continue")
-    refuse("ssd_sgd cannot go on without a rank that was lost", strategy="ssd_sgd", on_failure="continue")
+    refuse("psgd cannot go on without a rank that was lost", strategy="psgd", on_failure="continue")
     refuse("min_ranks goes with on_failure='continue'", min_ranks=2)
     refuse("'raise' or 'continue', not 'ignore'", on_failure="ignore")
     for on_failure in ("raise", "continue"):

@@ -20,7 +20,7 @@ from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Costs
 from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import Served, Traffic
-from gradientflow.policies import Policy
+from gradientflow.policies import BSP, Policy
 from gradientflow.pools.base import native_threshold
 from gradientflow.server.optimizers import LARS, Adam, as_server_optimizer
 from gradientflow.server.parameter_server import ParameterServer, Pull, Push
@@ -45,6 +45,9 @@ class ServedStrategy(Strategy):
     ----------
     servers, optimizer, fusion_threshold
         As in `gradientflow.ParameterServer`.
+    replicas : {0, 1}, default 0
+        With ``on_failure="continue"``: how many other ranks keep copies of what a server has, so that its weights are
+        not lost with it.
     wire : {"float32", "float16", "bfloat16"}, optional
         What gradients and weights are rounded to in messages, also inside a node; by default the dtype of all
         gradients, or float32 if they have several.
@@ -62,7 +65,9 @@ class ServedStrategy(Strategy):
         ("density", "ratio"), "servers add up whole gradients; wire='float16' halves what travels"
     ) | {"algorithm": "pushes and pulls are no allreduce"}
 
-    def __init__(self, *, servers: int | None = None, optimizer: str = "sgd", **options: Any) -> None:
+    def __init__(
+        self, *, servers: int | None = None, optimizer: str = "sgd", replicas: int = 0, **options: Any
+    ) -> None:
         super().__init__(**options)
         if not isinstance(optimizer, str):
             message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
@@ -70,6 +75,7 @@ class ServedStrategy(Strategy):
         as_server_optimizer(optimizer)
         self.servers = None if servers is None else checked_int("servers", servers, 1)
         self.optimizer = optimizer
+        self.replicas = checked_int("replicas", replicas, 0, 1)
 
     @property
     @abstractmethod
@@ -118,6 +124,7 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     strategy: ServedStrategy
     gradient_source = "elsewhere"
+    meets_at_servers = True
     keeps_gradients = False  # in their places, until the step
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: ServedStrategy) -> None:
@@ -142,10 +149,11 @@ class ServedSynchronizer(PlacedSynchronizer):
             [weight.reshape(shape) for weight, shape in zip(self.weights, layout.shapes, strict=True)],
             strategy.policy,
             strategy.optimizer,
-            strategy.servers,
+            _servers_of(strategy, comm),
             strategy.wire or (wires.pop() if len(wires) == 1 else None),
             None if strategy.fusion_threshold == "auto" else strategy.fusion_threshold,
             layout.names,
+            strategy.replicas or None,
         )
         self.pushes = 0
         self._servers_know = False  # the initial weights, which may change until the first iteration
@@ -228,6 +236,7 @@ class ServedSynchronizer(PlacedSynchronizer):
             outcome = self.outcome(push)
         finally:
             self._start_next_iteration()
+        self._note_end()
         self._found = found
         if outcome == "abandoned":
             message = (
@@ -256,12 +265,14 @@ class ServedSynchronizer(PlacedSynchronizer):
         if self._begun and self._pending is None:
             self.pushes += 1
             self.server.push(self._settings, self._scale, "abandoned")
+            self._note_end()
         self._start_next_iteration()
 
     def finish(self) -> None:
         """Wait until all workers have finished, and take the servers' weights, then the same on all ranks."""
         self._end_pull()
         self.server.finish(self.weights)
+        self.server._keep_state()
         self.restart()
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102
@@ -317,7 +328,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         fresh["weights"] = [w.reshape(s) for w, s in zip(self.weights, self.layout.shapes, strict=True)]
         counts = dict.fromkeys(self.server.optimizer.counts, 0)
         self.server.load_state_dict({**state, **fresh, **counts})
-        self._servers_know = True
+        self._note_knowledge(True)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -331,6 +342,68 @@ class ServedSynchronizer(PlacedSynchronizer):
         finally:
             for weight, before in zip(self.weights, own, strict=True):
                 weight[...] = before
+
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    @property
+    def in_step(self) -> bool:
+        """Whether each round has a push of every worker."""
+        return isinstance(self.strategy.policy, BSP)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its servers have ended, and another synchronizer goes on from what was found of them."""
+        return self.server._recovery is not None and self.server.closed
+
+    def check_survival(self) -> None:
+        """Have the servers keep what is needed to go on."""
+        recovery = self.server._make_recoverable()
+        recovery.is_known = self._servers_know
+        recovery.ended = 0 if self.in_step else None
+
+    def recover(self, comm: Communicator, begins: bool) -> int:
+        """Put the servers' state together; return how many of the iterations that have ended here are not in it."""
+        recovery = self.server._recovery
+        assert recovery is not None
+        state, ended = recovery.find(comm, is_new=begins), recovery.ended
+        if ended is None or state is None or begins:
+            return 0
+        undone = max(ended - state.round, 0)
+        recovery.ended = ended - undone
+        self.pushes -= undone
+        return undone
+
+    def shared_state(self, with_arrays: bool) -> int:
+        """Return the number of pushes, on which it depends what comes next."""
+        return self.pushes
+
+    def catch_up(self, state: int, begins: bool) -> None:  # noqa: D102
+        self.pushes = state
+
+    def _go_on_from(self, other: ServedSynchronizer) -> None:
+        self.server._follow(other.server)
+        self.pushes = other.pushes
+        self.restart()
+        recovery = self.server._recovery
+        assert recovery is not None
+        self._servers_know = recovery.is_known
+        if self._servers_know:
+            self._begin_pull()
+            self._take_pull()
+        self.server._have_all_followed(other.server)
+
+    def _note_end(self) -> None:
+        """Note that an iteration has ended."""
+        recovery = self.server._recovery
+        if recovery is not None:
+            recovery.state = None
+            recovery.ended = None if recovery.ended is None else recovery.ended + 1
+
+    def _note_knowledge(self, servers_know: bool) -> None:
+        """Note whether the servers have the weights with which training begins or goes on."""
+        self._servers_know = servers_know
+        if self.server._recovery is not None:
+            self.server._recovery.is_known = servers_know
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -356,16 +429,25 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._end_pull()
         self.restart()
         self.pushes = 0
-        self._servers_know = state is not None
+        self._note_knowledge(False)
         if state is not None:
             self.server.load_state_dict(self._in_order(state["server"], state["names"]))
             self.pushes = int(state["pushes"])
+            self._note_knowledge(True)
             self._begin_pull()
             self._take_pull()
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the servers' state of another synchronizer, by the names of tensors. Collective."""
+        """Take the servers' state of another synchronizer, by the names of tensors. Collective.
+
+        If that one was lost with some of its ranks, go on from the state that was found of it.
+        """
         assert isinstance(other, ServedSynchronizer)
+        if other.server._recovery is not None:
+            self.check_survival()
+            if other.is_lost:
+                self._go_on_from(other)
+                return
         other._end_pull()
         self._servers_know, self.pushes = other._servers_know, other.pushes
         if self._servers_know:
@@ -382,6 +464,12 @@ class ServedSynchronizer(PlacedSynchronizer):
             key: in_order(value, names, self.layout) if _is_per_tensor(value, len(names)) else value
             for key, value in state.items()
         }
+
+
+def _servers_of(strategy: ServedStrategy, comm: Communicator) -> int | None:
+    """Return how many servers to make: after ranks were lost, no more than are left."""
+    is_left = comm.recovered_from is not None or comm.size == 1
+    return min(strategy.servers, comm.size) if strategy.servers is not None and is_left else strategy.servers
 
 
 def _is_per_tensor(value: Any, tensors: int) -> bool:

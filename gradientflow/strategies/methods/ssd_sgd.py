@@ -293,19 +293,27 @@ class DelayedSynchronizer(ServedSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take the servers' and this rank's state of another synchronizer, by the names of tensors. Collective."""
         assert isinstance(other, DelayedSynchronizer)
+        if other.is_lost:  # local updates begin anew, as after `finish`
+            super().take_over(other)
+            self._take_entries(other, "mean_squares")
+            return
         other._see_rounds()
         is_pulling = other._pull is not None
         super().take_over(other)
         self._has_pre_weights, self._was_skipped = other._has_pre_weights, other._was_skipped
         for pre_weight, weight in zip(self.pre_weights, self.weights, strict=False):
             pre_weight[...] = weight
-        theirs = other._entries()
-        for name, values in self._entries().items():
-            found = in_order(theirs[name], other.layout.names, self.layout, values)
-            for mine, taken in zip(values, found, strict=True):
-                mine[...] = taken
+        self._take_entries(other, *self._entries())
         if is_pulling:
             self._begin_pull()
+
+    def _take_entries(self, other: DelayedSynchronizer, *names: str) -> None:
+        theirs = other._entries()
+        for name, values in self._entries().items():
+            if name in names:
+                found = in_order(theirs[name], other.layout.names, self.layout, values)
+                for mine, taken in zip(values, found, strict=True):
+                    mine[...] = taken
 
     # ---- local updates -------------------------------------------------------------------------------------------
 

@@ -60,10 +60,14 @@ enum class NoteKind : std::uint32_t {
   decision,  // from server 0; payload: see Server::decide
   report,    // number: which one is wanted; to a worker, payload: its numbers
   norms,     // from another server, see ServerShard::norms
+  copy,      // from another server: see ServerCopies. number: of the server; round; pushes: the updates so far; tensor:
+             // the arrays of the copy, which comes as a message of its own
+  copied,    // from the server that keeps copies of this one: the oldest copy sent has come
   // to a worker
   release,  // pushes: the last after which it may go on; round: the last one; payload: its skipped pushes, each as
             // SkippedPush; answers: server 0 has answered the pull, too
   answer,   // number: of the server that has answered the pull
+  safe,     // number: of the server; pushes: the last that outlives the loss of a rank there
   failure,  // number: the kind of error; payload: its text
 };
 
@@ -83,11 +87,12 @@ static_assert(std::is_trivially_copyable_v<Note>);
 // The tags of a parameter server's messages.
 struct ServerTags {
   explicit ServerTags(transport::Mailbox& mailbox)
-      : to_server(mailbox.draw(1)), to_worker(mailbox.draw(1)), data(mailbox.draw(4)) {}
+      : to_server(mailbox.draw(1)), to_worker(mailbox.draw(1)), data(mailbox.draw(5)) {}
   [[nodiscard]] int pushed() const { return data.first; }
   [[nodiscard]] int pulled() const { return data.first + 1; }
   [[nodiscard]] int loaded() const { return data.first + 2; }
   [[nodiscard]] int state() const { return data.first + 3; }
+  [[nodiscard]] int copied() const { return data.first + 4; }
   transport::Tags to_server;
   transport::Tags to_worker;
   transport::Tags data;

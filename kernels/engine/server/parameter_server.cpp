@@ -47,6 +47,29 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
   return roles;
 }
 
+// The server that keeps copies of each: as many places further for all of them, so that the work is shared equally,
+// and on another node for as many as possible.
+std::vector<int> keepers_of(const std::vector<int>& servers, const std::vector<int>& node_of) {
+  const std::size_t count = servers.size();
+  const auto elsewhere = [&](std::size_t places) {
+    std::size_t found = 0;
+    for (std::size_t s = 0; s < count; ++s) {
+      const auto node = [&](std::size_t server) { return node_of[static_cast<std::size_t>(servers[server])]; };
+      found += node(s) == node((s + places) % count) ? 0 : 1;
+    }
+    return found;
+  };
+  std::size_t best = 1;
+  for (std::size_t places = 2; places < count; ++places) {
+    best = elsewhere(places) > elsewhere(best) ? places : best;
+  }
+  std::vector<int> keepers;
+  for (std::size_t s = 0; s < count; ++s) {
+    keepers.push_back(static_cast<int>((s + best) % count));
+  }
+  return keepers;
+}
+
 // The parameter servers of this process: the open ones, and closed ones that still serve other ranks.
 struct Registry {
   std::mutex mutex;
@@ -96,6 +119,7 @@ Entries entries_of(const std::vector<std::size_t>& counts, const ServerRoles& ro
   entries.emplace_back("the wire", std::string(name_of(options.wire)));
   entries.emplace_back("the policy", options.policy);
   entries.emplace_back("the optimizer", described(options.optimizer));
+  entries.emplace_back("the number of replicas", std::to_string(options.replicas));
   return entries;
 }
 
@@ -110,8 +134,17 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   if (optimizer.name != "sgd" && optimizer.name != "lars" && !optimizer.is_adam()) {
     throw Error(ErrorKind::value, "optimizer is 'sgd', 'lars' or 'adam', not '" + optimizer.name + "'");
   }
-  const ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
+  ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
   const ServerLayout layout(counts, roles.servers.size(), threshold, options.wire);
+  if (options.replicas < 0 || options.replicas > 1) {
+    throw Error(ErrorKind::value, "replicas is 0 or 1, not " + std::to_string(options.replicas));
+  }
+  if (options.replicas > 0 && everybody.size() > 1) {
+    if (roles.servers.size() == 1) {
+      throw Error(ErrorKind::value, "replicas=1 needs two servers, one of which keeps copies of the other's weights");
+    }
+    roles.keepers = keepers_of(roles.servers, everybody.group().topology().node_of);
+  }
   communicator_ = everybody.duplicate("parameter server", transport::MadeFor::parameter_server);
   communicator_->count_as_sent({});  // transfers of a mailbox are not counted
   check_same_on_all_ranks(*communicator_, "parameter servers", entries_of(counts, roles, threshold, options));
@@ -173,6 +206,28 @@ ServerWorker& ParameterServer::worker() const {
   }
   communicator_->check_open();
   return *worker_;
+}
+
+void ParameterServer::make_recoverable(std::size_t rounds) {
+  communicator_->check_process();
+  if (worker_ != nullptr) {
+    worker_->make_recoverable(rounds > 0 || !shared_->roles.keepers.empty());
+  }
+  if (server_ != nullptr) {
+    server_->make_recoverable(rounds);
+  }
+}
+
+std::vector<Server::Holding> ParameterServer::holdings() const {
+  return server_ == nullptr ? std::vector<Server::Holding>{} : server_->holdings();
+}
+
+void ParameterServer::salvage(std::size_t server, std::uint64_t round, std::size_t array,
+                              std::span<float* const> tensors) const {
+  if (server_ == nullptr) {
+    throw Error(ErrorKind::value, "rank " + std::to_string(communicator_->rank()) + " serves nothing");
+  }
+  server_->salvage(server, round, array, tensors);
 }
 
 void ParameterServer::serve() {

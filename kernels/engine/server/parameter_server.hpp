@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,6 +32,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
     std::vector<std::vector<std::size_t>> shapes = {};  // of the tensors, the same on all ranks; may be empty
     ServerOptimizer optimizer = {};
     std::string policy = "bsp";               // its description, the same on all ranks
+    int replicas = 0;                         // 1: another server keeps copies of each
     std::function<void()> poll_signals = {};  // called several times a second by waiting threads; it may throw
   };
 
@@ -51,6 +53,13 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
 
   // Throws Error(closed) once it or its communicator is closed, Error(value) on a rank that serves only.
   [[nodiscard]] ServerWorker& worker() const;
+
+  // Has copies of the servers' state kept, see Server::make_recoverable. On all ranks, before any push.
+  void make_recoverable(std::size_t rounds);
+
+  // Of the server of this rank, once it is closed: see Server.
+  [[nodiscard]] std::vector<Server::Holding> holdings() const;
+  void salvage(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
 
   // On a rank that serves only: serves until all workers have closed.
   void serve();

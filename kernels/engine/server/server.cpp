@@ -46,7 +46,7 @@ void Server::serve(const std::function<void()>& poll_signals) {
       return true;
     }
     const std::unique_lock held(serving_, std::try_to_lock);
-    return held && (trouble_ != nullptr || (is_end_due() && can_do(decisions_.front())) ||
+    return held && (trouble_ != nullptr || has_copy_arrived() || (is_end_due() && can_do(decisions_.front())) ||
                     ((helpers_ == 0 || !may_be_helped()) &&
                      (shared_.mailbox->has(shared_.tags.to_server) ||
                       std::any_of(workers_.begin(), workers_.end(),
@@ -91,6 +91,7 @@ void Server::serve(const std::function<void()>& poll_signals) {
 // server's own thread only, as that may run Python.
 bool Server::step(bool helps) {
   bool moved = take_notes();
+  moved = take_copies() || moved;
   for (int w = 0; w < shared_.roles.workers; ++w) {
     moved = process_notes(w) || moved;
   }
@@ -163,6 +164,13 @@ void Server::take(ReceivedNote received) {
     case NoteKind::norms:
       norms_[received.note.round][received.note.number] = received.payload_as<double>();
       return;
+    case NoteKind::copy:
+      expect_copy(received);
+      return;
+    case NoteKind::copied:
+      confirm();
+      return;
+    case NoteKind::safe:
     case NoteKind::release:
     case NoteKind::answer:
     case NoteKind::failure:
@@ -192,8 +200,10 @@ void Server::check_losses() {
     }
     take_notes();  // the notes that it sent before are here
     if (rank >= shared_.roles.workers || (!worker(rank).closed && !says_bye(worker(rank)))) {
-      // The rank may have given up because of another server's error: give that error time to arrive first.
-      shared_.mailbox->until([this] { return stops_.load(); }, Clock::now() + last_words);
+      if (!recovery_.is_on) {  // else nobody reads who has given up first, and all go on without that one
+        // The rank may have given up because of another server's error: give that error time to arrive first.
+        shared_.mailbox->until([this] { return stops_.load(); }, Clock::now() + last_words);
+      }
       throw Error(*loss);
     }
   }

@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,6 +72,20 @@ class Server {
   // throw. After an error, tells the workers and throws it.
   void run(const std::function<void()>& poll_signals = {});
   void stop() noexcept { stops_ = true; }  // for any thread, as all below
+
+  // Keeps copies of the last `rounds` rounds from now on, before any push: see server_copies.cpp. With 0 the state that
+  // is there when the server ends is all that there is, except at the server that keeps copies of it.
+  void make_recoverable(std::size_t rounds);
+
+  // Once the server has ended: the servers of whose shards this rank has copies, with the first and the last round; and
+  // an array of one of these copies, tensor by tensor.
+  struct Holding {
+    std::size_t server;
+    std::uint64_t first;
+    std::uint64_t last;
+  };
+  [[nodiscard]] std::vector<Holding> holdings();
+  void salvage(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
 
   // The error that has ended `run`, if one has.
   [[nodiscard]] std::optional<Error> failure() const;
@@ -173,6 +188,13 @@ class Server {
   };
   void send_weights(int number, bool exact, std::size_t range);
   void send_array(int number, std::size_t array);
+  void keep_copy(bool is_loaded);
+  void keep(std::size_t server, ShardCopy copy);
+  void confirm();
+  [[nodiscard]] const ShardCopy* copy_of(std::size_t server, std::uint64_t round) const;
+  void expect_copy(const ReceivedNote& received);
+  [[nodiscard]] bool has_copy_arrived() const;
+  bool take_copies();
   void check_farewells() const;
   [[nodiscard]] static bool says_bye(const Worker& of);
   void check_losses();
@@ -192,10 +214,28 @@ class Server {
   std::uint64_t ends_ = 0;
   ServerLog log_;
   bool has_weights_ = false;
+  struct Recovery {
+    bool is_on = false;
+    std::size_t rounds = 0;
+  } recovery_;
+  struct Unconfirmed {  // a copy of this shard that may not be safe yet
+    bool is_loaded;
+    std::vector<std::uint64_t> applied;  // of each worker
+  };
+  struct Arriving {  // a copy of another server's shard
+    std::size_t server;
+    ShardCopy copy;
+    std::shared_ptr<transport::Transfer> transfer;
+  };
+  std::map<std::size_t, std::deque<ShardCopy>> copies_of_;  // by server
+  std::shared_ptr<std::vector<float>> spare_;               // memory for the next copy
+  std::deque<Unconfirmed> unconfirmed_;
+  int loads_under_way_ = 0;  // copies of what was loaded, which is no answer to a pull before
+  std::deque<Arriving> arriving_;
   int losses_ = 0;
   std::atomic<bool> stops_{false};
   std::atomic<int> helpers_{0};
-  std::mutex serving_;  // held by the thread that serves
+  mutable std::mutex serving_;  // held by the thread that serves
   bool serves_ = false;
   std::exception_ptr trouble_;  // error of a helper
   mutable std::mutex failing_;

@@ -24,6 +24,7 @@ namespace gradientflow::engine {
 struct ServerRoles {
   int workers = 0;
   std::vector<int> servers;                     // the rank of each
+  std::vector<int> keepers = {};                // of each, the server that keeps copies of it; empty: none does
   [[nodiscard]] int server_at(int rank) const;  // -1: none
 };
 

@@ -8,7 +8,7 @@
 namespace gradientflow::engine {
 
 bool Server::is_due(const ReceivedNote& pull, std::uint64_t released) const {
-  return has_weights_ && released >= pull.note.pushes && ends_ >= pull.note.round;
+  return has_weights_ && loads_under_way_ == 0 && released >= pull.note.pushes && ends_ >= pull.note.round;
 }
 
 void Server::answer_pulls(int number) {

@@ -110,6 +110,7 @@ void Server::apply_round(const std::vector<int>& workers) {
       expect_push(w);
     }
   }
+  keep_copy(false);
 }
 
 void Server::check_settings(const std::vector<int>& round) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "../../compute/kernels.hpp"
 #include "../../compute/steps/steps.hpp"
@@ -235,6 +236,18 @@ std::vector<float> ServerShard::array(std::size_t number) const {
   }
   const std::vector<float>& state = state_[number - 1];
   return state.empty() ? std::vector<float>(size()) : state;
+}
+
+ShardCopy ServerShard::copy(std::uint64_t round, std::shared_ptr<std::vector<float>> spare) const {
+  ShardCopy copy{.round = round, .updates = updates_, .arrays = 1, .values = std::move(spare)};
+  if (copy.values == nullptr) {
+    copy.values = std::make_shared<std::vector<float>>();
+  }
+  copy.values->assign(weights(), weights() + size());
+  for (std::size_t s = 0; s < states() && !state_[s].empty(); ++s, ++copy.arrays) {
+    copy.values->insert(copy.values->end(), state_[s].begin(), state_[s].end());
+  }
+  return copy;
 }
 
 void ServerShard::load(std::size_t number, const float* values) {

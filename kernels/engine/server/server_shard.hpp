@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "../../base/team.hpp"
 #include "notes.hpp"
 #include "server_memory.hpp"
+#include "shard_copy.hpp"
 
 namespace gradientflow::engine {
 
@@ -53,6 +55,10 @@ class ServerShard {
   // are exp_avg and exp_avg_sq, and all elements of 3 are the number of updates.
   [[nodiscard]] std::vector<float> array(std::size_t number) const;
   void load(std::size_t number, const float* values);
+  [[nodiscard]] std::size_t states() const { return optimizer_.is_adam() ? 2 : 1; }  // arrays beside the weights
+
+  // All of it, in the memory of `spare` if there is one.
+  [[nodiscard]] ShardCopy copy(std::uint64_t round, std::shared_ptr<std::vector<float>> spare) const;
 
  private:
   struct Block {  // of a part: one step of an update
@@ -64,7 +70,6 @@ class ServerShard {
     std::size_t count;
   };
   void round_weights();
-  [[nodiscard]] std::size_t states() const { return optimizer_.is_adam() ? 2 : 1; }
   void step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate, float scale);
   void step_adam(const Block& block, DType gradient, const ServerSettings& setting, float scale);
   struct Scratch {               // of one thread

@@ -20,8 +20,9 @@ void Server::load(const ReceivedNote& received) {
   transfer->check();
   shard_.load(received.note.number, data);
   ++changes_;
+  has_weights_ = has_weights_ || received.note.number == 0;
+  keep_copy(true);
   if (received.note.number == 0) {
-    has_weights_ = true;
     for (int w = 0; w < shared_.roles.workers; ++w) {
       answer_pulls(w);
     }

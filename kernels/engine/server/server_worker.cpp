@@ -21,6 +21,7 @@ ServerWorker::ServerWorker(Server::Shared& shared, double timeout, std::function
     : shared_(shared),
       timeout_(timeout),
       poll_signals_(std::move(poll_signals)),
+      safe_(shared.roles.servers.size()),
       ready_(shared.layout.tensors()),
       answers_(shared.roles.servers.size()),
       has_answered_(answers_, true) {
@@ -63,6 +64,8 @@ void ServerWorker::take_notes() {
     } else if (note.kind == NoteKind::answer) {
       has_answered_[note.number] = true;
       ++answers_;
+    } else if (note.kind == NoteKind::safe) {
+      safe_[note.number] = std::max(safe_[note.number], note.pushes);
     } else if (note.kind == NoteKind::report) {
       ++reports_come_;
       report_ = received->payload_as<double>();
@@ -81,7 +84,8 @@ void ServerWorker::check_losses(const std::string& what) {
       continue;
     }
     if (const auto loss = shared_.mailbox->loss_of(rank, what)) {
-      const auto deadline = Clock::now() + server_has_spoken;  // a server's error names the first rank that left
+      // A server's error names the first rank that left.
+      const auto deadline = Clock::now() + (is_recoverable_ ? 0s : server_has_spoken);
       for (take_notes(); !failure_ && Clock::now() < deadline; take_notes()) {
         shared_.mailbox->poll();
         std::this_thread::sleep_for(1ms);
@@ -159,6 +163,12 @@ Error ServerWorker::with_slowest_ranks(const Error& error) {
   }
   return {ErrorKind::timeout, std::string(error.what()) + "; fewest pushes, " + format_number(fewest) +
                                   ", have come from " + transport::name_ranks(last)};
+}
+
+void ServerWorker::make_recoverable(bool is_bounded) {
+  const Lock lock(mutex_);
+  is_recoverable_ = true;
+  is_bounded_ = is_bounded;
 }
 
 std::optional<Error> ServerWorker::failure() const {

@@ -36,6 +36,10 @@ class ServerWorker {
   // Sets the server of this rank, which the worker helps while it waits. Call it before anything else.
   void help(Server* server) { server_ = server; }
 
+  // Has waits end as soon as a rank is lost. With `is_bounded` a push waits until all but the last one before it are
+  // safe. On all workers, before any push.
+  void make_recoverable(bool is_bounded);
+
   // Where gradient `tensor` of the current push can be written, in the dtype of the wire, until `push` ends that push.
   // Waits for a free slot, as `ready` does. The address alternates between two from push to push.
   [[nodiscard]] std::byte* gradient(std::size_t tensor, Seconds timeout);
@@ -167,6 +171,9 @@ class ServerWorker {
   std::function<void()> poll_signals_;
 
   mutable std::mutex mutex_;
+  bool is_recoverable_ = false;
+  bool is_bounded_ = false;
+  std::vector<std::uint64_t> safe_;  // by server: the last push that is safe there
   std::optional<Error> failure_;
   int losses_ = 0;
   bool closed_ = false;

@@ -57,6 +57,9 @@ bool ServerWorker::slot_is_free() {
   if (released_ + most_under_way < next) {
     return false;
   }
+  if (is_bounded_ && std::any_of(safe_.begin(), safe_.end(), [&](std::uint64_t safe) { return safe + 2 < next; })) {
+    return false;
+  }
   Transfers& sends = sends_[next % 2];
   if (!have_ended(sends)) {
     return false;

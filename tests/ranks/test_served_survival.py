@@ -1,0 +1,114 @@
+"""Strategies on parameter servers whose ranks die and come: what is left is a state that all servers have."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from survivors import SERVED, Fate, check, newcomers, run_ranks, train
+
+from gradientflow.server.recovery import _parts
+
+Command = Callable[[str], list[str]]
+
+ASYNCHRONOUS = ("asgd(replicas=1)", "ssp(3, replicas=1)", "dssp(2, 4, replicas=1)", "elastic_bsp(8, replicas=1)")
+
+
+@pytest.mark.parametrize("strategy", SERVED)
+def test_survivors_go_on(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    victim = random.randrange(3)
+    fates = [(victim, random.randrange(10), "die", random.random() * 0.003)]
+    node_size = random.choice((0, 1, 2))
+    print(fates, node_size)  # to be read where it fails
+    left = train(process_command("survival"), tmp_path / "left", 3, strategy, fates, node_size=node_size)
+    check(left, strategy)
+    assert sorted(left) == [str(rank) for rank in range(3) if rank != victim]
+
+
+@pytest.mark.parametrize("node_size", [0, 1])
+def test_one_after_the_other_dies(process_command: Command, tmp_path: Path, node_size: int) -> None:
+    fates = [(0, 4, "die", 0.0), (3, 11, "die after", 0.0), (1, 20, "die", 0.001)]
+    strategy = "ssgd(replicas=1)"
+    left = train(process_command("survival"), tmp_path / "left", 4, strategy, fates, node_size=node_size)
+    assert check(left, strategy)[-1] == ["2"]
+
+
+def test_without_copies_a_rank_that_serves_nothing_may_die(process_command: Command, tmp_path: Path) -> None:
+    strategy = "ssgd(servers=1)"
+    fates: list[Fate] = [(2, 6, "die", 0.0)]
+    SERVED[strategy] = SERVED["ssgd(replicas=1)"]
+    try:
+        left = train(process_command("survival"), tmp_path / "left", 3, strategy, fates, node_size=1)
+        assert check(left, strategy)[-1] == ["0", "1"]
+    finally:
+        del SERVED[strategy]
+
+
+def test_weights_that_are_lost_are_the_same_error_on_all_ranks(process_command: Command, tmp_path: Path) -> None:
+    fates: list[Fate] = [(1, 6, "die", 0.0)]
+    with pytest.raises(AssertionError) as failure:
+        train(process_command("survival"), tmp_path / "left", 3, "ssgd", fates)
+    assert str(failure.value).count("CommunicationError: the weights of server 1 are lost with its rank") == 2
+
+
+@pytest.mark.parametrize("strategy", ASYNCHRONOUS)
+def test_ranks_at_their_own_pace_go_on(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    """Which pushes have been applied depends on time: ranks are compared with each other."""
+    victim = random.randrange(3)
+    fates = [(victim, random.randrange(10), "die", random.random() * 0.003)]
+    print(fates)
+    left = train(process_command("survival"), tmp_path / "left", 3, strategy, fates, node_size=random.choice((0, 1)))
+    weights = [found["weights"] for found in left.values()]
+    assert len(weights) == 2
+    assert np.isfinite(weights[0]).all()
+    assert np.array_equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("strategy", ["ssgd(replicas=1)", "ssd_sgd(k=3, warmup=3, replicas=1)", "asgd(replicas=1)"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_comes_back(process_command: Command, tmp_path: Path, strategy: str, victim: int) -> None:
+    fates: list[Fate] = [(victim, 5, "die", 0)]
+    left = train(process_command("survival"), tmp_path / "left", 3, strategy, fates, restart=True)
+    assert len(left) == 3
+    assert newcomers(left)
+    if strategy in SERVED:
+        check(left, strategy)
+    weights = [found["weights"] for found in left.values()]
+    assert all(np.array_equal(each, weights[0]) for each in weights)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp"])
+@pytest.mark.parametrize("node_size", [0, 1])
+def test_a_parameter_server_is_recovered(process_command: Command, policy: str, node_size: int) -> None:
+    printed = run_ranks(process_command("recovered_servers"), 3, policy, node_size=node_size)
+    assert printed.splitlines() == ["recovered"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SERVED)
+def test_many_kills(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    for number in range(15):
+        ranks = random.randrange(2, 5)
+        fates = [(random.randrange(ranks), random.randrange(25), "die", random.random() * 0.003)]
+        node_size = random.choice((0, 1, 2))
+        print(ranks, fates, node_size)  # to be read where it fails
+        left = train(process_command("survival"), tmp_path / str(number), ranks, strategy, fates, node_size=node_size)
+        check(left, strategy)
+
+
+def test_the_last_round_that_all_servers_have() -> None:
+    both = [[[0, 3, 5], [1, 2, 4]], [[1, 3, 5], [0, 2, 3]]]
+    chosen = _parts(both, 2, None, in_step=True)
+    assert not isinstance(chosen, int)
+    assert [(each.server, each.round, each.rank) for each in chosen] == [(0, 5, 0), (1, 5, 1)]
+    chosen = _parts(both, 2, 4, in_step=True)
+    assert not isinstance(chosen, int)
+    assert [(each.server, each.round, each.rank) for each in chosen] == [(0, 4, 0), (1, 4, 0)]
+    assert _parts([[[0, 3, 5]], []], 2, None, in_step=True) == 1  # nobody has the second part
+    assert _parts([[[0, 3, 5]], [[1, 0, 2]]], 2, None, in_step=True) == 1  # no round in common
+    latest = _parts([[[0, 5, 5]], [[1, 2, 2]]], 2, None, in_step=False)
+    assert not isinstance(latest, int)
+    assert [each.round for each in latest] == [5, 2]
