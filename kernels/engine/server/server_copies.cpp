@@ -72,7 +72,11 @@ void Server::confirm() {
     send_note(*shared_.mailbox, w, shared_.tags.to_worker,
               {.kind = NoteKind::safe, .number = number_, .pushes = sent.applied[static_cast<std::size_t>(w)]});
   }
-  if (sent.is_loaded && loads_under_way_ > 0 && --loads_under_way_ == 0) {
+  if (!sent.is_loaded || loads_under_way_ == 0) {
+    return;
+  }
+  --loads_under_way_;
+  if (loads_under_way_ == 0) {
     for (int w = 0; w < shared_.roles.workers; ++w) {
       answer_pulls(w);
     }
