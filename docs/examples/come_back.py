@@ -18,30 +18,18 @@ dataset = TensorDataset(inputs, labels)
 model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
 inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-
-def parts(first, rank, size):
-    """Deal the data: this rank's part of each batch, from the step `first` on."""
-    for step in range(first, STEPS):
-        epoch, number = divmod(step, len(dataset) // BATCH)
-        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(epoch))
-        yield order[number * BATCH : (number + 1) * BATCH][rank::size].tolist()
-
-
 comm = gf.join()  # the others wait for a rank from here to its first step, so all else comes before
 victim = comm.rank == 1 and comm.recovered_from is None  # in this example rank 1 dies
 optimizer = gft.DistributedOptimizer(inner, model, comm, on_failure="continue", min_ranks=1)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-dealt = None  # for which step, rank and size the next batch is
-for step in optimizer.steps(STEPS):
+sampler = gft.ElasticSampler(dataset, optimizer, batch_size=BATCH)
+loader = DataLoader(dataset, batch_sampler=sampler)
+for step, (x, y) in sampler.steps(loader, STEPS):
     now = optimizer.membership
     if optimizer.changed and now.rank == 0 and now.joined:
         print(f"step {step}: {now.size} ranks", flush=True)
     if optimizer.changed and now.rank in now.joined:  # this process has just come
         schedule.last_epoch = step
-    if dealt != (step, now.rank, now.size):
-        batches = iter(DataLoader(dataset, batch_sampler=parts(step, now.rank, now.size)))
-    x, y = next(batches)
-    dealt = step + 1, now.rank, now.size
     if victim and step == 100:
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()

@@ -9,6 +9,7 @@ from .registration import register
 
 if TYPE_CHECKING:
     from .bucket_means import mean_hook
+    from .elastic_sampler import ElasticSampler
     from .lars import LARS
     from .optimizer import DistributedOptimizer
     from .parameters import broadcast_optimizer_state, broadcast_parameters
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "LARS": ".lars",
     "DistributedOptimizer": ".optimizer",
+    "ElasticSampler": ".elastic_sampler",
     "broadcast_optimizer_state": ".parameters",
     "broadcast_parameters": ".parameters",
     "mean_hook": ".bucket_means",
@@ -35,6 +37,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "LARS",
     "DistributedOptimizer",
+    "ElasticSampler",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "mean_hook",

@@ -6,6 +6,7 @@ from gradientflow.agreement import raise_together, require_same
 
 from .array_loop import ArrayLoop
 from .consolidation import consolidated
+from .deal import Deal
 from .loop import Loop
 from .loss_scale import LossScale
 from .survival import Membership
@@ -13,6 +14,7 @@ from .tensors import Tensors
 
 __all__ = [
     "ArrayLoop",
+    "Deal",
     "Loop",
     "LossScale",
     "Membership",

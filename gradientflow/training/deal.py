@@ -1,0 +1,67 @@
+"""Which samples make up the batch of a step, and which of them are a rank's: of any number of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradientflow.arguments import checked_int
+from gradientflow.errors import ArgumentError
+
+
+class Deal:
+    """Deals samples to ranks, step by step; who the ranks are may change between any two.
+
+    The batch of a step depends on the step and the seed only, and each sample of it goes to one rank. So nothing has to
+    be kept or sent when ranks are lost or come. In an epoch no sample is dealt twice. What is left of an epoch behind
+    its last whole batch is not dealt.
+
+    Parameters
+    ----------
+    samples : int
+        How many there are.
+    batch_size : int
+        Samples in the batch of a step, over all ranks.
+    seed : int, optional
+        Of the order of the samples, which is another one in each epoch. The same on all ranks.
+    shuffle : bool, optional
+        Whether to deal in such an order, and not from the first sample to the last.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If there are fewer samples than a batch has.
+    """
+
+    def __init__(self, samples: int, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+        self._samples, self._batch_size = checked_int("samples", samples), checked_int("batch_size", batch_size, 1)
+        self._seed, self._shuffle = checked_int("seed", seed), shuffle
+        if batch_size > samples:
+            message = f"a batch of {batch_size} samples is more than there are: {samples}"
+            raise ArgumentError(message)
+        self._epoch = -1
+        self._order: NDArray[np.int64] = np.arange(self._samples)
+
+    def batch(self, step: int) -> NDArray[np.int64]:
+        """Return the numbers of the samples of a step, over all ranks."""
+        epoch, number = divmod(checked_int("step", step), self._samples // self._batch_size)
+        if self._shuffle and epoch != self._epoch:
+            self._epoch, self._order = epoch, np.random.default_rng([self._seed, epoch]).permutation(self._samples)
+        batch: NDArray[np.int64] = self._order[number * self._batch_size : (number + 1) * self._batch_size].copy()
+        return batch
+
+    def part(self, step: int, rank: int, size: int) -> NDArray[np.int64]:
+        """Return the numbers of the samples of a step that are those of a rank, where there are `size` ranks.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there are more ranks than samples in a batch.
+        """
+        if checked_int("size", size, 1) > self._batch_size:
+            message = f"a batch of {self._batch_size} samples is too small for {size} ranks: each needs one"
+            raise ArgumentError(message)
+        return self.batch(step)[checked_int("rank", rank, 0, size - 1) :: size]
+
+
+__all__ = ["Deal"]
