@@ -48,6 +48,16 @@ class Data:
         arrays = (self.inputs, self.targets, self.held_out_inputs, self.held_out_targets)
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
+    def save(self, path: Path) -> None:
+        """Write them to a file, for processes that should not have to make them."""
+        np.savez(path, **vars(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Data:
+        """Read them from such a file."""
+        with np.load(path) as arrays:
+            return cls(**arrays)
+
 
 class SampleOrder:
     """The samples of each step: a new random order in each epoch, whole batches only.

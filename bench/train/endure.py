@@ -78,8 +78,8 @@ def endure(
 
 def _table(pairs: Sequence[Pair]) -> Table:
     table = empty_table()
-    headings = ("round", "undisturbed\nsamples/s", "with kills\nsamples/s", "%", "kills", "ready\ns", "back\ns")
-    for heading in headings:
+    rates_of = ("undisturbed\nsamples/s", "with kills\nsamples/s", "%")
+    for heading in ("round", *rates_of, "kills", "ready\ns", "processor\ns", "back\ns"):
         table.add_column(heading, justify="right")
     for number, (quiet, killed) in enumerate(pairs, 1):
         rates = quiet.samples_per_second, killed.samples_per_second
@@ -89,6 +89,7 @@ def _table(pairs: Sequence[Pair]) -> Table:
             f"{100 * rates[1] / rates[0]:.1f}",
             str(len(killed.deaths)),
             _median(killed.deaths, lambda death: death.ready),
+            _median(killed.deaths, lambda death: death.processor),
             _median(killed.deaths, lambda death: death.back),
         )
     return table

@@ -7,13 +7,17 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gradientflow.launch import module_command
+
+from .data import digits
 
 _PATIENCE = 120.0  # seconds
 
@@ -28,12 +32,15 @@ class Death:
         When, in seconds since the first step.
     ready : float or None
         Seconds that the process that came in its place took for its imports and data, if it came.
+    processor : float or None
+        Seconds of them in which it had a processor.
     back : float or None
         Seconds until that had made its first step.
     """
 
     at: float
     ready: float | None = None
+    processor: float | None = None
     back: float | None = None
 
 
@@ -79,8 +86,17 @@ def train(ranks: int, batch: int, strategy: str, seconds: float, kill_every: flo
     seed : int
         Of who dies.
     """
-    chosen, said = random.Random(seed), list[dict[str, Any]]()
-    command = module_command("gradientflow.bench.train.trainee", [str(batch), strategy])
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "digits.npz")
+        digits(28).save(data)
+        return _train(ranks, [str(batch), strategy, str(data)], seconds, kill_every, random.Random(seed))
+
+
+def _train(
+    ranks: int, arguments: list[str], seconds: float, kill_every: float | None, chosen: random.Random
+) -> Training:
+    said: list[dict[str, Any]] = []
+    command = module_command("gradientflow.bench.train.trainee", arguments)
     options = ["-n", str(ranks), "--transport", "tcp", "--min-ranks", "1", "--restart", "1000"]
     launch = module_command("gradientflow.cli", ["run", *options, "--", *command])
     with subprocess.Popen(launch, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -123,7 +139,8 @@ def figures(said: list[dict[str, Any]], start: float, seconds: float, killed: li
     newcomers = [line for line in said if "ready" in line and line["at"] > start]
     for (_, at), line in zip(killed, newcomers, strict=False):
         took_part = [each["at"] for each in said if "takes_part" in each and each["pid"] == line["pid"]]
-        found.deaths.append(Death(at - start, line["ready"], took_part[0] - at if took_part else None))
+        back = took_part[0] - at if took_part else None
+        found.deaths.append(Death(at - start, line["ready"], line["processor"], back))
     found.deaths += [Death(at - start) for _, at in killed[len(newcomers) :]]
     return found
 

@@ -176,9 +176,14 @@ class Task:
 def load_task(name: str) -> Task:
     """Make a model's task, with its data."""
     if name == "mlp":
-        return Task(name, mlp, digits(28), 0.05, 10)
+        return perceptron(digits(28))
     if name == "cnn":
         return Task(name, cnn, digits(8), 0.05, 10)
     if name == "resnet":
         return Task(name, resnet, digits(8), 0.05, 10)
     return Task(name, CharacterLSTM, library_text(), 1.0, CHARACTERS)
+
+
+def perceptron(data: Data) -> Task:
+    """Make the task of the perceptron with data that there are: digits of 28 pixels a side."""
+    return Task("mlp", mlp, data, 0.05, 10)

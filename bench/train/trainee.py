@@ -1,9 +1,9 @@
 """A rank of ``gradientflow bench train --kill-every``: trains the perceptron with whoever is there, until it is ended.
 
-    python -m gradientflow.bench.train.trainee BATCH STRATEGY
+    python -m gradientflow.bench.train.trainee BATCH STRATEGY DATA
 
-Prints lines of JSON: that it is ready, and what its imports and data took; that it takes part; and as rank 0, several
-times a second, the samples of all ranks and the loss since the line before.
+DATA is the file of the data. Prints lines of JSON: that it is ready, and what its imports and data took; that it takes
+part; and as rank 0, several times a second, the samples of all ranks and the loss since the line before.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import gradientflow as gf
-import gradientflow.torch as gft
+from gradientflow.torch import DistributedOptimizer
 
 from ..core.process import age
-from .tasks import load_task
+from .data import Data
+from .tasks import perceptron
 
 _REPORT_SECONDS = 0.2
 
@@ -33,12 +35,12 @@ def _tell(**what: object) -> None:
 def main() -> None:
     """Train."""
     batch, strategy = int(sys.argv[1]), sys.argv[2]
-    task = load_task("mlp")
+    task = perceptron(Data.load(Path(sys.argv[3])))
     model = task.model(0)
     inner = torch.optim.SGD(model.parameters(), task.learning_rate)
-    _tell(ready=age())
+    _tell(ready=age(), processor=time.process_time())
     comm = gf.join()
-    optimizer = gft.DistributedOptimizer(inner, model, comm, strategy=strategy, on_failure="continue", min_ranks=1)
+    optimizer = DistributedOptimizer(inner, model, comm, strategy=strategy, on_failure="continue", min_ranks=1)
     samples, losses, last, takes_part = 0, [], time.monotonic(), False
     for step in optimizer.steps(sys.maxsize):
         now = optimizer.membership

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gradientflow.bench.train.kills import figures
+from gradientflow.bench.train.kills import Death, figures
 from gradientflow.cli.bench import bench
 
 
@@ -20,19 +20,19 @@ def invoke(*arguments: str) -> Result:
 def test_figures_of_a_run() -> None:
     """Ranks 7 and 8 are killed; 9 comes back, and another one comes too late to take part."""
     said: list[dict[str, Any]] = [
-        {"at": 9.0, "pid": 7, "ready": 2.0},
+        {"at": 9.0, "pid": 7, "ready": 2.0, "processor": 1.5},
         {"at": 10.0, "pid": 7, "takes_part": True},
         {"at": 11.0, "pid": 7, "samples": 100, "loss": 2.0, "size": 2},
-        {"at": 13.5, "pid": 9, "ready": 1.25},
+        {"at": 13.5, "pid": 9, "ready": 1.25, "processor": 0.75},
         {"at": 14.0, "pid": 9, "takes_part": True},
         {"at": 15.0, "pid": 8, "samples": 60, "loss": 1.0, "size": 2},
-        {"at": 19.5, "pid": 10, "ready": 1.5},
+        {"at": 19.5, "pid": 10, "ready": 1.5, "processor": 1.0},
         {"at": 21.0, "pid": 9, "samples": 1000, "loss": 0.5, "size": 1},
     ]
     found = figures(said, 10.0, 10.0, [(7, 12.0), (8, 18.0)])
     assert found.points == [(1.0, 100, 2.0, 2), (5.0, 60, 1.0, 2)]
     assert found.samples_per_second == 16.0
-    assert [(death.at, death.ready, death.back) for death in found.deaths] == [(2.0, 1.25, 2.0), (8.0, 1.5, None)]
+    assert found.deaths == [Death(2.0, 1.25, 0.75, 2.0), Death(8.0, 1.5, 1.0, None)]
 
 
 @pytest.mark.parametrize(
