@@ -91,11 +91,10 @@ class Recovery:
             "state": None if is_new or self.state is None else self.state.round,
         }
         everyone = [json.loads(each) for each in gather(comm, json.dumps(mine).encode())]
-        last = max(each["number"] for each in everyone)
+        self._last_number = last = max(each["number"] for each in everyone)
         if not any(each["is_known"] and each["number"] >= 0 for each in everyone):
             self.state = None
             return None
-        self._last_number = last
         ended = [each["ended"] for each in everyone if each["number"] >= 0 and each["ended"] is not None]
         parts = _parts(
             [each["holdings"] if each["number"] == last else [] for each in everyone],
