@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -178,8 +178,11 @@ class Survival:
     def recover_and_admit(self, synchronizer: Synchronizer) -> None:
         """Make a communicator of the ranks that are left, and let newcomers in. Collective over these."""
         self.recover()
-        with suppress(*LOST):  # the next call of all ranks gets the error, too
+        try:
             self.admit(synchronizer)
+        except LOST:
+            if self.comm.closed:  # too few are left; else the next call of all ranks gets the error, too
+                raise
 
     def admit(self, synchronizer: Synchronizer) -> bool:
         """Let newcomers in, if any wait; return whether they take part at once. Collective."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from survivors import SERVED, Fate, check, newcomers, run_ranks, train
 
+from gradientflow.errors import PeerError
 from gradientflow.server.recovery import _parts
+from gradientflow.training.survival import Survival
 
 Command = Callable[[str], list[str]]
 
@@ -97,6 +100,28 @@ def test_many_kills(process_command: Command, tmp_path: Path, strategy: str) -> 
         print(ranks, fates, node_size)  # to be read where it fails
         left = train(process_command("survival"), tmp_path / str(number), ranks, strategy, fates, node_size=node_size)
         check(left, strategy)
+
+
+def test_too_few_ranks_while_newcomers_come_are_an_error() -> None:
+    class Closed:
+        closed = True
+
+    class TooFew(Survival):
+        def __init__(self) -> None:
+            self.comm: Any = Closed()
+
+        def recover(self) -> None:
+            pass
+
+        def admit(self, synchronizer: Any) -> bool:
+            message = "too few are left"
+            raise PeerError(message)
+
+    survival = TooFew()
+    with pytest.raises(PeerError, match="too few"):
+        survival.recover_and_admit(cast("Any", None))
+    survival.comm.closed = False
+    survival.recover_and_admit(cast("Any", None))  # the next call of all ranks gets the error
 
 
 def test_the_last_round_that_all_servers_have() -> None:
