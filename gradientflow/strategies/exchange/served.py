@@ -449,7 +449,8 @@ class ServedSynchronizer(PlacedSynchronizer):
                 self._go_on_from(other)
                 return
         other._end_pull()
-        self._servers_know, self.pushes = other._servers_know, other.pushes
+        self._note_knowledge(other._servers_know)
+        self.pushes = other.pushes
         if self._servers_know:
             theirs, mine = other.server.state_dict(), self.server.state_dict()
             for name, value in mine.items():
@@ -468,8 +469,9 @@ class ServedSynchronizer(PlacedSynchronizer):
 
 def _servers_of(strategy: ServedStrategy, comm: Communicator) -> int | None:
     """Return how many servers to make: after ranks were lost, no more than are left."""
-    is_left = comm.recovered_from is not None or comm.size == 1
-    return min(strategy.servers, comm.size) if strategy.servers is not None and is_left else strategy.servers
+    if strategy.servers is None or (comm.recovered_from is None and comm.size > 1):
+        return strategy.servers
+    return min(strategy.servers, comm.size)
 
 
 def _is_per_tensor(value: Any, tensors: int) -> bool:
