@@ -31,12 +31,8 @@ class ElasticSampler:
         Whose samples are dealt, or how many there are.
     optimizer : DistributedOptimizer
         It knows who takes part.
-    batch_size : int
-        Samples in the batch of a step, over all ranks.
-    seed : int, optional
-        Of the order of the samples, which is another one in each epoch. The same on all ranks.
-    shuffle : bool, optional
-        Whether to deal in such an order, and not from the first sample to the last.
+    batch_size, seed, shuffle
+        As in `gradientflow.training.Deal`.
 
     Raises
     ------
