@@ -60,8 +60,8 @@ enum class NoteKind : std::uint32_t {
   decision,  // from server 0; payload: see Server::decide
   report,    // number: which one is wanted; to a worker, payload: its numbers
   norms,     // from another server, see ServerShard::norms
-  copy,      // from another server: see ServerCopies. number: of the server; round; pushes: the updates so far; tensor:
-             // the arrays of the copy, which comes as a message of its own
+  copy,      // from another server: see server_copies.cpp. number: of the server; round; pushes: the updates so far;
+             // tensor: the arrays of the copy, which comes as a message of its own
   copied,    // from the server that keeps copies of this one: the oldest copy sent has come
   // to a worker
   release,  // pushes: the last after which it may go on; round: the last one; payload: its skipped pushes, each as
