@@ -227,7 +227,7 @@ class Mailbox {
   std::vector<bool> known_peers_;                     // by rank: messages have passed, or are awaited
   int lost_ = 0;                                      // ranks that are no longer open
   bool has_thread_ = false;
-  Clock::time_point looked_{};  // for ranks that are lost, by the thread
+  Clock::time_point looked_{};  // for ranks that are lost
   bool closed_ = false;
   std::atomic<bool> has_left_{false};  // the thread that closes it is done with the endpoint
   std::atomic<int> waiters_{0};

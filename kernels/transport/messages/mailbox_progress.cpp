@@ -40,8 +40,8 @@ bool Mailbox::until(const std::function<bool()>& done, const Deadline& deadline)
   return wait_until(deadline, [&done] { return done(); });
 }
 
-// Tests what is in flight, and draws what has come. `look`: for ranks that are lost, too. Returns whether anything has
-// happened.
+// Tests what is in flight, and draws what has come. Looks for ranks that are lost, too, if `look`, or the last time was
+// a while ago: who is kept busy by some ranks has to learn of others. Returns whether anything has happened.
 bool Mailbox::progress(bool look) {
   if (closed_ && in_flight_.empty() && lost_with_.empty()) {
     return false;
@@ -54,7 +54,8 @@ bool Mailbox::progress(bool look) {
     send_parts();
     const bool drawn = !closed_ && draw_messages();
     end_lost();
-    if (!closed_ && look) {
+    if (const auto now = Clock::now(); !closed_ && (look || now - looked_ >= longest_nap)) {
+      looked_ = now;
       check_peers();
     }
     return drawn || ended;
@@ -156,10 +157,7 @@ bool Mailbox::work(std::chrono::nanoseconds& nap) {
   if (closed_) {
     return false;
   }
-  const auto now = Clock::now();
-  const bool looks = now - looked_ >= longest_nap;
-  looked_ = looks ? now : looked_;
-  const bool moved = progress(looks);
+  const bool moved = progress(false);
   const auto callbacks = std::exchange(callbacks_, {});
   const bool is_pending = !posted_.empty() || !in_flight_.empty() || !lost_with_.empty() || !callbacks.empty();
   const bool sleeps_in_endpoint = is_pending && waiters_ == 0 && limits_.wakes;
