@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 GradientsOfStep = Literal["mean", "local", "consumed"]
 StepMaker = Literal["any", "core", "core_rate_in_momentum"]
 GradientSource = Literal["place", "any_place", "elsewhere", "elsewhere_until_wait", "none"]
+Meeting = Literal["steps", "rounds", "servers", "end"]
 
 _SIDE = 1024  # rows and columns of a matrix, where shapes are not known
 
@@ -269,16 +270,18 @@ class Synchronizer(ABC):
     exchanges : int
         How many have ended on this rank, where ranks train on weights of their own: each iteration has none then, or
         several.
-    meets_at_servers : bool
-        Whether the ranks meet at servers only, each at its own pace. Then no call of all ranks is made in a step, or
-        before `finish`, and newcomers are let in as if a rank had been lost.
+    meets_in : {"steps", "rounds", "servers", "end"}
+        Where exchanges happen: in steps that all ranks make together; in rounds in the background; at servers; or in
+        `finish` only. Each rank makes its steps at its own pace in the last three cases: no call of all ranks comes in
+        a step, and newcomers are let in as if a rank had been lost, or not at all with "end". With "servers" no call of
+        all ranks comes before `finish` either.
     """
 
     gradient_source: GradientSource = "place"
     uses_backward_order: bool = False
     shared: NodeWeights | None = None
     exchanges: int = 0
-    meets_at_servers: bool = False
+    meets_in: Meeting = "steps"
 
     _pending_error: NonFiniteError | None = None
 
@@ -327,6 +330,7 @@ class Synchronizer(ABC):
         require_one_of(self.strategy, "gradients", get_args(GradientsOfStep))
         require_one_of(self.strategy, "step", get_args(StepMaker))
         require_one_of(self, "gradient_source", get_args(GradientSource))
+        require_one_of(self, "meets_in", get_args(Meeting))
 
     def check_settings(self, settings: SettingsOf) -> None:  # noqa: B027 (most have nothing to do)
         """Raise if these settings of the optimizer do not go with the strategy."""

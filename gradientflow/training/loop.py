@@ -381,7 +381,9 @@ class Loop:
         """How the ranks that are left meet."""
         survival, synchronizer = self.survival, self.synchronizer
         assert survival is not None
-        return partial(survival.recover_and_admit, synchronizer) if synchronizer.meets_at_servers else survival.recover
+        if synchronizer.meets_in in ("rounds", "servers"):
+            return partial(survival.recover_and_admit, synchronizer)
+        return survival.recover
 
     def meet(self) -> None:
         """Let newcomers in, between two steps. Collective, if an exchange has ended since the ranks have last met.
@@ -396,10 +398,10 @@ class Loop:
             return
         if survival.is_apart:
             self._go_on(survival, survival.come, False)
-        elif self.synchronizer.meets_at_servers:
+        elif self.synchronizer.meets_in in ("rounds", "servers"):
             if survival.someone_waits():
                 self._go_on(survival, self._recovery, False)  # so that the others come, too
-        elif not survival.have_met(self.synchronizer):
+        elif self.synchronizer.meets_in == "steps" and not survival.have_met(self.synchronizer):
             try:
                 if survival.admit(self.synchronizer):
                     self._go_on(survival, lambda: None, False)
@@ -514,14 +516,14 @@ class Loop:
         self._abandon_unfinished()
         if survival.wider is not None:
             self._go_on(survival, survival.widen, False)
-        end, is_done = survival.exchanges + 1, False
+        end, is_done, are_servers = survival.exchanges + 1, False, self.synchronizer.meets_in == "servers"
         while survival.exchanges < end:
             with self._surviving(False):
-                if self.synchronizer.meets_at_servers:  # which take no notice of a rank that finishes again
+                if are_servers:  # which take no notice of a rank that finishes again
                     self._let_write(self.synchronizer.finish)
                 if not self.comm.allgather(np.array([is_done])).all():
                     is_done = False
-                    if not self.synchronizer.meets_at_servers:
+                    if not are_servers:
                         self._let_write(self.synchronizer.finish)
                     also()
                     is_done = True

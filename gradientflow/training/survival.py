@@ -186,7 +186,7 @@ class Survival:
 
     def admit(self, synchronizer: Synchronizer) -> bool:
         """Let newcomers in, if any wait; return whether they take part at once. Collective."""
-        trains_on, kept = synchronizer.strategy.gradients == "local", list[Communicator]()
+        trains_on, kept = synchronizer.meets_in == "steps" and not synchronizer.in_step, list[Communicator]()
         try:
             made = self.comm._admit(self._min_ranks, (lambda: kept.append(_same(self.comm))) if trains_on else None)
         except BaseException:

@@ -1,11 +1,12 @@
-"""The same as survival.py with strategies that exchange weights every few steps; each rank keeps a log of what it does.
+"""The same as survival.py where each rank trains on weights of its own; each keeps a log of what it does.
 
 Fates beside those of survival.py: "die in" the exchange after the step, once a result is there for others; "miss" what
-comes of it, as if it failed on this rank; "die at the end" of training.
+comes of it, as if it failed on this rank; "die at the end" of training; "miss the end" of psgd.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from survival_replay import RATE, SHAPES, gradient
 import gradientflow as gf
 from gradientflow.errors import PeerError
 from gradientflow.strategies.exchange.periodic import PeriodicSynchronizer
+from gradientflow.strategies.methods.psgd import PSGDSynchronizer
 from gradientflow.training.survival import Survival
 
 STEPS = 30
@@ -56,12 +58,14 @@ class Log:
             self.write("name", self.names[self.rank])
 
 
+def wrap(kind: Any, name: str, wrapped: Callable[..., Any]) -> None:
+    """Let a method of a class be called by another function, which gets it as its first argument."""
+    original = getattr(kind, name)
+    setattr(kind, name, lambda self, *arguments: wrapped(original, self, *arguments))
+
+
 def keep(log: Log) -> None:
     """Let synchronizers write into the log."""
-
-    def wrap(kind: Any, name: str, wrapped: Callable[..., Any]) -> None:
-        original = getattr(kind, name)
-        setattr(kind, name, lambda self, *arguments: wrapped(original, self, *arguments))
 
     def use(original: Any, self: Any, made: Any) -> None:
         original(self, made)
@@ -79,7 +83,7 @@ def keep(log: Log) -> None:
         return original(self, with_arrays)
 
     def catch_up(original: Any, self: Any, state: Any, begins: bool) -> None:
-        if "common" in state:
+        if state.keys() & {"common", "weights"}:
             log.write("catch up", self.exchanges, state["exchanges"], begins)
         original(self, state, begins)
 
@@ -93,7 +97,8 @@ def keep(log: Log) -> None:
         log.write("end", number, fragment, log.names)
 
     def finish(original: Any, self: Any) -> None:
-        self._apply_all()
+        if isinstance(self, PeriodicSynchronizer):
+            self._apply_all()
         number = self.exchanges
         log.write("send", number, None, log.names)
         original(self)
@@ -101,11 +106,12 @@ def keep(log: Log) -> None:
 
     wrap(Survival, "_use", use)
     wrap(Survival, "catching_up", survival_catches_up)
-    wrap(PeriodicSynchronizer, "shared_state", give)
-    wrap(PeriodicSynchronizer, "catch_up", catch_up)
     wrap(PeriodicSynchronizer, "_send", send)
     wrap(PeriodicSynchronizer, "_apply", apply)
-    wrap(PeriodicSynchronizer, "finish", finish)
+    for kind in (PeriodicSynchronizer, PSGDSynchronizer):
+        wrap(kind, "shared_state", give)
+        wrap(kind, "catch_up", catch_up)
+        wrap(kind, "finish", finish)
 
 
 def fail_in_exchange(what: str, seconds: float = 0.05) -> None:
@@ -123,15 +129,28 @@ def fail_in_exchange(what: str, seconds: float = 0.05) -> None:
     PeriodicSynchronizer.end_exchange = failing  # type: ignore[method-assign]
 
 
-def die_at_the_end(log: Log) -> None:
-    finish = PeriodicSynchronizer.finish
+def fail_at_the_end(kind: Any, what: str) -> None:
+    """Die at the end, or miss the last mean of psgd, which the others have."""
+
+    finish = kind.finish
 
     def failing(self: Any) -> None:
-        self._apply_all()
-        die()
+        kind.finish = finish
+        allreduce, calls = self.comm.allreduce, itertools.count(1)
+
+        def missing(*arguments: Any, **options: Any) -> Any:
+            found = allreduce(*arguments, **options)
+            if next(calls) == len(self.layout):
+                time.sleep(0.05)
+                raise PeerError("not heard of others")
+            return found
+
+        if what == "die at the end":
+            die()
+        self.comm.allreduce = missing
         finish(self)
 
-    PeriodicSynchronizer.finish = failing  # type: ignore[method-assign]
+    kind.finish = failing
 
 
 def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> dict[str, Any]:
@@ -147,8 +166,8 @@ def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> d
         what = fates.peek(step)
         if what in ("die in", "miss"):
             fail_in_exchange(what)
-        elif what == "die at the end":
-            die_at_the_end(log)
+        elif what in ("die at the end", "miss the end"):
+            fail_at_the_end(type(training.synchronizer), what)
         else:
             fates.begin(step, training)
         everything = gradient(step, now.rank, now.size)

@@ -1,9 +1,8 @@
-"""Ranks that exchange weights every few steps, and die and come: the end is that of a replay of what each has done."""
+"""Ranks that train on weights of their own, and die and come: the end is that of a replay of what each has done."""
 
 from __future__ import annotations
 
 import json
-import pickle
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from local_replay import Replay
 from survival_replay import FLOATS
-from survivors import Fate, Left, newcomers, rounded, run_ranks
+from survivors import Fate, Left, logs_and_rest, newcomers, rounded, run_ranks
 
 Command = Callable[[str], list[str]]
 
@@ -21,6 +20,7 @@ FRAGMENTS = "diloco(period=6, fragments=2, outer_rate=0.5, outer_momentum=0.5)"
 DELAYED = "diloco(period=6, fragments=2, delay=4, outer_rate=0.5, outer_momentum=0.5)"
 SPARSE = "sparse_loco(period=4, decay=0.5)"
 HALVES = ("float16", "float32", "float16")
+ALONE = "psgd"
 METHODS = (LOCAL, "local_sgd(period=4, delay=2)", FRAGMENTS, DELAYED, SPARSE)
 
 FATES: dict[str, list[Fate]] = {
@@ -33,6 +33,11 @@ FATES: dict[str, list[Fate]] = {
     "behind at the end": [(1, 29, "miss", 0), (0, 29, "die at the end", 0)],
 }
 
+ALONE_FATES: dict[str, list[Fate]] = {
+    "before": [(0, 9, "die", 0), (2, 20, "die", 0)],
+    "at the end": [(0, 29, "die at the end", 0)],
+    "behind": [(1, 29, "miss the end", 0)],
+}
 
 FAST = (
     ("the first", FRAGMENTS),
@@ -63,18 +68,13 @@ def train(
     """Run the program. Return what is left, which is that of a replay."""
     folder.mkdir()
     run_ranks(program, ranks, folder, strategy, json.dumps(fates), *dtypes, restart=restart)
-    logs = {}
-    for path in folder.glob("log.*"):
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        name = next((entry[1] for entry in entries if entry[0] == "name"), path.name)
-        logs[name] = [entry for entry in entries if entry[0] != "name"]
-    left = {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir() if path.suffix == ""}
+    logs, left = logs_and_rest(folder)
     replay = Replay(strategy, logs)
     first = next(iter(left.values()))["weights"]
     for name, found in left.items():
         rank = replay.ranks[name]
         assert np.array_equal(found["weights"], first)
-        if strategy == LOCAL:
+        if strategy in (LOCAL, ALONE):
             assert np.array_equal(found["masters"], rank.weights)
         masters = found["masters"]
         assert np.abs(masters - rank.weights).max() < 0.02  # rounded; anything wrong would change more
@@ -96,6 +96,13 @@ def test_survivors_go_on(process_command: Command, tmp_path: Path, fates: str, s
     check_survivors(process_command("local_survival"), tmp_path / "left", strategy, FATES[fates])
 
 
+@pytest.mark.parametrize("fates", ALONE_FATES)
+def test_a_loss_is_noticed_at_the_end_where_nothing_is_exchanged_before(
+    process_command: Command, tmp_path: Path, fates: str
+) -> None:
+    check_survivors(process_command("local_survival"), tmp_path / "left", ALONE, ALONE_FATES[fates])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtypes", [FLOATS, HALVES])
 @pytest.mark.parametrize("strategy", METHODS)
@@ -107,7 +114,7 @@ def test_survivors_go_on_with_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", METHODS)
+@pytest.mark.parametrize("strategy", [*METHODS, ALONE])
 def test_many_kills(process_command: Command, tmp_path: Path, strategy: str) -> None:
     for number in range(8):
         ranks = random.randrange(2, 5)

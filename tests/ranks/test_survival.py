@@ -103,12 +103,12 @@ def test_what_needs_all_ranks_is_refused() -> None:
 
     loop("dense")
     loop("dense", ("float32", "float64"), on_failure="continue", min_ranks=1)
-    for strategy in ("psgd", "hpsgd"):
-        with pytest.raises(ArgumentError, match="cannot go on without a rank that was lost"):
-            loop(strategy, on_failure="continue")
-    loop("diloco", on_failure="continue")
-    loop("diloco", ("float32", "float16"), on_failure="continue")
-    loop("csc", ("float32", "float16"), on_failure="continue")
+    for strategy in ("diloco", "hpsgd", "psgd", "csc"):
+        loop(strategy, on_failure="continue")
+        loop(strategy, ("float32", "float16"), on_failure="continue")
+    sign_sgd = Path(__file__).resolve().parents[2] / "docs" / "examples" / "sign_sgd.py"
+    with pytest.raises(ArgumentError, match="cannot go on without a rank that was lost: it needs on_failure='raise'"):
+        loop(f"{sign_sgd}:SignSGD", on_failure="continue")
     with pytest.raises(ArgumentError, match="'raise' or 'continue', not 'stop'"):
         loop("dense", on_failure="stop")
     with pytest.raises(ArgumentError, match="min_ranks goes with on_failure='continue'"):

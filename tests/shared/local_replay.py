@@ -26,13 +26,13 @@ Log = Sequence[Sequence[Any]]
 _PARTS = {None: slice(None), (1, 0): slice(None), (2, 0): slice(0, SIZES[0]), (2, 1): slice(SIZES[0], None)}
 
 
-_UNKNOWN = "?"  # in place of names, to those that came later
+UNKNOWN = "?"  # in place of names, to those that came later
 
 
-def _are_same(names: Sequence[str], others: Sequence[str]) -> bool:
+def are_same(names: Sequence[str], others: Sequence[str]) -> bool:
     """Tell whether two lists of names may be the same."""
     pairs = zip(names, others, strict=False)
-    return len(names) == len(others) and all(one == other or _UNKNOWN in (one, other) for one, other in pairs)
+    return len(names) == len(others) and all(one == other or UNKNOWN in (one, other) for one, other in pairs)
 
 
 class Rank:
@@ -67,8 +67,8 @@ class Replay:
                 if kind == "end":
                     exchange, _, members = entry
                     known = self.members.setdefault(exchange, members)
-                    assert _are_same(known, members)  # all agree on who has taken part
-                    self.members[exchange] = known if _UNKNOWN not in known else members
+                    assert are_same(known, members)  # all agree on who has taken part
+                    self.members[exchange] = known if UNKNOWN not in known else members
         self._given: dict[int, Vector] = {}
         self._values: dict[int, dict[str, Vector]] = {}  # that were sent
         zeros = np.zeros(sum(SIZES), dtype)
@@ -118,7 +118,7 @@ class Replay:
             part = _PARTS[self.strategy.fragments, fragment]
             known = max(number for number in range(exchange + 1) if self._is_known(number))
             values = self._common[known][0][part] - rank.weights[part]
-        if _are_same(members, self.members.get(exchange, [])):
+        if are_same(members, self.members.get(exchange, [])):
             self._values.setdefault(exchange, {})[name] = values
 
     def _is_known(self, exchanges: int) -> bool:
@@ -156,4 +156,4 @@ class Replay:
         return True
 
 
-__all__ = ["Replay"]
+__all__ = ["UNKNOWN", "Log", "Replay", "Vector", "are_same"]

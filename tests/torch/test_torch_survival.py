@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import rounds_replay
 import torch
 from survival_replay import FALLING, STEPS
-from survivors import check, newcomers, run_ranks, train
+from survivors import Fate, check, newcomers, run_ranks, train
 
 import gradientflow as gf
 import gradientflow.torch as gft
@@ -45,6 +46,18 @@ def test_a_rank_that_serves_dies_and_comes_back(process_command: Command, tmp_pa
     assert len(newcomers(left)) == 1
 
 
+@pytest.mark.parametrize(
+    ("fates", "restart"),
+    [([(2, 9, "miss", 0.0), (1, 20, "die", 0.001)], False), ([(0, 5, "die", 0.0)], True)],
+)
+def test_rounds_in_the_background(
+    process_command: Command, tmp_path: Path, fates: Sequence[Fate], restart: bool
+) -> None:
+    left = rounds_replay.train(process_command("torch_rounds"), tmp_path / "left", 3, fates, restart=restart)
+    assert len(newcomers(left)) == restart
+    assert len(left) == 2 + restart
+
+
 def test_what_needs_all_ranks_is_refused() -> None:
     model = torch.nn.Linear(3, 2)
 
@@ -57,7 +70,6 @@ def test_what_needs_all_ranks_is_refused() -> None:
         return gft.DistributedOptimizer(inner, model, comm, **options)
 
     refuse("share='node' needs on_failure='raise'", share="node", on_failure="continue")
-    refuse("psgd cannot go on without a rank that was lost", strategy="psgd", on_failure="continue")
     refuse("min_ranks goes with on_failure='continue'", min_ranks=2)
     refuse("'raise' or 'continue', not 'ignore'", on_failure="ignore")
     for on_failure in ("raise", "continue"):

@@ -124,7 +124,7 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     strategy: ServedStrategy
     gradient_source = "elsewhere"
-    meets_at_servers = True
+    meets_in = "servers"
     keeps_gradients = False  # in their places, until the step
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: ServedStrategy) -> None:

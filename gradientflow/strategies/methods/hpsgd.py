@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from gradientflow.model.traffic import InBackground, Traffic
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
 from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_offsets
-from gradientflow.strategies.exchange.state import check_keys
+from gradientflow.strategies.exchange.state import check_keys, in_order
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Profile, SettingsOf, Update
 
@@ -90,6 +90,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     """
 
     gradient_source = "elsewhere_until_wait"
+    meets_in = "rounds"
     strategy: HPSGD
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: HPSGD) -> None:
@@ -111,6 +112,9 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self._rates: npt.NDArray[np.float64] = np.zeros(len(layout))  # of the round under way
         self._handles: tuple[Handle, ...] = ()
         self._has_mean = False  # a round is under way, or done and not applied
+        self._sent: Floats | None = None  # by this rank in it, to be sent again if ranks are lost
+        self._sent_rates = np.zeros_like(self._rates)
+        self._failure: GradientFlowError | None = None  # of the round, to be raised after the step
         self._at: list[int | None] = [None] * len(layout)  # addresses of this iteration's gradients; None without
         self._left_behind: bytes | None = None  # some weights after the last step, to notice when others write them
 
@@ -158,13 +162,18 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         places, self._at = self._at, [None] * len(self._at)
         if self.skips_nonfinite and self._first_nonfinite(places) is not None:
             return Update("skipped")
-        if self.round_is_running():
-            self._train(places)
-        else:
+        if self._round_has_ended():
             self._end_round(places)
             self._start_round()
+        else:
+            self._train(places)
         self._left_behind = self._weights_fingerprint()
         return Update("written")
+
+    def after_step(self) -> None:
+        """Raise the error of the round, if it has failed and the ranks that are left go on."""
+        if self._failure is not None:
+            raise self._failure
 
     def abandon(self, stream: Any = None, failed: bool = False) -> None:
         """Give up the iteration: nothing of it has been used yet."""
@@ -227,6 +236,9 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         is_busy = orderly and self._is_busy
         for communicator in (self._background, self._foreground):
             communicator._end(orderly and not is_busy)
+        for handle in self._handles:
+            with suppress(GradientFlowError):  # nobody needs the round
+                handle.wait()
         if is_busy:
             raise _busy("close()")
 
@@ -302,17 +314,36 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self.counter = 0
         self._has_mean = False
 
+    def _round_has_ended(self) -> bool:
+        """Tell whether no round is under way. One that has failed is, if ranks go on: they make it anew."""
+        if self.round_is_running():
+            return False
+        try:
+            self._wait_for_round()
+        except GradientFlowError:
+            if self._failure is None:
+                raise
+        return self._failure is None
+
     def _wait_for_round(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         handles, self._handles = self._handles, ()
         try:
             with self.comm.span("wait for round"):
                 for handle in handles:
                     handle.wait()
-        except GradientFlowError:
+        except GradientFlowError as error:
+            if self._sent is not None:
+                self._failure = error
+                raise
             for index, part in enumerate(self._parts if self.counter else ()):
                 self._weight(index)[...] = self._common[part]  # the same on all ranks
             self._reset()
             raise
+        if not handles:
+            return
+        self.exchanges += 1
         if self._has_mean and handles[0].nonfinite:  # though the sums are finite: rounded, they are not
             found = first_nonfinite(self._means[part] for part in self._parts)
             assert found is not None
@@ -332,15 +363,23 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         """Start to average the sums."""
         self._sums, self._means = self._means, self._sums
         self._rates[:] = [self.settings(index).rate for index in range(len(self.layout))]
-        wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
-        average = self._background.allreduce_async
         self.rounds += 1
         self._has_mean = True
+        if self._sent is not None:
+            self._sent[...], self._sent_rates[...] = self._means, self._rates
+        self._send()
+
+    def _send(self) -> None:
+        wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
+        average = self._background.allreduce_async
         label = f"round {self.rounds}"
-        self._handles = (
-            average(self._means, "mean", self.strategy.algorithm, label=label, **wire),
-            average(self._rates, "mean", label=f"rates of {label}"),
-        )
+        try:
+            self._handles = (average(self._means, "mean", self.strategy.algorithm, label=label, **wire),)
+            self._handles += (average(self._rates, "mean", label=f"rates of {label}"),)
+        except GradientFlowError as error:
+            if self._sent is None:
+                raise
+            self._failure = error
 
     def _weight(self, index: int) -> Floats:
         weight = self.weights[index]
@@ -358,6 +397,26 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         triples = zip(places, self.layout.dtypes, self.layout.counts, strict=True)
         found = (index for index, (place, *what) in enumerate(triples) if place is not None and count(place, *what))
         return next(found, None)
+
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    def check_survival(self) -> None:
+        """From now on keep what is sent."""
+        self._sent = np.empty_like(self._common)
+
+    def shared_state(self, with_arrays: bool) -> Any:
+        """Return the common weights, and how many rounds have led to them."""
+        common = [self._common[part] for part in self._parts] if self.counter else list(self.weights)
+        rounds = self.rounds - self._has_mean
+        return {"names": self.layout.names, "common": common, "rounds": rounds, "exchanges": self.exchanges}
+
+    def catch_up(self, state: Any, begins: bool) -> None:
+        """Go on from the common weights of a rank that is ahead; what this one has summed since stays."""
+        for index, common in enumerate(in_order(state["common"], state["names"], self.layout)):
+            self._weight(index)[...] = common
+        self.rounds, self.exchanges = state["rounds"], state["exchanges"]
+        self.counter, self._has_mean, self._failure = 0, False, None
+        self._means[...] = 0
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -426,9 +485,27 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             raise _busy("a change of the model")
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the number of rounds of another synchronizer, which has finished."""
+        """Take the number of rounds of another synchronizer, which has finished.
+
+        If it is closed, the ranks are no longer the same: take all it has, and make the round under way anew.
+        """
         assert isinstance(other, HPSGDSynchronizer)
-        self.rounds = other.rounds
+        self.rounds, self.exchanges, self._pending_error = other.rounds, other.exchanges, other._pending_error
+        if other._sent is None:
+            return
+        self._sent = np.empty_like(self._common)
+        if not other.comm.closed:
+            return
+        self.counter, self._has_mean = other.counter, other._has_mean
+        parts = dict(zip(other.layout.names, zip(other._parts, other._sent_rates, strict=True), strict=True))
+        for index, (name, mine) in enumerate(zip(self.layout.names, self._parts, strict=True)):
+            theirs, self._rates[index] = parts[name]
+            self._sums[mine], self._common[mine] = other._sums[theirs], other._common[theirs]
+            if self._has_mean:
+                self._means[mine] = other._sent[theirs]
+        if self._has_mean:
+            self._sent[...], self._sent_rates[...] = self._means, self._rates
+            self._send()
 
     @property
     def has_state(self) -> bool:

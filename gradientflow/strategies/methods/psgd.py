@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from gradientflow.communicator import Communicator
@@ -39,13 +41,17 @@ class PSGD(Strategy):
 
 class PSGDSynchronizer(ArraySynchronizer):
     gradient_source = "none"
+    meets_in = "end"
 
     def exchanges_weights(self) -> bool:
         """Return False: weights are exchanged in the end only."""
         return False
 
     def finish(self) -> None:
-        """Average the weights. If those of a rank are not finite, all ranks keep theirs and get the error."""
+        """Average the weights. If those of a rank are not finite, all ranks keep theirs and get the error.
+
+        Weights change once all means are there: if a rank is lost before, those of the others are averaged anew.
+        """
         found = first_nonfinite(self.weights)
         places = self.comm.allgather(np.array([-1 if found is None else found]), label="weights that are not finite")
         for rank, place in enumerate(places.ravel().tolist()):
@@ -54,8 +60,32 @@ class PSGDSynchronizer(ArraySynchronizer):
                     f"the value of {self.layout.names[place]}", rank, "no weight was changed"
                 )
                 return
-        for name, weight in zip(self.layout.names, self.weights, strict=True):
-            self.comm.allreduce(weight, "mean", label=name)
+        means = [
+            self.comm.allreduce(weight.copy(), "mean", label=name)
+            for name, weight in zip(self.layout.names, self.weights, strict=True)
+        ]
+        self.exchanges += 1
+        for weight, mean in zip(self.weights, means, strict=True):
+            weight[...] = mean
+
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    def check_survival(self) -> None:
+        """Allow it: nothing is sent before the end."""
+
+    def shared_state(self, with_arrays: bool) -> Any:
+        """Return the weights, which are the same once they have been averaged."""
+        return {"names": self.layout.names, "weights": list(self.weights), "exchanges": self.exchanges}
+
+    def catch_up(self, state: Any, begins: bool) -> None:
+        """Take the weights of a rank that has the mean."""
+        self._take({"weights": self._in_order(state["weights"], state["names"])})
+        self.exchanges = state["exchanges"]
+
+    def take_over(self, other: Any) -> None:
+        """Take the number of exchanges and the pending error of another synchronizer."""
+        super().take_over(other)
+        self.exchanges, self._pending_error = other.exchanges, other._pending_error
 
 
 __all__ = ["PSGD"]
