@@ -15,8 +15,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ..core.plan import PlanError
 from ..core.table import empty_table
 from ..netlab import Netlab
+from .groups import GROUPS
 from .job import Event, Job, Outcome
 
 _BAD = ("hang", "wrong")
@@ -27,31 +29,49 @@ _BAD = ("hang", "wrong")
 @click.option("-n", "--ranks", default=4, show_default=True, help="How many ranks to start, on each host.")
 @click.option("--hosts", default=0, help="How many hosts to make by netlab; their links are cut, too (default: none).")
 @click.option("--events", default=6, show_default=True, help="At most so many times a job is hit.")
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAMES",
+    help=f"What ranks do, in turns, separated by semicolons or repeated: {', '.join(GROUPS)}  [default: all]",
+)
 @click.option("--seed", type=int, help="Of all that is drawn by lot (default: a new one).")
 @click.option("--json", "json_path", type=click.Path(), help="Write all events here.")
-def survive(kills: int, ranks: int, hosts: int, events: int, seed: int | None, json_path: str | None) -> int:
+def survive(
+    kills: int,
+    ranks: int,
+    hosts: int,
+    events: int,
+    strategies: Sequence[str],
+    seed: int | None,
+    json_path: str | None,
+) -> int:
     """Kill ranks at random moments, start them again, and check what the others go on with.
 
-    Ranks add up whole numbers over TCP, let newcomers in, and call comm.recover() after an error. They die while they
-    meet, join, recover and at any other moment. In the end their sums must be those of a replay of who contributed to
-    which step. The exit status is 1 if a job hangs or a sum is wrong.
+    Ranks train on whole numbers over TCP with a strategy and on_failure="continue", and newcomers join them; or they
+    add up whole numbers, and call comm.recover() themselves. They die while they meet, join, recover and at any other
+    moment. In the end their weights must be those of a replay of who contributed to which step. The exit status is 1 if
+    a job hangs or a weight is wrong.
     """
+    names = _names(strategies)
     seed = secrets.randbelow(1 << 30) if seed is None else seed
     outcomes: list[Outcome] = []
     while (killed := sum(len(event.victims) for each in outcomes for event in each.events)) < kills:
         number = len(outcomes)
         with Netlab(hosts, "none", ranks) if hosts else nullcontext() as lab:
-            outcome = Job(ranks * max(hosts, 1), lab, seed + number).run(events)
+            name = names[number % len(names)]
+            outcome = Job(ranks * max(hosts, 1), name, lab, seed + number).run(events)
         outcomes.append(outcome)
         if outcome.verdict in _BAD:
-            click.echo(f"--seed {seed + number}: {outcome.verdict}: {outcome.detail}", err=True)
+            click.echo(f"--seed {seed + number} --strategy {name}: {outcome.verdict}: {outcome.detail}", err=True)
         if number % 10 == 0:
             click.echo(f"{number + 1} jobs, {killed} of {kills} kills", err=True)
     found = Counter(each.verdict for each in outcomes)
     Console().print(_table(outcomes))
-    names = ("right", "stopped", *_BAD)
+    verdicts = ("right", "stopped", *_BAD)
     back = sum(each.back for each in outcomes)
-    click.echo(f"{len(outcomes)} jobs, seed {seed}: " + ", ".join(f"{name} {found[name]}" for name in names))
+    click.echo(f"{len(outcomes)} jobs, seed {seed}: " + ", ".join(f"{name} {found[name]}" for name in verdicts))
     click.echo(f"{back} ranks have come back")
     if json_path is not None:
         figures = {"seed": seed, "ranks": ranks, "hosts": hosts, "jobs": [asdict(each) for each in outcomes]}
@@ -59,11 +79,24 @@ def survive(kills: int, ranks: int, hosts: int, events: int, seed: int | None, j
     return 1 if any(found[name] for name in _BAD) else 0
 
 
+def _names(words: Sequence[str]) -> list[str]:
+    """Give the names of groups, each once; without any, all."""
+    names = list(dict.fromkeys(name.strip() for each in words for name in each.split(";") if name.strip()))
+    unknown = [name for name in names if name not in GROUPS]
+    if unknown:
+        raise PlanError(f"--strategy takes {', '.join(GROUPS)}, not {unknown[0]}")
+    return names or list(GROUPS)
+
+
 def _table(outcomes: Sequence[Outcome]) -> Table:
     table = empty_table()
     for heading in ("what ends", "times", "ranks", "recoveries", "hangs", "wrong", "stopped", "median\ns", "worst\ns"):
         table.add_column(heading, justify="right")
     every = [(event, each.verdict) for each in outcomes for event in each.events]
+    for strategy in dict.fromkeys(each.strategy for each in outcomes):
+        chosen = [each for each in outcomes if each.strategy == strategy]
+        table.add_row(strategy, *_figures([(event, each.verdict) for each in chosen for event in each.events]))
+    table.add_section()
     for name in sorted({event.kind for event, _ in every}):
         table.add_row(name, *_figures([each for each in every if each[0].kind == name]))
     table.add_section()

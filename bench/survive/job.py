@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from gradientflow.launch import module_command
 from gradientflow.launch.ports import free_port
 
 from ..netlab import Netlab
-from .replay import replayed
+from .ending import Ending
+from .groups import GROUPS
 
 _RANK_TIMEOUT = 60.0  # seconds: of the ranks' own waits; on a busy machine a process may stand still for 20
 _PATIENCE = 150.0
 _LINK = "host's link"
+_LOST = "are lost with"  # in errors: the weights of a server, and the ranks that had them
 
 
 @dataclass
@@ -60,16 +62,19 @@ class Outcome:
 
     Attributes
     ----------
+    strategy : str
+        The name of the group.
     events : list of Event
         What happened to it.
     back : int
         How many processes that were started in place of others have finished a step.
     verdict : str
-        "right", "stopped" (all were told that too few are left), "hang" or "wrong".
+        "right", "stopped" (all were told that too few are left, or that weights are lost), "hang" or "wrong".
     detail : str
         What is wrong.
     """
 
+    strategy: str
     events: list[Event] = field(default_factory=list)
     back: int = 0
     verdict: str = "right"
@@ -103,14 +108,17 @@ class Job:
     ----------
     size : int
         The number of ranks.
+    name : str
+        Of the group of strategies: what they run, and how that is checked.
     lab : Netlab, optional
         The hosts, all of whose links are up.
     seed : int
         Of all that is drawn by lot.
     """
 
-    def __init__(self, size: int, lab: Netlab | None, seed: int) -> None:
+    def __init__(self, size: int, name: str, lab: Netlab | None, seed: int) -> None:
         self._random = random.Random(seed)
+        self._name, self._group = name, GROUPS[name]
         self._lab = lab
         self._hosts = lab.hosts_of_ranks if lab else ["" for _ in range(size)]
         self._waiting = list(range(size))  # places whose processes are to be started
@@ -118,7 +126,7 @@ class Job:
         self._lives: list[_Life] = []
         self._living, self._cut = set[int](), set[int]()  # numbers
         self._goes_on = True
-        self._outcome = Outcome()
+        self._outcome = Outcome(name)
 
     def run(self, most_events: int) -> Outcome:
         """Kill at random moments, so many times.
@@ -134,16 +142,19 @@ class Job:
             Of the job.
         """
         with tempfile.TemporaryDirectory() as folder, self._kept_store() as meet:
-            self._last, self._meet = Path(folder) / "last", meet
+            self._folder, self._meet = Path(folder), meet
             try:
                 for _ in range(most_events):
-                    if self._goes_on:
+                    if self._goes_on and not self._weights_are_lost():
                         self._pass_some_time()
                         self._hit()
-                if self._goes_on:
+                if self._weights_are_lost():
+                    self._end_newcomers()
+                elif self._goes_on:
                     self._start_some(1.0)
                     self._await_all()
-                    self._last.touch()
+                    for number in self._living:
+                        self._last(number).touch()
                 self._await(self._all_have_ended, "ranks do not end")
                 self._judge()
             except TimeoutError as error:
@@ -188,7 +199,9 @@ class Job:
                 self._start(place)
 
     def _start(self, place: int) -> None:
-        command = module_command("gradientflow.bench.survive.rank", [str(self._last), str(len(self._lives))])
+        number = len(self._lives)
+        arguments = [str(self._last(number)), str(number), self._name]
+        command = module_command(f"gradientflow.bench.survive.{self._group.program}", arguments)
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -204,10 +217,14 @@ class Job:
             environment.update(self._lab.variables)
             words = self._lab.command([*self._lab.agent, self._hosts[place], f"exec {shlex.join(command)}"])
         life = _Life(place, subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
-        self._living.add(len(self._lives))
+        self._living.add(number)
         self._lives.append(life)
         self._starts[place] += 1
         threading.Thread(target=_read, args=(life,), daemon=True).start()
+
+    def _last(self, number: int) -> Path:
+        """Give the file that tells a process to end."""
+        return self._folder / f"last.{number}"
 
     def _hit(self) -> None:
         """End some ranks; one that has the state is left."""
@@ -215,9 +232,9 @@ class Job:
         if kind == _LINK and self._lab and not self._cut:
             self._cut_off(self._lab)
             return
-        if kind == _LINK:
+        if kind == _LINK or (kind == "two ranks" and self._group.may_lose_weights):
             kind = "one rank"
-        going, members, moment = sorted(self._going), self._members, self._moment
+        going, members = sorted(self._going), self._members
         have_state = [number for number in going if number in members] or going
         spared = self._random.choice(have_state)
         if len(have_state) == 1:
@@ -230,17 +247,19 @@ class Job:
             victims = self._random.sample(going, min(1 + (kind == "two ranks"), len(going)))
         if set(have_state) <= set(victims):
             victims.remove(spared)
+        self._await_copies(victims)
+        moment = self._moment
         pids = [_innermost(self._lives[number].process.pid) for number in victims]
         at = time.monotonic()
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
         self._living -= set(victims)
         self._waiting += [self._lives[number].place for number in victims]
         self._outcome.events.append(Event(kind, moment, tuple(victims), at))
 
     def _cut_off(self, lab: Netlab) -> None:
         """Cut a host off, of which it is known whether the others may go on."""
+        self._await_copies(self._members)
         if not (hosts := self._hosts_to_cut()):
             self._start_some(0.8)
             self._await_all()
@@ -254,6 +273,11 @@ class Job:
         lab.take_link_down(int(host.removeprefix("host")), 0)
         if self._goes_on:
             self._await_all()  # with kills before it is noticed, too few might be left
+
+    def _await_copies(self, victims: Sequence[int]) -> None:
+        """Wait until ranks have copies of all weights again, if some of these may have weights."""
+        if self._group.may_lose_weights and set(victims) & set(self._members):
+            self._await_all()  # a step has ended since the last change
 
     def _hosts_to_cut(self) -> dict[str, bool]:
         """Give the hosts without which the others must go on or must stop, and which of these it is."""
@@ -299,6 +323,11 @@ class Job:
         lives = [self._lives[number] for number in self._going]
         return all(life.has_failed or set(life.members) == self._going for life in lives)
 
+    def _weights_are_lost(self) -> bool:
+        """Tell whether all that had some have ended with the error that says so."""
+        said = [self._lives[number].said[-1] for number in self._going if self._lives[number].members]
+        return self._group.may_lose_weights and bool(said) and all(_LOST in each.get("error", "") for each in said)
+
     def _all_have_ended(self) -> bool:
         lives = [self._lives[number] for number in self._living]
         return all(life.process.poll() is not None and life.has_been_read for life in lives)
@@ -323,6 +352,8 @@ class Job:
         finals = {json.dumps([e["members"], e["history"], e["steps"], e["checksum"]]) for e in done.values()}
         if any("checksum" not in end and "error" not in end for end in ends.values()):
             outcome.detail = "a rank ended without a word"
+        elif self._weights_are_lost() and not done:
+            outcome.verdict = "stopped"
         elif not must_go_on <= set(done):
             outcome.detail = "ranks that may go on have not done so"
         elif not set(done) <= must_go_on:
@@ -330,12 +361,10 @@ class Job:
         elif len(finals) > 1:
             outcome.detail = "ranks have ended with different results"
         elif done:
-            members, history, steps, found = json.loads(next(iter(finals)))
-            if set(members) != set(done):
+            if set(json.loads(next(iter(finals)))[0]) != set(done):
                 outcome.detail = "those that went on are not the last members"
-            elif replayed(history, steps) != found:
-                outcome.detail = "the sums are wrong"
             else:
+                outcome.detail = self._group.check(Ending(self._folder, len(self._hosts), len(outcome.events), done))
                 self._measure()
         else:
             outcome.verdict = "stopped"
@@ -353,10 +382,15 @@ class Job:
                     seconds += after[:1]  # none if it has died, too
             event.seconds = max(seconds, default=None)
 
+    def _end_newcomers(self) -> None:
+        """End those whom nobody will let in."""
+        for number in [number for number in self._living if not self._lives[number].members]:
+            _kill(_innermost(self._lives[number].process.pid))
+            self._living.remove(number)
+
     def _end(self) -> None:
         for life in self._lives:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(_innermost(life.process.pid), signal.SIGKILL)
+            _kill(_innermost(life.process.pid))
             life.process.kill()
             life.process.wait()
 
@@ -370,6 +404,11 @@ def _read(life: _Life) -> None:
     for line in life.process.stdout:
         life.said.append(json.loads(line))
     life.has_been_read = True
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _innermost(pid: int) -> int:

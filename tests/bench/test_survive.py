@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradientflow.bench.survive.replay import add, checksum, gradient, new_weights, replayed
+from gradientflow.bench.survive import counts, rounds_replay
+from gradientflow.bench.survive.ending import Ending, expanded
+from gradientflow.bench.survive.groups import GROUPS
+from gradientflow.bench.survive.local_replay import Replay
+from gradientflow.bench.survive.log import ContradictionError, Log
+from gradientflow.bench.survive.sums import add, gradient, new_weights, replayed
+from gradientflow.bench.survive.task import MOMENTUM, RATE, contribution
+from gradientflow.bench.survive.telling import checksum
+from gradientflow.bench.survive.training_replay import replay
 
 
 def survive(folder: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -40,13 +49,105 @@ def test_ranks_die_and_the_sums_are_right(tmp_path: Path) -> None:
     assert sum(job["back"] for job in jobs) > 0
 
 
-def test_replay() -> None:
+FAST = ("csc", "diloco", "hpsgd", "asgd")
+
+
+@pytest.mark.parametrize(
+    "strategy", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in GROUPS if name not in FAST)]
+)
+@pytest.mark.timeout(300)
+def test_trainings_go_on(tmp_path: Path, strategy: str) -> None:
+    jobs = survive(tmp_path, "-n", "3", "--kills", "2", "--events", "2", "--strategy", strategy)
+    assert all(job["verdict"] == "right" and job["strategy"] == strategy for job in jobs)
+
+
+def test_strategies_without_a_check_are_refused() -> None:
+    command = [sys.executable, "-m", "gradientflow", "bench", "survive", "--strategy", "dense; slgs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "not slgs" in done.stderr
+
+
+def test_replay_of_sums() -> None:
     weights = new_weights()
-    history = [(0, [0, 1, 2]), (6, [0, 2]), (6, [2])]
+    steps = expanded([(0, [0, 1, 2]), (6, [0, 2]), (6, [2])], 9)
     for step in range(9):
         for own in [0, 1, 2] if step < 6 else [2]:
             add(weights, gradient(own, step))
-    assert replayed(history, 9) == checksum(weights)
-    assert replayed(history, 8) != checksum(weights)
-    assert replayed([(0, [0, 1, 2]), (7, [2])], 9) != checksum(weights)
+    assert replayed(steps) == checksum(weights)
+    assert replayed(steps[:8]) != checksum(weights)
+    assert replayed(expanded([(0, [0, 1, 2]), (7, [2])], 9)) != checksum(weights)
     assert (weights == np.round(weights)).all()
+
+
+@pytest.mark.parametrize("strategy", ["dense", "csc", "top_k", "powersgd"])
+def test_a_step_of_others_is_noticed(tmp_path: Path, strategy: str) -> None:
+    history = [(0, [0, 1, 2]), (40, [0, 2])]
+
+    def rows(step: int, members: Sequence[int]) -> Any:
+        return np.array([contribution(3, own, step) for own in members])
+
+    check: Any = GROUPS[strategy].check
+    steps = expanded(history, 100)
+    weights, residuals = replay(check.sent, check.options, steps, [RATE] * 100, rows, MOMENTUM)
+    for own in (0, 2):
+        np.savez(tmp_path / f"left.{own}", weights=weights, residuals=residuals[own])
+
+    def problem(history: Any) -> str:
+        return str(check(Ending(tmp_path, 3, 1, {own: {"history": history, "steps": 100} for own in (0, 2)})))
+
+    assert problem(history) == ""
+    assert "the weights of process 0 are wrong" in problem([(0, [0, 1, 2]), (41, [0, 2])])
+
+
+def test_logs_that_contradict_each_other_are_noticed() -> None:
+    def log(members: list[int]) -> list[list[Any]]:
+        return [["step", 0], ["send", 0, 0, members], ["end", 0, 0, members]]
+
+    def own(name: int, step: int) -> Any:
+        return contribution(3, name, step)
+
+    words = "local_sgd(period=1)"
+    found = Replay(words, {0: log([0, 1]), 1: log([0, 1])}, [0, 1], own, MOMENTUM).ranks
+    mean = (own(0, 0) + own(1, 0)) / 2
+    assert np.array_equal(found[0].weights, -RATE * mean)
+    Replay(words, {0: log([0, 1]), 1: log([0, 1]), 2: log([0, 1, 2])}, [0, 1], own, MOMENTUM)  # 2 has died
+    with pytest.raises(ContradictionError, match="have taken part"):
+        Replay(words, {0: log([0, 1]), 1: log([1])}, [0, 1], own, MOMENTUM)
+    with pytest.raises(ContradictionError, match="cannot have done"):
+        Replay(words, {0: log([0, 1]), 1: log([0, 1])[:1]}, [0, 1], own, MOMENTUM)
+
+
+def test_pushes_that_are_applied_twice_or_not_at_all_are_noticed(tmp_path: Path) -> None:
+    def problem(applied: Sequence[int]) -> str:
+        weights = -RATE * sum(count * counts.contribution(2, own, 0) for own, count in enumerate(applied))
+        np.savez(tmp_path / "left.0", weights=weights)
+        return counts.problem(Ending(tmp_path, 2, 1, {0: {}}))
+
+    for own in (0, 1):  # has pushed ten times, and has heard of nine of these
+        log = Log(tmp_path, own)
+        for step in range(10):
+            log.write("gradient", step)
+            if step < 9:
+                log.write("step", step)
+    assert problem([10, 9]) == ""
+    assert problem([5, 10]) == ""  # some were lost with another rank
+    assert "of 10 pushes of process 1 11 have been applied" in problem([10, 11])
+    assert "of 9 pushes of process 0 only 4 have been applied" in problem([4, 10])
+
+
+def test_rounds_that_contradict_each_other_are_noticed() -> None:
+    def log(step: int, members: list[int]) -> list[list[Any]]:
+        first = [["gradient", step], ["round", 0, members, True], ["send", 1, members]]
+        return [*first, ["round", 1, members, False], ["send", 2, members], ["round", 2, members, False]]
+
+    def own(name: int, step: int) -> Any:
+        return contribution(3, name, step)
+
+    both = [0, 1]
+    found = rounds_replay.Replay({0: log(0, both), 1: log(1, both)}, both, own)
+    assert np.array_equal(found.common[-1], -RATE * (own(0, 0) + own(1, 1)) / 2)
+    with pytest.raises(ContradictionError, match="have taken part in round 1"):
+        rounds_replay.Replay({0: log(0, both), 1: log(1, [1])}, both, own)
+    with pytest.raises(ContradictionError, match="gradients left"):
+        rounds_replay.Replay({0: log(0, both), 1: [*log(1, both), ["gradient", 1], ["train"]]}, both, own)

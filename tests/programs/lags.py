@@ -13,10 +13,10 @@ from unittest import mock
 
 import numpy as np
 from support import LAYOUTS, RANK, SIZE, quick_link, raises, require_same_state, run_checks
-from topk_reference import Reference
 
 import gradientflow as gf
 from gradientflow._location import load_core
+from gradientflow.bench.survive.topk_reference import Reference
 from gradientflow.errors import AbandonedError, ArgumentError, MismatchError, NonFiniteError
 from gradientflow.optimizers import SGD
 from gradientflow.strategies import LayerMonitor, parse_strategy

@@ -8,59 +8,22 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from local_survival import Log, wrap
-from rounds_replay import checksum
 from survival import Fates, die, main
 from survival_replay import RATE, SHAPES, gradient
+from survival_rosters import begin, name_of
 
 import gradientflow as gf
+from gradientflow.bench.survive.log import wrap
+from gradientflow.bench.survive.rounds_log import keep
+from gradientflow.bench.survive.telling import checksum
 from gradientflow.errors import PeerError
 from gradientflow.strategies.methods.hpsgd import HPSGDSynchronizer
 from gradientflow.training.survival import Survival
 
 STEPS = 30
-
-
-def keep(log: Log) -> None:
-    """Let synchronizers write into the log."""
-
-    def use(original: Any, self: Any, made: Any) -> None:
-        original(self, made)
-        log.use(made)
-
-    @contextmanager
-    def survival_catches_up(original: Any, self: Any, synchronizer: Any) -> Any:
-        with original(self, synchronizer):
-            yield
-        log.name_newcomers(synchronizer.exchanges)
-
-    def catch_up(original: Any, self: Any, state: Any, begins: bool) -> None:
-        log.write("catch up", state["rounds"])
-        original(self, state, begins)
-
-    def train(original: Any, self: Any, places: Any) -> None:
-        original(self, places)
-        log.write("train")
-
-    def end_round(original: Any, self: Any, places: Any = None) -> None:
-        number = self.rounds if self._has_mean else 0
-        original(self, places)
-        log.write("round", number, log.names, places is not None)
-
-    def send(original: Any, self: Any) -> None:
-        log.write("send", self.rounds, log.names)
-        original(self)
-
-    wrap(Survival, "_use", use)
-    wrap(Survival, "catching_up", survival_catches_up)
-    wrap(HPSGDSynchronizer, "catch_up", catch_up)
-    wrap(HPSGDSynchronizer, "_train", train)
-    wrap(HPSGDSynchronizer, "_end_round", end_round)
-    wrap(HPSGDSynchronizer, "_send", send)
 
 
 class Missed:
@@ -110,8 +73,7 @@ def let_happen(what: str, synchronizer: Any) -> bool:
 
 def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> dict[str, Any]:
     """Train. Return weights, and the name of this rank."""
-    log = Log(comm)
-    keep(log)
+    roster, log = begin(keep)
     weights = [np.zeros(shape, dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
     training = gf.training.ArrayLoop(comm, weights, strategy, on_failure="continue", min_ranks=1)
     optimizer = gf.optimizers.SGD(training, weights, lr=RATE)
@@ -119,6 +81,7 @@ def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> d
     for step in training.steps(STEPS):
         assert not training.membership.dropped
         now = training.membership
+        roster.begin(training.comm)
         if not let_happen(fates.peek(step), training.synchronizer):
             fates.begin(step, training)
         everything = gradient(step, now.rank, now.size)
@@ -127,13 +90,13 @@ def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> d
             place[...] = own.reshape(place.shape)
             training.ready(index)
         time.sleep(random.random() * 0.002)  # ranks are at other steps
-        log.write("step", step, now.rank, now.size)
+        log.write("gradient", step, now.rank, now.size)
         training.wait()
         log.write("weights", checksum(flat(masters)))
         optimizer.step()
         fates.end()
     log.write("weights", checksum(flat(masters)))
-    found = {"weights": flat(weights), "masters": flat(masters), "name": log.names[log.rank]}
+    found = {"weights": flat(weights), "masters": flat(masters), "number": roster.own, "name": name_of(roster.own)}
     training.close()
     return found
 

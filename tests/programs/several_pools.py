@@ -19,8 +19,8 @@ from gradientflow.strategies.update import Iteration, Settings
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))  # what ranks share with pytest
 
-from top_chunks_reference import StraightLine
-from topk_reference import Reference
+from gradientflow.bench.survive.top_chunks_reference import StraightLine
+from gradientflow.bench.survive.topk_reference import Reference
 
 COUNT = 640
 DTYPES = ("float32", "float16")

@@ -13,10 +13,10 @@ from unittest import mock
 
 import numpy as np
 from support import RANK, SIZE, WORLD, quick_link, raises, run_checks
-from top_chunks_reference import StraightLine
 
 import gradientflow as gf
 from gradientflow import machine_load
+from gradientflow.bench.survive.top_chunks_reference import StraightLine
 from gradientflow.errors import (
     ArgumentError,
     ArgumentTypeError,

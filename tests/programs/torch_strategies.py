@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from support import LAYOUTS, RANK, SIZE, WORLD, quick_link, raises, run_checks
 from tensor_places import PLACE
-from topk_reference import Reference
 from torch import nn
 
 import gradientflow as gf
 import gradientflow.torch as gft
+from gradientflow.bench.survive.topk_reference import Reference
 from gradientflow.errors import (
     AbandonedError,
     ArgumentError,

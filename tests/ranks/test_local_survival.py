@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_replay import Replay
 from survival_replay import FLOATS
-from survivors import Fate, Left, logs_and_rest, newcomers, rounded, run_ranks
+from survivors import Fate, Left, newcomers, numbered_gradient, rest, rounded, run_ranks
+
+from gradientflow.bench.survive.local_replay import Replay
+from gradientflow.bench.survive.log import read
 
 Command = Callable[[str], list[str]]
 
@@ -68,11 +70,11 @@ def train(
     """Run the program. Return what is left, which is that of a replay."""
     folder.mkdir()
     run_ranks(program, ranks, folder, strategy, json.dumps(fates), *dtypes, restart=restart)
-    logs, left = logs_and_rest(folder)
-    replay = Replay(strategy, logs)
+    left = rest(folder)
+    replay = Replay(strategy, read(folder), [found["number"] for found in left.values()], numbered_gradient)
     first = next(iter(left.values()))["weights"]
-    for name, found in left.items():
-        rank = replay.ranks[name]
+    for found in left.values():
+        rank = replay.ranks[found["number"]]
         assert np.array_equal(found["weights"], first)
         if strategy in (LOCAL, ALONE):
             assert np.array_equal(found["masters"], rank.weights)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rounds_replay import train
 from survivors import Fate, newcomers
+from survivors import train_in_rounds as train
 
 Command = Callable[[str], list[str]]
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 from jobs import begin
-from survival_replay import FLOATS, RATE, SIZES, STEPS, replay
+from survival_replay import FLOATS, RATE, SIZES, STEPS, gradient, replay
 
+from gradientflow.bench.survive import rounds_replay
+from gradientflow.bench.survive.log import read
 from gradientflow.launch import module_command
 
 Fate = tuple[int, int, str, float]  # of a rank, in a step; and after how many seconds
@@ -104,14 +106,37 @@ def rounded(weights: Any, dtypes: Sequence[str]) -> Any:
     return np.concatenate([part.astype(dtype).astype(part.dtype) for part, dtype in zip(parts, dtypes, strict=True)])
 
 
-def logs_and_rest(folder: Path) -> tuple[dict[str, list[list[Any]]], Left]:
-    """Return the logs that processes have kept in a folder, and what else they have left, by their names."""
-    logs = {}
-    for path in folder.glob("log.*"):
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        name = next((entry[1] for entry in entries if entry[0] == "name"), path.name)
-        logs[name] = [entry for entry in entries if entry[0] != "name"]
-    return logs, {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir() if path.suffix == ""}
+def rest(folder: Path) -> Left:
+    """Return what processes have left in a folder beside their logs, by their names."""
+    return {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir() if path.suffix == ""}
+
+
+def numbered_gradient(number: int, step: int, rank: int, size: int) -> Any:
+    """Return the gradient of a process, as its entry in a log says."""
+    return gradient(step, rank, size)
+
+
+def train_in_rounds(
+    program: Sequence[str],
+    folder: Path,
+    ranks: int,
+    fates: Sequence[Fate],
+    dtypes: Sequence[str] = FLOATS,
+    *,
+    restart: bool = False,
+) -> Left:
+    """Run the command of tests/programs/rounds_survival.py, or of one like it.
+
+    Return what is left, which is to the bit that of a replay.
+    """
+    folder.mkdir()
+    run_ranks(program, ranks, folder, "hpsgd", json.dumps(fates), *dtypes, restart=restart)
+    left = rest(folder)
+    replay = rounds_replay.Replay(read(folder), [found["number"] for found in left.values()], numbered_gradient)
+    for found in left.values():
+        assert np.array_equal(found["masters"], replay.common[-1])
+        assert np.array_equal(found["weights"], rounded(found["masters"], dtypes))
+    return left
 
 
 def newcomers(left: Left) -> list[str]:
@@ -119,4 +144,15 @@ def newcomers(left: Left) -> list[str]:
     return [name for name in left if ":" in name]
 
 
-__all__ = ["METHODS", "SERVED", "check", "logs_and_rest", "newcomers", "rounded", "run_ranks", "train"]
+__all__ = [
+    "METHODS",
+    "SERVED",
+    "check",
+    "newcomers",
+    "numbered_gradient",
+    "rest",
+    "rounded",
+    "run_ranks",
+    "train",
+    "train_in_rounds",
+]

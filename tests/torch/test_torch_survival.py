@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import rounds_replay
 import torch
 from survival_replay import FALLING, STEPS
-from survivors import Fate, check, newcomers, run_ranks, train
+from survivors import Fate, check, newcomers, run_ranks, train, train_in_rounds
 
 import gradientflow as gf
 import gradientflow.torch as gft
@@ -53,7 +52,7 @@ def test_a_rank_that_serves_dies_and_comes_back(process_command: Command, tmp_pa
 def test_rounds_in_the_background(
     process_command: Command, tmp_path: Path, fates: Sequence[Fate], restart: bool
 ) -> None:
-    left = rounds_replay.train(process_command("torch_rounds"), tmp_path / "left", 3, fates, restart=restart)
+    left = train_in_rounds(process_command("torch_rounds"), tmp_path / "left", 3, fates, restart=restart)
     assert len(newcomers(left)) == restart
     assert len(left) == 2 + restart
 

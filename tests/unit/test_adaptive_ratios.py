@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from topk_reference import Reference, largest
 
+from gradientflow.bench.survive.topk_reference import Reference, largest
 from gradientflow.strategies.predict.adaptive import Stage, adaptive_ratio, stages_of
 from gradientflow.strategies.predict.link import Link
 

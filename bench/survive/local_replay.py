@@ -2,43 +2,35 @@
 
 The entries of a log, each a list that begins with its kind:
 
-- "step": a number, a rank and how many there are, as for `gradient`;
+- "gradient": the number of the step that it is for;
+- "step": the same, once it is made;
 - "send": the number of an exchange, its fragment, and the names of those that take part in it;
 - "end": the same, once its result is applied; the fragment is None for the mean of weights at the end of training;
-- "give": the number of exchanges after which others get the state of this rank;
-- "catch up": the numbers of exchanges that have ended here and on the rank whose state is taken, and whether it begins.
+- "give": the name of a gift: ranks that begin get the state of this one;
+- "catch up": the numbers of exchanges that have ended here and on the rank whose state is taken, and its gift on a rank
+  that begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from survival_replay import RATE, SIZES, gradient
 
 from gradientflow.strategies import as_strategy
 from gradientflow.strategies.methods.sparse_loco import decode, encode
 
-Vector = np.ndarray[Any, Any]
-Log = Sequence[Sequence[Any]]
+from .log import ContradictionError, Entries
+from .task import RATE, SIZES, Vector
 
 _PARTS = {None: slice(None), (1, 0): slice(None), (2, 0): slice(0, SIZES[0]), (2, 1): slice(SIZES[0], None)}
-
-
-UNKNOWN = "?"  # in place of names, to those that came later
-
-
-def are_same(names: Sequence[str], others: Sequence[str]) -> bool:
-    """Tell whether two lists of names may be the same."""
-    pairs = zip(names, others, strict=False)
-    return len(names) == len(others) and all(one == other or UNKNOWN in (one, other) for one, other in pairs)
 
 
 class Rank:
     """A process: its weights, the momentum of its optimizer, and its residuals."""
 
-    def __init__(self, log: Log, dtype: str) -> None:
+    def __init__(self, log: Entries, dtype: str) -> None:
         self.log = log
         self.done = 0
         self.weights, self.momentum, self.residuals, self.left = np.zeros((4, sum(SIZES)), dtype)
@@ -54,58 +46,89 @@ class Replay:
         The words of a strategy that exchanges weights every few steps.
     logs : mapping
         Of the processes, also those that have died, by their names.
+    left : collection of names
+        Of the processes that have not died.
+    contribution : callable
+        Takes the name of a process and what is in its entry of a step; gives its gradient.
+    momentum : float
+        Of the steps.
+
+    Raises
+    ------
+    ContradictionError
+        If the logs of those that are left do not fit to each other.
     """
 
-    def __init__(self, strategy: str, logs: Mapping[str, Log]) -> None:
+    def __init__(
+        self,
+        strategy: str,
+        logs: Mapping[Any, Entries],
+        left: Collection[Any],
+        contribution: Callable[..., Vector],
+        momentum: float = 1.0,
+    ) -> None:
         self.strategy: Any = as_strategy(strategy)
-        self.is_sparse = self.strategy.name == "sparse_loco"
+        self.is_sparse = hasattr(self.strategy, "decay")  # of residuals
         dtype = "float32" if self.is_sparse else "float64"
         self.ranks = {name: Rank(log, dtype) for name, log in logs.items()}
-        self.members: dict[int, list[str]] = {}
-        for log in logs.values():
-            for kind, *entry in log:
-                if kind == "end":
-                    exchange, _, members = entry
-                    known = self.members.setdefault(exchange, members)
-                    assert are_same(known, members)  # all agree on who has taken part
-                    self.members[exchange] = known if UNKNOWN not in known else members
-        self._given: dict[int, Vector] = {}
-        self._values: dict[int, dict[str, Vector]] = {}  # that were sent
+        self.members: dict[int, Sequence[Any]] = {}
+        self._contribution, self._factor = contribution, np.dtype(dtype).type(momentum)
+        self._find_members(left)
+        self._given: dict[tuple[Any, ...], Vector] = {}
+        self._values: dict[int, dict[Any, Vector]] = {}  # that were sent
         zeros = np.zeros(sum(SIZES), dtype)
         self._common = [(zeros, zeros)]  # weights and the outer momentum, after each exchange
         while sum(self._advance(name) for name in self.ranks):
             pass
-        for name, rank in self.ranks.items():
-            assert rank.done == len(rank.log), (name, rank.log[rank.done])
+        for name in left:
+            rank = self.ranks[name]
+            if rank.done < len(rank.log):
+                raise ContradictionError(f"{name} cannot have done {rank.log[rank.done]}, its entry {rank.done}")
 
-    def _advance(self, name: str) -> int:
+    def _find_members(self, left: Collection[Any]) -> None:
+        """Find who has taken part in each exchange: one who died may have been alone with a result.
+
+        Those that have ended more exchanges have gone on from that of an exchange.
+        """
+        ended = {
+            name: [(entry[1], entry[3]) for entry in rank.log if entry[0] == "end"] for name, rank in self.ranks.items()
+        }
+        for name in sorted(ended, key=lambda name: (name not in left, -max((e for e, _ in ended[name]), default=-1))):
+            for exchange, members in ended[name]:
+                known = self.members.setdefault(exchange, members)
+                if name in left and known != members:
+                    raise ContradictionError(f"either {known} or {members} have taken part in exchange {exchange}")
+
+    def _advance(self, name: Any) -> int:
         """Do what the log of a rank says, up to what needs others; return how much."""
         rank, before = self.ranks[name], self.ranks[name].done
         while rank.done < len(rank.log) and self._does(name, rank, *rank.log[rank.done]):
             rank.done += 1
         return rank.done - before
 
-    def _does(self, name: str, rank: Rank, kind: str, *entry: Any) -> bool:
+    def _does(self, name: Any, rank: Rank, kind: str, *entry: Any) -> bool:
+        if kind == "gradient":
+            return True
         if kind == "step":
-            rank.momentum = rank.momentum + gradient(*entry)
+            rank.momentum = self._factor * rank.momentum + self._contribution(name, *entry)
             rank.weights = rank.weights - rank.weights.dtype.type(RATE) * rank.momentum
         elif kind == "give":
-            self._given[entry[0]] = rank.momentum
+            self._given[tuple(entry[0])] = rank.momentum
         elif kind == "send":
             self._send(name, rank, *entry)
         elif kind == "end":
             return self._ends(rank, entry[0], entry[0] + 1)
         else:
             assert kind == "catch up"
-            first, last, begins = entry
-            if not begins:
+            first, last, gift = entry
+            if gift is None:
                 return self._ends(rank, first, last)
-            if last not in self._given or not self._is_known(last):
+            if tuple(gift) not in self._given or not self._is_known(last):
                 return False
-            rank.weights, rank.momentum = self._common[last][0], self._given[last]
+            rank.weights, rank.momentum = self._common[last][0], self._given[tuple(gift)]
         return True
 
-    def _send(self, name: str, rank: Rank, exchange: int, fragment: int | None, members: list[str]) -> None:
+    def _send(self, name: Any, rank: Rank, exchange: int, fragment: int | None, members: Sequence[Any]) -> None:
         rank.sent[exchange] = fragment
         if fragment is None:
             values = rank.weights
@@ -116,9 +139,9 @@ class Replay:
             rank.left = total - values
         else:
             part = _PARTS[self.strategy.fragments, fragment]
-            known = max(number for number in range(exchange + 1) if self._is_known(number))
-            values = self._common[known][0][part] - rank.weights[part]
-        if are_same(members, self.members.get(exchange, [])):
+            self._is_known(exchange)
+            values = self._common[min(exchange, len(self._common) - 1)][0][part] - rank.weights[part]
+        if members == self.members.get(exchange):
             self._values.setdefault(exchange, {})[name] = values
 
     def _is_known(self, exchanges: int) -> bool:
@@ -129,7 +152,7 @@ class Replay:
             if number not in self.members or set(sent) != set(self.members[number]):
                 return False
             mean = sum(sent[name] for name in self.members[number])
-            mean = mean / mean.dtype.type(len(sent))
+            mean = mean / mean.dtype.type(len(sent))  # type: ignore[union-attr]
             fragment = next(self.ranks[name].sent[number] for name in sent)
             common, velocity = (each.copy() for each in self._common[-1])
             if fragment is None:
@@ -156,4 +179,4 @@ class Replay:
         return True
 
 
-__all__ = ["UNKNOWN", "Log", "Replay", "Vector", "are_same"]
+__all__ = ["Replay"]

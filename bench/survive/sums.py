@@ -1,15 +1,16 @@
-"""What the ranks add up, and the same in a straight line: from who contributed to which step."""
+"""What ranks add up that call the collectives themselves, and the same in a straight line, by which it is checked."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .ending import Ending
+from .telling import checksum
+
 Weights = NDArray[np.float64]
-History = Sequence[tuple[int, Sequence[int]]]  # after how many steps, who has contributed to the next ones
 
 LENGTHS = (5, 2000, 5, 50_000, 5, 2000, 5, 200_000)  # of the steps in turn: every way that messages take
 _PATTERN = np.arange(max(LENGTHS), dtype=np.float64) % 7
@@ -30,16 +31,14 @@ def add(weights: Weights, total: Weights) -> None:
     weights[: total.size] += total
 
 
-def checksum(weights: Weights) -> int:
-    """Identify weights by their bits."""
-    return zlib.crc32(weights.tobytes())
-
-
-def replayed(history: History, steps: int) -> int:
-    """Give the checksum of the weights after so many steps."""
+def replayed(steps: Sequence[Sequence[int]]) -> int:
+    """Give the checksum of the weights after steps to which these have contributed."""
     weights = new_weights()
-    ends = [*(start for start, _ in history[1:]), steps]
-    for (start, members), end in zip(history, ends, strict=True):
-        for step in range(start, end):
-            add(weights, sum(gradient(own, step) for own in members))  # type: ignore[arg-type]
+    for step, members in enumerate(steps):
+        add(weights, sum(gradient(own, step) for own in members))  # type: ignore[arg-type]
     return checksum(weights)
+
+
+def problem(ending: Ending) -> str:
+    """Give what is wrong with the sums; nothing if they have the bits of the replay."""
+    return "the sums are wrong" if replayed(ending.steps) != next(iter(ending.words.values()))["checksum"] else ""

@@ -1,6 +1,6 @@
-"""A rank of ``gradientflow bench survive``: it adds up whole numbers, and goes on whenever others die or come.
+"""A rank of ``gradientflow bench survive`` that adds up whole numbers, and goes on whenever others die or come.
 
-    python -m gradientflow.bench.survive.rank FILE NUMBER
+    python -m gradientflow.bench.survive.adder FILE NUMBER
 
 It goes on until the file exists, and prints lines of JSON: that it begins, the members of each communicator when a step
 with it has ended, and what it has in the end. Members are named by the numbers that their processes were given: a rank
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,8 @@ import gradientflow as gf
 from gradientflow.agreement import gather
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, PeerError
 
-from .replay import add, checksum, gradient, new_weights
+from .sums import add, gradient, new_weights
+from .telling import checksum, tell
 
 _LOST = (PeerError, CommunicationTimeoutError)
 
@@ -87,10 +87,6 @@ class Loop:
         self._is_settled = True
 
 
-def _tell(**what: object) -> None:
-    print(json.dumps({"seconds": time.monotonic(), **what}), flush=True)
-
-
 def _run(loop: Loop, last: Path) -> None:
     """Take steps until the file exists."""
     told = (0, loop.members)
@@ -101,19 +97,19 @@ def _run(loop: Loop, last: Path) -> None:
             loop.recover()
         if loop.history and loop.steps > loop.history[-1][0] and told != loop.history[-1]:
             told = loop.history[-1]
-            _tell(members=loop.members, lost=loop.comm.lost)
+            tell(members=loop.members, lost=loop.comm.lost)
 
 
 def main() -> None:
     """Run to the end."""
-    _tell(begins=True)
+    tell(begins=True)
     try:
         loop = Loop(gf.join(), int(sys.argv[2]))
         _run(loop, Path(sys.argv[1]))
     except GradientFlowError as error:
-        _tell(error=f"{type(error).__name__}: {error}")
+        tell(error=f"{type(error).__name__}: {error}")
         return
-    _tell(members=loop.members, history=loop.history, steps=loop.steps, checksum=checksum(loop.weights))
+    tell(members=loop.members, history=loop.history, steps=loop.steps, checksum=checksum(loop.weights))
     loop.comm.close()
 
 

@@ -24,6 +24,7 @@ class StraightLine:
         self.norms: list[float] = []
 
     def iterate(self, gradients: np.ndarray, density: float) -> np.ndarray:
+        """Return what is sent of these gradients of all ranks; choose the chunks of the next iteration."""
         ranks = len(gradients)
         total = gradients.astype(np.float32) + self.residuals
         used = np.zeros(gradients.shape[1], np.float32)
@@ -44,6 +45,7 @@ class StraightLine:
         return used
 
     def step(self, used: np.ndarray, rate: float, momentum: float, weight_decay: float) -> None:
+        """Make a step with what was sent."""
         for chunk in self.sent:
             part = slice(self.edges[chunk], self.edges[chunk + 1])
             direction = used[part] + np.float32(weight_decay) * self.weights[part]

@@ -2,7 +2,8 @@
 
 The entries of a log, each a list that begins with its kind:
 
-- "step": a number, a rank and how many there are, as for `gradient`;
+- "gradient": the number of the step that it is for;
+- "step": the number of a step that was made;
 - "train": a step on the replica;
 - "round": the number of the round that ends, or 0, who takes part in it, and whether the step's gradient is added up;
 - "send": the number of a round that begins, or begins anew, and who takes part in it;
@@ -12,28 +13,20 @@ The entries of a log, each a list that begins with its kind:
 
 from __future__ import annotations
 
-import itertools
-import json
-import zlib
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from local_replay import UNKNOWN, Log, Vector, are_same
-from survival_replay import FLOATS, RATE, SIZES, gradient
-from survivors import Fate, Left, logs_and_rest, rounded, run_ranks
 
-
-def checksum(weights: Vector) -> int:
-    """Identify weights by their bits."""
-    return zlib.crc32((weights + 0).tobytes())  # there is no -0 in it
+from .log import ContradictionError, Entries
+from .task import RATE, SIZES, Vector
+from .telling import checksum
 
 
 class Rank:
     """A process: its weights, the sum of its gradients that it has not sent, and the sums that it has."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Entries) -> None:
         self.log = log
         self.done = 0
         self.gradient, self.weights, self.sums = np.zeros((3, sum(SIZES)), np.float32)
@@ -47,46 +40,54 @@ class Replay:
     ----------
     logs : mapping
         Of the processes, also those that have died, by their names.
-    left : names
-        Of those that have not.
+    left : collection of names
+        Of the processes that have not died.
+    contribution : callable
+        Takes the name of a process and what is in its entry of a step; gives its gradient.
 
     Attributes
     ----------
     common : list of arrays
         The common weights after each round.
+
+    Raises
+    ------
+    ContradictionError
+        If the logs of those that are left do not fit to each other.
     """
 
-    def __init__(self, logs: Mapping[str, Log], left: Collection[str]) -> None:
+    def __init__(self, logs: Mapping[Any, Entries], left: Collection[Any], contribution: Callable[..., Vector]) -> None:
         self.ranks = {name: Rank(log) for name, log in logs.items()}
         self.common = [np.zeros(sum(SIZES), np.float32)]
-        self._left = left
-        self._members: dict[int, Sequence[str]] = {}
+        self._left, self._contribution = left, contribution
+        self._members: dict[int, Sequence[Any]] = {}
         for name in sorted(logs, key=lambda name: name not in left):  # who dies may have been alone with a result
             for kind, *entry in logs[name]:
                 if kind == "round" and entry[0]:
                     known = self._members.setdefault(entry[0], entry[1])
-                    assert name not in left or are_same(known, entry[1])  # all agree on who has taken part
-        for kind, *entry in itertools.chain(*logs.values()):
-            if kind == "send" and UNKNOWN not in entry[1] and are_same(entry[1], self._members.get(entry[0], ())):
-                self._members[entry[0]] = entry[1]
+                    if name in left and known != entry[1]:
+                        raise ContradictionError(f"either {known} or {entry[1]} have taken part in round {entry[0]}")
         while sum(self._advance(name) for name in self.ranks):
             pass
         for name in left:
             rank = self.ranks[name]
-            assert rank.done == len(rank.log), (name, rank.log[rank.done])
-            assert not rank.sums.any()
-            assert max(rank.sent, default=0) < len(self.common)
+            if rank.done < len(rank.log):
+                raise ContradictionError(f"{name} cannot have done {rank.log[rank.done]}, its entry {rank.done}")
+            if rank.sums.any() or max(rank.sent, default=0) >= len(self.common):
+                raise ContradictionError(f"{name} has gradients left that are in no round")
 
-    def _advance(self, name: str) -> int:
+    def _advance(self, name: Any) -> int:
         """Do what the log of a rank says, up to what needs others; return how much."""
         rank, before = self.ranks[name], self.ranks[name].done
         while rank.done < len(rank.log) and self._does(name, rank, *rank.log[rank.done]):
             rank.done += 1
         return rank.done - before
 
-    def _does(self, name: str, rank: Rank, kind: str, *entry: Any) -> bool:
+    def _does(self, name: Any, rank: Rank, kind: str, *entry: Any) -> bool:
         if kind == "step":
-            rank.gradient = gradient(*entry)
+            return True
+        if kind == "gradient":
+            rank.gradient = self._contribution(name, *entry)
         elif kind == "train":
             rank.sums = rank.sums + rank.gradient
             rank.weights = rank.weights - np.float32(RATE) * rank.gradient
@@ -94,7 +95,8 @@ class Replay:
             if entry[0] not in rank.sent:
                 rank.sent[entry[0]], rank.sums = rank.sums, np.zeros_like(rank.sums)
         elif kind == "weights":
-            assert name not in self._left or entry[0] == checksum(rank.weights), (name, rank.done)
+            if name in self._left and entry[0] != checksum(rank.weights):
+                raise ContradictionError(f"{name} has other weights than it should at its entry {rank.done}")
         else:
             assert kind in ("round", "catch up")
             number = entry[0]
@@ -119,27 +121,4 @@ class Replay:
         return True
 
 
-def train(
-    program: Sequence[str],
-    folder: Path,
-    ranks: int,
-    fates: Sequence[Fate],
-    dtypes: Sequence[str] = FLOATS,
-    *,
-    restart: bool = False,
-) -> Left:
-    """Run the command of tests/programs/rounds_survival.py, or of one like it.
-
-    Return what is left, which is to the bit that of a replay.
-    """
-    folder.mkdir()
-    run_ranks(program, ranks, folder, "hpsgd", json.dumps(fates), *dtypes, restart=restart)
-    logs, left = logs_and_rest(folder)
-    replay = Replay(logs, left)
-    for found in left.values():
-        assert np.array_equal(found["masters"], replay.common[-1])
-        assert np.array_equal(found["weights"], rounded(found["masters"], dtypes))
-    return left
-
-
-__all__ = ["Replay", "checksum", "train"]
+__all__ = ["Replay"]

@@ -14,8 +14,8 @@ Vector = NDArray[np.float32]
 
 def largest(values: Vector, count: int) -> NDArray[np.intp]:
     """Return where the largest magnitudes are, in order; of equal ones the first."""
-    ranked = sorted(range(len(values)), key=lambda index: (-abs(float(values[index])), index))
-    return np.array(sorted(ranked[:count]), np.intp)
+    ranked = np.argsort(-np.abs(np.asarray(values, np.float64)), kind="stable")
+    return np.sort(ranked[:count])
 
 
 class Reference:
