@@ -38,7 +38,7 @@ class HeadStart:
                 send(comm, copies, newcomer)
                 send(comm, parts[1], newcomer)
 
-        newcomers = range(len(comm.recovered_from or ()), comm.size)
+        newcomers = range(max(1, len(comm.recovered_from or ())), comm.size)
         self._threads = [threading.Thread(target=give, args=(each,), daemon=True) for each in newcomers]
         for thread in (self._copying, *self._threads):
             thread.start()

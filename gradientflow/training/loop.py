@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from .binding import bind_together
 from .loss_scale import LossScale
 from .order import BackwardOrder
 from .status import Outcome, Status
-from .survival import LOST, Survival
+from .survival import LOST, Survival, lets_in_when_recovering
 from .tensors import Tensors
 from .uneven import Batches
 
@@ -374,16 +373,7 @@ class Loop:
         except LOST:
             if self.survival is None:
                 raise
-            self._go_on(self.survival, self._recovery, has_gradients)
-
-    @property
-    def _recovery(self) -> Callable[[], object]:
-        """How the ranks that are left meet."""
-        survival, synchronizer = self.survival, self.synchronizer
-        assert survival is not None
-        if synchronizer.meets_in in ("rounds", "servers"):
-            return partial(survival.recover_and_admit, synchronizer)
-        return survival.recover
+            self._go_on(self.survival, self.survival.recover, has_gradients)
 
     def meet(self) -> None:
         """Let newcomers in, between two steps. Collective, if an exchange has ended since the ranks have last met.
@@ -398,13 +388,13 @@ class Loop:
             return
         if survival.is_apart:
             self._go_on(survival, survival.come, False)
-        elif self.synchronizer.meets_in in ("rounds", "servers"):
+        elif lets_in_when_recovering(self.synchronizer):
             if survival.someone_waits():
-                self._go_on(survival, self._recovery, False)  # so that the others come, too
+                self._go_on(survival, survival.recover, False)  # so that the others come, too
         elif self.synchronizer.meets_in == "steps" and not survival.have_met(self.synchronizer):
             try:
                 if survival.admit(self.synchronizer):
-                    self._go_on(survival, lambda: None, False)
+                    self._go_on(survival, lambda _: None, False)
             except LOST:
                 if survival.comm.closed:  # too few are left
                     raise
@@ -412,15 +402,15 @@ class Loop:
             survival.meet(self.synchronizer)
             self.comm = survival.comm
         if survival.wider is not None and self.synchronizer.exchanges_weights():
-            self._go_on(survival, survival.widen, False)
+            self._go_on(survival, lambda _: survival.widen(), False)
         self.update, self._is_lost = None, False
 
-    def _go_on(self, survival: Survival, change: Callable[[], object], has_gradients: bool) -> None:
+    def _go_on(self, survival: Survival, change: Callable[[Synchronizer], object], has_gradients: bool) -> None:
         """Bind the strategy to other ranks, after `change`. Gradients of an iteration that none has ended are lost."""
         previous, is_behind, begins = self.synchronizer, False, survival.is_apart
         previous.close(orderly=False)  # the other ranks may wait for this one
         while True:
-            change()
+            change(previous)
             self.comm = survival.comm
             bound: Synchronizer | None = None
             try:
@@ -432,7 +422,7 @@ class Loop:
             except LOST:  # another one
                 if bound is not None:
                     bound.close(orderly=False)
-                change = self._recovery
+                change = survival.recover
                 continue
             break
         self.flushed = self.overflowed = self.unscaled = self.must_zero = False
@@ -515,7 +505,7 @@ class Loop:
         """
         self._abandon_unfinished()
         if survival.wider is not None:
-            self._go_on(survival, survival.widen, False)
+            self._go_on(survival, lambda _: survival.widen(), False)
         end, is_done, are_servers = survival.exchanges + 1, False, self.synchronizer.meets_in == "servers"
         while survival.exchanges < end:
             with self._surviving(False):

@@ -165,24 +165,34 @@ class Survival:
         self.exchanges += 1
         self._was_applied = False
 
-    def recover(self) -> None:
+    def recover(self, synchronizer: Synchronizer) -> None:
         """Make a communicator of the ranks that are left. Collective over these."""
         if self.wider is not None:
             self.widen()
         self._use(self.comm.recover(self._min_ranks))
+        self._greet(self.comm, {}, None)
+        self._admit_all(synchronizer)
 
     def someone_waits(self) -> bool:
         """Tell on rank 0 whether a newcomer waits; False on all others."""
         return self.comm.rank == 0 and self.comm._door is not None and self.comm._door.someone_waits()
 
-    def recover_and_admit(self, synchronizer: Synchronizer) -> None:
-        """Make a communicator of the ranks that are left, and let newcomers in. Collective over these."""
-        self.recover()
+    def _admit_all(self, synchronizer: Synchronizer) -> None:
+        """Let newcomers in until none waits, if that is not done between two steps.
+
+        Some ranks may be on a communicator because they have let newcomers in, and others because that has failed for
+        them: so it is the first thing that all do on each.
+        """
+        if not lets_in_when_recovering(synchronizer):
+            return
         try:
-            self.admit(synchronizer)
+            self._take_head_start(synchronizer)
+            while self.admit(synchronizer):
+                pass
         except LOST:
-            if self.comm.closed:  # too few are left; else the next call of all ranks gets the error, too
+            if self.comm.closed:  # too few are left
                 raise
+            self.recover(synchronizer)
 
     def admit(self, synchronizer: Synchronizer) -> bool:
         """Let newcomers in, if any wait; return whether they take part at once. Collective."""
@@ -195,15 +205,24 @@ class Survival:
             raise
         if made is self.comm:
             return False
-        if made.rank == 0:
-            changing = self._replica.state(False) if trains_on else None
-            lasting = synchronizer.shared_state(True) if trains_on else None
-            self._head_start = HeadStart(made, (dict(self.entries), changing), lasting)
+        changing = self._replica.state(False) if trains_on and made.rank == 0 else None
+        self._greet(made, self.entries, changing, synchronizer.shared_state(True) if changing is not None else None)
         if trains_on:
             self.comm, self.here, self.wider, self._has_state = kept[0], kept[0], made, True
         else:
             self._use(made)
         return not trains_on
+
+    def _greet(self, made: Communicator, entries: Mapping[str, str], changing: Any, lasting: Any = None) -> None:
+        """Give newcomers of a communicator what they get before they take part, on its rank 0."""
+        if made.rank == 0 and made.size > len(made.recovered_from or ()):
+            self._end_head_start()
+            self._head_start = HeadStart(made, (dict(entries), changing), lasting)
+
+    def _end_head_start(self) -> None:
+        if self._head_start is not None:
+            self._head_start.end()
+            self._head_start = None
 
     def widen(self) -> None:
         """Go on with the newcomers that were let in."""
@@ -228,15 +247,15 @@ class Survival:
         """Note that the ranks have met."""
         self._met_after = (self.exchanges, synchronizer.exchanges)
 
-    def come(self) -> None:
-        """Leave the communicator of this rank alone."""
+    def come(self, synchronizer: Synchronizer) -> None:
+        """Leave the communicator of this rank alone. Collective over those that have let it in, and it."""
         self.is_apart = False
         self.here.close()
         self.here = self.comm
-        if self.exchanges == _NO_COMMON_WEIGHTS and self.comm.rank == 0:
-            self._head_start = HeadStart(self.comm, ({}, None), None)
+        self._greet(self.comm, {}, None)
         self.membership = replace(self.membership, ranks=tuple(range(len(self.comm.recovered_from or ()))))
         self.changed = True
+        self._admit_all(synchronizer)
 
     def _use(self, made: Communicator) -> None:
         before = self.membership
@@ -262,9 +281,7 @@ class Survival:
         It travels during the ``with`` block, which may use `comm`, and is taken after it: all of it, or nothing, for
         the rank that is ahead may be lost meanwhile.
         """
-        if self._awaits_head_start:
-            self._awaits_head_start = False
-            self._take_head_start(synchronizer)
+        self._take_head_start(synchronizer)
         try:
             require_same_as_first(self.comm, "models", self.entries)
         except MismatchError:
@@ -296,14 +313,15 @@ class Survival:
             assert given is not None
             self._take(synchronizer, first, *given.result())
         self.exchanges, self._has_state = exchanges, True
-        if self._head_start is not None:
-            self._head_start.end()
-            self._head_start = None
+        self._end_head_start()
         if self._narrow is not None:
             self._narrow._end(False)
             self._narrow = None
 
     def _take_head_start(self, synchronizer: Synchronizer) -> None:
+        if not self._awaits_head_start or self.comm.rank == 0:
+            return
+        self._awaits_head_start = False
         (entries, replica), shared = take_head_start(self.comm)
         if replica is not None and entries == self.entries:
             self._replica.load(replica, True)
@@ -361,6 +379,11 @@ def _same(comm: Communicator) -> Communicator:
     return made
 
 
+def lets_in_when_recovering(synchronizer: Synchronizer) -> bool:
+    """Tell whether newcomers are let in as if a rank had been lost, not between two steps."""
+    return synchronizer.meets_in in ("rounds", "servers")
+
+
 def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
     """Return whether to go on without ranks that are lost.
 
@@ -378,4 +401,4 @@ def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
     return on_failure == "continue"
 
 
-__all__ = ["LOST", "Membership", "Replica", "Survival", "check_on_failure"]
+__all__ = ["LOST", "Membership", "Replica", "Survival", "check_on_failure", "lets_in_when_recovering"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -39,7 +40,7 @@ class Fates:
         Of this process when it was first started.
     fates : list of (int, int, str, float)
         A rank, its step, and what it does: "die" so many seconds after its begin, "die again" in its second life, "die
-        after" its end, or "fall behind".
+        after" its end, "fall behind", or "miss the door".
     """
 
     def __init__(self, rank: int, fates: list[tuple[int, int, str, float]]) -> None:
@@ -64,6 +65,8 @@ class Fates:
         what, seconds = self._own.pop(step, ("", 0.0))
         if what == "fall behind":
             fall_behind(training)
+        elif what == "miss the door":
+            miss_the_door()
         elif what == "die after":
             self._dies = True
         elif what and seconds:
@@ -104,6 +107,18 @@ def fall_behind(training: Any) -> None:
 
     synchronizer.wait = failing  # type: ignore[method-assign]
     synchronizer.settle = lambda: None  # type: ignore[method-assign]  # residuals are as it would leave them
+
+
+def miss_the_door() -> None:
+    """Act as if the next call in which ranks let others in failed on this rank, though the others have ended it."""
+    barrier, calls = gf.Communicator.barrier, itertools.count(1)
+
+    def failing(self: Any) -> None:
+        barrier(self)
+        if next(calls) == 1:
+            raise PeerError("not heard of others")
+
+    gf.Communicator.barrier = failing  # type: ignore[method-assign]
 
 
 def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> dict[str, Any]:

@@ -83,6 +83,17 @@ def test_a_rank_comes_back(process_command: Command, tmp_path: Path, strategy: s
     assert all(np.array_equal(each, weights[0]) for each in weights)
 
 
+@pytest.mark.parametrize("strategy", ["asgd(replicas=1)", "ssgd(replicas=1)"])
+def test_a_rank_that_fails_while_others_let_one_in_goes_on_with_them(
+    process_command: Command, tmp_path: Path, strategy: str
+) -> None:
+    fates: list[Fate] = [(1, 5, "die", 0), (2, 7, "miss the door", 0)]
+    left = train(process_command("survival"), tmp_path / "left", 4, strategy, fates, restart=True)
+    assert len(left) == 4
+    weights = [found["weights"] for found in left.values()]
+    assert all(np.array_equal(each, weights[0]) for each in weights)
+
+
 @pytest.mark.parametrize("policy", ["bsp", "asp"])
 @pytest.mark.parametrize("node_size", [0, 1])
 def test_a_parameter_server_is_recovered(process_command: Command, policy: str, node_size: int) -> None:
@@ -103,25 +114,31 @@ def test_many_kills(process_command: Command, tmp_path: Path, strategy: str) -> 
 
 
 def test_too_few_ranks_while_newcomers_come_are_an_error() -> None:
-    class Closed:
-        closed = True
+    class Communicator:
+        closed = False
 
-    class TooFew(Survival):
+    class Served:
+        meets_in = "servers"
+
+    class Failing(Survival):
         def __init__(self) -> None:
-            self.comm: Any = Closed()
-
-        def recover(self) -> None:
-            pass
+            self.comm: Any = Communicator()
+            self._awaits_head_start = False
+            self.recoveries = 0
 
         def admit(self, synchronizer: Any) -> bool:
             message = "too few are left"
             raise PeerError(message)
 
-    survival = TooFew()
+        def recover(self, synchronizer: Any) -> None:
+            self.recoveries += 1
+
+    survival = Failing()
+    survival._admit_all(cast("Any", Served()))
+    assert survival.recoveries == 1
+    survival.comm.closed = True
     with pytest.raises(PeerError, match="too few"):
-        survival.recover_and_admit(cast("Any", None))
-    survival.comm.closed = False
-    survival.recover_and_admit(cast("Any", None))  # the next call of all ranks gets the error
+        survival._admit_all(cast("Any", Served()))
 
 
 def test_the_last_round_that_all_servers_have() -> None:
