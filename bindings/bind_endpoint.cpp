@@ -33,6 +33,10 @@ void bind_endpoint(py::module_& module) {
       .def_property_readonly("rank", [](const BoundEndpoint& self) { return self.get().rank(); })
       .def_property_readonly("size", [](const BoundEndpoint& self) { return self.get().size(); })
       .def_property_readonly("transport", [](const BoundEndpoint& self) { return name_of(self.get().kind()); })
+      .def(
+          "duplicate",
+          [](const BoundEndpoint& self) { return std::make_unique<BoundEndpoint>(self.get().duplicate()); },
+          "Another endpoint of the same ranks. Over TCP not collective, but all make their duplicates in one order.")
       .def_property_readonly(
           "mpi",
           [](const BoundEndpoint& self) {

@@ -235,7 +235,7 @@ void bind_stores(py::module_& module) {
 
 void bind_admission(py::module_& module) {
   using transport::Newcomer;
-  py::class_<Newcomer>(module, "Newcomer", "A process that comes to a job that stands.")
+  py::class_<Newcomer>(module, "Newcomer", "A process that comes to others that it has not met.")
       .def(py::init([](const std::string& near, const std::map<std::string, std::string>& overrides) {
              const Config config = read_config(overrides);
              const WithoutGil release;
@@ -249,7 +249,17 @@ void bind_admission(py::module_& module) {
             Newcomer::Place place = self.enter(answer);
             return py::make_tuple(std::make_unique<BoundEndpoint>(std::move(place.endpoint)), place.former);
           },
-          py::arg("answer"), "The endpoint that the answer invites to, and how many of its ranks are no newcomers.");
+          py::arg("answer"), "The endpoint that the answer invites to, and how many of its ranks are no newcomers.")
+      .def(
+          "meet",
+          [](const Newcomer& self, int rank, std::vector<std::string> addresses, const std::string& secret,
+             double timeout) {
+            const WithoutGil release;
+            return std::make_unique<BoundEndpoint>(self.meet(rank, std::move(addresses), secret, until(timeout)));
+          },
+          py::arg("rank"), py::arg("addresses"), py::arg("secret"), py::arg("timeout"),
+          "An endpoint of the processes at these addresses, by rank; all give the same ones, and the same secret of 32 "
+          "bytes. Collective. Once.");
   module.def(
       "objection_to", [](const py::bytes& card) { return transport::objection_to(card); }, py::arg("card"),
       "Why the process with this card cannot join; empty if it can.");

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from unittest import SkipTest
 
 import torch
 import torch.distributed as dist
@@ -171,6 +172,20 @@ def check_leaving() -> None:
         world.send([torch.zeros(1)], 1 - RANK)
     with raises(ClosedError):
         world.barrier().wait()
+
+
+def check_members_over_mpi_stay() -> None:
+    if not hasattr(torch._C._distributed_c10d, "ReconfigureOptions"):  # type: ignore[attr-defined]
+        raise SkipTest("needs PyTorch 2.14")
+    with raises(ArgumentError, "enable_reconfigure=True needs messages over TCP: set GRADIENTFLOW_TRANSPORT=tcp"):
+        dist.init_process_group("gradientflow", enable_reconfigure=True)  # type: ignore[call-arg]
+    assert not dist.is_initialized()
+    with group("gradientflow") as world:
+        assert not world.supports_reconfigure
+        for call in (dist._get_reconfigure_handle, lambda: dist._reconfigure(1, ["handle"])):  # type: ignore[attr-defined]
+            with raises(ArgumentError, "over MPI keeps its members: set GRADIENTFLOW_TRANSPORT=tcp"):
+                call()
+        sum_up()
 
 
 def check_the_end_without_a_word() -> None:

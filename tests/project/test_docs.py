@@ -51,7 +51,7 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/clusters.md", "needs Slurm"): 1,
         ("docs/clusters.md", "needs two hosts"): 2,
         ("docs/fault-tolerance.md", "a part of a program"): 2,
-        ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 1,
+        ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 2,
         ("docs/fault-tolerance.md", "the command below starts it"): 2,
         ("docs/jax.md", "a part of a program"): 1,
         ("docs/jax.md", "the command below starts it"): 1,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs_reconfigure import needs_reconfigure
 from survivors import run_ranks
 from tutorial_script import OUTSIDE, losses
 
@@ -51,6 +52,12 @@ def test_what_pytorch_has_for_programs_that_handle_failures(
 ) -> None:
     printed = run_ranks(process_command("process_group_failures"), 3, tmp_path)
     assert sorted(printed.splitlines()) == [f"rank {rank} has come to the end" for rank in (0, 2)]
+
+
+@needs_reconfigure
+def test_groups_that_get_other_members(process_command: Callable[[str], list[str]], tmp_path: Path) -> None:
+    printed = run_ranks(process_command("process_group_reconfigured"), 3, tmp_path, restart=True)
+    assert sorted(printed.splitlines()) == [f"rank {rank} has come to the end" for rank in range(3)]
 
 
 LOADING = """

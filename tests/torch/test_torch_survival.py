@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from needs_reconfigure import needs_reconfigure
 from survival_replay import FALLING, STEPS
 from survivors import Fate, check, newcomers, run_ranks, train, train_in_rounds
 
@@ -99,6 +100,16 @@ def test_the_example_whose_ranks_come_back(process_command: Command) -> None:
     found = re.findall(r"rank (\d) of 3: accuracy (\S+)", output)
     assert sorted(rank for rank, _ in found) == ["0", "1", "2"], output
     assert len({accuracy for _, accuracy in found}) == 1
+    assert float(found[0][1]) > 0.9
+
+
+@pytest.mark.slow
+@needs_reconfigure
+def test_the_example_with_ddp_whose_ranks_come_back(process_command: Command) -> None:
+    output = run_example(process_command, "reconfigure_ddp.py", restart=True)
+    found = re.findall(r"rank (\d) of 3: accuracy (\S+), sum of the weights (\S+)", output)
+    assert sorted(rank for rank, _, _ in found) == ["0", "1", "2"], output
+    assert len({weights for _, _, weights in found}) == 1
     assert float(found[0][1]) > 0.9
 
 

@@ -36,12 +36,8 @@ class Collectives:
     def __init__(
         self, ranks: Callable[[Config], Any], settings: Config, context: WorkContext, thread: FutureThread
     ) -> None:
-        try:
+        with context.explaining():
             self.communicator = Communicator(ranks(settings), settings)
-        except GradientFlowError as error:
-            if (explained := context.explained(error)) is error:
-                raise
-            raise explained from error
         self._callback_communicator: Communicator | None = None  # made when a callback needs it
         self._ranks = ranks
         self._settings = settings

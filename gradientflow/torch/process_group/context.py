@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, PeerError
 
@@ -49,16 +50,26 @@ class WorkContext:
     ----------
     world_ranks : sequence of int
         The rank in the world of each rank of the group.
-    own_timeout : bool
-        Whether PyTorch gave the group its timeout, rather than GRADIENTFLOW_TIMEOUT.
+    timeout_of : str, optional
+        What PyTorch gave the timeout to; None: it is GRADIENTFLOW_TIMEOUT.
     """
 
-    def __init__(self, world_ranks: Sequence[int], own_timeout: bool) -> None:
+    def __init__(self, world_ranks: Sequence[int], timeout_of: str | None = None) -> None:
         self.world_ranks = list(world_ranks)
         self.unclaimed = Unclaimed()
         self.has_lost_a_rank = False  # by the errors so far
         self._same = self.world_ranks == list(range(len(self.world_ranks)))
-        self._own_timeout = own_timeout
+        self._timeout_of = timeout_of
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Word the errors that come from within as `explained` does."""
+        try:
+            yield
+        except GradientFlowError as error:
+            if (explained := self.explained(error)) is error:
+                raise
+            raise explained from error
 
     def explained(self, error: Exception) -> Exception:
         """Return an error of a communicator, worded for a process group.
@@ -73,8 +84,8 @@ class WorkContext:
         if not self._same:
             text = _RANKS.sub(self._in_world, text)
         if isinstance(error, CommunicationTimeoutError):
-            if self._own_timeout:
-                text = text.replace("(GRADIENTFLOW_TIMEOUT)", "(timeout of the process group)")
+            if self._timeout_of is not None:
+                text = text.replace("(GRADIENTFLOW_TIMEOUT)", f"(timeout of {self._timeout_of})")
             text = f"process group: Timed out waiting: {text}"
         return error if text == str(error) else type(error)(text)
 

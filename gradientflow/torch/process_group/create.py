@@ -19,7 +19,8 @@ from gradientflow.meeting.variables import Place, split_address
 from gradientflow.mpi_library import load_mpi
 from gradientflow.torch.names import BACKEND
 
-from .group import Members, ProcessGroup
+from .group import ProcessGroup
+from .members import Members
 from .rendezvous import Rendezvous, is_by_mpi, way_of_job
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
@@ -41,8 +42,16 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     if backend_options is not None:
         message = f"the backend {BACKEND} has no options: leave pg_options out"
         raise ArgumentTypeError(message)
-    members = _by_mpi(options) if is_by_mpi() else _by_store(options)
-    return ProcessGroup(members, options.timeout, options.group_id)
+    has_members = not getattr(options, "enable_reconfigure", False)  # which PyTorch has since 2.14
+    if is_by_mpi():
+        if not has_members:
+            message = "enable_reconfigure=True needs messages over TCP: set GRADIENTFLOW_TRANSPORT=tcp"
+            raise ArgumentError(message)
+        by_mpi = _by_mpi(options)
+        return ProcessGroup(by_mpi.place, by_mpi, options.timeout, options.group_id)
+    place, towards = Place(options.group_rank, options.group_size), _towards(options.store)
+    members = _by_store(options, place, towards) if has_members else None
+    return ProcessGroup(place, members, options.timeout, options.group_id, towards)
 
 
 def _by_mpi(options: Any) -> Members:
@@ -68,10 +77,9 @@ def _by_mpi(options: Any) -> Members:
     return Members(Place(mpi.rank, mpi.size), ranks, lambda _: mpi, lambda: MPI.Is_finalized() or mpi.Free())
 
 
-def _by_store(options: Any) -> Members:
-    place = Place(options.group_rank, options.group_size)
+def _by_store(options: Any, place: Place, towards: str) -> Members:
     ranks: Sequence[int] = list(options.global_ranks_in_group) or range(place.size)
-    return Members(place, ranks, partial(_meet, options.store, place, _towards(options.store)))
+    return Members(place, ranks, partial(_meet, options.store, place, towards))
 
 
 def _meet(store: Any, place: Place, towards: str, settings: Config) -> Any:

@@ -7,13 +7,18 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed
 
-from gradientflow.config import Config
-from gradientflow.errors import ArgumentTypeError, CommunicationTimeoutError, GradientFlowError, PeerError
+from gradientflow.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CommunicationTimeoutError,
+    GradientFlowError,
+    PeerError,
+)
 from gradientflow.torch import devices
 from gradientflow.torch.names import BACKEND
 
@@ -22,40 +27,20 @@ from .calls import Call
 from .collectives import Collectives
 from .context import WorkContext
 from .futures import FutureThread, untraced
+from .members import Members
 from .messages import Messages
-from .options import options_of, seconds, settings_of
+from .options import options_of, owner_of_timeout, seconds, settings_of
 from .place import Place
 from .profiling import recorded
+from .reconfiguration import NO_CALLS, Reconfiguration
 from .sparse import allreduce_sparse
 from .tensors import check_alike, checked, is_sparse, list_of, memory_for, only, plain, together
-from .work import Work
+from .work import CollectiveWork, Work
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 c10d: Any = torch._C._distributed_c10d  # with the options of all calls
 
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
-
-
-class Members(NamedTuple):
-    """The ranks of a group.
-
-    Attributes
-    ----------
-    place : tuple of int and int
-        This process in the group, and how many there are.
-    world_ranks : sequence of int
-        The rank in the world of each rank of the group.
-    ranks : callable
-        Takes the settings of a communicator, and gives what it is made of: an MPI communicator, or an endpoint of its
-        own. Collective over the group.
-    release : callable
-        Gives up what belongs to the group besides, once; after an abort it is not called.
-    """
-
-    place: tuple[int, int]
-    world_ranks: Sequence[int]
-    ranks: Callable[[Config], Any]
-    release: Callable[[], object] = lambda: None
 
 
 @untraced
@@ -71,35 +56,58 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     Parameters
     ----------
-    members : Members
-        The ranks of the group, in order.
+    place : tuple of int and int
+        This process in the group, and how many there are.
+    members : Members, optional
+        The ranks of the group; None: it has none before its first reconfiguration.
     timeout : datetime.timedelta
         How long a call waits for the other ranks.
     name : str
         The name shown to people.
+    towards : str, optional
+        Where the ranks are on the network, as far as it is known; None: not over TCP, so the members stay.
     """
 
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
 
-    def __init__(self, members: Members, timeout: timedelta, name: str) -> None:
-        super().__init__(*members.place)
-        self._place = Place(*members.place)
+    def __init__(
+        self,
+        place: tuple[int, int],
+        members: Members | None,
+        timeout: timedelta,
+        name: str,
+        towards: str | None = None,
+    ) -> None:
+        super().__init__(*place)
+        self._place = Place(*place)
         self._name, self._description = name, "undefined"
         self._timeout = timeout
         self._limit: float | None = None  # None: that of the communicator
         self._calls = 0
         self._process = os.getpid()
-        self._release = members.release
-        settings = settings_of(timeout)
-        self._context = WorkContext(members.world_ranks, own_timeout=settings != Config())
-        self._thread = FutureThread(f"gradientflow futures {name}")
-        self._collectives = Collectives(members.ranks, settings, self._context, self._thread)
-        self._messages = Messages(self._collectives.communicator, self._context, self._thread)
-        _open.add(self)
+        self._settings = settings_of(timeout)
+        self._reconfiguration = None if towards is None else Reconfiguration(self._settings, towards)
+        self._release: Callable[[], object] = lambda: None
+        self._context, self._thread = WorkContext(()), FutureThread("")
+        self._collectives: Collectives = NO_CALLS
+        self._messages: Messages = NO_CALLS
+        if members is not None:
+            self._begin(members)
 
     # ---- life ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, members: Members) -> None:
+        """Make calls among these ranks from now on. Collective; where it fails, the group stays as it was."""
+        context = WorkContext(members.world_ranks, owner_of_timeout(self._settings))
+        thread = FutureThread(f"gradientflow futures {self._name}")
+        collectives = Collectives(members.ranks, self._settings, context, thread)
+        messages = Messages(collectives.communicator, context, thread)
+        self._close(orderly=False)
+        self._place, self._calls, self._release = Place(*members.place), 0, members.release
+        self._context, self._thread, self._collectives, self._messages = context, thread, collectives, messages
+        _open.add(self)
 
     def shutdown(self) -> None:
         """End the group after its collectives are done. Calling it twice is harmless."""
@@ -140,12 +148,56 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return c10d.ErrorType.COMM_ERROR
         return c10d.ErrorType.REMOTE_ERROR if self._context.has_lost_a_rank else c10d.ErrorType.SUCCESS
 
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the group may get other members."""
+        return self._reconfiguration is not None
+
+    def get_reconfigure_handle(self) -> str:
+        """Return what others have to know of this process for `reconfigure`; a new one after each."""
+        return self._reconfigured().handle(None if self._collectives is NO_CALLS else self._place.rank)
+
+    def reconfigure(self, options: Any) -> Work:
+        """Give the group other members. Collective over these; calls under way among the former ones fail.
+
+        Parameters
+        ----------
+        options : torch._C._distributed_c10d.ReconfigureOptions
+            The handles of all members, in a list by rank, or in a set: then ranks keep their order, and processes that
+            had none come behind; a uuid, the same for all of them, which the group has not had before; and how long to
+            wait for the others, by default the timeout of the group.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the options cannot be served; nothing has happened then.
+        gradientflow.errors.CommunicationError
+            If a member has died, or does not come in time. The group is what it was, and may be reconfigured again,
+            with a new handle of this process and a new uuid.
+        """
+        self._begin(self._reconfigured().members(options))
+        return CollectiveWork(self._context, self._thread, [])
+
+    def _reconfigured(self) -> Reconfiguration:
+        if self._reconfiguration is None:
+            message = "a group whose ranks exchange messages over MPI keeps its members: set GRADIENTFLOW_TRANSPORT=tcp"
+            raise ArgumentError(message)
+        return self._reconfiguration
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long calls wait from now on. For collectives, the timeout of the group remains the maximum."""
         self._timeout = timeout
         self._limit = seconds(timeout)
 
     # ---- names and facts -----------------------------------------------------------------------------------------
+
+    def getRank(self) -> int:  # noqa: N802, D102
+        return self._place.rank
+
+    def getSize(self) -> int:  # noqa: N802, D102
+        return self._place.size
+
+    rank, size = getRank, getSize
 
     def getBackendName(self) -> str:  # noqa: N802, D102
         return BACKEND

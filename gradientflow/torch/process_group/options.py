@@ -35,3 +35,8 @@ def settings_of(timeout: timedelta) -> Config:
     if timeout == default_pg_timeout and os.environ.get("GRADIENTFLOW_TIMEOUT"):
         return Config()
     return Config(timeout=timeout.total_seconds())
+
+
+def owner_of_timeout(settings: Config) -> str | None:
+    """Return what has the timeout of these settings, for errors; None if it is GRADIENTFLOW_TIMEOUT."""
+    return None if settings == Config() else "the process group"

@@ -1,12 +1,14 @@
 #include "admission.hpp"
 
 #include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "../../base/error.hpp"
 #include "../../base/version.hpp"
+#include "../tcp/gathering.hpp"
 #include "address.hpp"
 #include "exchange.hpp"
 
@@ -23,6 +25,8 @@ constexpr std::size_t card_parts = 3;
 // newcomers there are, the ranks, and the addresses.
 constexpr std::size_t answer_parts = 7;
 
+constexpr std::uint32_t number_of_meeting = ~std::uint32_t{0};  // which no other gathering of a new endpoint has
+
 [[noreturn]] void throw_nonsense() {
   throw Error(ErrorKind::mismatch, "what has come from a job to join cannot be read: it runs another version");
 }
@@ -35,6 +39,15 @@ Number number_of(const std::string& text) {
     throw_nonsense();
   }
   return number;
+}
+
+tcp::Token token_of(const std::string& secret) {
+  tcp::Token token{};
+  if (secret.size() != token.size()) {
+    throw_nonsense();
+  }
+  std::memcpy(token.data(), secret.data(), token.size());
+  return token;
 }
 
 }  // namespace
@@ -52,11 +65,9 @@ Newcomer::Place Newcomer::enter(const std::string& answer) const {
   if (parts.size() == 2 && parts[0] == refused) {
     throw Error(ErrorKind::mismatch, "this process cannot join the job: " + parts[1]);
   }
-  tcp::Token token{};
-  if (parts.size() != answer_parts || parts[0] != invited || parts[1].size() != token.size()) {
+  if (parts.size() != answer_parts || parts[0] != invited) {
     throw_nonsense();
   }
-  std::memcpy(token.data(), parts[1].data(), token.size());
   std::vector<int> members;
   for (const std::string& each : unpack(parts[5])) {
     members.push_back(number_of<int>(each));
@@ -64,8 +75,18 @@ Newcomer::Place Newcomer::enter(const std::string& answer) const {
   std::vector<std::string> addresses = unpack(parts[6]);
   const int rank = number_of<int>(parts[3]);
   const int former = static_cast<int>(members.size()) - number_of<int>(parts[4]);
-  return {network_->join(rank, std::move(addresses), token, std::move(members), number_of<std::uint64_t>(parts[2])),
+  return {network_->join(rank, std::move(addresses), token_of(parts[1]), std::move(members),
+                         number_of<std::uint64_t>(parts[2])),
           former};
+}
+
+std::unique_ptr<Endpoint> Newcomer::meet(int rank, std::vector<std::string> addresses, const std::string& secret,
+                                         const Until& until) const {
+  const std::string what = "a meeting of " + std::to_string(addresses.size()) + " ranks";
+  std::unique_ptr<Endpoint> endpoint = network_->join(rank, std::move(addresses), token_of(secret));
+  static_cast<void>(tcp::gather(*endpoint, number_of_meeting, {nullptr, 0, what, until.seconds(), 1},
+                                [&] { static_cast<void>(until.step()); }));
+  return endpoint;
 }
 
 std::string objection_to(const std::string& card) {

@@ -1,8 +1,9 @@
-// How a process comes to a job that stands: it says where it listens, and is answered what it has to know.
+// How a process comes to others that it has not met: it says where it listens, and is told what it has to know.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "../../base/config.hpp"
 #include "../endpoint.hpp"
@@ -25,6 +26,12 @@ class Newcomer {
     int former = 0;  // how many of the ranks, the first ones, were there before
   };
   [[nodiscard]] Place enter(const std::string& answer) const;
+
+  // The endpoint of the processes that listen at these addresses, by rank, of which this one is `rank`. All have the
+  // same addresses and secret, of 32 bytes, from elsewhere. Collective. Throws Error(timeout), which names who has not
+  // come, and Error(peer). Once.
+  [[nodiscard]] std::unique_ptr<Endpoint> meet(int rank, std::vector<std::string> addresses, const std::string& secret,
+                                               const Until& until) const;
 
  private:
   std::shared_ptr<tcp::Network> network_;

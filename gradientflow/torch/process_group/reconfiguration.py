@@ -1,0 +1,127 @@
+"""New members for a group: what ``torch.distributed._get_reconfigure_handle`` and ``_reconfigure`` ask for.
+
+A handle says where its process listens. Processes that have each other's handles need nothing else to meet: no store,
+and nobody who was there before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64decode, b64encode
+from typing import Any, NoReturn
+
+from gradientflow._location import load_core
+from gradientflow.config import Config
+from gradientflow.errors import ArgumentError, ClosedError
+from gradientflow.torch.names import BACKEND
+
+from .context import WorkContext
+from .members import Members
+from .options import owner_of_timeout, seconds
+from .place import Place
+
+
+class Reconfiguration:
+    """Makes members of a group of the processes whose handles are given.
+
+    Parameters
+    ----------
+    settings : Config
+        Of the group's communicators.
+    towards : str
+        Where the ranks are on the network, as far as it is known.
+    """
+
+    def __init__(self, settings: Config, towards: str) -> None:
+        self._settings = settings
+        self._towards = towards
+        self._newcomer: Any = None
+        self._handle = ""
+        self._uuids: set[int] = set()
+
+    def handle(self, rank: int | None) -> str:
+        """Return the handle of this process, for the next members; `rank` is its own among those that there are.
+
+        In the order of their texts, processes that have had no rank are behind the others.
+        """
+        if not self._handle:
+            core = load_core()
+            self._newcomer = core.Newcomer(self._towards, dict(self._settings))
+            former = "new" if rank is None else f"{rank:08}"
+            self._handle = ":".join((BACKEND, former, core.random_token(), b64encode(self._newcomer.card).decode()))
+        return self._handle
+
+    def members(self, options: Any) -> Members:
+        """Return those that PyTorch's ``ReconfigureOptions`` name, once all have come. Collective over them.
+
+        The handle of this process is used up then, also where a member does not come.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the options cannot be served; then the handle stays.
+        """
+        handles = options.handles if isinstance(options.handles, list) else sorted(options.handles)
+        addresses = [_address(rank, handle) for rank, handle in enumerate(handles)]
+        if len(set(handles)) < len(handles):
+            message = "a handle is given twice: the new group has one of each of its processes"
+            raise ArgumentError(message)
+        if self._handle not in handles:
+            message = (
+                f"the handle of this process is not among the {len(handles)} that are given: ask for the handles of "
+                "all processes anew before each reconfiguration"
+            )
+            raise ArgumentError(message)
+        if options.hints:
+            message = f"the backend {BACKEND} has no hints for reconfiguration: leave {sorted(options.hints)} out"
+            raise ArgumentError(message)
+        if options.uuid in self._uuids:
+            message = f"the uuid {options.uuid} was already used in this group: each reconfiguration has its own"
+            raise ArgumentError(message)
+        place = Place(handles.index(self._handle), len(handles))
+        secret = hashlib.sha256(json.dumps([options.uuid, handles]).encode()).digest()
+        limit = seconds(options.timeout)
+        context = WorkContext(range(place.size), "the reconfiguration" if limit else owner_of_timeout(self._settings))
+        newcomer, self._newcomer, self._handle = self._newcomer, None, ""
+        self._uuids.add(options.uuid)
+        with context.explaining():
+            endpoint = newcomer.meet(place.rank, addresses, secret, limit or float(self._settings["timeout"]))
+        endpoints = iter((endpoint, endpoint.duplicate()))  # for calls, and for those in callbacks
+        return Members(place, range(place.size), lambda _: next(endpoints))
+
+
+class _NoCalls:
+    """What a group makes calls with before it has members."""
+
+    def close(self, **_: object) -> None:
+        """Do nothing."""
+
+    abort = close
+
+    def __getattr__(self, name: str) -> NoReturn:
+        message = (
+            "the process group has no members yet: with enable_reconfigure=True, torch.distributed._reconfigure gives "
+            "it the first ones"
+        )
+        raise ClosedError(message)
+
+
+NO_CALLS: Any = _NoCalls()
+
+
+def _address(rank: int, handle: str) -> str:
+    """Return where the process with this handle listens, which shall get this rank."""
+    core = load_core()
+    try:
+        backend, _, _, text = handle.split(":")
+        card = b64decode(text, validate=True)
+    except ValueError:
+        backend = ""
+    if backend != BACKEND:
+        message = f"{handle!r} is no handle of a process group of the backend {BACKEND}"
+        raise ArgumentError(message)
+    if objection := core.objection_to(card):
+        message = f"rank {rank} cannot be met: {objection}"
+        raise ArgumentError(message)
+    return str(core.address_on(card))
