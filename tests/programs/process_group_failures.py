@@ -83,6 +83,39 @@ def by_pytorch() -> None:
     assert not dist.is_initialized()
 
 
+def of_a_part() -> None:
+    """A group of its own ends, in any way: the default group goes on."""
+    group("part")
+
+    def part_that(ends: Callable[[Any], object], error: Any, seconds: int = 60) -> None:
+        part: Any = dist.new_group(use_local_synchronization=True, timeout=timedelta(seconds=seconds))
+        dist.all_reduce(torch.ones(4), group=part)
+        ends(part)
+        assert part.get_error() == error
+        if part in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(part)
+        total = torch.ones(4)
+        dist.all_reduce(total)
+        assert total.tolist() == [3.0] * 4
+
+    def times_out(part: Any) -> None:
+        if RANK == 0:
+            dist.all_reduce(torch.ones(1024), group=part, async_op=True)
+            while part.get_error() == ErrorType.SUCCESS:
+                threading.Event().wait(0.01)
+            (FOLDER / "part has timed out").touch()
+            expect(CommunicationTimeoutError, lambda: dist.all_reduce(torch.ones(4), group=part))
+        else:
+            while not (FOLDER / "part has timed out").exists():
+                threading.Event().wait(0.01)
+
+    part_that(lambda part: part._get_backend(torch.device("cpu")).abort(), ErrorType.COMM_ERROR)
+    part_that(dist.distributed_c10d._abort_process_group, ErrorType.COMM_ERROR)
+    part_that(dist.destroy_process_group, ErrorType.COMM_ERROR)
+    part_that(times_out, ErrorType.TIMEOUT if RANK == 0 else ErrorType.SUCCESS, seconds=1)
+    dist.destroy_process_group()
+
+
 def after_a_timeout() -> None:
     """A wait that is given up is no error of the group; a call that others do not come to is one."""
     world = group("timeout")
@@ -130,6 +163,7 @@ def main() -> None:
     from_another_thread("work", lambda: dist.all_reduce(torch.ones(3), async_op=True).wait())  # type: ignore[union-attr]
     from_another_thread("receive", lambda: dist.recv(torch.ones(3), VICTIM))
     by_pytorch()
+    of_a_part()
     after_a_timeout()
     after_a_death()
     print(f"rank {RANK} has come to the end")
