@@ -105,6 +105,13 @@ def test_a_loss_is_noticed_at_the_end_where_nothing_is_exchanged_before(
     check_survivors(process_command("local_survival"), tmp_path / "left", ALONE, ALONE_FATES[fates])
 
 
+def test_nobody_is_told_of_an_exchange_that_nobody_needs(process_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    fates: list[Fate] = [(1, 4, "die", 0.0)]  # one is under way, and another begins
+    arguments = (process_command("local_survival"), 4, tmp_path / "left", DELAYED, json.dumps(fates), *FLOATS)
+    assert "has waited for its handle" not in run_ranks(*arguments, errors=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtypes", [FLOATS, HALVES])
 @pytest.mark.parametrize("strategy", METHODS)

@@ -45,9 +45,13 @@ def run_ranks(
     *arguments: object,
     restart: bool = False,
     env: Mapping[str, str] | None = None,
+    errors: bool = False,
     **settings: object,
 ) -> str:
-    """Run a command on ranks that may die; with `restart` they are started again. Return what they print."""
+    """Run a command on ranks that may die; with `restart` they are started again.
+
+    Return what they print; with `errors` on standard error.
+    """
     options = ["run", "-n", ranks, "--transport", "tcp", "--min-ranks", "1", *(["--restart"] if restart else ())]
     command = module_command("gradientflow.cli", [str(each) for each in [*options, "--", *program, *arguments]])
     variables = {f"GRADIENTFLOW_{name.upper()}": str(value) for name, value in settings.items()} | dict(env or {})
@@ -57,7 +61,7 @@ def run_ranks(
     finally:
         job.close()
     assert ended.returncode == 0, ended.output
-    return ended.stdout
+    return ended.stderr if errors else ended.stdout
 
 
 def train(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, GradientFlowError
 from gradientflow.handle import Handle
 from gradientflow.memory import array_over
 from gradientflow.model.computation import Computation
@@ -295,6 +295,12 @@ class PeriodicSynchronizer(ArraySynchronizer):
         for index in self._parts[fragment]:
             weight, common = self.weights[index], self.common[index]
             weight[...] = own * weight + (1 - own) * common if own else common
+
+    def close(self, orderly: bool = True) -> None:  # noqa: D102
+        super().close(orderly)
+        for handle in self._under_way.values():
+            with suppress(GradientFlowError):  # nobody needs the exchange
+                handle.wait()
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
