@@ -41,10 +41,9 @@ void bind_endpoint(py::module_& module) {
           "mpi",
           [](const BoundEndpoint& self) {
             const transport::Endpoint& endpoint = self.get();
-            return endpoint.kind() == transport::TransportKind::mpi ? std::optional(mpi_plugin().handle(endpoint))
-                                                                    : std::nullopt;
+            return endpoint.has_mpi_communicator() ? std::optional(mpi_plugin().handle(endpoint)) : std::nullopt;
           },
-          "The handle of its MPI communicator; None without MPI.")
+          "The handle of its MPI communicator; None without one.")
       .def(
           "release_mpi", [](BoundEndpoint& self) { return mpi_plugin().release(*self.take()); },
           "The same, given away: whoever gets it frees it. For an endpoint that has not been used.");

@@ -136,7 +136,8 @@ class Communicator:
 
         Collective over the ranks that live: after a `gradientflow.errors.PeerError` or a timeout each calls it. All of
         them get the new communicator, in which they keep their order, or all get the same error. More may die
-        meanwhile. If nobody has died, all come along. For communicators over TCP.
+        meanwhile. If nobody has died, all come along. For communicators over TCP, and over MPI in jobs of Open MPI
+        that were started with ULFM (``mpirun --with-ft ulfm``).
 
         Parameters
         ----------
@@ -221,6 +222,8 @@ class Communicator:
         if self._mpi is None:
             transport = self.describe()["transport"]
             message = f"this communicator was made without MPI: its ranks exchange messages over {transport.upper()}"
+            if transport == "mpi":
+                message = "MPI has no communicator of the ranks that recover() has left"
             raise ArgumentError(message)
         return self._mpi
 

@@ -132,7 +132,8 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
           .largest_node = largest_node_,
           .in_node_memory = in_node_memory,
           .direct_read_allowed = direct_read_allowed_,
-          .transport = endpoint_->kind()};
+          .transport = endpoint_->kind(),
+          .has_mpi_communicator = endpoint_->has_mpi_communicator()};
 }
 
 // Node memory that the endpoint may still read or write, because a message was abandoned, is leaked on purpose.

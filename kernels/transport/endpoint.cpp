@@ -4,7 +4,7 @@ namespace gradientflow::transport {
 
 const char* name_of(TransportKind kind) { return kind == TransportKind::mpi ? "mpi" : "tcp"; }
 
-std::unique_ptr<Endpoint> Endpoint::among(std::span<const int> /*ranks*/, std::uint64_t /*id*/) const {
+std::unique_ptr<Endpoint> Endpoint::among(std::span<const int> /*ranks*/, Stage /*stage*/) const {
   throw Error(ErrorKind::internal, "an endpoint of this kind cannot lose ranks");
 }
 

@@ -142,6 +142,10 @@ struct Invitation {
   std::uint64_t id = 0;                // of the endpoint
 };
 
+// What an endpoint is for that is made where ranks have died: to find out who is left, to agree that all of these have
+// set up a new one, and the new one itself.
+enum class Stage : std::uint8_t { begin, agree, work };
+
 // A word that stands for an endpoint in errors and tables.
 enum class TransportKind : std::uint8_t { mpi, tcp };
 [[nodiscard]] const char* name_of(TransportKind kind);
@@ -157,6 +161,8 @@ class Endpoint {
   virtual ~Endpoint() = default;
 
   [[nodiscard]] virtual TransportKind kind() const noexcept = 0;
+  // Whether the MPI library has a communicator of the same ranks.
+  [[nodiscard]] virtual bool has_mpi_communicator() const noexcept { return false; }
   [[nodiscard]] virtual Limits limits() const = 0;
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
@@ -220,10 +226,9 @@ class Endpoint {
   using IsAlive = std::function<bool(int)>;
 
   // For those who go on without ranks that have died, see recovery/.
-  [[nodiscard]] virtual bool can_lose_ranks() const noexcept { return false; }
-  // An endpoint of `ranks`, this one among them, in this order. Not collective. `id`: the same on all of them, and
-  // given only once with the same ranks.
-  [[nodiscard]] virtual std::unique_ptr<Endpoint> among(std::span<const int> ranks, std::uint64_t id) const;
+  [[nodiscard]] virtual bool can_lose_ranks() const { return false; }
+  // An endpoint of `ranks`, this one among them, in this order. Not collective; for each stage once.
+  [[nodiscard]] virtual std::unique_ptr<Endpoint> among(std::span<const int> ranks, Stage stage) const;
   // The ranks that are lost, as far as it is known what has become of them. Looks for more: to be asked again and
   // again.
   [[nodiscard]] virtual std::vector<Sign> signs(const IsAlive& /*is_alive*/) { return {}; }

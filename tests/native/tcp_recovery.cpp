@@ -23,6 +23,7 @@ using gradientflow::transport::Decision;
 using gradientflow::transport::Endpoint;
 using gradientflow::transport::Patience;
 using gradientflow::transport::Request;
+using gradientflow::transport::Stage;
 using gradientflow::transport::Standing;
 namespace tcp = gradientflow::transport::tcp;
 
@@ -91,9 +92,9 @@ class Job {
     network.reset();
     std::vector<int> names(addresses_.size());
     std::iota(names.begin(), names.end(), 0);
-    const auto apart = whole->among(names, 1);
+    const auto apart = whole->among(names, Stage::work);
     const std::jthread chatting([&](const std::stop_token& stop) { chatter(*apart, stop); });
-    auto talk = whole->among(names, 2);
+    auto talk = whole->among(names, Stage::agree);
     for (int times = 0; times < ends_after_[static_cast<std::size_t>(rank)]; ++times) {
       std::this_thread::sleep_for(wait);
       const Decision decision = gradientflow::transport::agree(*talk, "", {.timeout = seconds_to_come});
@@ -103,7 +104,7 @@ class Job {
         }
       }
       const std::vector<int> left = gradientflow::transport::survivors(decision.members, names, 1);
-      talk = talk->among(left, 2);
+      talk = talk->among(left, Stage::agree);
       std::vector<int> kept;
       for (const int each : left) {
         kept.push_back(names[static_cast<std::size_t>(each)]);

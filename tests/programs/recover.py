@@ -1,8 +1,14 @@
-"""Ranks that reduce in a loop, and recover when others die; each prints what it has in the end."""
+"""Ranks that reduce in a loop, and recover when others die; each prints what it has in the end.
+
+The arguments: for how many seconds, min_ranks or 0, and for each rank that kills itself ``rank:seconds``.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -13,6 +19,20 @@ from gradientflow.errors import CommunicationTimeoutError, PeerError
 seconds, min_ranks = float(sys.argv[1]), int(sys.argv[2]) or None
 comm = gf.init()
 own = comm.rank
+by_mpi = comm.describe()["transport"] == "mpi"
+
+
+def leave() -> None:
+    """End; over MPI only when the others have heard all, as it may take one that has ended for dead before that."""
+    if by_mpi:
+        time.sleep(0.5)
+    sys.exit(0)
+
+
+for fate in sys.argv[3:]:
+    victim, after = fate.split(":")
+    if own == int(victim):
+        threading.Timer(float(after), os.kill, (os.getpid(), signal.SIGKILL)).start()
 members = list(range(comm.size))
 print("ready", flush=True)
 end = time.monotonic() + seconds
@@ -30,9 +50,10 @@ while True:
             comm = comm.recover(min_ranks)
         except PeerError as error:
             print("error", error, flush=True)
-            sys.exit(0)
+            leave()
         assert old.closed
         assert comm.recovered_from is not None
         assert {r for r, _ in comm.lost} == set(range(old.size)) - set(comm.recovered_from)
         members = [members[r] for r in comm.recovered_from]
 print("members", *members, flush=True)
+leave()

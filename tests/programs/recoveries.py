@@ -1,7 +1,11 @@
-"""comm.recover() where nobody dies: what ends with the old communicator, and what ranks may not differ about."""
+"""comm.recover() where nobody dies: what ends with the old communicator, and what ranks may not differ about.
+
+The argument: over what, ``mpi`` or ``tcp``, which is also what it is without.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,8 +24,10 @@ from gradientflow.errors import (
     MismatchError,
     PeerError,
 )
+from gradientflow.mailbox import make_mailbox
 
 EVERYBODY = tuple(range(SIZE))
+TRANSPORT = sys.argv[1] if sys.argv[1:] else "tcp"
 
 
 def works(comm: gf.Communicator) -> None:
@@ -64,7 +70,7 @@ def check_first_has_no_origin(comm: gf.Communicator) -> None:
 
 
 def check_settings_stay(_: gf.Communicator) -> None:
-    with gf.init(config=gf.Config(timeout=77, transport="tcp")).recover() as comm:
+    with gf.init(config=gf.Config(timeout=77, transport=TRANSPORT)).recover() as comm:
         assert comm.describe()["settings"]["timeout"] == "77"
 
 
@@ -76,6 +82,47 @@ def check_parts_stay(comm: gf.Communicator) -> None:
         with part.recover() as again:
             works(again)
             works(whole)
+
+
+def check_parts_of_a_recovered_one(comm: gf.Communicator) -> None:
+    with comm.recover() as whole:
+        half, turned = whole.split(RANK % 2), whole.split(0, SIZE - RANK)
+        assert half is not None
+        assert turned is not None
+        assert whole.split(None) is None
+        assert (turned.rank, half.rank) == (SIZE - 1 - RANK, RANK // 2)
+        with half, turned, turned.recover() as again, again.split(0) as inner:
+            for each in (inner, half, whole, again):
+                works(each)
+
+
+def check_mailboxes(comm: gf.Communicator) -> None:
+    """Messages from anybody, in two mailboxes, between those of calls."""
+    with comm.recover() as new:
+        boxes = [make_mailbox(new, name) for name in ("one", "the other")]
+        tags = [each.draw_rest() for each in boxes]
+        others = [rank for rank in EVERYBODY if rank != RANK]
+        for step in range(10):
+            pending = []
+            received = []
+            for number, box in enumerate(boxes):
+                out = np.full(5000, RANK + number, np.int64)
+                tag = tags[number].at(step)
+                pending += [box.send(out.ctypes.data, out.nbytes, out, rank, tag) for rank in others]
+            works(new)
+            for number, box in enumerate(boxes):
+                for _ in others:
+                    x = np.zeros(5000, np.int64)
+                    pending.append(box.receive(x.ctypes.data, x.nbytes, x, None, tags[number].at(step)))
+                    received.append((number, x))
+            for request in pending:
+                request.wait()
+            for number in range(2):
+                found = sorted(x[0] - number for of, x in received if of == number)
+                assert found == others
+                assert all((x == x[0]).all() for _, x in received)
+        for box in boxes:
+            box.close(True)
 
 
 def check_calls_under_way_end(comm: gf.Communicator) -> None:
@@ -115,7 +162,7 @@ def check_the_others_hear_of_it(comm: gf.Communicator) -> None:
 
 
 def check_after_a_timeout(_: gf.Communicator) -> None:
-    with gf.init(config=gf.Config(timeout=1, transport="tcp")) as comm:
+    with gf.init(config=gf.Config(timeout=1, transport=TRANSPORT)) as comm:
         if RANK == 0:
             time.sleep(1.5)
             new = comm.recover()
@@ -148,7 +195,7 @@ def check_one_thread_of_two_gets_it(comm: gf.Communicator) -> None:
 
 
 def check_several_communicators(first: gf.Communicator) -> None:
-    with gf.init(transport="tcp") as second, second.recover() as new_second, first.recover() as new_first:
+    with gf.init(transport=TRANSPORT) as second, second.recover() as new_second, first.recover() as new_first:
         works(new_first)
         works(new_second)
 
@@ -175,11 +222,20 @@ def check_arguments(comm: gf.Communicator) -> None:
     works(comm)
 
 
-def check_over_mpi(_: gf.Communicator) -> None:
+def check_over_mpi(comm: gf.Communicator) -> None:
+    if TRANSPORT == "mpi":
+        with comm.recover() as new:
+            assert new.describe()["transport"] == "mpi"
+            with raises(ArgumentError, "MPI has no communicator of the ranks that recover"):
+                new.mpi  # noqa: B018
+            with raises(ArgumentError, "which has no communicator of the ranks that recover"):
+                new.allreduce(np.ones(3), algorithm="mpi")
+            works(new)
+        return
     with over("mpi"), communicator({}) as (comm,):
-        with raises(ArgumentError, "a communicator over MPI cannot be recovered", "GRADIENTFLOW_TRANSPORT=tcp"):
+        with raises(ArgumentError, "over MPI cannot be recovered", "mpirun --with-ft ulfm", "run --transport tcp"):
             comm.recover()
         works(comm)
 
 
-run_checks([{"transport": "tcp"}, {"transport": "tcp", "node_size": 1}])
+run_checks([{"transport": TRANSPORT}, {"transport": TRANSPORT, "node_size": 1}])

@@ -31,7 +31,7 @@ from typing import Any
 
 import pytest
 
-from gradientflow.launch import Launcher, launch_environment
+from gradientflow.launch import OPEN_MPI, Launcher, launch_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT_PAGES = [
@@ -159,6 +159,8 @@ def test_code_blocks_run_as_they_stand(
             assert_output(block, finished.output)
         elif block.language == "sh" and not installs(block):
             if "gradientflow netlab" in block.text and not _hosts_can_be_made(request):
+                continue
+            if "--with-ft" in block.text and launcher.library != OPEN_MPI:
                 continue
             finished = shell(block.text, cwd=tmp_path, env=env, timeout=180)
             assert finished.returncode == 0, f"{page}:{block.line}: {finished.output}"

@@ -1,7 +1,11 @@
-"""Ranks that die, and the others, which go on with comm.recover(): plain processes over TCP, killed at any moment."""
+"""Ranks that die, and the others, which go on with comm.recover(), killed at any moment.
+
+They are plain processes over TCP, and ranks of Open MPI's, started with ULFM.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -10,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from jobs import outside_environment, python_command
+from jobs import ENDS_WITHOUT_MPI, Finished, outside_environment, python_command
 
 from gradientflow._location import load_core
 
@@ -110,3 +114,37 @@ def test_a_rank_that_was_taken_for_dead_is_told_so(begin: type[Ranks]) -> None:
     os.kill(ranks.processes[1].pid, signal.SIGCONT)
     (word,) = ranks.words([1])
     assert word.startswith("error ")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_where_nobody_dies_over_mpi(mpirun: Callable[..., Finished], ranks: int) -> None:
+    mpirun(ranks, "recoveries", "mpi", recover="ulfm", timeout=90)
+
+
+@pytest.mark.parametrize(
+    ("size", "node_size", "victims"),
+    [(2, 1, (1,)), (3, 0, (0,)), (3, 1, (0,)), (4, 2, (3, 0)), (5, 1, (0, 4, 2)), (5, 2, (1, 2, 0))],
+    ids=str,
+)
+def test_survivors_go_on_over_mpi(
+    mpirun: Callable[..., Finished], size: int, node_size: int, victims: tuple[int, ...]
+) -> None:
+    """One dies after another, soon enough for some to die while the others recover."""
+    times = itertools.accumulate([0.2, *(random.random() * random.choice([0.002, 0.02, 0.2]) for _ in victims)])
+    fates = [f"{victim}:{after:.5f}" for victim, after in zip(victims, times, strict=False)]
+    env = {**ENDS_WITHOUT_MPI, "GRADIENTFLOW_NODE_SIZE": str(node_size)}
+    finished = mpirun(size, "recover", 1.5, 1, *fates, env=env, recover="ulfm", check=False)
+    left = [r for r in range(size) if r not in victims]
+    assert words(finished) == ["members " + " ".join(map(str, left))] * len(left), finished.output
+
+
+def test_too_few_ranks_get_the_same_error_over_mpi(mpirun: Callable[..., Finished]) -> None:
+    finished = mpirun(4, "recover", 30, 3, "0:0.2", "2:0.2", env=ENDS_WITHOUT_MPI, recover="ulfm", check=False)
+    first, second = words(finished)
+    assert first == second
+    assert first.startswith("error only 2 ranks of 4 can go on, fewer than min_ranks=3: rank 0 has died: ")
+
+
+def words(finished: Finished) -> list[str]:
+    """Give what the ranks of a job have said in the end."""
+    return [line for line in finished.stdout.splitlines() if line.startswith(("members", "error"))]

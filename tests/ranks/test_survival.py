@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobs import ENDS_WITHOUT_MPI, Finished
 from survival_replay import FLOATS
-from survivors import METHODS, Fate, check, run_ranks, train
+from survivors import METHODS, Fate, check, rest, run_ranks, train
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError
@@ -71,6 +73,19 @@ def test_an_iteration_that_fails_in_one_pool_is_kept_or_dropped_in_all(
     process_command: Command, strategy: str, outcome: str
 ) -> None:
     run_ranks(process_command("several_pools"), 2, strategy, outcome, timeout=20)
+
+
+@pytest.mark.parametrize("strategy", ["dense", CSC, "top_k(ratio=8)", "ssgd(replicas=1)"])
+def test_survivors_go_on_over_mpi(mpirun: Callable[..., Finished], tmp_path: Path, strategy: str) -> None:
+    """Ranks die one after the other."""
+    fates = [(0, 4, "die", 0.0), (3, 11, "die after", 0.0), (1, 20, "die", random.random() * 0.003)]
+    env = {**ENDS_WITHOUT_MPI, "GRADIENTFLOW_NODE_SIZE": random.choice("012")}
+    finished = mpirun(
+        4, "survival", tmp_path, strategy, json.dumps(fates), *FLOATS, env=env, recover="ulfm", check=False
+    )
+    left = rest(tmp_path)
+    assert list(left) == ["2"], finished.output
+    assert check(left, strategy)[-1] == ["2"]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from pace import scaled
 from gradientflow.launch import OPEN_MPI, SESSION_FOLDER, Launcher, mpirun_command
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+ENDS_WITHOUT_MPI = {"MPI4PY_RC_FINALIZE": "0"}  # of ranks where others die: Open MPI may wait for these at the end
 ENDING_SECONDS = 5.0  # what the kernel and the launcher may take to clear away a job that has ended
 
 

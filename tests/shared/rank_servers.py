@@ -16,8 +16,8 @@ from jax_jobs import takes_jax
 from jobs import PROGRAMS, outside_environment
 from needs_mpi import WITHOUT_MPI
 
-# Read by Python and the loader before a program begins: with other values than the server's it cannot be forked.
-_READ_AT_LOAD = re.compile(r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+")
+# Read by Python, the loader and mpi4py before a program begins: with other values than the server's, no fork.
+_READ_AT_LOAD = re.compile(r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+|MPI4PY_\w+")
 
 _BY_THEMSELVES = {"lifetime"}  # about how interpreters begin and end
 

@@ -4,6 +4,7 @@
 
 #include "../../base/error.hpp"
 #include "../../transport/buffer.hpp"
+#include "../../transport/mpi/mpi.hpp"
 #include "../../transport/mpi/mpi_endpoint.hpp"
 #include "../call/partition.hpp"
 

@@ -4,6 +4,7 @@
 #include "../../base/error.hpp"
 #include "../../transport/mpi/handle_bits.hpp"
 #include "../../transport/mpi/launcher.hpp"
+#include "../../transport/mpi/mpi.hpp"
 #include "../../transport/mpi/mpi_endpoint.hpp"
 #include "../between/mpi_plugin.hpp"
 #include "mpi_collective.hpp"

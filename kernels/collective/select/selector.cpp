@@ -137,6 +137,10 @@ Choice select(const Situation& s, const Config& config) {
       if (s.transport != transport::TransportKind::mpi) {
         refuse(s, "hands calls over to the MPI library, and this job's ranks exchange messages over TCP");
       }
+      if (!s.has_mpi_communicator) {
+        refuse(s,
+               "hands calls over to the MPI library, which has no communicator of the ranks that recover() has left");
+      }
       if (s.wire) {
         refuse(s, "has no wire dtype");
       }

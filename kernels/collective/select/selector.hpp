@@ -25,6 +25,7 @@ struct Situation {
   bool in_node_memory;                                                 // the tensors of all ranks lie in one segment
   bool direct_read_allowed;                                            // by the kernel, on every rank
   transport::TransportKind transport = transport::TransportKind::mpi;  // what messages between ranks travel over
+  bool has_mpi_communicator = true;                                    // whether MPI has a communicator of these ranks
 };
 
 // The choice inside a node if the tensors of all ranks lie in one segment, and are not small.

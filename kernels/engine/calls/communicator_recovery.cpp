@@ -15,13 +15,8 @@ namespace gradientflow::engine {
 namespace {
 
 using transport::Decision;
+using transport::Stage;
 using transport::Standing;
-
-// Of the endpoints that are made of one: each is given only once.
-constexpr std::uint64_t to_agree = 1;
-constexpr std::uint64_t to_work = 2;
-// To agree beside widened endpoints, whose names hold small numbers in the place of these.
-constexpr std::uint64_t to_begin = std::uint64_t{1} << 32;
 
 // In front of what a rank says that calls welcome().
 constexpr std::string_view admits = "admits, ";
@@ -64,9 +59,10 @@ void Communicator::check_recoverable(std::optional<int> min_ranks) const {
     throw Error(ErrorKind::value, "min_ranks is a number of 1 or more, not " + std::to_string(*min_ranks));
   }
   if (!group_->endpoint().can_lose_ranks()) {
-    throw Error(ErrorKind::value,
-                "a communicator over MPI cannot be recovered: recover() needs messages over TCP "
-                "(GRADIENTFLOW_TRANSPORT=tcp)");
+    throw Error(
+        ErrorKind::value,
+        "a communicator over MPI cannot be recovered here: start the job with `mpirun --with-ft ulfm` of Open MPI "
+        "5 or newer, or over TCP with `gradientflow run --transport tcp --min-ranks`");
   }
 }
 
@@ -106,7 +102,7 @@ std::shared_ptr<Communicator> Communicator::welcome(std::unique_ptr<transport::E
 Communicator::Renewal Communicator::agree_with_all(const std::string& said, std::optional<int> min_ranks) {
   std::vector<int> names(static_cast<std::size_t>(size()));
   std::iota(names.begin(), names.end(), 0);
-  auto talk = group_->endpoint().among(names, to_begin);
+  auto talk = group_->endpoint().among(names, Stage::begin);
   Decision decision = transport::agree(*talk, said,
                                        {group_->config().timeout, [this](int rank) { return is_alive(rank); },
                                         [this] { return closed_elsewhere(); }, poll_signals_});
@@ -156,13 +152,13 @@ std::shared_ptr<Communicator> Communicator::renew(Renewal renewal, const Config&
     std::shared_ptr<Communicator> made;
     std::string trouble;
     try {
-      made = make(talk->among(left, to_work), config, nullptr);
+      made = make(talk->among(left, Stage::work), config, nullptr);
     } catch (const Error& error) {
       trouble = error.what();
     } catch (const std::bad_alloc&) {
       trouble = "not enough memory";
     }
-    talk = talk->among(left, to_agree);
+    talk = talk->among(left, Stage::agree);
     decision = transport::agree(*talk, trouble, terms);
     if (transport::alive(decision.members).size() < names.size() || turn_away_newcomers(renewal)) {
       continue;

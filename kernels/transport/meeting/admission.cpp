@@ -8,7 +8,8 @@
 
 #include "../../base/error.hpp"
 #include "../../base/version.hpp"
-#include "../tcp/gathering.hpp"
+#include "../gathering.hpp"
+#include "../tcp/inbox.hpp"
 #include "address.hpp"
 #include "exchange.hpp"
 
@@ -25,7 +26,7 @@ constexpr std::size_t card_parts = 3;
 // newcomers there are, the ranks, and the addresses.
 constexpr std::size_t answer_parts = 7;
 
-constexpr std::uint32_t number_of_meeting = ~std::uint32_t{0};  // which no other gathering of a new endpoint has
+constexpr int tag_of_meeting = tcp::first_gathering_tag + (1 << 20) - 1;  // which no other gathering has so soon
 
 [[noreturn]] void throw_nonsense() {
   throw Error(ErrorKind::mismatch, "what has come from a job to join cannot be read: it runs another version");
@@ -84,8 +85,8 @@ std::unique_ptr<Endpoint> Newcomer::meet(int rank, std::vector<std::string> addr
                                          const Until& until) const {
   const std::string what = "a meeting of " + std::to_string(addresses.size()) + " ranks";
   std::unique_ptr<Endpoint> endpoint = network_->join(rank, std::move(addresses), token_of(secret));
-  static_cast<void>(tcp::gather(*endpoint, number_of_meeting, {nullptr, 0, what, until.seconds(), 1},
-                                [&] { static_cast<void>(until.step()); }));
+  static_cast<void>(gather(*endpoint, tag_of_meeting, {nullptr, 0, what, until.seconds(), 1},
+                           [&] { static_cast<void>(until.step()); }));
   return endpoint;
 }
 

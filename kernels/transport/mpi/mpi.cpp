@@ -4,13 +4,20 @@
 #include <mpi-ext.h>
 #endif
 
+#include <algorithm>
 #include <array>
+#include <climits>
 
 #include "../../base/error.hpp"
 #include "../../base/text.hpp"
 #include "../signature.hpp"
 
 namespace gradientflow::transport {
+namespace {
+
+constexpr int fewest_tags = 32768;  // that every MPI library offers
+
+}  // namespace
 
 bool is_process_failure(int code) {
   int kind = MPI_SUCCESS;
@@ -50,7 +57,31 @@ void acknowledge_failures([[maybe_unused]] MPI_Comm comm) noexcept {
 #endif
 }
 
+bool can_outlive_processes() {
+#ifdef MPIX_FT
+  int* is_on = nullptr;
+  int known = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPIX_FT, static_cast<void*>(&is_on), &known);
+  return known != 0 && *is_on != 0;
+#else
+  return false;
+#endif
+}
+
+int tags_of(MPI_Comm comm) {
+  int* highest = nullptr;
+  int known = 0;
+  check_mpi(MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&highest), &known), "MPI_Comm_get_attr");
+  return known != 0 ? std::min(*highest, INT_MAX - 1) + 1 : fewest_tags;
+}
+
 void check_mpi(int code, std::string_view what, MPI_Comm comm) {
+  if (code != MPI_SUCCESS) {
+    check_mpi(code, what, is_process_failure(code) ? failed_ranks(comm) : std::vector<int>());
+  }
+}
+
+void check_mpi(int code, std::string_view what, const std::vector<int>& failed) {
   if (code == MPI_SUCCESS) {
     return;
   }
@@ -65,10 +96,9 @@ void check_mpi(int code, std::string_view what, MPI_Comm comm) {
     MPI_Error_class(code, &kind);
     throw Error(kind == MPI_ERR_TRUNCATE ? ErrorKind::mismatch : ErrorKind::mpi, failure);
   }
-  const std::vector<int> dead = failed_ranks(comm);
-  throw Error(ErrorKind::peer, dead.empty()
-                                   ? failure
-                                   : name_ranks(dead) + (dead.size() == 1 ? " has died: " : " have died: ") + failure);
+  throw Error(
+      ErrorKind::peer,
+      failed.empty() ? failure : name_ranks(failed) + (failed.size() == 1 ? " has died: " : " have died: ") + failure);
 }
 
 std::string library_version() {

@@ -13,6 +13,7 @@ namespace gradientflow::transport {
 // message was longer than its receive. Where processes of `comm` have failed, Error(peer) that names them, if the
 // library tells which.
 void check_mpi(int code, std::string_view what, MPI_Comm comm = MPI_COMM_NULL);
+void check_mpi(int code, std::string_view what, const std::vector<int>& failed);
 
 // Whether `code` says that a process has failed.
 [[nodiscard]] bool is_process_failure(int code);
@@ -21,6 +22,13 @@ void check_mpi(int code, std::string_view what, MPI_Comm comm = MPI_COMM_NULL);
 // any rank until the failures have been acknowledged.
 [[nodiscard]] std::vector<int> failed_ranks(MPI_Comm comm);
 void acknowledge_failures(MPI_Comm comm) noexcept;
+
+// Whether the others go on when a process fails, and may exchange messages on the same communicators: whether this is a
+// library with ULFM, and a job that was started with it.
+[[nodiscard]] bool can_outlive_processes();
+
+// The tags of a communicator: from 0 on, so many.
+[[nodiscard]] int tags_of(MPI_Comm comm);
 
 // The library's own name and version, one line.
 [[nodiscard]] std::string library_version();

@@ -6,6 +6,7 @@
 #include "../buffer.hpp"
 #include "../patience.hpp"
 #include "../signature.hpp"
+#include "mpi.hpp"
 #include "mpi_endpoint.hpp"
 #include "roll.hpp"
 #include "splitting.hpp"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "gathering.hpp"
-
 namespace gradientflow::transport::tcp {
 
 Receiving* Inbox::take_posted(int source, int tag) {

@@ -14,6 +14,8 @@
 
 namespace gradientflow::transport::tcp {
 
+inline constexpr int first_gathering_tag = 1 << 30;  // below it are those of users of an endpoint
+
 // Ranks of peers are those of the job.
 struct Inbox {
   explicit Inbox(std::uint64_t group) : id(group) {}

@@ -7,13 +7,16 @@
 #include <type_traits>
 #include <utility>
 
+#include "../gathering.hpp"
 #include "engine.hpp"
-#include "gathering.hpp"
+#include "inbox.hpp"
 
 namespace gradientflow::transport::tcp {
 namespace {
 
 using namespace std::chrono_literals;
+
+constexpr std::uint32_t gathering_tags = 1U << 20;  // after which they are used again
 
 constexpr auto spin = 30us;
 constexpr auto longest_sleep = 5ms;
@@ -24,6 +27,19 @@ Operation* operation_of(const Request& request) {
 }
 
 std::uint64_t handle_of(const void* operation) { return reinterpret_cast<std::uint64_t>(operation); }
+
+// Beside those of widened endpoints, which hold small numbers.
+std::uint64_t number_of(Stage stage) {
+  switch (stage) {
+    case Stage::agree:
+      return 1;
+    case Stage::work:
+      return 2;
+    case Stage::begin:
+      return std::uint64_t{1} << 32;
+  }
+  return 0;
+}
 
 std::uint64_t mixed(std::uint64_t x) {
   x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
@@ -139,9 +155,9 @@ std::vector<Death> TcpEndpoint::dead() {
   return found;
 }
 
-std::unique_ptr<Endpoint> TcpEndpoint::among(std::span<const int> ranks, std::uint64_t id) const {
+std::unique_ptr<Endpoint> TcpEndpoint::among(std::span<const int> ranks, Stage stage) const {
   std::vector<int> ranks_of_job;
-  std::uint64_t group = mixed(~id_) + id;
+  std::uint64_t group = mixed(~id_) + number_of(stage);
   for (const int rank : ranks) {
     ranks_of_job.push_back(job_rank_of(rank));
     group = mixed(group + static_cast<std::uint64_t>(ranks_of_job.back()));
@@ -189,7 +205,7 @@ std::unique_ptr<Endpoint> TcpEndpoint::duplicate() const {
 std::vector<std::byte> TcpEndpoint::gathered(const void* mine, std::size_t bytes, const std::string& what, int timeouts,
                                              const CheckPeers& check_peers) const {
   auto& self = const_cast<TcpEndpoint&>(*this);  // NOLINT(*-const-cast): its messages are no state that users see
-  return gather(self, gathers_++,
+  return gather(self, first_gathering_tag + static_cast<int>(gathers_++ % gathering_tags),
                 {mine, bytes, what + " " + std::to_string(size()) + " ranks", engine_->timeout(), timeouts},
                 check_peers);
 }
@@ -199,10 +215,6 @@ std::vector<std::byte> TcpEndpoint::allgather(const void* mine, std::size_t byte
 }
 
 std::unique_ptr<Endpoint> TcpEndpoint::split(int color, int key, const CheckPeers& check_peers) const {
-  struct Wish {
-    int color;
-    int key;
-  };
   const Wish mine{color, key};
   const std::uint64_t id = new_id(color);
   std::vector<Wish> all(ranks_.size());
@@ -211,17 +223,9 @@ std::unique_ptr<Endpoint> TcpEndpoint::split(int color, int key, const CheckPeer
   if (color < 0) {
     return nullptr;
   }
-  std::vector<std::size_t> members;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r].color == color) {
-      members.push_back(r);
-    }
-  }
-  std::stable_sort(members.begin(), members.end(),
-                   [&](std::size_t a, std::size_t b) { return all[a].key < all[b].key; });
   std::vector<int> ranks;
-  for (const std::size_t r : members) {
-    ranks.push_back(ranks_[r]);
+  for (const int r : together(all, rank())) {
+    ranks.push_back(job_rank_of(r));
   }
   return std::make_unique<TcpEndpoint>(engine_, std::move(ranks), id);
 }

@@ -1,20 +1,20 @@
 #include "gathering.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "../../base/error.hpp"
-#include "../../base/text.hpp"
-#include "../patience.hpp"
-#include "../signature.hpp"
+#include "../base/error.hpp"
+#include "../base/text.hpp"
+#include "patience.hpp"
+#include "signature.hpp"
 
-namespace gradientflow::transport::tcp {
+namespace gradientflow::transport {
 namespace {
 
-constexpr std::uint32_t numbers = 1U << 20;  // of gatherings, after which tags are used again
 constexpr double time_for_the_verdict = 1.0;
 constexpr std::size_t longest_reason = 2048;
 
@@ -25,9 +25,9 @@ struct Verdict {  // of rank 0; what was gathered, or a reason, follows
 
 class Gathering {
  public:
-  Gathering(Endpoint& endpoint, std::uint32_t number, const Contribution& mine, const Endpoint::CheckPeers& check_peers)
+  Gathering(Endpoint& endpoint, int tag, const Contribution& mine, const Endpoint::CheckPeers& check_peers)
       : endpoint_(endpoint),
-        tag_(first_gathering_tag + static_cast<int>(number % numbers)),
+        tag_(tag),
         mine_(mine),
         check_peers_(check_peers),
         ranks_(static_cast<std::size_t>(endpoint.size())) {}
@@ -153,10 +153,22 @@ class Gathering {
 
 }  // namespace
 
-std::vector<std::byte> gather(Endpoint& endpoint, std::uint32_t number, const Contribution& mine,
+std::vector<std::byte> gather(Endpoint& endpoint, int tag, const Contribution& mine,
                               const Endpoint::CheckPeers& check_peers) {
-  Gathering gathering(endpoint, number, mine, check_peers);
+  Gathering gathering(endpoint, tag, mine, check_peers);
   return endpoint.rank() == 0 ? gathering.collect() : gathering.contribute();
 }
 
-}  // namespace gradientflow::transport::tcp
+std::vector<int> together(const std::vector<Wish>& wishes, int rank) {
+  const auto wish_of = [&](int r) { return wishes[static_cast<std::size_t>(r)]; };
+  std::vector<int> ranks;
+  for (int r = 0; r < static_cast<int>(wishes.size()); ++r) {
+    if (wish_of(r).color == wish_of(rank).color) {
+      ranks.push_back(r);
+    }
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return wish_of(a).key < wish_of(b).key; });
+  return ranks;
+}
+
+}  // namespace gradientflow::transport
