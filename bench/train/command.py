@@ -55,9 +55,9 @@ def _endure(options: Mapping[str, Any]) -> int | None:
     check_packages()
     from .endure import endure
 
-    files = options["json_path"], options["plot_path"]
+    more = options["preload"], options["json_path"], options["plot_path"]
     return endure(
-        options["ranks"], kill_every, seconds or _SECONDS, strategies, options["batch"], options["seeds"], *files
+        options["ranks"], kill_every, seconds or _SECONDS, strategies, options["batch"], options["seeds"], *more
     )
 
 
@@ -167,6 +167,13 @@ _TRAIN = Bench(
             metavar="SECONDS",
         ),
         option("--seconds", None, "of a run, with --kill-every (default: 60)", type=float),
+        option(
+            "--preload",
+            "torch,torch._dynamo",
+            "modules that processes have when they start, with --kill-every; '' for none",
+            type=str,
+            metavar="MODULES",
+        ),
         page("tables and plots"),
         plot("loss over time, and steps"),
     ),

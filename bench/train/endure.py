@@ -31,6 +31,7 @@ def endure(
     strategies: Sequence[str],
     batch: int,
     seeds: Sequence[int],
+    preload: str,
     json_path: str | None,
     plot_path: str | None,
 ) -> int:
@@ -50,6 +51,8 @@ def endure(
         Samples of a rank in a step.
     seeds : sequence of int
         Of who dies; each is a round of two runs.
+    preload : str
+        The modules that processes have when they start, separated by commas.
     json_path, plot_path : str or None
         Files for all points, and for a picture of throughput and loss.
 
@@ -61,14 +64,14 @@ def endure(
     (strategy,) = strategies
     pairs: list[Pair] = []
     for number, seed in enumerate(seeds, 1):
-        quiet = train(ranks, batch, strategy, seconds, None, seed)
-        pairs.append((quiet, train(ranks, batch, strategy, seconds, kill_every, seed)))
+        quiet = train(ranks, batch, strategy, seconds, None, seed, preload)
+        pairs.append((quiet, train(ranks, batch, strategy, seconds, kill_every, seed, preload)))
         click.echo(f"{number} of {len(seeds)} rounds", err=True)
     Console().print(_table(pairs))
     both = [sum(run.samples_per_second for run in runs) for runs in zip(*pairs, strict=True)]
     click.echo(f"{both[1] / both[0]:.1%} of the samples of the undisturbed runs")
     if json_path is not None:
-        figures = {"ranks": ranks, "batch": batch, "kill_every": kill_every, "strategy": strategy}
+        figures = {"ranks": ranks, "batch": batch, "kill_every": kill_every, "strategy": strategy, "preload": preload}
         rounds = [[asdict(run) for run in pair] for pair in pairs]
         Path(json_path).write_text(json.dumps({**figures, "rounds": rounds}, indent=1), encoding="utf-8")
     if plot_path is not None:

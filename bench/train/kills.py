@@ -68,7 +68,9 @@ class Training:
         return sum(samples for _, samples, _, _ in self.points) / self.seconds
 
 
-def train(ranks: int, batch: int, strategy: str, seconds: float, kill_every: float | None, seed: int) -> Training:
+def train(
+    ranks: int, batch: int, strategy: str, seconds: float, kill_every: float | None, seed: int, preload: str
+) -> Training:
     """Train for so long, and kill a rank at intervals.
 
     Parameters
@@ -85,19 +87,22 @@ def train(ranks: int, batch: int, strategy: str, seconds: float, kill_every: flo
         Seconds between two deaths; None for none.
     seed : int
         Of who dies.
+    preload : str
+        The modules that processes have when they start, separated by commas.
     """
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "digits.npz")
         digits(28).save(data)
-        return _train(ranks, [str(batch), strategy, str(data)], seconds, kill_every, random.Random(seed))
+        return _train(ranks, [str(batch), strategy, str(data)], seconds, kill_every, random.Random(seed), preload)
 
 
 def _train(
-    ranks: int, arguments: list[str], seconds: float, kill_every: float | None, chosen: random.Random
+    ranks: int, arguments: list[str], seconds: float, kill_every: float | None, chosen: random.Random, preload: str
 ) -> Training:
     said: list[dict[str, Any]] = []
     command = module_command("gradientflow.bench.train.trainee", arguments)
     options = ["-n", str(ranks), "--transport", "tcp", "--min-ranks", "1", "--restart", "1000"]
+    options += ["--preload", preload] if preload else []
     launch = module_command("gradientflow.cli", ["run", *options, "--", *command])
     with subprocess.Popen(launch, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         reader = threading.Thread(target=_read, args=(process, said), daemon=True)

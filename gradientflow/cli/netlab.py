@@ -10,12 +10,13 @@ from gradientflow.bench.netlab import Netlab, NetlabError, end_leftovers, parse_
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.run import executable
 from gradientflow.cli.transport import (
+    WHY_NOT_MPI,
     check_restarts,
     find_launcher_or_tcp,
     min_ranks_option,
     restart_option,
     transport_option,
-    transport_to_survive,
+    transport_without_mpi,
 )
 from gradientflow.launch import (
     OPEN_MPI,
@@ -92,7 +93,7 @@ def netlab(
     command = executable(program, elsewhere=False)
     check_restarts(restarts, min_ranks)
     if min_ranks is not None:
-        transport = transport_to_survive("mpi" if shell else transport)
+        transport = transport_without_mpi("mpi" if shell else transport, "--min-ranks", WHY_NOT_MPI)
         check_min_ranks(min_ranks, lab.ranks)
     launcher = find_launcher_or_tcp("mpi" if shell else transport)
     if launcher is None:

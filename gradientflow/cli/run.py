@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,12 +15,13 @@ from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.jax import check_jax
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.transport import (
+    WHY_NOT_MPI,
     check_restarts,
     find_launcher_or_tcp,
     min_ranks_option,
     restart_option,
     transport_option,
-    transport_to_survive,
+    transport_without_mpi,
 )
 from gradientflow.launch import (
     BIND,
@@ -51,6 +54,11 @@ from gradientflow.launch import (
 )
 @min_ranks_option
 @restart_option
+@click.option(
+    "--preload",
+    metavar="MODULES",
+    help="Import modules, separated by commas, once on each host, and fork the ranks from there; over TCP.",
+)
 @transport_option("without MPI, through ssh on other hosts")
 @click.option("--jax", is_flag=True, help="Have JAX's collectives on CPUs done by GradientFlow.")
 @click.option(
@@ -71,6 +79,7 @@ def run(
     servers: int,
     min_ranks: int | None,
     restarts: int,
+    preload: str | None,
     transport: str,
     jax: bool,
     bind: str,
@@ -93,6 +102,10 @@ def run(
     With --restart as well, a process that has failed is started again, and gradientflow.join() in PROGRAM takes part in
     the job once more.
 
+    With --preload torch,torch._dynamo processes have these modules when they start, also when they are started again:
+    they are forked from one that has imported them. PROGRAM is a .py file, or python -m MODULE. The modules must start
+    no threads, and use no GPU, when they are imported.
+
     With --servers, S more processes run PROGRAM up to gradientflow.init(), which serves the N ranks as parameter
     servers until all have closed, and then ends them.
 
@@ -107,7 +120,7 @@ def run(
         hosts = read_hostfile(hostfile)
     check_restarts(restarts, min_ranks)
     if min_ranks is not None:
-        transport = transport_to_survive(transport)
+        transport = transport_without_mpi(transport, "--min-ranks", WHY_NOT_MPI)
         if jax or servers > 0:
             raise LaunchError("a job with --servers or --jax needs all its ranks: leave --min-ranks out")
         check_min_ranks(min_ranks, ranks)
@@ -117,11 +130,15 @@ def run(
             raise LaunchError("--jax starts ranks that all compute: leave --servers out")
         check_jax(needed=program[0].endswith(".py"))
         command = jax_program(command)
+    modules = _modules(preload, command) if preload else []
+    if modules:
+        transport = transport_without_mpi(transport, "--preload", "MPI's launcher starts ranks itself")
     launcher = find_launcher_or_tcp(transport)
     if launcher is None:
         check_count(ranks + servers, hosts)
         check_hosts(hosts)
         job = tcp_job(ranks, command, hosts, servers, label=label, bind=bind, min_ranks=min_ranks, restarts=restarts)
+        job = replace(job, preload=modules)
         if dry_run:
             click.echo("\n".join(command_lines(job)))
             return 0
@@ -146,3 +163,17 @@ def executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:
     if not elsewhere and shutil.which(name) is None:
         raise LaunchError(f"there is no program {name}, neither on the PATH nor as a path to an executable file")
     return list(program)
+
+
+def _modules(preload: str, command: Sequence[str]) -> list[str]:
+    """Read the modules to preload, if ranks of a command can be forked."""
+    modules = [name.strip() for name in preload.split(",") if name.strip()]
+    wrong = [name for name in modules if not all(part.isidentifier() for part in name.split("."))]
+    if wrong or not modules:
+        raise LaunchError(f"--preload takes names of modules, separated by commas, not {preload!r}")
+    options = [word for word in command[1:2] if word.startswith("-") and word not in ("-m", "-c")]
+    python, found = Path(sys.executable), Path(shutil.which(command[0]) or "/")
+    is_python = found.parent == python.parent and found.samefile(python)
+    if not is_python or len(command) < 2 or options:
+        raise LaunchError("--preload takes a .py file, or python -m MODULE, with this Python: others cannot be forked")
+    return modules

@@ -23,6 +23,7 @@ def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., i
     )
 
 
+WHY_NOT_MPI = "MPI's launcher ends all ranks when one fails"  # with --min-ranks
 _RESTARTS = 3
 
 min_ranks_option = click.option(
@@ -77,8 +78,8 @@ def find_launcher_or_tcp(transport: str, without: str = "") -> Launcher | None:
         return None
 
 
-def transport_to_survive(transport: str) -> str:
-    """Return the transport of a job that is to go on without ranks that have failed.
+def transport_without_mpi(transport: str, option: str, why: str) -> str:
+    """Return the transport of a job with an option that MPI's launcher does not have.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def transport_to_survive(transport: str) -> str:
         If MPI is asked for.
     """
     if transport == "mpi":
-        raise LaunchError("MPI's launcher ends all ranks when one fails: --min-ranks needs --transport tcp")
+        raise LaunchError(f"{why}: {option} needs --transport tcp")
     return "tcp"
 
 

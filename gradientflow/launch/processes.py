@@ -6,11 +6,12 @@
 JOB is what `gradientflow.launch.tcp` writes, in one or several words; for ``-`` it is the first line of the input, and
 the job ends with the input. This is a program of its own, as ``mpirun`` is, and imports nothing of the package, so that
 it starts at once. Its members are ranks, or launchers of the second kind, each for the ranks of a host. The first rank
-here reads the input. What ranks write is passed on in whole lines, but to a terminal, to which they write themselves
-unless lines are labelled. When so many have failed that fewer are left than the job needs, the others have a moment to
-say what they have to say; the launcher of a host's ranks tells the first one what has failed, which decides. However
-this process ends, the ranks end, too. What has failed may be started again; ranks then find how often. Where a job may
-go on without some, the launcher keeps the store where they meet, and says there who will not come.
+here reads the input. Where modules are to be preloaded, ranks are forked from a process that has imported them. What
+ranks write is passed on in whole lines, but to a terminal, to which they write themselves unless lines are labelled.
+When so many have failed that fewer are left than the job needs, the others have a moment to say what they have to say;
+the launcher of a host's ranks tells the first one what has failed, which decides. However this process ends, the ranks
+end, too. What has failed may be started again; ranks then find how often. Where a job may go on without some, the
+launcher keeps the store where they meet, and says there who will not come.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import runpy
 import select
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -41,8 +43,10 @@ _PROMPT_SECONDS = 0.1  # after which the beginning of a line is passed on
 _NOT_STARTED = 127  # as a shell says it
 _SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
+_PRELOADED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preloaded.py")
 _TOKEN = "GRADIENTFLOW_TOKEN"
 _RESTARTS = "GRADIENTFLOW_RESTARTS"
+_PLACE = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
 _LONG_LIFE = 30.0  # seconds; whoever has lived so long is started again at once
 _LONGEST_PAUSE = 30.0
 
@@ -213,6 +217,36 @@ class Member:
         return not self.is_launcher or bool(self.output.notes)
 
 
+class Nursery:
+    """The process from which ranks are forked that have a job's modules imported."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        _, *arguments = job["command"]
+        program = "" if arguments[0].startswith("-") else arguments[0]
+        first = job["members"][0]
+        environment = {name: value for name, value in _environment(job, first).items() if name not in _PLACE}
+        own, self._input = socket.socketpair()
+        with own:
+            self._process = subprocess.Popen(
+                [sys.executable, _PRELOADED, program, *job["preload"]],
+                env=environment,
+                stdin=own.fileno(),
+                preexec_fn=_end_with_this,
+            )
+
+    def stand_in(self, command: list[str]) -> tuple[list[str], socket.socket | None]:
+        """Return the command that stands in for a rank, and a connection that it has to be given open.
+
+        If there is no nursery any more, that is the command itself.
+        """
+        here, there = socket.socketpair()
+        with there, contextlib.suppress(OSError):
+            socket.send_fds(self._input, [b"."], [there.fileno()])
+            return [sys.executable, "-I", "-S", _PRELOADED, str(here.fileno()), *command[1:]], here
+        here.close()
+        return command, None
+
+
 class Members:
     """The processes of a job."""
 
@@ -230,6 +264,7 @@ class Members:
         if keeper := job.get("keeper"):
             environment = {**os.environ, _TOKEN: job["environment"][_TOKEN]}
             self._keeper = subprocess.Popen(keeper, env=environment, stdin=subprocess.PIPE, preexec_fn=_end_with_this)
+        self._nursery = Nursery(job) if job.get("preload") else None
         for number, member in enumerate(job["members"]):
             self._start(number, member)
         self._output.start()
@@ -387,10 +422,14 @@ class Members:
         mark = own_job["mark"].encode() if own_job else b""
         streams = [Stream(target, label, mark if target == 1 else b"") for target in (1, 2)]
         outputs = [self._output.pipe_to(stream) for stream in streams]
+        command, connection = described.get("command") or self._job["command"], None
+        if self._nursery is not None and "command" not in described:
+            command, connection = self._nursery.stand_in(command)
         try:
             process = subprocess.Popen(
-                described.get("command") or self._job["command"],
+                command,
                 env=_environment(self._job, described),
+                pass_fds=[] if connection is None else [connection.fileno()],
                 stdin=subprocess.PIPE if own_job else None if reads_input else subprocess.DEVNULL,
                 stdout=outputs[0],
                 stderr=outputs[1],
@@ -404,6 +443,8 @@ class Members:
             for pipe in outputs:
                 if pipe is not None:
                     os.close(pipe)
+            if connection is not None:
+                connection.close()
         self._running.append(Member(name, _ranks(described), process, streams[0], has_group, bool(own_job), number))
         if own_job:
             self._running[-1].send_job(own_job)
@@ -478,8 +519,7 @@ def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:
     outer = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     if "rank" not in member:
         return outer
-    place = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
-    environment = {**outer, **job["environment"], **{name: str(member[key]) for name, key in place.items()}}
+    environment = {**outer, **job["environment"], **{name: str(member[key]) for name, key in _PLACE.items()}}
     if job.get("restarts") is not None:
         environment[_RESTARTS] = str(job.get("started", 0) + member.get("started", 0))
     if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # else each would start a thread for every core

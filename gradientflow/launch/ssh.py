@@ -74,6 +74,7 @@ def _ssh_command(job: TcpJob) -> list[str]:
         "environment": environment,
         "label": job.label,
         "bind": job.bind,
+        "preload": list(job.preload),
         "restarts": None if job.min_ranks is None else job.restarts,
     }
     hosts = [

@@ -55,6 +55,9 @@ class TcpJob:
     keeper : str
         The address of this machine, as ranks reach it, if its launcher is to keep the store where they meet, since the
         job may go on without rank 0.
+    preload : sequence of str
+        Modules to be imported once on each host, in a process from which the ranks are forked. The program is a command
+        line of this Python.
     """
 
     program: Sequence[str]
@@ -67,6 +70,7 @@ class TcpJob:
     min_ranks: int | None = None
     restarts: int = 0
     keeper: str = ""
+    preload: Sequence[str] = ()
 
     @property
     def needed(self) -> int:
@@ -117,7 +121,12 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
     """
     environment = tcp_variables(job)
     told = {"environment": environment, "label": job.label, "bind": job.bind, "needed": job.needed}
-    told |= {"command": list(job.program), "members": rank_members(job), **kept_store(job, environment)}
+    told |= {
+        "preload": list(job.preload),
+        "command": list(job.program),
+        "members": rank_members(job),
+        **kept_store(job, environment),
+    }
     return launcher_command({**more, **told})
 
 

@@ -49,6 +49,7 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/clusters.md", "needs Kubernetes"): 2,
         ("docs/clusters.md", "needs Lightning and Accelerate"): 1,
         ("docs/clusters.md", "needs Slurm"): 1,
+        ("docs/clusters.md", "it takes PyTorch's seconds"): 1,
         ("docs/clusters.md", "needs two hosts"): 2,
         ("docs/fault-tolerance.md", "a part of a program"): 2,
         ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 2,

@@ -1,0 +1,138 @@
+"""gradientflow run --preload: ranks are forked from a process that has imported modules, and are as others are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs import Finished, Job, begin
+
+from gradientflow.launch import module_command
+
+PROGRAM = """
+import os, random, signal, sys
+has_it = "wave" in sys.modules
+import numpy as np
+import gradientflow as gf
+comm = gf.join()
+if comm.recovered_from is None:
+    numbers = comm.allgather(np.array([np.random.rand(), random.random()]))
+    assert len(set(numbers.ravel().tolist())) == 2 * comm.size  # no two ranks have the same ones
+print(comm.rank, has_it, sys.argv[1:], __name__, os.path.basename(__file__), os.environ["RANK"], flush=True)
+what = sys.argv[1] if comm.rank == 1 else ""
+if what == "fails":
+    raise ValueError("a word about it")
+if what == "leaves":
+    sys.exit(7)
+if what == "dies":
+    os.kill(os.getpid(), 9)
+if what == "waits":
+    open(sys.argv[2], "w").close()
+    signal.pause()
+if sys.argv[1] == "comes back":
+    if comm.recovered_from is None:
+        if comm.rank == 1:
+            os.kill(os.getpid(), 9)
+        comm = comm.recover()
+        while comm.size < 3:
+            comm = comm.admit()
+    print(comm.allreduce(np.ones(1))[0], has_it, flush=True)
+"""
+
+Run = Callable[..., Job]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Run]:
+    """Give ``start(what, *options)``, which starts the program with three ranks, and a module preloaded."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    jobs: list[Job] = []
+
+    def begin_job(*words: str) -> Job:
+        command = module_command("gradientflow.cli", ["run", "-n", "3", "--transport", "tcp", *words])
+        jobs.append(begin(command, {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}, 60))
+        return jobs[-1]
+
+    yield begin_job
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def run(start: Run, tmp_path: Path) -> Callable[..., Finished]:
+    program = str(tmp_path / "program.py")
+    return lambda what, *options: start("--preload", "wave,numpy", *options, program, what).finish()
+
+
+def test_ranks_are_what_the_program_would_be(run: Callable[..., Finished]) -> None:
+    ended = run("ends")
+    assert ended.returncode == 0, ended.output
+    lines = [f"{rank} True ['ends'] __main__ program.py {rank}" for rank in range(3)]
+    assert sorted(ended.stdout.splitlines()) == lines
+
+
+def test_modules_by_name(start: Run) -> None:
+    ended = start("--preload", "wave", "--", sys.executable, "-m", "program", "ends").finish()
+    assert ended.returncode == 0, ended.output
+    assert ended.stdout.count("True ['ends'] __main__ program.py") == 3
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "said"),
+    [
+        ("fails", 1, "ended with exit status 1"),
+        ("leaves", 7, "ended with exit status 7"),
+        ("dies", 137, "was ended by SIGKILL"),
+    ],
+)
+def test_how_a_rank_ends(run: Callable[..., Finished], what: str, status: int, said: str) -> None:
+    ended = run(what)
+    assert ended.returncode == status, ended.output
+    assert said in ended.stderr
+    assert ("ValueError: a word about it" in ended.stderr) == (what == "fails")
+    assert "preloaded.py" not in ended.stderr  # in a traceback
+
+
+def test_a_rank_comes_back_with_them(run: Callable[..., Finished]) -> None:
+    ended = run("comes back", "--min-ranks", "1", "--restart=3")
+    assert ended.returncode == 0, ended.output
+    assert ended.stdout.splitlines().count("3.0 True") == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_the_launcher(start: Run, tmp_path: Path, number: int) -> None:
+    waits = tmp_path / "waits"
+    job = start("--preload", "wave", str(tmp_path / "program.py"), "waits", str(waits))
+    while not waits.exists() and time.monotonic() < job.started + job.timeout:
+        time.sleep(0.02)
+    job.process.send_signal(number)
+    assert job.finish().returncode != 0  # and no process is left
+
+
+def test_a_module_that_cannot_be_imported_is_said(start: Run, tmp_path: Path) -> None:
+    ended = start("--preload", "no_such_module", str(tmp_path / "program.py"), "ends").finish()
+    assert ended.returncode == 0, ended.output
+    assert "gradientflow: no_such_module cannot be preloaded: ModuleNotFoundError" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--preload", "wave", "sleep", "1"), "--preload takes a .py file, or python -m MODULE"),
+        (("--preload", "wave", sys.executable, "-i", "program.py"), "--preload takes a .py file, or python -m MODULE"),
+        (("--preload", "wave;numpy", "sleep", "1"), "names of modules, separated by commas, not 'wave;numpy'"),
+        (
+            ("--transport", "mpi", "--preload", "wave", sys.executable, "-m", "program"),
+            "--preload needs --transport tcp",
+        ),
+    ],
+)
+def test_what_cannot_be_forked_is_refused(start: Run, words: tuple[str, ...], said: str) -> None:
+    ended = start(*words).finish()
+    assert ended.returncode != 0
+    assert said in ended.output
