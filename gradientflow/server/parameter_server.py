@@ -27,7 +27,7 @@ from .optimizers import ServerOptimizer, as_server_optimizer
 from .push_pull import Pull, Push, checked_index
 from .rank import make_native
 from .records import Statistics, WorkerStatistics, events_of, statistics_of
-from .recovery import Recovery, State
+from .recovery import Recovery
 from .settings import SettingRows
 
 _open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
@@ -529,7 +529,7 @@ class ParameterServer:
         """Keep the whole state until it changes: training has ended, and other ranks may leave."""
         if self._recovery is not None:
             rows = range(len(self.optimizer.arrays) + len(self.optimizer.counts))
-            self._recovery.state = State(self._recovery.ended or 0, [self._native.save(row, None) for row in rows])
+            self._recovery.keep([self._native.save(row, None) for row in rows])
 
     # ---- life ----------------------------------------------------------------------------------------------------
 

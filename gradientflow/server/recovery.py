@@ -60,6 +60,8 @@ class Recovery:
         self._number = 0  # of parameter servers, each made from what was left of the one before
         self._last_number = 0  # of those of all ranks
         self._first_round = 0
+        self._position = _Position(0, 0)
+        self._last_kept = 0  # by any rank
         self.ended: int | None = None
         self.is_known = False
         self.state: State | None = None
@@ -84,6 +86,7 @@ class Recovery:
         """
         mine = {
             "number": -1 if is_new else self._number,
+            "position": (-1, 0) if is_new else self._position,
             "ended": self.ended,
             "is_known": self.is_known,
             "servers": self._native.servers,
@@ -92,6 +95,8 @@ class Recovery:
         }
         everyone = [json.loads(each) for each in gather(comm, json.dumps(mine).encode())]
         self._last_number = last = max(each["number"] for each in everyone)
+        latest = max(each["position"] for each in everyone)
+        self._last_kept = latest[0]
         if not any(each["is_known"] and each["number"] >= 0 for each in everyone):
             self.state = None
             return None
@@ -102,33 +107,53 @@ class Recovery:
             max(ended) if ended else None,
             in_step=self._in_step,
         )
-        whole = [(each["state"], -rank) for rank, each in enumerate(everyone) if each["state"] is not None]
+        whole = [
+            (each["state"], -rank)
+            for rank, each in enumerate(everyone)
+            if each["state"] is not None and (self._in_step or each["position"] == latest)
+        ]
         if isinstance(parts, int) and not whole:
             message = (
                 f"the weights of server {parts} are lost with its rank: with replicas=1 another rank keeps copies of "
                 "them, unless both are lost; start again from a checkpoint"
             )
             raise CommunicationError(message)
-        if isinstance(parts, int):
-            round_, owner = max(whole)
-            rows = self.state.rows if self.state is not None and comm.rank == -owner else []
-        else:
+        if not isinstance(parts, int) and not self._is_newer(whole, parts):
             round_ = max(each.round for each in parts)
             own = [each for each in parts if each.rank == comm.rank]
             rows = [self._salvaged(row, own) for row in range(self._rows)]
+        else:
+            round_, owner = max(whole)
+            rows = self.state.rows if self.state is not None and comm.rank == -owner else []
         rows = [row.copy() for row in rows] or [np.zeros(self._elements, np.float32) for _ in range(self._rows)]
         for row in rows:
             comm.allreduce(row.view(np.int32))  # one rank has the bits of an element, all others zero
         self.state = State(round_, rows)
         return self.state
 
+    def keep(self, rows: list[Array]) -> None:
+        """Keep the whole state, until an iteration has ended."""
+        self.state = State(self.ended or 0, rows)
+        self._position = _Position(self._position.kept + 1, 0)
+
+    def note_end(self) -> None:
+        """Note that an iteration has ended, or may have on others."""
+        self.state = None
+        self._position = _Position(self._position.kept, self._position.since + 1)
+        self.ended = None if self.ended is None else self.ended + 1
+
     def follow(self, former: Recovery) -> None:
         """Count on from another parameter server, of which this one has got the state."""
         self._number = self._last_number = former._last_number + 1
+        self._position = _Position(former._last_kept + 1, 0)
         self.state, self.is_known = former.state, former.state is not None
         self._first_round = 0 if former.state is None else former.state.round
         if former.ended is not None:
             self.ended = self._first_round
+
+    def _is_newer(self, whole: list[tuple[int, int]], parts: list[_Part]) -> bool:
+        """Tell whether a rank has the whole state, and parts of it may be of before: ranks may have left with it."""
+        return bool(whole) and (not self._in_step or max(whole)[0] >= parts[0].round)
 
     def _absolute(self, rounds: list[int]) -> list[int]:
         return [each + self._first_round for each in rounds]
@@ -138,6 +163,13 @@ class Recovery:
         for part in parts:
             self._native.salvage(part.server, part.round - self._first_round, row, values)
         return values
+
+
+class _Position(NamedTuple):
+    """How far a rank is: how often it has kept the whole state, and how many iterations have ended since."""
+
+    kept: int
+    since: int
 
 
 class _Part(NamedTuple):

@@ -463,8 +463,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._survival is None:
             yield from range(total)
         else:
-            yield from self._survival.steps.count(total, self._meet)
-            self.finish()
+            yield from self._survival.steps.count(total, self._meet, self.finish)
 
     @property
     def changed(self) -> bool:

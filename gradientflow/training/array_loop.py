@@ -167,8 +167,7 @@ class ArrayLoop:
         if survival is None:
             yield from range(total)
         else:
-            yield from survival.steps.count(total, self._loop.meet)
-            self._loop.finish()
+            yield from survival.steps.count(total, self._loop.meet, self._loop.finish)
 
     @property
     def changed(self) -> bool:

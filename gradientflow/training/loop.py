@@ -506,8 +506,8 @@ class Loop:
         self._abandon_unfinished()
         if survival.wider is not None:
             self._go_on(survival, lambda _: survival.widen(), False)
-        end, is_done, are_servers = survival.exchanges + 1, False, self.synchronizer.meets_in == "servers"
-        while survival.exchanges < end:
+        end, is_done, are_servers = _all_exchanges(survival) + 1, False, self.synchronizer.meets_in == "servers"
+        while _all_exchanges(survival) < end:
             with self._surviving(False):
                 if are_servers:  # which take no notice of a rank that finishes again
                     self._let_write(self.synchronizer.finish)
@@ -585,6 +585,10 @@ class Loop:
         self.tensors.exchanged()
         self.flushed = self.overflowed = self.unscaled = False
         self.update = None
+
+
+def _all_exchanges(survival: Survival) -> int:
+    return survival.exchanges + survival.undone
 
 
 __all__ = ["Loop"]

@@ -24,18 +24,28 @@ class Steps:
         self._before: deque[int] = deque(maxlen=_UNDONE)  # the values of `next` before, the last one last
         self._number = 0
         self._goes_back = False
+        self._is_undone = False  # a step, since `finish` was called
         self._is_first = True  # of the calls of `count`: newcomers begin with it
 
-    def count(self, total: int, meet: Callable[[], object]) -> Iterator[int]:
-        """Give out numbers from 0 to below `total`; before each, in the first call, `meet` is called."""
+    def count(self, total: int, meet: Callable[[], object], finish: Callable[[], object]) -> Iterator[int]:
+        """Give out numbers from 0 to below `total`; before each, in the first call, `meet` is called.
+
+        Behind the last one `finish` is called: steps that are undone in it are given out again.
+        """
         self.next = self._number = number = 0
         is_first, self._is_first = self._is_first, False
-        while number < checked_int("total", total):
-            if is_first:
+        while True:
+            if is_first and number < checked_int("total", total):
                 meet()  # exchanges in it count for the step before
             self._number = number = self._or_back(number)
-            if number >= total:  # of a newcomer that came at the end
-                return
+            if number >= checked_int("total", total):
+                self._is_undone = False
+                finish()
+                if not self._is_undone:  # who was lost in it was past all steps, or others are in their next training
+                    self._goes_back = False
+                    return
+                number = self._or_back(number)
+                continue
             yield number
             number = self._or_back(number + 1)
 
@@ -46,6 +56,7 @@ class Steps:
 
     def undo(self, number: int) -> None:
         """Note that the last exchanges, as many as `number`, count as if they had not ended."""
+        self._is_undone = True
         for _ in range(number):
             self.next = self._before.pop() if self._before else self.next
 

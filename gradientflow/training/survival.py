@@ -105,6 +105,8 @@ class Survival:
         That have ended, beside those of the synchronizer; less than 0 on a rank that has not come to the others yet.
     entries : mapping of str to str
         What has to be the same on all ranks, by name.
+    undone : int
+        How many exchanges that had ended here do not count, since they were undone.
     is_behind : bool
         Whether this rank was behind, when the ranks last compared themselves.
     changed : bool
@@ -136,6 +138,7 @@ class Survival:
             self.exchanges = _NO_WEIGHTS if comm.rank >= len(former) else _NO_COMMON_WEIGHTS
         self._awaits_head_start = self.exchanges == _NO_WEIGHTS
         self._has_state = not self.is_apart
+        self.undone = 0
         self._was_applied = False  # whether the last of them has a result for a step
         self._has_undone = False  # some that had ended here
         self._made: Communicator | None = None  # here
@@ -290,6 +293,7 @@ class Survival:
         undone = synchronizer.recover(self.comm, self.exchanges < 0)
         if undone:
             self.exchanges -= undone
+            self.undone += undone
             self.steps.undo(undone)
             self._has_undone = True
         own = _Standing(self.exchanges, synchronizer.exchanges, self._was_applied, self.steps.next, self._has_state)

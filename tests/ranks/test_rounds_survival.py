@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from survivors import Fate, newcomers
+from survivors import Fate, newcomers, run_ranks
 from survivors import train_in_rounds as train
 
 Command = Callable[[str], list[str]]
@@ -49,6 +49,11 @@ def test_weights_of_16_bits(process_command: Command, tmp_path: Path) -> None:
     dtypes = ("float16", "float32", "float16")
     left = train(process_command("rounds_survival"), tmp_path / "left", 3, COME_BACK["one"], dtypes, restart=True)
     assert len(newcomers(left)) == 1
+
+
+def test_what_was_bound_to_ranks_before_is_freed(process_command: Command) -> None:
+    printed = run_ranks(process_command("survival_ends"), 3, "freed", "hpsgd").splitlines()
+    assert printed.count("freed True") == 2
 
 
 @pytest.mark.parametrize("fates", some_are_slow(COME_BACK, "two at once"))

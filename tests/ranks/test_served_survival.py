@@ -94,6 +94,19 @@ def test_a_rank_that_fails_while_others_let_one_in_goes_on_with_them(
     assert all(np.array_equal(each, weights[0]) for each in weights)
 
 
+@pytest.mark.parametrize("strategy", ["ssgd(replicas=1)", "ssd_sgd(k=5, warmup=5, replicas=1, local_update='none')"])
+def test_steps_that_are_undone_at_the_end_are_made_again(process_command: Command, strategy: str) -> None:
+    printed = run_ranks(process_command("survival_ends"), 3, "last", strategy).splitlines()
+    assert printed == ["weights -6.0"] * 2
+
+
+@pytest.mark.parametrize(("what", "strategy"), [("loaded", "ssgd"), ("one goes ahead", "asgd")])
+def test_what_servers_had_before_is_not_gone_back_to(process_command: Command, what: str, strategy: str) -> None:
+    printed = run_ranks(process_command("survival_ends"), 3, what, strategy).splitlines()
+    assert len(printed) == 2
+    assert all("are lost with its rank" in each for each in printed), printed
+
+
 @pytest.mark.parametrize("policy", ["bsp", "asp"])
 @pytest.mark.parametrize("node_size", [0, 1])
 def test_a_parameter_server_is_recovered(process_command: Command, policy: str, node_size: int) -> None:

@@ -394,16 +394,15 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def _note_end(self) -> None:
         """Note that an iteration has ended."""
-        recovery = self.server._recovery
-        if recovery is not None:
-            recovery.state = None
-            recovery.ended = None if recovery.ended is None else recovery.ended + 1
+        if self.server._recovery is not None:
+            self.server._recovery.note_end()
 
     def _note_knowledge(self, servers_know: bool) -> None:
         """Note whether the servers have the weights with which training begins or goes on."""
         self._servers_know = servers_know
         if self.server._recovery is not None:
             self.server._recovery.is_known = servers_know
+            self.server._recovery.state = None  # that of before
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     def after_step(self) -> None:
         """Raise the error of the round, if it has failed and the ranks that are left go on."""
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
 
     def abandon(self, stream: Any = None, failed: bool = False) -> None:
         """Give up the iteration: nothing of it has been used yet."""
@@ -239,6 +239,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         for handle in self._handles:
             with suppress(GradientFlowError):  # nobody needs the round
                 handle.wait()
+        self._failure = None  # its traceback leads here: memory and connections would stay
         if is_busy:
             raise _busy("close()")
 
