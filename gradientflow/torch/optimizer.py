@@ -179,12 +179,15 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
                 self._survival = Survival(self._comm, min_ranks, Replica(self._replica, self._load_replica))
             self._membership = Membership.of(self._comm)
             self._on_failure = {"on_failure": on_failure, "min_ranks": str(min_ranks)}
-            self._bind(trained)
+            if self._survival is None:
+                self._bind(trained, self._comm)
+            else:
+                self._survival.make(partial(self._bind, trained))
         except BaseException:
             self.close()
             raise
 
-    def _bind(self, trained: dict[str, torch.Tensor]) -> None:
+    def _bind(self, trained: dict[str, torch.Tensor], comm: Communicator) -> None:
         """Bind the strategy to these parameters, in place of the previous ones."""
         entries = {name: f"{parameter.dtype} {tuple(parameter.shape)}" for name, parameter in trained.items()}
         settings = {
@@ -196,10 +199,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             "broadcast": str(self._broadcast),
             **self._on_failure,
         }
-        comm = self._comm
         if self._survival is not None:
             buffers = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._model.named_buffers()}
-            self._survival.entries, comm = {**entries, **buffers, **settings}, self._survival.here
+            self._survival.entries = {**entries, **buffers, **settings}
         require_same(comm, "models", {**entries, **settings})
         if comm.size > 1:
             added = None
@@ -327,7 +329,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             trained = trained_parameters(self._inner, self._model, self)
             if self._fused_step is not None or self.strategy.gradients == "consumed":
                 check_can_step(self._inner, self.strategy, trained, "add_param_group")
-            self._bind(trained)
+            self._bind(trained, self._comm if self._survival is None else self._survival.here)
         except BaseException as error:
             self._inner.param_groups.pop()
             if before is not None and self._bound is None:  # no longer bound: it must not go on to train alone

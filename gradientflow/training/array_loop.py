@@ -133,14 +133,18 @@ class ArrayLoop:
         survival = None
         if check_on_failure(on_failure, min_ranks):
             survival = Survival(comm, min_ranks, Replica(self._replica, self._load_replica))
-            survival.entries, comm = {**tensors, **settings}, survival.here
-        require_same(comm, "tensors", {**tensors, **settings})
-        self._membership = Membership.of(comm)
-        for weight in layout.weights:
-            comm.broadcast(weight)
+            survival.entries = {**tensors, **settings}
         self._tensors = _Arrays()
         self._optimizer: Optimizer | None = None
-        self._loop = Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale, survival=survival)
+
+        def make(comm: Communicator) -> Loop:
+            require_same(comm, "tensors", {**tensors, **settings})
+            for weight in layout.weights:
+                comm.broadcast(weight)
+            return Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale, survival=survival)
+
+        self._membership = Membership.of(comm)
+        self._loop = make(comm) if survival is None else survival.make(make)
         self._loop.backward_order.is_known = True  # that of `weights`
         self._state = TrainingState(self._loop, self.strategy.name)
         if self.synchronizer.shared is not None:

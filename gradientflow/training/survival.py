@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from .steps import Steps
 LOST = (PeerError, CommunicationTimeoutError)  # the errors of calls that a rank has not come to
 
 _NO_WEIGHTS, _NO_COMMON_WEIGHTS = -2, -1  # exchanges of newcomers; and of those that make a loop with newcomers
+
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -137,12 +140,28 @@ class Survival:
         if former is not None and self.is_apart:
             self.exchanges = _NO_WEIGHTS if comm.rank >= len(former) else _NO_COMMON_WEIGHTS
         self._awaits_head_start = self.exchanges == _NO_WEIGHTS
+        self._has_lost = False  # a rank, before the loop was made
         self._has_state = not self.is_apart
         self.undone = 0
         self._was_applied = False  # whether the last of them has a result for a step
         self._has_undone = False  # some that had ended here
         self._made: Communicator | None = None  # here
         self._met_after = (-1, 0)  # exchanges
+
+    def make(self, make: Callable[[Communicator], _Made]) -> _Made:
+        """Return what a function makes of the communicator `here`. Collective, except on newcomers.
+
+        If a rank is lost meanwhile, it is made alone. This rank then comes to the others as newcomers do.
+        """
+        try:
+            return make(self.here)
+        except LOST:
+            if self.is_apart:
+                raise
+            self.is_apart = self._has_lost = True
+            self.here = alone(self.comm._config)
+            self.exchanges, self._has_state = _NO_COMMON_WEIGHTS, False
+            return make(self.here)
 
     def check_takes_part(self) -> None:
         """Raise an `ArgumentError` on a newcomer that has not come to the others yet."""
@@ -255,6 +274,9 @@ class Survival:
         self.is_apart = False
         self.here.close()
         self.here = self.comm
+        if self._has_lost:
+            self.recover(synchronizer)
+            return
         self._greet(self.comm, {}, None)
         self.membership = replace(self.membership, ranks=tuple(range(len(self.comm.recovered_from or ()))))
         self.changed = True

@@ -40,7 +40,7 @@ class Fates:
         Of this process when it was first started.
     fates : list of (int, int, str, float)
         A rank, its step, and what it does: "die" so many seconds after its begin, "die again" in its second life, "die
-        after" its end, "fall behind", or "miss the door".
+        after" its end, "fall behind", or "miss the door". With -1 for a step, it dies before it makes its loop.
     """
 
     def __init__(self, rank: int, fates: list[tuple[int, int, str, float]]) -> None:
@@ -57,6 +57,12 @@ class Fates:
     def peek(self, step: int) -> str:
         """Return what is to be done in a step."""
         return self._own.get(step, ("", 0.0))[0]
+
+    def before(self) -> None:
+        """Do what is to be done before the loop is made."""
+        if self.peek(-1):
+            time.sleep(0.1)  # others make theirs
+            die()
 
     def begin(self, step: int, training: Any) -> None:
         """Do what is to be done in a step."""
@@ -124,6 +130,7 @@ def miss_the_door() -> None:
 def train(comm: gf.Communicator, strategy: str, fates: Fates, *dtypes: str) -> dict[str, Any]:
     """Train. Return weights, residuals, and who took part in which step."""
     weights = [np.zeros(shape, dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
+    fates.before()
     training = gf.training.ArrayLoop(comm, weights, strategy, on_failure="continue", min_ranks=1)
     optimizer = gf.optimizers.SGD(training, weights, lr=2 * RATE, momentum=1.0)
     assert training.comm is comm

@@ -17,6 +17,7 @@ import gradientflow.torch as gft
 def train(comm: gf.Communicator, strategy: str, fates: Fates, *_: str) -> dict[str, Any]:
     """Train. Return weights, residuals, and who took part in which step."""
     model = torch.nn.ParameterList([torch.zeros(shape) for shape in SHAPES])
+    fates.before()
     inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=1.0)
     optimizer = gft.DistributedOptimizer(inner, model, comm, strategy=strategy, on_failure="continue", min_ranks=1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.5)

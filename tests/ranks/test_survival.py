@@ -106,6 +106,16 @@ def test_many_kills(process_command: Command, tmp_path: Path, strategy: str, dty
         }  # a rank alone may end before it dies
 
 
+@pytest.mark.parametrize("strategy", ["dense", "csc(density=0.2, chunk_size=32, momentum=1.0)", "ssgd(replicas=1)"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_dies_before_it_has_made_its_loop(
+    process_command: Command, tmp_path: Path, strategy: str, victim: int
+) -> None:
+    left = train(process_command("survival"), tmp_path / "left", 3, strategy, [(victim, -1, "die", 0.0)])
+    assert len(left) == 2
+    check(left, strategy)
+
+
 def test_what_needs_all_ranks_is_refused() -> None:
     def loop(strategy: str, dtypes: Sequence[str] = ("float32",), **options: Any) -> None:
         weights = [np.zeros(20, dtype) for dtype in dtypes]

@@ -38,6 +38,12 @@ def test_a_rank_comes_back(process_command: Command, tmp_path: Path) -> None:
     assert len(newcomers(left)) == 1
 
 
+def test_a_rank_dies_before_it_has_made_its_optimizer(process_command: Command, tmp_path: Path) -> None:
+    left = train(process_command("torch_survival"), tmp_path / "left", 3, "dense", [(1, -1, "die", 0.0)])
+    assert len(left) == 2
+    check(left, "dense", FALLING)
+
+
 def test_a_rank_that_serves_dies_and_comes_back(process_command: Command, tmp_path: Path) -> None:
     """The learning rate, which falls, goes along with each push."""
     program, fates = process_command("torch_survival"), [(0, 5, "die", 0.0)]
