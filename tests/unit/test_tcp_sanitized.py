@@ -22,7 +22,15 @@ SOURCES = [
     *(KERNELS / "transport/meeting" / name for name in ("exchange.cpp", "random.cpp", "store.cpp")),
     *(
         KERNELS / "transport" / name
-        for name in ("address.cpp", "descriptor.cpp", "endpoint.cpp", "patience.cpp", "process.cpp", "signature.cpp")
+        for name in (
+            "address.cpp",
+            "descriptor.cpp",
+            "endpoint.cpp",
+            "gathering.cpp",
+            "patience.cpp",
+            "process.cpp",
+            "signature.cpp",
+        )
     ),
     *(KERNELS / "base" / name for name in ("dtype.cpp", "error.cpp", "forks.cpp", "text.cpp")),
 ]
