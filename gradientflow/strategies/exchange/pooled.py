@@ -193,13 +193,22 @@ class PoolSynchronizer(Synchronizer):
         if self._failed:  # `wait` has ended it
             self.drop_failed()
             return
-        for pool in self.pools:
-            number = len(pool.shapes)
-            if pool is self.pools[0] and len(self.extra) and not pool.is_ready(number):
-                pool.extra[:] = self.extra
+        errors = [error for pool in self.pools if (error := self._abandon(pool, stream)) is not None]
+        if errors:
+            raise errors[0]
+
+    def _abandon(self, pool: Any, stream: Any) -> GradientFlowError | None:
+        """Give up the iteration of one pool. Return its error, so that it is given up in the other pools, too."""
+        number = len(pool.shapes)
+        try:
             if not pool.is_ready(number):
+                if pool is self.pools[0] and len(self.extra):
+                    pool.extra[:] = self.extra
                 pool.ready(number)
             pool.abandon(stream)
+        except GradientFlowError as error:
+            return error
+        return None
 
     def check_survival(self) -> None:
         """Raise on a device: only pools in memory of the host go on without ranks that were lost.
