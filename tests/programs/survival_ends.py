@@ -51,6 +51,7 @@ def main() -> None:
         training.finish()
         training.load_state_dict(saved)
         if rank == 2:
+            time.sleep(0.5)  # the others have loaded it, too
             die()
         step()
     elif what == "one goes ahead":
