@@ -32,10 +32,20 @@ class Ending:
     words: Mapping[int, Mapping[str, Any]]
 
     @property
+    def changes(self) -> set[int]:
+        """The steps before which ranks were lost or have come."""
+        return changes(next(iter(self.words.values()))["history"])
+
+    @property
     def steps(self) -> list[Sequence[int]]:
         """Who has contributed to each step."""
         said = next(iter(self.words.values()))
         return expanded(said["history"], said["steps"])
+
+
+def changes(history: History) -> set[int]:
+    """Return the steps before which ranks were lost or have come."""
+    return {start for start, _ in history[1:]}
 
 
 def expanded(history: History, steps: int) -> list[Sequence[int]]:

@@ -39,7 +39,10 @@ class Means:
             return np.array([contribution(ending.ranks, own, step) for own in members])
 
         steps = ending.steps
-        weights, residuals = replay(self.sent, self.options, steps, [RATE] * len(steps), contributions, MOMENTUM)
+        rates = [RATE] * len(steps)
+        weights, residuals = replay(
+            self.sent, self.options, steps, rates, contributions, MOMENTUM, changes=ending.changes
+        )
         for number in ending.words:
             with np.load(ending.folder / f"left.{number}.npz") as left:
                 for name, wanted in (("weights", weights), ("residuals", residuals[number])):

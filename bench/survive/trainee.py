@@ -44,10 +44,13 @@ class Recording(gf.optimizers.SGD):
 
     history: list[tuple[int, list[int]]]
 
-    def note(self, step: int, members: list[int]) -> None:
-        """Note that these have contributed to a step; later ones were undone, if there are any."""
+    def note(self, step: int, members: list[int], changed: bool) -> None:
+        """Note that these have contributed to a step; later ones were undone, if there are any.
+
+        If `changed`, ranks were lost or have come before it: it may be the same ones as before, if one has done both.
+        """
         self.history = [entry for entry in self.history if entry[0] < step]
-        if not self.history or self.history[-1][1] != members:
+        if changed or not self.history:
             self.history.append((step, members))
 
     def live_state(self) -> dict[str, Any]:
@@ -93,6 +96,7 @@ def _train(own: int, last: Path, group: Group) -> None:
     for step in training.steps(_ENDLESS):
         if end.has_come(step):
             break
+        changed = training.changed
         roster.begin(training.comm)
         log.write("gradient", step)
         everything = group.contribution(ranks, own, step)
@@ -104,7 +108,7 @@ def _train(own: int, last: Path, group: Group) -> None:
         is_made = training.wait().kind != "skipped"
         members = roster.members
         if is_made:
-            optimizer.note(step, members)
+            optimizer.note(step, members, changed)
             log.write("step", step)
         optimizer.step()
         if is_made and told != members:

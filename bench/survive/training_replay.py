@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ def replay(
     contributions: Contributions,
     momentum: float = 1.0,
     dtypes: Sequence[str] = FLOATS,
+    changes: Collection[int] = (),
 ) -> tuple[Vector, dict[Any, Vector]]:
     """Return the weights in the end, and the residuals of those who took part in the last step.
 
@@ -43,6 +44,8 @@ def replay(
         Of the steps.
     dtypes : sequence of str
         Of the tensors: chunks are cut and chosen for each by itself.
+    changes : collection of int
+        The steps before which ranks have changed, though they may be the same as before.
     """
     members = list(steps[0])
     weights, velocity = np.zeros(sum(SIZES), np.float32), np.zeros(sum(SIZES), np.float32)
@@ -53,7 +56,7 @@ def replay(
     entries = Reference(len(members), SIZES, [options.get("ratio", 1.0)] * len(SIZES))
     products = Products(len(members), options.get("rank", 1), options.get("warmup", 0))
     for step, those in enumerate(steps):
-        if list(those) != members:
+        if list(those) != members or step in changes:
             kept = [members.index(each) for each in those if each in members]
             new = range(len(those) - len(kept))  # behind those that stay, with residuals of zero
             for _, those_of_dtype in chunks:

@@ -97,6 +97,8 @@ def test_a_step_of_others_is_noticed(tmp_path: Path, strategy: str) -> None:
         return str(check(Ending(tmp_path, 3, 1, {own: {"history": history, "steps": 100} for own in (0, 2)})))
 
     assert problem(history) == ""
+    came_and_went = [*history[:1], (20, [0, 1, 2]), *history[1:]]  # a rank, and chunks are all sent again
+    assert ("wrong" in problem(came_and_went)) == (strategy == "csc")
     assert "the weights of process 0 are wrong" in problem([(0, [0, 1, 2]), (41, [0, 2])])
 
 
