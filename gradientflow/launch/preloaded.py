@@ -99,17 +99,17 @@ class Nursery:
                     return task
             if has_ended:
                 for pid in self._forks:
-                    os.killpg(pid, signal.SIGKILL)
+                    _signal_group(pid, signal.SIGKILL)
                 return None
 
     def _pass_on(self, pid: int) -> None:
         """Pass on signals; or the end of what stands in for a fork."""
         with contextlib.suppress(ConnectionError):
             if numbers := self._forks[pid].recv(64):
-                for number in numbers:
-                    os.killpg(pid, number)
+                for number in numbers:  # the others the launcher sends to what a rank has started, too
+                    (os.kill if number in (signal.SIGUSR1, signal.SIGUSR2) else _signal_group)(pid, number)
                 return
-        os.killpg(pid, signal.SIGKILL)
+        _signal_group(pid, signal.SIGKILL)
         self._forks.pop(pid).close()
 
     def _fork(self, connection: socket.socket) -> Task | None:
@@ -164,6 +164,11 @@ class Nursery:
                     connection.sendall(b"%d" % os.waitstatus_to_exitcode(status))
 
 
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has another one now
+        os.killpg(pid, number)
+
+
 def _end_with(parent: int) -> None:
     import ctypes
 
@@ -181,26 +186,25 @@ def become(arguments: list[str], environment: dict[bytes, bytes], folder: str, c
     os.sched_setaffinity(0, cores)
     if "numpy" in sys.modules:  # Python's own random numbers are others in each fork already
         sys.modules["numpy"].random.seed()
-    code = _code(arguments)
-    try:
-        exec(code, sys.modules["__main__"].__dict__)
-    except SystemExit:
-        raise
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException as error:
-        error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # without this file
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
+    hook = sys.excepthook
+
+    def without_this_file(
+        kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None
+    ) -> None:
+        while traceback and traceback.tb_frame.f_code.co_filename.startswith((__file__, "<frozen ")):
+            traceback = traceback.tb_next
+        hook(kind, error.with_traceback(traceback), traceback)
+
+    sys.excepthook = without_this_file
+    exec(_code(arguments), sys.modules["__main__"].__dict__)
 
 
 def _code(arguments: list[str]) -> types.CodeType:
     """Compile a program, and make a module ``__main__`` for it."""
     import types
-    from importlib.machinery import SourceFileLoader  # which keeps what it has compiled
+    from importlib.machinery import SourceFileLoader
 
-    code: types.CodeType | None
+    code: types.CodeType
     main = types.ModuleType("__main__")
     kind, *rest = arguments
     if kind == "-m":
@@ -217,9 +221,9 @@ def _code(arguments: list[str]) -> types.CodeType:
     else:
         sys.path[0], sys.argv = os.path.dirname(os.path.realpath(kind)), arguments
         main.__file__ = os.path.abspath(kind)
-        code = SourceFileLoader("__main__", main.__file__).get_code("__main__")
+        main.__loader__ = loader = SourceFileLoader("__main__", main.__file__)
+        code = loader.source_to_code(loader.get_data(main.__file__), main.__file__)
     sys.modules["__main__"] = main
-    assert code is not None
     return code
 
 

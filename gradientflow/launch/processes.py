@@ -423,7 +423,8 @@ class Members:
         streams = [Stream(target, label, mark if target == 1 else b"") for target in (1, 2)]
         outputs = [self._output.pipe_to(stream) for stream in streams]
         command, connection = described.get("command") or self._job["command"], None
-        if self._nursery is not None and "command" not in described:
+        # A fork has a group of its own, which a terminal does not let read.
+        if self._nursery is not None and "command" not in described and has_group:
             command, connection = self._nursery.stand_in(command)
         try:
             process = subprocess.Popen(

@@ -164,7 +164,10 @@ class Survival:
             return make(self.here)
 
     def check_takes_part(self) -> None:
-        """Raise an `ArgumentError` on a newcomer that has not come to the others yet."""
+        """Raise an error on a rank that has not come to the others yet."""
+        if self._has_lost and self.is_apart:
+            message = "a rank was lost while the loop was made: those that are left meet where steps() begins"
+            raise PeerError(message)
         if self.is_apart:
             message = "a rank that has joined others takes part in their training from steps() on"
             raise ArgumentError(message)
@@ -324,6 +327,9 @@ class Survival:
         if first.exchanges == _NO_WEIGHTS:
             message = "all ranks that had weights to give to newcomers have died"
             raise CommunicationError(message)  # none of LOST: there is nothing to go on with
+        if first.exchanges < 0 and self._has_lost and 0 in dict(self.membership.left):
+            message = "rank 0 has died before its weights, with which all begin, had reached another rank"
+            raise CommunicationError(message)
         is_leader = self.comm.rank == everyone.index(first)
         exchanges = max(first.exchanges, 0)
         self.is_behind = not is_leader and own[:2] < (exchanges, first.weights_exchanged)

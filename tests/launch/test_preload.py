@@ -104,6 +104,16 @@ def test_a_rank_comes_back_with_them(run: Callable[..., Finished]) -> None:
     assert ended.stdout.splitlines().count("3.0 True") == 3
 
 
+def test_a_rank_that_is_interrupted_ends_as_any_program(start: Run, tmp_path: Path) -> None:
+    program = tmp_path / "interrupted.py"
+    program.write_text("import atexit\natexit.register(print, 'the end')\nprint('kept')\nraise KeyboardInterrupt\n")
+    ended = start("--preload", "wave", str(program)).finish()
+    assert ended.returncode == 128 + signal.SIGINT
+    assert sorted(ended.stdout.splitlines()) == ["kept"] * 3 + ["the end"] * 3
+    assert "KeyboardInterrupt" in ended.stderr
+    assert "preloaded.py" not in ended.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_outlives_the_launcher(start: Run, tmp_path: Path, number: int) -> None:
     waits = tmp_path / "waits"

@@ -107,13 +107,16 @@ def test_many_kills(process_command: Command, tmp_path: Path, strategy: str, dty
 
 
 @pytest.mark.parametrize("strategy", ["dense", "csc(density=0.2, chunk_size=32, momentum=1.0)", "ssgd(replicas=1)"])
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_dies_before_it_has_made_its_loop(
-    process_command: Command, tmp_path: Path, strategy: str, victim: int
-) -> None:
-    left = train(process_command("survival"), tmp_path / "left", 3, strategy, [(victim, -1, "die", 0.0)])
+def test_a_rank_dies_before_it_has_made_its_loop(process_command: Command, tmp_path: Path, strategy: str) -> None:
+    left = train(process_command("survival"), tmp_path / "left", 3, strategy, [(1, -1, "die", 0.0)])
     assert len(left) == 2
     check(left, strategy)
+
+
+def test_the_rank_dies_with_whose_weights_all_were_to_begin(process_command: Command, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as failure:
+        train(process_command("survival"), tmp_path / "left", 3, "dense", [(0, -1, "die", 0.0)])
+    assert str(failure.value).count("CommunicationError: rank 0 has died before its weights, with which all begin") == 2
 
 
 def test_what_needs_all_ranks_is_refused() -> None:
