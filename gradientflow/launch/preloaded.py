@@ -238,7 +238,7 @@ def _preload(name: str) -> None:
 
     try:
         importlib.import_module(name)
-    except Exception as error:  # the program says so itself, if it needs it
+    except (Exception, SystemExit) as error:  # the program says so itself, if it needs it
         print(f"gradientflow: {name} cannot be preloaded: {type(error).__name__}: {error}", file=sys.stderr)
 
 

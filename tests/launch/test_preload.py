@@ -124,10 +124,12 @@ def test_no_rank_outlives_the_launcher(start: Run, tmp_path: Path, number: int) 
     assert job.finish().returncode != 0  # and no process is left
 
 
-def test_a_module_that_cannot_be_imported_is_said(start: Run, tmp_path: Path) -> None:
-    ended = start("--preload", "no_such_module", str(tmp_path / "program.py"), "ends").finish()
+@pytest.mark.parametrize(("module", "why"), [("no_such_module", "ModuleNotFoundError"), ("leaves", "SystemExit: 3")])
+def test_a_module_that_cannot_be_imported_is_said(start: Run, tmp_path: Path, module: str, why: str) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    ended = start("--preload", module, str(tmp_path / "program.py"), "ends").finish()
     assert ended.returncode == 0, ended.output
-    assert "gradientflow: no_such_module cannot be preloaded: ModuleNotFoundError" in ended.stderr
+    assert f"gradientflow: {module} cannot be preloaded: {why}" in ended.stderr
 
 
 @pytest.mark.parametrize(
