@@ -22,6 +22,7 @@ from gradientflow.strategies import as_strategy
 from gradientflow.strategies.methods.sparse_loco import decode, encode
 
 from .log import ContradictionError, Entries
+from .log_replay import LogReplay
 from .task import RATE, SIZES, Vector
 
 _PARTS = {None: slice(None), (1, 0): slice(None), (2, 0): slice(0, SIZES[0]), (2, 1): slice(SIZES[0], None)}
@@ -34,10 +35,11 @@ class Rank:
         self.log = log
         self.done = 0
         self.weights, self.momentum, self.residuals, self.left = np.zeros((4, sum(SIZES)), dtype)
+        self.last_sends: dict[int, int] = {}  # of each exchange: the entry with what counts
         self.sent: dict[int, int | None] = {}  # the exchanges that have not ended here, and their fragments
 
 
-class Replay:
+class Replay(LogReplay):
     """All processes of a job.
 
     Parameters
@@ -78,12 +80,7 @@ class Replay:
         self._values: dict[int, dict[Any, Vector]] = {}  # that were sent
         zeros = np.zeros(sum(SIZES), dtype)
         self._common = [(zeros, zeros)]  # weights and the outer momentum, after each exchange
-        while sum(self._advance(name) for name in self.ranks):
-            pass
-        for name in left:
-            rank = self.ranks[name]
-            if rank.done < len(rank.log):
-                raise ContradictionError(f"{name} cannot have done {rank.log[rank.done]}, its entry {rank.done}")
+        self._run(left)
 
     def _find_members(self, left: Collection[Any]) -> None:
         """Find who has taken part in each exchange: one who died may have been alone with a result.
@@ -98,13 +95,10 @@ class Replay:
                 known = self.members.setdefault(exchange, members)
                 if name in left and known != members:
                     raise ContradictionError(f"either {known} or {members} have taken part in exchange {exchange}")
-
-    def _advance(self, name: Any) -> int:
-        """Do what the log of a rank says, up to what needs others; return how much."""
-        rank, before = self.ranks[name], self.ranks[name].done
-        while rank.done < len(rank.log) and self._does(name, rank, *rank.log[rank.done]):
-            rank.done += 1
-        return rank.done - before
+        for rank in self.ranks.values():  # what is sent anew to the same ones takes the place of what was sent before
+            for place, (kind, *entry) in enumerate(rank.log):
+                if kind == "send" and entry[2] == self.members.get(entry[0]):
+                    rank.last_sends[entry[0]] = place
 
     def _does(self, name: Any, rank: Rank, kind: str, *entry: Any) -> bool:
         if kind == "gradient":
@@ -128,7 +122,7 @@ class Replay:
             rank.weights, rank.momentum = self._common[last][0], self._given[tuple(gift)]
         return True
 
-    def _send(self, name: Any, rank: Rank, exchange: int, fragment: int | None, members: Sequence[Any]) -> None:
+    def _send(self, name: Any, rank: Rank, exchange: int, fragment: int | None, _: Sequence[Any]) -> None:
         rank.sent[exchange] = fragment
         if fragment is None:
             values = rank.weights
@@ -141,7 +135,7 @@ class Replay:
             part = _PARTS[self.strategy.fragments, fragment]
             self._is_known(exchange)
             values = self._common[min(exchange, len(self._common) - 1)][0][part] - rank.weights[part]
-        if members == self.members.get(exchange):
+        if rank.last_sends.get(exchange) == rank.done:
             self._values.setdefault(exchange, {})[name] = values
 
     def _is_known(self, exchanges: int) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .log import ContradictionError, Entries
+from .log_replay import LogReplay
 from .task import RATE, SIZES, Vector
 from .telling import checksum
 
@@ -33,7 +34,7 @@ class Rank:
         self.sent: dict[int, Vector] = {}
 
 
-class Replay:
+class Replay(LogReplay):
     """All processes of a job.
 
     Parameters
@@ -67,21 +68,11 @@ class Replay:
                     known = self._members.setdefault(entry[0], entry[1])
                     if name in left and known != entry[1]:
                         raise ContradictionError(f"either {known} or {entry[1]} have taken part in round {entry[0]}")
-        while sum(self._advance(name) for name in self.ranks):
-            pass
+        self._run(left)
         for name in left:
             rank = self.ranks[name]
-            if rank.done < len(rank.log):
-                raise ContradictionError(f"{name} cannot have done {rank.log[rank.done]}, its entry {rank.done}")
             if rank.sums.any() or max(rank.sent, default=0) >= len(self.common):
                 raise ContradictionError(f"{name} has gradients left that are in no round")
-
-    def _advance(self, name: Any) -> int:
-        """Do what the log of a rank says, up to what needs others; return how much."""
-        rank, before = self.ranks[name], self.ranks[name].done
-        while rank.done < len(rank.log) and self._does(name, rank, *rank.log[rank.done]):
-            rank.done += 1
-        return rank.done - before
 
     def _does(self, name: Any, rank: Rank, kind: str, *entry: Any) -> bool:
         if kind == "step":
@@ -116,7 +107,7 @@ class Replay:
             sums = [self.ranks[name].sent.get(following) for name in members if name in self.ranks]
             if not members or len(sums) < len(members) or any(each is None for each in sums):
                 return False
-            mean = sum(sums) / np.float32(len(sums))  # type: ignore[arg-type]
+            mean = sum(sums) / np.float32(len(sums))
             self.common.append(self.common[-1] - np.float32(RATE) * mean)
         return True
 

@@ -120,6 +120,24 @@ def test_logs_that_contradict_each_other_are_noticed() -> None:
         Replay(words, {0: log([0, 1]), 1: log([0, 1])[:1]}, [0, 1], own, MOMENTUM)
 
 
+def test_what_is_sent_anew_to_the_same_ranks_counts() -> None:
+    """A rank has come and gone, so that two exchanges under way were sent again, a step later on one rank."""
+
+    def own(name: int, step: int) -> Any:
+        return contribution(3, name, step)
+
+    both = [0, 1]
+    logs: dict[int, list[list[Any]]] = {
+        0: [["step", 0], ["send", 0, 0, both], ["end", 0, 0, both]],
+        1: [["step", 0], ["send", 0, 0, both], ["send", 1, 0, both], ["step", 1], ["send", 0, 0, both]],
+    }
+    logs[1].append(["end", 0, 0, both])
+    found = Replay("local_sgd(period=1)", logs, both, own, MOMENTUM).ranks
+    weights = -RATE * (own(0, 0) + (1 + MOMENTUM) * own(1, 0) + own(1, 1)) / 2
+    assert np.array_equal(found[0].weights, weights)
+    assert np.array_equal(found[1].weights, weights)
+
+
 def test_pushes_that_are_applied_twice_or_not_at_all_are_noticed(tmp_path: Path) -> None:
     def problem(applied: Sequence[int]) -> str:
         weights = -RATE * sum(count * counts.contribution(2, own, 0) for own, count in enumerate(applied))
