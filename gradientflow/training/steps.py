@@ -32,13 +32,14 @@ class Steps:
 
         Behind the last one `finish` is called: steps that are undone in it are given out again.
         """
+        total = checked_int("total", total)
         self.next = self._number = number = 0
         is_first, self._is_first = self._is_first, False
         while True:
-            if is_first and number < checked_int("total", total):
+            if is_first and number < total:
                 meet()  # exchanges in it count for the step before
             self._number = number = self._or_back(number)
-            if number >= checked_int("total", total):
+            if number >= total:
                 self._is_undone = False
                 finish()
                 if not self._is_undone:  # who was lost in it was past all steps, or others are in their next training
