@@ -28,6 +28,8 @@ _RANK_TIMEOUT = 60.0  # seconds: of the ranks' own waits; on a busy machine a pr
 _PATIENCE = 150.0
 _LINK = "host's link"
 _LOST = "are lost with"  # in errors: the weights of a server, and the ranks that had them
+_NEVER_GIVEN = "before its weights, with which all begin"  # in errors: rank 0's, when it has died
+_NOT_LET_IN = "has let this process in"  # in errors
 
 
 @dataclass
@@ -145,12 +147,12 @@ class Job:
             self._folder, self._meet = Path(folder), meet
             try:
                 for _ in range(most_events):
-                    if self._goes_on and not self._weights_are_lost():
+                    if self._goes_on and not self._weights_are_lost() and not self._cannot_begin():
                         self._pass_some_time()
                         self._hit()
                 if self._weights_are_lost():
                     self._end_newcomers()
-                elif self._goes_on:
+                elif self._goes_on and not self._cannot_begin():
                     self._start_some(1.0)
                     self._await_all()
                     for number in self._living:
@@ -321,12 +323,19 @@ class Job:
 
     def _all_go_on(self) -> bool:
         lives = [self._lives[number] for number in self._going]
-        return all(life.has_failed or set(life.members) == self._going for life in lives)
+        return self._cannot_begin() or all(life.has_failed or set(life.members) == self._going for life in lives)
 
     def _weights_are_lost(self) -> bool:
         """Tell whether all that had some have ended with the error that says so."""
         said = [self._lives[number].said[-1] for number in self._going if self._lives[number].members]
         return self._group.may_lose_weights and bool(said) and all(_LOST in each.get("error", "") for each in said)
+
+    def _cannot_begin(self) -> bool:
+        """Tell whether some were told that rank 0 has died too early, and nothing else has happened to any."""
+        lives = [self._lives[number] for number in self._going]
+        errors = [life.said[-1]["error"] for life in lives if life.has_failed]
+        expected = all(_NEVER_GIVEN in error or _NOT_LET_IN in error for error in errors)
+        return not self._members and expected and any(_NEVER_GIVEN in error for error in errors)
 
     def _all_have_ended(self) -> bool:
         lives = [self._lives[number] for number in self._living]
@@ -352,7 +361,7 @@ class Job:
         finals = {json.dumps([e["members"], e["history"], e["steps"], e["checksum"]]) for e in done.values()}
         if any("checksum" not in end and "error" not in end for end in ends.values()):
             outcome.detail = "a rank ended without a word"
-        elif self._weights_are_lost() and not done:
+        elif not done and (self._weights_are_lost() or self._cannot_begin()):
             outcome.verdict = "stopped"
         elif not must_go_on <= set(done):
             outcome.detail = "ranks that may go on have not done so"

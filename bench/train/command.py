@@ -21,6 +21,7 @@ from .plot import draw
 from .rates import parse_rates
 
 _SECONDS = 60.0  # of a run with kills
+_PRELOADED = "torch,torch._dynamo"  # by its processes
 
 
 def _plan(strategies: tuple[str, ...] = (), rates: tuple[str, ...] = (), **options: Any) -> TrainPlan:
@@ -44,10 +45,11 @@ def _page(*what: Any) -> str:
 
 def _endure(options: Mapping[str, Any]) -> int | None:
     """Train with kills, if options ask for that."""
-    kill_every, seconds = options["kill_every"], options["seconds"]
+    kill_every, seconds, preload = options["kill_every"], options["seconds"], options["preload"]
     if kill_every is None:
-        if seconds is not None:
-            raise PlanError("--seconds goes with --kill-every")
+        for name in ("seconds", "preload"):
+            if options[name] is not None:
+                raise PlanError(f"--{name} goes with --kill-every")
         return None
     strategies = options["strategies"] or ("dense",)
     if kill_every <= 0 or (options["ranks"] or 0) < 2 or len(strategies) != 1:
@@ -55,7 +57,7 @@ def _endure(options: Mapping[str, Any]) -> int | None:
     check_packages()
     from .endure import endure
 
-    more = options["preload"], options["json_path"], options["plot_path"]
+    more = _PRELOADED if preload is None else preload, options["json_path"], options["plot_path"]
     return endure(
         options["ranks"], kill_every, seconds or _SECONDS, strategies, options["batch"], options["seeds"], *more
     )
@@ -169,8 +171,8 @@ _TRAIN = Bench(
         option("--seconds", None, "of a run, with --kill-every (default: 60)", type=float),
         option(
             "--preload",
-            "torch,torch._dynamo",
-            "modules that processes have when they start, with --kill-every; '' for none",
+            None,
+            f"modules that processes have when they start, with --kill-every; '' for none (default: {_PRELOADED})",
             type=str,
             metavar="MODULES",
         ),

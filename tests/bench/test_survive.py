@@ -15,6 +15,7 @@ import pytest
 from gradientflow.bench.survive import counts, rounds_replay
 from gradientflow.bench.survive.ending import Ending, expanded
 from gradientflow.bench.survive.groups import GROUPS
+from gradientflow.bench.survive.job import Job, _Life
 from gradientflow.bench.survive.local_replay import Replay
 from gradientflow.bench.survive.log import ContradictionError, Log
 from gradientflow.bench.survive.sums import add, gradient, new_weights, replayed
@@ -58,7 +59,26 @@ FAST = ("csc", "diloco", "hpsgd", "asgd")
 @pytest.mark.timeout(300)
 def test_trainings_go_on(tmp_path: Path, strategy: str) -> None:
     jobs = survive(tmp_path, "-n", "3", "--kills", "2", "--events", "2", "--strategy", strategy)
-    assert all(job["verdict"] == "right" and job["strategy"] == strategy for job in jobs)
+    assert all(job["verdict"] in ("right", "stopped") and job["strategy"] == strategy for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ("CommunicationError: rank 0 has died before its weights, with which all begin, had ...", "stopped"),
+        ("CommunicationTimeoutError: no rank of the job has let this process in within 60 s", "stopped"),
+        ("CommunicationError: rank 1 has died", "wrong"),
+    ],
+)
+def test_a_job_whose_rank_0_dies_too_early_stops_with_the_same_error_on_all(last: str, verdict: str) -> None:
+    job = Job(3, "dense", None, 1)
+    early = "CommunicationError: rank 0 has died before its weights, with which all begin, had ..."
+    for place, error in enumerate(["", early, last]):
+        with subprocess.Popen([sys.executable, "-c", ""], text=True) as process:
+            job._lives.append(_Life(place, process, [{"begins": True}, {"error": error}]))
+    job._living = {1, 2}
+    job._judge()
+    assert job._outcome.verdict == verdict
 
 
 def test_strategies_without_a_check_are_refused() -> None:
