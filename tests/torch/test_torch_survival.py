@@ -7,14 +7,16 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from needs_reconfigure import needs_reconfigure
-from survival_replay import FALLING, STEPS
+from survival_replay import FALLING, SIZES, STEPS
 from survivors import Fate, check, newcomers, run_ranks, train, train_in_rounds
 
 import gradientflow as gf
 import gradientflow.torch as gft
+from gradientflow.bench.survive import training_replay
 from gradientflow.errors import ArgumentError
 
 Command = Callable[[str | Path], list[str]]
@@ -28,6 +30,16 @@ def test_survivors_go_on(process_command: Command, tmp_path: Path, strategy: str
     steps = check(left, strategy, FALLING)
     assert [len(steps[step]) for step in (9, 10, STEPS - 1)] == [4, 3, 2]
     assert sorted(left) == ["2", "3"]
+
+
+def test_survivors_send_chunks(process_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are cut from tensors in the order of the backward pass."""
+    tensors = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    monkeypatch.setattr(training_replay, "places_of", lambda _: [np.concatenate(tensors[::-1])])
+    strategy = "csc(density=0.2, chunk_size=32, momentum=1.0)"
+    left = train(process_command("torch_survival"), tmp_path / "left", 3, strategy, [(0, 10, "die", 0.0)])
+    steps = check(left, strategy, FALLING)
+    assert [len(steps[step]) for step in (9, 10)] == [3, 2]
 
 
 def test_a_rank_comes_back(process_command: Command, tmp_path: Path) -> None:
