@@ -117,8 +117,8 @@ def _train(own: int, last: Path, group: Group) -> None:
     training.finish()
     found, residuals = flat(weights), flat(training.synchronizer.report().residuals)
     np.savez(last.with_name(f"left.{own}"), weights=found, residuals=residuals)
-    history = optimizer.history if isinstance(group.check, Means) else []
-    tell(members=roster.members, history=history, steps=step, checksum=checksum(found))
+    history, steps = (optimizer.history, step) if isinstance(group.check, Means) else ([], 0)  # else each has its own
+    tell(members=roster.members, history=history, steps=steps, checksum=checksum(found))
     training.close()
 
 
