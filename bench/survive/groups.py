@@ -33,6 +33,8 @@ class Group:
         What a process contributes to a step.
     momentum : float
         Of the optimizer.
+    ends_together : bool
+        Whether ranks end together, so that what is left is right if some are killed meanwhile.
     may_lose_weights : bool
         Whether these are lost if a server and the rank with its copies die together: then one rank is killed at a time,
         and all may end with the error that says so.
@@ -44,6 +46,7 @@ class Group:
     keep: Callable[[Log, Roster], None] | None = None
     contribution: Callable[[int, int, int], Vector] = contribution
     momentum: float = MOMENTUM
+    ends_together: bool = True
     may_lose_weights: bool = False
 
 
@@ -66,7 +69,7 @@ def _own_pace(words: str) -> Group:
 _CHUNKS = {"density": 0.2, "chunk_size": 32}
 
 GROUPS = {
-    "collectives": Group(sums.problem, program="adder"),
+    "collectives": Group(sums.problem, program="adder", ends_together=False),
     "dense": Group(Means("everything"), "dense"),
     "csc": Group(Means("chunks", _CHUNKS), "csc(density=0.2, chunk_size=32, momentum=1.0)"),
     "top_k": Group(Means("entries", {"ratio": 8}), "top_k(ratio=8)"),

@@ -27,6 +27,7 @@ from .groups import GROUPS
 _RANK_TIMEOUT = 60.0  # seconds: of the ranks' own waits; on a busy machine a process may stand still for 20
 _PATIENCE = 150.0
 _LINK = "host's link"
+_ENDING = 0.6  # seconds: about what ranks go on for once they are told to end
 _LOST = "are lost with"  # in errors: the weights of a server, and the ranks that had them
 _NEVER_GIVEN = "before its weights, with which all begin"  # in errors: rank 0's, when it has died
 _NOT_LET_IN = "has let this process in"  # in errors
@@ -98,6 +99,11 @@ class _Life:
         return next((said["members"] for said in reversed(self.said) if "members" in said), [])
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it has come to its end."""
+        return any("checksum" in said for said in self.said)
+
+    @property
     def has_failed(self) -> bool:
         """Whether it has ended with an error."""
         return any("error" in said for said in self.said)
@@ -127,7 +133,8 @@ class Job:
         self._starts = [0] * size
         self._lives: list[_Life] = []
         self._living, self._cut = set[int](), set[int]()  # numbers
-        self._goes_on = True
+        self._goes_on, self._ends = True, False
+        self._hit_late = set[int]()  # numbers of those that were killed while all end
         self._outcome = Outcome(name)
 
     def run(self, most_events: int) -> Outcome:
@@ -155,8 +162,7 @@ class Job:
                 elif self._goes_on and not self._cannot_begin():
                     self._start_some(1.0)
                     self._await_all()
-                    for number in self._living:
-                        self._last(number).touch()
+                    self._tell_to_end()
                 self._await(self._all_have_ended, "ranks do not end")
                 self._judge()
             except TimeoutError as error:
@@ -231,12 +237,13 @@ class Job:
     def _hit(self) -> None:
         """End some ranks; one that has the state is left."""
         kind = self._random.choices(["one rank", "rank 0", "two ranks", _LINK], [3, 2, 2, 4])[0]
-        if kind == _LINK and self._lab and not self._cut:
+        if kind == _LINK and self._lab and not self._cut and not self._ends:
             self._cut_off(self._lab)
             return
         if kind == _LINK or (kind == "two ranks" and self._group.may_lose_weights):
             kind = "one rank"
-        going, members = sorted(self._going), self._members
+        going = sorted(number for number in self._going if not self._lives[number].has_ended)
+        members = self._members
         have_state = [number for number in going if number in members] or going
         spared = self._random.choice(have_state)
         if len(have_state) == 1:
@@ -256,8 +263,18 @@ class Job:
         for pid in pids:
             _kill(pid)
         self._living -= set(victims)
+        self._hit_late |= set(victims) if self._ends else set()
         self._waiting += [self._lives[number].place for number in victims]
         self._outcome.events.append(Event(kind, moment, tuple(victims), at))
+
+    def _tell_to_end(self) -> None:
+        """Tell all to end. In half of the jobs some are killed meanwhile."""
+        self._ends = True
+        for number in self._living:
+            self._last(number).touch()
+        if self._group.ends_together and self._random.random() < 0.5:
+            time.sleep(self._random.random() * _ENDING)
+            self._hit()
 
     def _cut_off(self, lab: Netlab) -> None:
         """Cut a host off, of which it is known whether the others may go on."""
@@ -311,6 +328,8 @@ class Job:
 
     @property
     def _moment(self) -> str:
+        if self._ends:
+            return "all end"
         if not self._members:
             return "they meet"
         if any(not self._lives[number].members for number in self._going):
@@ -358,7 +377,8 @@ class Job:
         ends = {number: [{}, *self._lives[number].said][-1] for number in self._living}
         done = {number: end for number, end in ends.items() if "checksum" in end}
         must_go_on = self._going if self._goes_on else set()
-        finals = {json.dumps([e["members"], e["history"], e["steps"], e["checksum"]]) for e in done.values()}
+        finals = {json.dumps([end["history"], end["steps"], end["checksum"]]) for end in done.values()}
+        members = [set(end["members"]) - self._hit_late for end in done.values()]
         if any("checksum" not in end and "error" not in end for end in ends.values()):
             outcome.detail = "a rank ended without a word"
         elif not done and (self._weights_are_lost() or self._cannot_begin()):
@@ -370,7 +390,8 @@ class Job:
         elif len(finals) > 1:
             outcome.detail = "ranks have ended with different results"
         elif done:
-            if set(json.loads(next(iter(finals)))[0]) != set(done):
+            # Who has lost a rank in the end may have gone on without those that were past that.
+            if any(not each <= set(done) or (each != set(done) and not self._hit_late) for each in members):
                 outcome.detail = "those that went on are not the last members"
             else:
                 outcome.detail = self._group.check(Ending(self._folder, len(self._hosts), len(outcome.events), done))
