@@ -333,11 +333,18 @@ class ArraySynchronizer(PlacedSynchronizer):
         assert isinstance(other, ArraySynchronizer)
         if other._begun:
             other.discard()
+        moved = self._move_from(other) if other.comm.closed else ()
         for name in self.state_names:
+            if name in moved:
+                continue
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, list) and len(mine) == len(self.layout) and len(theirs) == len(other.layout):
                 theirs = in_order(theirs, other.layout.names, self.layout, mine)
             self._take({name: theirs})
+
+    def _move_from(self, other: Any) -> Sequence[str]:
+        """Take memory of a synchronizer that is closed. Return the names of the attributes that need no copy."""
+        return ()
 
     def _in_order(self, value: Any, names: Sequence[str]) -> Any:
         """Return a list with an item for each tensor in the order of the layout, and any other value as it is."""

@@ -24,6 +24,8 @@ from gradientflow.strategies.layout import Layout
 
 from .arrays import ArraySynchronizer
 from .nonfinite import first_nonfinite, is_finite, nonfinite_error
+from .places import aligned_zeros
+from .state import in_order
 
 Array = npt.NDArray[Any]
 
@@ -127,8 +129,9 @@ class PeriodicSynchronizer(ArraySynchronizer):
         super().__init__(comm, layout, strategy)
         self.steps = 0
         kind = np.float64 if "float64" in layout.dtypes else np.float32
-        self.common: list[Array] = [np.array(weight, kind) for weight in layout.weights]
-        self.velocity: list[Array] = [np.zeros_like(weight) for weight in self.common]
+        # Filled in `prepare`: memory that is never touched costs nothing, and `_move_from` may give another one.
+        self.common: list[Array] = [np.zeros(weight.shape, kind) for weight in layout.weights]
+        self.velocity: list[Array] = [np.zeros(weight.shape, kind) for weight in layout.weights]
         self.differences: list[Array] = []
         self.due = [_NOT_DUE] * strategy.fragments
         self._parts = _fragments(layout.counts, strategy.fragments)
@@ -143,6 +146,10 @@ class PeriodicSynchronizer(ArraySynchronizer):
             for index in part:
                 self.differences.append(array_over(buffer, offset, (layout.counts[index],), np.dtype(kind)))
                 offset += layout.counts[index] * np.dtype(kind).itemsize
+
+    def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory of this process: gradients are not sent."""
+        return aligned_zeros(nbytes)
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
@@ -187,6 +194,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def finish(self) -> None:
         """Apply pending exchanges, and go on from the mean of the weights."""
+        self.prepare()
         self._apply_all()
         for fragment, part in enumerate(self._parts):
             for index in part:
@@ -215,6 +223,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Put the common weights into the model in a ``with`` block: those of the last exchange that was applied."""
+        self.prepare()
         own = [weight.copy() for weight in self.weights]
         for weight, common in zip(self.weights, self.common, strict=True):
             weight[...] = common
@@ -336,11 +345,13 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, after pending exchanges."""
+        self.prepare()
         self._wait_for_all()
         return super().state_dict()
 
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return a state for any number of ranks, with the mean of their weights. Collective."""
+        self.prepare()
         self._wait_for_all()
         return super().consolidated_state_dict()
 
@@ -365,6 +376,15 @@ class PeriodicSynchronizer(ArraySynchronizer):
         self._is_after_step, self._unsent = other._is_after_step, other._unsent
         for fragment in self._pending() if is_closed else ():
             self._send(fragment)
+
+    def _move_from(self, other: PeriodicSynchronizer) -> Sequence[str]:
+        """Take what the other one has: nothing is allocated while all wait for a rank. What was sent is sent anew."""
+        if other.layout.names == self.layout.names:
+            self._memory, self._offsets, self._addresses = other._memory, other._offsets, other._addresses
+            self.__dict__.pop("_places", None)  # of the gradients
+        self.common = in_order(other.common, other.layout.names, self.layout, self.common)
+        self.velocity = in_order(other.velocity, other.layout.names, self.layout, self.velocity)
+        return "common", "velocity", "differences"
 
     def _apply_all(self) -> None:
         for fragment in self._pending():

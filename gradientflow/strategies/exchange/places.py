@@ -78,4 +78,11 @@ def aligned_offsets(sizes: Sequence[int]) -> list[int]:
     return offsets
 
 
-__all__ = ["PlacedSynchronizer", "aligned_offsets"]
+def aligned_zeros(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return aligned memory of this process, which is taken when it is first written."""
+    memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+__all__ = ["PlacedSynchronizer", "aligned_offsets", "aligned_zeros"]
