@@ -210,21 +210,33 @@ def _code(arguments: list[str]) -> types.CodeType:
     if kind == "-m":
         import runpy
 
-        sys.path[0] = os.getcwd()
+        _look_first_in(os.getcwd())
         _, main.__spec__, code = runpy._get_module_details(rest[0])  # type: ignore[attr-defined]
         main.__file__ = main.__spec__.origin
         main.__package__ = main.__spec__.parent
         sys.argv = [str(main.__file__), *rest[1:]]
     elif kind == "-c":
-        sys.path[0], sys.argv = "", ["-c", *rest[1:]]
+        _look_first_in("")
+        sys.argv = ["-c", *rest[1:]]
         code = compile(rest[0], "<string>", "exec")
     else:
-        sys.path[0], sys.argv = os.path.dirname(os.path.realpath(kind)), arguments
-        main.__file__ = os.path.abspath(kind)
+        _look_first_in(os.path.dirname(os.path.realpath(kind)))
+        sys.argv, main.__file__ = arguments, os.path.abspath(kind)
         main.__loader__ = loader = SourceFileLoader("__main__", main.__file__)
-        code = loader.source_to_code(loader.get_data(main.__file__), main.__file__)
+        try:
+            text = loader.get_data(main.__file__)
+        except OSError as error:
+            print(f"{sys.executable}: can't open file {main.__file__!r}: {error}", file=sys.stderr)
+            sys.exit(2)
+        code = loader.source_to_code(text, main.__file__)
     sys.modules["__main__"] = main
     return code
+
+
+def _look_first_in(folder: str) -> None:
+    """Look for modules in a folder first, unless that is forbidden (python -P)."""
+    if not getattr(sys.flags, "safe_path", False):  # since Python 3.11
+        sys.path[0] = folder
 
 
 def _received(source: socket.socket) -> socket.socket | None:
@@ -245,7 +257,7 @@ def _preload(name: str) -> None:
 def main() -> None:
     """Import the modules, and fork until the input ends."""
     program, *modules = sys.argv[1:]
-    sys.path[0] = os.path.dirname(os.path.realpath(program)) if program else ""
+    _look_first_in(os.path.dirname(os.path.realpath(program)) if program else "")
     for name in modules:
         _preload(name)
     if task := Nursery(socket.socket(fileno=0), _received).serve():

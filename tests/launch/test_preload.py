@@ -148,3 +148,21 @@ def test_what_cannot_be_forked_is_refused(start: Run, words: tuple[str, ...], sa
     ended = start(*words).finish()
     assert ended.returncode != 0
     assert said in ended.output
+
+
+def test_a_program_that_is_missing(start: Run) -> None:
+    words = ("--", sys.executable, "nowhere.py")
+    plain, preloaded = (start(*options, *words).finish() for options in ((), ("--preload", "wave")))
+    assert preloaded.returncode == plain.returncode == 2
+    assert "can't open file" in plain.stderr
+    assert "can't open file" in preloaded.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="python -P came with Python 3.11")
+def test_a_path_without_the_folder_of_the_program(start: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "paths.py").write_text("import sys; print(sys.path)")
+    plain, preloaded = (start(*options, str(folder / "paths.py")) for options in ((), ("--preload", "wave")))
+    assert set(preloaded.finish().stdout.splitlines()) == set(plain.finish().stdout.splitlines())
