@@ -28,6 +28,7 @@ _RANK_TIMEOUT = 60.0  # seconds: of the ranks' own waits; on a busy machine a pr
 _PATIENCE = 150.0
 _LINK = "host's link"
 _ENDING = 0.6  # seconds: about what ranks go on for once they are told to end
+_MOST_UNDONE = 2  # steps, when ranks are lost in the end
 _LOST = "are lost with"  # in errors: the weights of a server, and the ranks that had them
 _NEVER_GIVEN = "before its weights, with which all begin"  # in errors: rank 0's, when it has died
 _NOT_LET_IN = "has let this process in"  # in errors
@@ -242,7 +243,9 @@ class Job:
             return
         if kind == _LINK or (kind == "two ranks" and self._group.may_lose_weights):
             kind = "one rank"
-        going = sorted(number for number in self._going if not self._lives[number].has_ended)
+        going = sorted(
+            each for each in self._going if not (self._lives[each].has_ended or self._lives[each].has_failed)
+        )
         members = self._members
         have_state = [number for number in going if number in members] or going
         spared = self._random.choice(have_state)
@@ -350,11 +353,14 @@ class Job:
         return self._group.may_lose_weights and bool(said) and all(_LOST in each.get("error", "") for each in said)
 
     def _cannot_begin(self) -> bool:
-        """Tell whether some were told that rank 0 has died too early, and nothing else has happened to any."""
+        """Tell whether rank 0 was killed before a step, some were told that, and nothing else has happened to any."""
+        hit = {self._lives[number].place for event in self._outcome.events for number in event.victims}
+        if 0 not in hit or any(life.members for life in self._lives):
+            return False
         lives = [self._lives[number] for number in self._going]
         errors = [life.said[-1]["error"] for life in lives if life.has_failed]
         expected = all(_NEVER_GIVEN in error or _NOT_LET_IN in error for error in errors)
-        return not self._members and expected and any(_NEVER_GIVEN in error for error in errors)
+        return expected and any(_NEVER_GIVEN in error for error in errors)
 
     def _all_have_ended(self) -> bool:
         lives = [self._lives[number] for number in self._living]
@@ -393,6 +399,8 @@ class Job:
             # Who has lost a rank in the end may have gone on without those that were past that.
             if any(not each <= set(done) or (each != set(done) and not self._hit_late) for each in members):
                 outcome.detail = "those that went on are not the last members"
+            elif any(self._lacks_steps(end) for end in done.values()):
+                outcome.detail = "ranks have ended before the step on which they have agreed"
             else:
                 outcome.detail = self._group.check(Ending(self._folder, len(self._hosts), len(outcome.events), done))
                 self._measure()
@@ -400,6 +408,14 @@ class Job:
             outcome.verdict = "stopped"
         if outcome.detail:
             outcome.verdict, outcome.detail = "wrong", f"{outcome.detail}: {self._lines()}"
+
+    def _lacks_steps(self, end: dict[str, Any]) -> bool:
+        """Tell whether a rank, all of which step together, has fewer steps than it may."""
+        agreed = self._folder / "end"
+        if not end["history"] or not agreed.exists():
+            return False
+        undone = int(agreed.read_text("utf-8")) - int(end["steps"])
+        return not 0 <= undone <= (_MOST_UNDONE if self._hit_late else 0)
 
     def _measure(self) -> None:
         for event in self._outcome.events:

@@ -15,7 +15,7 @@ import pytest
 from gradientflow.bench.survive import counts, rounds_replay
 from gradientflow.bench.survive.ending import Ending, expanded
 from gradientflow.bench.survive.groups import GROUPS
-from gradientflow.bench.survive.job import Job, _Life
+from gradientflow.bench.survive.job import Event, Job, _Life
 from gradientflow.bench.survive.local_replay import Replay
 from gradientflow.bench.survive.log import ContradictionError, Log
 from gradientflow.bench.survive.sums import add, gradient, new_weights, replayed
@@ -62,23 +62,31 @@ def test_trainings_go_on(tmp_path: Path, strategy: str) -> None:
     assert all(job["verdict"] in ("right", "stopped") and job["strategy"] == strategy for job in jobs)
 
 
-@pytest.mark.parametrize(
-    ("last", "verdict"),
-    [
-        ("CommunicationError: rank 0 has died before its weights, with which all begin, had ...", "stopped"),
-        ("CommunicationTimeoutError: no rank of the job has let this process in within 60 s", "stopped"),
-        ("CommunicationError: rank 1 has died", "wrong"),
-    ],
-)
-def test_a_job_whose_rank_0_dies_too_early_stops_with_the_same_error_on_all(last: str, verdict: str) -> None:
-    job = Job(3, "dense", None, 1)
-    early = "CommunicationError: rank 0 has died before its weights, with which all begin, had ..."
-    for place, error in enumerate(["", early, last]):
+EARLY = "CommunicationError: rank 0 has died before its weights, with which all begin, had ..."
+WAITS = "CommunicationTimeoutError: no rank of the job has let this process in within 60 s"
+
+
+def verdict(said: Sequence[Sequence[dict[str, Any]]], victims: Sequence[int]) -> str:
+    """Judge a job of these processes, of which some were killed."""
+    job = Job(len(said), "dense", None, 1)
+    for place, words in enumerate(said):
         with subprocess.Popen([sys.executable, "-c", ""], text=True) as process:
-            job._lives.append(_Life(place, process, [{"begins": True}, {"error": error}]))
-    job._living = {1, 2}
+            job._lives.append(_Life(place, process, [{"begins": True}, *words]))
+    job._outcome.events = [Event("one rank", "they meet", (victim,), 0.0) for victim in victims]
+    job._living = {*range(len(said))} - set(victims)
     job._judge()
-    assert job._outcome.verdict == verdict
+    return job._outcome.verdict
+
+
+def test_a_job_whose_rank_0_dies_too_early_stops_with_the_same_error_on_all() -> None:
+    early, waits, other = ([{"error": error}] for error in (EARLY, WAITS, "CommunicationError: rank 1 has died"))
+    step = [{"members": [0, 1, 2], "seconds": 1.0}]
+    assert verdict([[], early, early], [0]) == "stopped"
+    assert verdict([[], early, waits], [0]) == "stopped"
+    assert verdict([[], early, other], [0]) == "wrong"
+    assert verdict([waits, early, early], []) == "wrong"  # it lives
+    assert verdict([waits, [], early], [1]) == "wrong"
+    assert verdict([step, step, early], [0, 1]) == "wrong"  # others had its weights
 
 
 def test_strategies_without_a_check_are_refused() -> None:

@@ -59,6 +59,29 @@ def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
     assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
 
 
+def check_a_state_that_is_read_within_the_first_step(comm: gf.Communicator) -> None:
+    """It is that before the step, and the common weights stay as they are."""
+    for words in ALL[:-2]:
+        found = []
+        for looks in (False, True):
+            with trained(comm, words) as (training, optimizer):
+                for number in range(7):
+                    for index, gradient in enumerate(gradients_of(RANK, number)):
+                        training.gradients[index][...] = gradient
+                        training.ready(index)
+                    training.wait()
+                    if looks and number == 0:
+                        training.weights[0][...] -= training.gradients[0]
+                        common = training.state_dict()["synchronizer"]["common"]
+                        assert all((each == 0.5).all() for each in common)
+                        training.weights[0][...] += training.gradients[0]
+                        with training.common_weights():
+                            assert all((each == 0.5).all() for each in training.weights)
+                    optimizer.step()
+                found.append(flat(training.synchronizer.common))
+        same_everywhere(comm, found[1])
+
+
 # ---- the algorithms --------------------------------------------------------------------------------------------------
 
 

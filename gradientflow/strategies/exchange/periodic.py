@@ -111,8 +111,6 @@ class PeriodicSynchronizer(ArraySynchronizer):
     ----------
     steps : int
         Steps so far.
-    common : list of arrays
-        The weights that all ranks share, as of the last exchange.
     velocity : list of arrays
         The momentum of the outer optimizer.
     differences : list of arrays
@@ -129,8 +127,9 @@ class PeriodicSynchronizer(ArraySynchronizer):
         super().__init__(comm, layout, strategy)
         self.steps = 0
         kind = np.float64 if "float64" in layout.dtypes else np.float32
-        # Filled in `prepare`: memory that is never touched costs nothing, and `_move_from` may give another one.
-        self.common: list[Array] = [np.zeros(weight.shape, kind) for weight in layout.weights]
+        self._kind = kind
+        self._common: list[Array] | None = None
+        # Memory that is never touched costs nothing, and `_move_from` may give another one.
         self.velocity: list[Array] = [np.zeros(weight.shape, kind) for weight in layout.weights]
         self.differences: list[Array] = []
         self.due = [_NOT_DUE] * strategy.fragments
@@ -158,6 +157,17 @@ class PeriodicSynchronizer(ArraySynchronizer):
         if self.steps == 0:
             for common, weight in zip(self.common, self.weights, strict=True):
                 common[...] = weight
+
+    @property
+    def common(self) -> list[Array]:
+        """The weights that all ranks share, as of the last exchange; before the first one, those of the first step."""
+        if self._common is None:
+            self._common = [np.array(weight, self._kind) for weight in self.weights]
+        return self._common
+
+    @common.setter
+    def common(self, arrays: list[Array]) -> None:
+        self._common = arrays
 
     def exchanges_weights(self) -> bool:
         """Tell whether a fragment is sent or applied after the next step."""
@@ -194,7 +204,6 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def finish(self) -> None:
         """Apply pending exchanges, and go on from the mean of the weights."""
-        self.prepare()
         self._apply_all()
         for fragment, part in enumerate(self._parts):
             for index in part:
@@ -223,7 +232,6 @@ class PeriodicSynchronizer(ArraySynchronizer):
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Put the common weights into the model in a ``with`` block: those of the last exchange that was applied."""
-        self.prepare()
         own = [weight.copy() for weight in self.weights]
         for weight, common in zip(self.weights, self.common, strict=True):
             weight[...] = common
@@ -345,13 +353,11 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, after pending exchanges."""
-        self.prepare()
         self._wait_for_all()
         return super().state_dict()
 
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return a state for any number of ranks, with the mean of their weights. Collective."""
-        self.prepare()
         self._wait_for_all()
         return super().consolidated_state_dict()
 

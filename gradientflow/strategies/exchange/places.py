@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,9 +80,9 @@ def aligned_offsets(sizes: Sequence[int]) -> list[int]:
 
 
 def aligned_zeros(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return aligned memory of this process, which is taken when it is first written."""
-    memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    """Return memory of this process, in pages of its own, which are taken when they are first written."""
+    memory = np.zeros(nbytes + 2 * mmap.PAGESIZE, np.uint8)
+    start = -memory.ctypes.data % mmap.PAGESIZE
     return memory[start : start + nbytes]
 
 
