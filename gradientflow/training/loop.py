@@ -487,8 +487,7 @@ class Loop:
         """
         if self.survival is not None:
             self.survival.check_takes_part()
-        if not self._begun and self.update is None:
-            self._update_masters()
+        self.take_weights()
         if self.survival is None:
             self._let_write(self.synchronizer.finish)
             also()
@@ -523,6 +522,7 @@ class Loop:
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Put the weights common to all ranks in place for a ``with`` block, if each rank trains on its own."""
+        self.take_weights()
         common = self.synchronizer.common_weights()
         with self.tensors.default_stream():
             common.__enter__()
@@ -533,6 +533,11 @@ class Loop:
             with self.tensors.default_stream():
                 common.__exit__(None, None, None)
         self._round_masters()
+
+    def take_weights(self) -> None:
+        """Take the weights for those to go on from, between two iterations: the user may have changed them."""
+        if not self._begun and self.update is None:
+            self._update_masters()
 
     @property
     def writes_weights(self) -> bool:

@@ -26,6 +26,7 @@ class TrainingState:
 
     def own(self) -> dict[str, Any]:
         """Return this rank's state. Does not communicate."""
+        self._loop.take_weights()
         return self._with(self._loop.synchronizer.state_dict())
 
     def common(self) -> dict[str, Any]:
@@ -34,6 +35,7 @@ class TrainingState:
 
     def consolidated(self) -> dict[str, Any]:
         """Return a state that any number of ranks can load, the same on all. Collective."""
+        self._loop.take_weights()
         state = self._with(self._loop.synchronizer.consolidated_state_dict())
         return cast("dict[str, Any]", consolidated(self._loop.comm, state, means=False))
 

@@ -59,6 +59,40 @@ def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
     assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
 
 
+def check_weights_of_16_bits_that_are_changed_before_the_first_step(comm: gf.Communicator) -> None:
+    for words in ALL[:-2]:
+        weights = [np.ones(5, np.float16)]
+        with ArrayLoop(comm, weights, words) as training:
+            optimizer = SGD(training, weights, lr=0.0)
+            weights[0][...] = 3
+            with training.common_weights():
+                assert (weights[0] == 3).all()
+            assert (weights[0] == 3).all()
+            assert (training.state_dict()["synchronizer"]["weights"][0] == 3).all()
+            for _ in range(6):
+                training.ready(0)
+                training.wait()
+                optimizer.step()
+            training.finish()
+            assert (weights[0] == 3).all()
+
+
+def check_arrays_are_kept_where_ranks_change(comm: gf.Communicator) -> None:
+    """All wait for each other there: none of the size of the model is made."""
+    for words in ("local_sgd(period=3)", "diloco(period=4, outer_rate=0.5)"):
+        with trained(comm, words) as (training, optimizer):
+            step(training, optimizer, 0)
+            before: Any = training.synchronizer
+            bound: Any = before.strategy.bind(comm, before.layout)
+            bound.check_complete()
+            assert bound._common is None
+            before.close()
+            bound.take_over(before)
+            assert all(mine is theirs for mine, theirs in zip(bound.common, before.common, strict=True))
+            assert bound.gradients[0].ctypes.data == before.gradients[0].ctypes.data
+            bound.close()
+
+
 def check_a_state_that_is_read_within_the_first_step(comm: gf.Communicator) -> None:
     """It is that before the step, and the common weights stay as they are."""
     for words in ALL[:-2]:

@@ -100,7 +100,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         super().check_complete()
         require_one_of(self, "gradient_source", ("place", "any_place", "none"))
         for name in self.state_names:
-            if not hasattr(self, name):
+            if not hasattr(type(self), name) and not hasattr(self, name):  # a property is not read
                 close = difflib.get_close_matches(name, vars(self), 1)
                 message = (
                     f"state_names of {type(self).__name__} have {name!r}, and it has no such attribute when bind "
