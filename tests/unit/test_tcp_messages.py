@@ -145,6 +145,8 @@ def test_credit_comes_back_for_everything() -> None:
                 finish([send], ranks)
             case 3:
                 finish([send, closed[0].send(1, 0, content(size)), ranks[1].receive(0, 0, size)], ranks)
+    for sender, receiver in ((0, 1), (1, 0)):  # behind all that is under way
+        finish([ranks[sender].send(receiver, 2, b"x"), ranks[receiver].receive(sender, 2, 1)], ranks)
     # Whole messages end without the receiver: so much credit is there again.
     for _ in range(10):
         send = ranks[0].send(1, 1, content(size))
