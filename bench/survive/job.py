@@ -246,6 +246,8 @@ class Job:
         going = sorted(
             each for each in self._going if not (self._lives[each].has_ended or self._lives[each].has_failed)
         )
+        if not going:
+            return
         members = self._members
         have_state = [number for number in going if number in members] or going
         spared = self._random.choice(have_state)

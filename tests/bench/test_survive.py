@@ -89,6 +89,16 @@ def test_a_job_whose_rank_0_dies_too_early_stops_with_the_same_error_on_all() ->
     assert verdict([step, step, early], [0, 1]) == "wrong"  # others had its weights
 
 
+def test_who_has_ended_is_not_killed() -> None:
+    job = Job(2, "dense", None, 1)
+    for place in range(2):
+        with subprocess.Popen([sys.executable, "-c", ""], text=True) as process:
+            job._lives.append(_Life(place, process, [{"members": [0, 1], "seconds": 1.0, "checksum": 1}]))
+    job._living, job._ends = {0, 1}, True
+    job._hit()
+    assert not job._outcome.events
+
+
 def test_strategies_without_a_check_are_refused() -> None:
     command = [sys.executable, "-m", "gradientflow", "bench", "survive", "--strategy", "dense; slgs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
