@@ -101,8 +101,8 @@ class _Life:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has come to its end."""
-        return any("checksum" in said for said in self.said)
+        """Whether it has come to its end, or to an error."""
+        return self.has_failed or any("checksum" in said for said in self.said)
 
     @property
     def has_failed(self) -> bool:
@@ -243,9 +243,7 @@ class Job:
             return
         if kind == _LINK or (kind == "two ranks" and self._group.may_lose_weights):
             kind = "one rank"
-        going = sorted(
-            each for each in self._going if not (self._lives[each].has_ended or self._lives[each].has_failed)
-        )
+        going = sorted(number for number in self._going if not self._lives[number].has_ended)
         if not going:
             return
         members = self._members

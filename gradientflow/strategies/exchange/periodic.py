@@ -24,7 +24,6 @@ from gradientflow.strategies.layout import Layout
 
 from .arrays import ArraySynchronizer
 from .nonfinite import first_nonfinite, is_finite, nonfinite_error
-from .places import aligned_zeros
 from .state import in_order
 
 Array = npt.NDArray[Any]
@@ -145,10 +144,6 @@ class PeriodicSynchronizer(ArraySynchronizer):
             for index in part:
                 self.differences.append(array_over(buffer, offset, (layout.counts[index],), np.dtype(kind)))
                 offset += layout.counts[index] * np.dtype(kind).itemsize
-
-    def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return memory of this process: gradients are not sent."""
-        return aligned_zeros(nbytes)
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 

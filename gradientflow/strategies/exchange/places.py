@@ -51,8 +51,11 @@ class PlacedSynchronizer(Synchronizer):
         return numpy_dtype(dtype).itemsize
 
     def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return zero-filled node memory, where an allreduce is fastest. Collective."""
-        return self.comm.empty(nbytes, "uint8")
+        """Return zero-filled node memory, where an allreduce is fastest; or, if gradients are not sent, one's own.
+
+        Collective.
+        """
+        return aligned_zeros(nbytes) if self.gradient_source == "none" else self.comm.empty(nbytes, "uint8")
 
     def memory(self, group: int) -> npt.NDArray[np.uint8]:  # noqa: D102
         return self._memory[group]
