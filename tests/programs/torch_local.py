@@ -312,6 +312,43 @@ def check_fragments_that_change(comm: gf.Communicator) -> None:
         same_everywhere(comm, model)
 
 
+def check_states_between_exchanges(comm: gf.Communicator) -> None:
+    """They have the weights of the model, as the optimizer has left them."""
+    if SIZE == 1:
+        reason = "one rank has no state of its own"
+        raise SkipTest(reason)
+    for words in ("local_sgd(period=10)", "diloco(period=10)", "psgd"):
+        model = torch.nn.Linear(8, 4, bias=False).to(PLACED)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + RANK))
+        with gft.DistributedOptimizer(sgd, model, comm, strategy=words) as optimizer:
+            for _ in range(3):
+                step(model, optimizer)
+            mine = model.weight.detach().cpu().numpy().ravel().copy()
+            assert (optimizer.state_dict()["gradientflow"]["synchronizer"]["weights"][0] == mine).all(), words
+            mean = comm.allreduce(mine.copy(), "mean")
+            state = optimizer.consolidated_state_dict()
+            assert (state["gradientflow"]["synchronizer"]["weights"][0] == mean).all(), words
+            assert (model.weight.detach().cpu().numpy().ravel() == mine).all(), words
+
+
+def check_weights_that_change_after_a_first_iteration_was_given_up(comm: gf.Communicator) -> None:
+    """All begin with them, as with those that change before the first iteration."""
+    if SIZE == 1:
+        reason = "one rank has no common weights"
+        raise SkipTest(reason)
+    for words in ("local_sgd(period=10)", "diloco(period=10)"):
+        model = torch.nn.Linear(8, 4, bias=False).to(PLACED)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        with gft.DistributedOptimizer(sgd, model, comm, strategy=words) as optimizer:
+            optimizer.zero_grad()
+            model(torch.ones(2, 8, device=PLACED)).mean().backward()
+            optimizer.zero_grad()
+            model.load_state_dict({"weight": torch.full((4, 8), 5.0)})
+            step(model, optimizer)
+            synchronizer: Any = optimizer.synchronizer
+            assert (synchronizer.common[0] == 5).all(), words
+
+
 def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator) -> None:
     """Nobody else need know of it where gradients are a rank's own: zero_grad waits for nobody."""
 

@@ -77,7 +77,7 @@ class StagedSynchronizer(Synchronizer):
         except BaseException:
             self.host.close(orderly=False)
             raise
-        self._takes_weights = True  # in the next iteration, even if an optimizer makes the step
+        self._takes_weights = True  # in every iteration until a step is made, even if an optimizer makes it
         self._begun = self._flushed = False
         self._queue: deque[tuple[int | None, Any]] = deque()  # gradients on their way to the host; None: weights
         self._is_ready: set[int] = set()
@@ -202,6 +202,7 @@ class StagedSynchronizer(Synchronizer):
         self.host.discard()
 
     def after_step(self) -> None:  # noqa: D102
+        self._takes_weights = False
         if not (self.weights and self.host.exchanges_weights()):
             self.host.after_step()
             return
@@ -244,7 +245,6 @@ class StagedSynchronizer(Synchronizer):
         if self._takes_weights or self.strategy.gradients == "consumed":
             self._check_weights()
             self._send_weights_down(stream or _DEFAULT_STREAM)
-            self._takes_weights = False
         self._queue.append((None, self._copies.mark()))
 
     def _hand_over(self) -> None:
@@ -325,10 +325,17 @@ class StagedSynchronizer(Synchronizer):
         return bool(self.host.has_state)
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        self._take_weights_to_save()
         return self.host.state_dict()  # type: ignore[no-any-return]
 
     def consolidated_state_dict(self) -> dict[str, Any]:  # noqa: D102
+        self._take_weights_to_save()
         return self.host.consolidated_state_dict()  # type: ignore[no-any-return]
+
+    def _take_weights_to_save(self) -> None:
+        """Take the weights that the optimizer or the user has changed; within an iteration the host may change them."""
+        if self.weights and (self.strategy.gradients == "local" or not self._begun):
+            self._take_weights(_DEFAULT_STREAM)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
         self.host.check_state_dict(state)
