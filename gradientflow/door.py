@@ -69,6 +69,9 @@ class Door:
         core, seconds = load_core(), float(config["timeout"])
         newcomer = core.Newcomer(self._near, dict(config))
         number = self._knock(core.random_token().encode() + newcomer.card)
+        if self._outlives_ranks and not self.job_stands():
+            message = "this process cannot join the job: its ranks meet anew"
+            raise MismatchError(message)
         if self._look(f"{self._prefix}/ended", seconds) is not None:
             message = "this process cannot join the job: it has ended"
             raise MismatchError(message)
@@ -104,6 +107,14 @@ class Door:
         """Have processes that come from now on wait at the door."""
         if self._outlives_ranks:
             self._store.set(f"{self._prefix}/stands", b"1")
+
+    def note_that_the_job_has_not_begun(self) -> None:
+        """Have its ranks meet anew once they are started again, with processes that wait at the door."""
+        if self._outlives_ranks:
+            with contextlib.suppress(CommunicationError):
+                self._store.remove(f"{self._prefix}/stands", _STORE_SECONDS)
+                for knock in self._unanswered():
+                    self._answer(knock.number, None, load_core().refusal("its ranks meet anew"))
 
     def someone_waits(self) -> bool:
         """Tell, on rank 0, whether `open` would find somebody."""

@@ -12,7 +12,7 @@ from importlib import import_module
 from .communicator import Communicator
 from .config import settings
 from .door import Door
-from .errors import PeerError
+from .errors import MismatchError, PeerError
 from .job import asked_transport, door_at, init
 from .meeting import Given, find_way
 
@@ -60,7 +60,11 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
     door, end = door_at(way, chosen), time.monotonic() + float(chosen["timeout"])
     while True:
         if way.replaces and door.job_stands():
-            return _come_in(door, chosen)
+            try:
+                return _come_in(door, chosen)
+            except MismatchError:
+                if door.job_stands():
+                    raise
         try:
             return init(config=config)
         except PeerError:  # before the job stood: the rank is started again

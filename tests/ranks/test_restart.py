@@ -77,6 +77,38 @@ def test_on_several_hosts(start_netlab: Callable[..., Any]) -> None:
     assert (size, steps, ended.stdout.count("joined")) == (4, 150, 3), ended.output
 
 
+BEGINNING = """
+import os, time
+import numpy as np
+import gradientflow as gf
+comm, is_first = gf.join(), os.environ["GRADIENTFLOW_RESTARTS"] == "0"
+if is_first and comm.rank == 0:
+    time.sleep(0.2)
+    os._exit(3)
+weights = [np.full(5, 1.0 + comm.rank, np.float32)]
+with gf.training.ArrayLoop(comm, weights, on_failure="continue", min_ranks=1) as training:
+    optimizer = gf.optimizers.SGD(training, weights, lr=0.5)
+    for step in training.steps(100):
+        if os.environ["GRADIENTFLOW_RESTARTS"] == "1" and step == 5 and os.environ["GRADIENTFLOW_RANK"] == "1":
+            os._exit(3)
+        time.sleep(0.02)
+        training.gradients[0][...] = -1
+        training.ready(0)
+        training.wait()
+        optimizer.step()
+    print("end", training.comm.rank, training.comm.size, 100, int(weights[0][0]))
+"""
+
+
+def test_a_job_whose_rank_0_dies_before_its_weights_have_arrived_begins_anew(run: Run, tmp_path: Path) -> None:
+    """All are started again, and none waits for the others at the door; later ones join as ever."""
+    script = tmp_path / "script.py"
+    script.write_text(BEGINNING)
+    ended = run("-n", 3, "--restart", "--", script)
+    assert ended.stderr.count("CommunicationError: rank 0 has died before its weights") == 2, ended.output
+    assert ends(ended) == {(3, 100, 1 + 50)}, ended.output
+
+
 def test_a_process_that_does_not_fit_does_no_harm(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
