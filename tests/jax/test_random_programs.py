@@ -21,9 +21,9 @@ MPI, TCP = pytest.param("mpi", marks=needs_mpi, id="mpi"), pytest.param("tcp", i
 @pytest.mark.parametrize(
     ("ranks", "programs", "first"),
     [
-        (2, 6, 0),
-        (3, 5, 0),
-        (4, 4, 0),
+        (2, 4, 0),
+        (3, 3, 0),
+        (4, 2, 0),
         *(pytest.param(ranks, 17, 100, marks=pytest.mark.slow) for ranks in (2, 3, 4)),
     ],
 )

@@ -172,8 +172,16 @@ TWO_FAIL = (
 )
 
 
-@pytest.mark.parametrize("hosts", [(), ("--hosts", "one:2,two:2")], ids=["here", "hosts"])
-@pytest.mark.parametrize("needed", [2, 3])
+HERE, ON_HOSTS = (), ("--hosts", "one:2,two:2")
+
+
+@pytest.mark.parametrize(
+    ("needed", "hosts"),
+    [
+        *((2, HERE), (3, ON_HOSTS)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, ON_HOSTS), (3, HERE))),
+    ],
+)
 def test_some_ranks_may_fail(run: Run, tmp_path: Path, hosts: tuple[str, ...], needed: int) -> None:
     program = write(tmp_path / "program.sh", TWO_FAIL + ("" if needed == 2 else "sleep 94.5\n"))
     ended = run("-n", 4, *hosts, "--min-ranks", needed, "--", "sh", program, tmp_path / "both")

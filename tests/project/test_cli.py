@@ -703,7 +703,7 @@ def test_a_job_inside_a_job_is_refused() -> None:
 # ---- bench -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_bench_allreduce(ranks: int, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     ended = gradientflow(
@@ -729,7 +729,11 @@ def test_bench_allreduce(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["allreduce --sizes 64K", "ps --sizes 64K --memory array", "sparse --elements 64K --density 1,0.1"]
+    "command",
+    [
+        *("allreduce --sizes 64K", "ps --sizes 64K --memory array"),
+        pytest.param("sparse --elements 64K --density 1,0.1", marks=pytest.mark.slow),
+    ],
 )
 def test_both_transports_are_measured_in_one_run(command: str, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
@@ -752,7 +756,10 @@ def test_both_transports_are_measured_in_one_run(command: str, tmp_path: Path) -
 OTHERS = [name for name in COLLECTIVES if name not in ("allreduce", "alltoall", "gather", "scatter")]
 
 
-@pytest.mark.parametrize("collective", OTHERS)
+@pytest.mark.parametrize(
+    "collective",
+    [name if name in ("barrier", "reduce-scatter") else pytest.param(name, marks=pytest.mark.slow) for name in OTHERS],
+)
 def test_bench_of_the_other_collectives(collective: str, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     sizes = () if collective == "barrier" else ("--sizes", "12,300000")

@@ -278,7 +278,7 @@ def test_a_signal_removes_everything(start_netlab: Start, sent: signal.Signals, 
 
 
 def test_a_signal_at_any_time_removes_everything(start_netlab: Start) -> None:
-    for tenths in range(1, 8):
+    for tenths in (1, 3, 5, 7):
         job = start_netlab("--hosts", "3", "sleep", a_while(2))
         time.sleep(tenths / 10)
         job.process.terminate()

@@ -15,8 +15,6 @@ import pytest
 Run = Callable[..., Any]
 
 OF_TWO = [
-    "check_absent",
-    "check_late_between_nodes",
     "check_leave_during_a_call_between_nodes",
     "check_leave_what_is_under_way_between_nodes",
     "check_patient",
@@ -108,7 +106,7 @@ def test_a_rank_that_is_stopped_while_communicators_are_made(mpirun: Run, mode: 
 
 
 @pytest.mark.checks("faults", *OF_TWO)
-def test_closing_being_late_and_patience_of_two_ranks(check: Run) -> None:
+def test_leaving_and_patience_of_two_ranks(check: Run) -> None:
     check(2)
 
 
@@ -141,7 +139,11 @@ def test_ranks_that_leave_between_nodes(mpirun: Run, how: str, ranks: int, node_
 
 
 @pytest.mark.parametrize(
-    ("ranks", "node_size", "faulty"), [(3, 1, "1"), (5, 1, "1,3"), (4, 2, "0"), (4, 2, "3"), (5, 2, "2,3"), (5, 2, "4")]
+    ("ranks", "node_size", "faulty"),
+    [
+        *((3, 1, "1"), (4, 2, "0"), (5, 2, "2,3")),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((5, 1, "1,3"), (4, 2, "3"), (5, 2, "4"))),
+    ],
 )
 def test_ranks_that_never_come_between_nodes(mpirun: Run, ranks: int, node_size: int, faulty: str) -> None:
     """Those that wait find out together who is missing, also where they wait for somebody else who waits."""

@@ -27,8 +27,13 @@ def test_a_message_of_more_than_2_gib(mpirun: Run) -> None:
     mpirun(2, "mailbox", "large", timeout=90)
 
 
-@pytest.mark.parametrize("recover", [True, "ulfm"])
-@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize(
+    ("how", "recover"),
+    [
+        *(("exit", True), ("kill", "ulfm")),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("exit", "ulfm"), ("kill", True))),
+    ],
+)
 def test_a_rank_that_dies_is_named(mpirun: Run, how: str, recover: bool | str) -> None:
     finished = mpirun(3, "mailbox", how, recover=recover, check=False)
     for rank in (0, 1):

@@ -116,14 +116,17 @@ def test_a_rank_that_was_taken_for_dead_is_told_so(begin: type[Ranks]) -> None:
     assert word.startswith("error ")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_where_nobody_dies_over_mpi(mpirun: Callable[..., Finished], ranks: int) -> None:
     mpirun(ranks, "recoveries", "mpi", recover="ulfm", timeout=90)
 
 
 @pytest.mark.parametrize(
     ("size", "node_size", "victims"),
-    [(2, 1, (1,)), (3, 0, (0,)), (3, 1, (0,)), (4, 2, (3, 0)), (5, 1, (0, 4, 2)), (5, 2, (1, 2, 0))],
+    [
+        *((3, 0, (0,)), (4, 2, (3, 0)), (5, 2, (1, 2, 0))),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 1, (1,)), (3, 1, (0,)), (5, 1, (0, 4, 2)))),
+    ],
     ids=str,
 )
 def test_survivors_go_on_over_mpi(

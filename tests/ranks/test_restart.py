@@ -47,7 +47,7 @@ def ends(ended: Finished) -> set[tuple[int, ...]]:
     return {tuple(map(int, each)) for each in re.findall(r"^end \d+ (\d+) (\d+) (\d+)$", ended.stdout, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("deaths", [("0@10",), ("0@8", "2@14"), ("0@9", "1@9"), ("1@0", "0@1", "2@59")], ids=str)
+@pytest.mark.parametrize("deaths", [("0@8", "2@14"), ("0@9", "1@9"), ("1@0", "0@1", "2@59")], ids=str)
 def test_they_come_back(run: Run, program: Program, deaths: tuple[str, ...]) -> None:
     """Each has added one at each step from that at which it has come to that at which it has died."""
     ranks = 3 if len(deaths) < 3 else 4
@@ -59,7 +59,7 @@ def test_they_come_back(run: Run, program: Program, deaths: tuple[str, ...]) -> 
     assert ends(ended) == {(ranks - len(deaths) + len(joined), STEPS, sum(end - begin for begin, end in lives))}
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 100))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 100))])
 def test_they_may_die_at_any_moment(run: Run, program: Program, seed: int) -> None:
     """While ranks meet, join and recover, several at once, up to three times each."""
     ended = run("-n", 3, "--restart", "4", *program(f"seed={seed}", steps=60))

@@ -70,8 +70,15 @@ def test_ranks_at_their_own_pace_go_on(process_command: Command, tmp_path: Path,
     assert np.array_equal(weights[0], weights[1])
 
 
-@pytest.mark.parametrize("strategy", ["ssgd(replicas=1)", "ssd_sgd(k=3, warmup=3, replicas=1)", "asgd(replicas=1)"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("strategy", "victim"),
+    [
+        *(("ssgd(replicas=1)", 0), ("ssd_sgd(k=3, warmup=3, replicas=1)", 1), ("asgd(replicas=1)", 0)),
+        pytest.param("ssgd(replicas=1)", 1, marks=pytest.mark.slow),
+        pytest.param("ssd_sgd(k=3, warmup=3, replicas=1)", 0, marks=pytest.mark.slow),
+        pytest.param("asgd(replicas=1)", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_comes_back(process_command: Command, tmp_path: Path, strategy: str, victim: int) -> None:
     fates: list[Fate] = [(victim, 5, "die", 0)]
     left = train(process_command("survival"), tmp_path / "left", 3, strategy, fates, restart=True)

@@ -134,10 +134,12 @@ def test_children_do_not_keep_a_dead_rank_alive(start: Start) -> None:
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(
-    "seconds",
-    [pytest.param(4.0, id="longer than a host"), pytest.param(20.0, id="20 s", marks=pytest.mark.slow)],
+    ("size", "seconds"),
+    [
+        (3_000_000, 4.0),  # longer than a host may be silent
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((100, 4.0), (100, 20.0), (3_000_000, 20.0))),
+    ],
 )
-@pytest.mark.parametrize("size", [100, 3_000_000])
 def test_a_rank_that_is_stopped_is_not_dead(start: Start, seconds: float, size: int) -> None:
     ranks = start(3, host_timeout=1.0 if seconds < 10 else 3.0)
     for each in ranks:
