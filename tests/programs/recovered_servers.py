@@ -24,6 +24,9 @@ def main() -> None:
     own, weights = comm.rank, [np.zeros(size, np.float32) for size in SIZES]
     with gf.ParameterServer(comm, weights, policy) as plain, pytest.raises(ArgumentError, match="replicas=0"):
         plain.recover(comm)
+    for few, options, why in ((5, {}, "there is one: so few"), (100, {"servers": 1}, "there is one$")):
+        with pytest.raises(ArgumentError, match=why):
+            gf.ParameterServer(comm, [np.zeros(few, np.float32)], policy, replicas=1, **options)
     server = gf.ParameterServer(comm, weights, policy, replicas=1)
     pulled, step, sizes = [np.zeros_like(each) for each in weights], 0, []
     while step < STEPS:

@@ -20,7 +20,7 @@ from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import InBackground, Traffic
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
-from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_offsets
+from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_offsets, aligned_zeros
 from gradientflow.strategies.exchange.state import check_keys, in_order
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Profile, SettingsOf, Update
@@ -121,7 +121,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     # ---- memory --------------------------------------------------------------------------------------------------
 
     def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        return np.zeros(nbytes, np.uint8)  # not touched where gradients are read elsewhere
+        return aligned_zeros(nbytes)  # not touched where gradients are read elsewhere
 
     @property
     def sums(self) -> list[Floats]:

@@ -141,7 +141,10 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   }
   if (options.replicas > 0 && everybody.size() > 1) {
     if (roles.servers.size() == 1) {
-      throw Error(ErrorKind::value, "replicas=1 needs two servers, one of which keeps copies of the other's weights");
+      const bool was_chosen = options.servers || roles.workers < everybody.size();
+      const std::string why = was_chosen ? "" : ": so few elements are not divided among ranks";
+      throw Error(ErrorKind::value,
+                  "replicas=1 needs two servers, which keep copies of each other's weights, and there is one" + why);
     }
     roles.keepers = keepers_of(roles.servers, everybody.group().topology().node_of);
   }
