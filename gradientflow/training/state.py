@@ -27,7 +27,8 @@ class TrainingState:
     def own(self) -> dict[str, Any]:
         """Return this rank's state. Does not communicate."""
         self._loop.take_weights()
-        return self._with(self._loop.synchronizer.state_dict())
+        with self._loop.tensors.default_stream():
+            return self._with(self._loop.synchronizer.state_dict())
 
     def common(self) -> dict[str, Any]:
         """Return the state that is the same on all ranks, without that of the strategy. Does not communicate."""
@@ -36,7 +37,8 @@ class TrainingState:
     def consolidated(self) -> dict[str, Any]:
         """Return a state that any number of ranks can load, the same on all. Collective."""
         self._loop.take_weights()
-        state = self._with(self._loop.synchronizer.consolidated_state_dict())
+        with self._loop.tensors.default_stream():
+            state = self._with(self._loop.synchronizer.consolidated_state_dict())
         return cast("dict[str, Any]", consolidated(self._loop.comm, state, means=False))
 
     def _with(self, of_synchronizer: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -349,6 +349,35 @@ def check_weights_that_change_after_a_first_iteration_was_given_up(comm: gf.Comm
             assert (synchronizer.common[0] == 5).all(), words
 
 
+def check_a_batch_that_is_not_used(comm: gf.Communicator) -> None:
+    """What is loaded after it stays, whatever is asked of the optimizer then."""
+    for words in ("hpsgd", "ssgd", "ssd_sgd(k=2, warmup=2)"):
+        for then in ("state_dict", "load_state_dict", "backward"):
+            model = torch.nn.Linear(8, 4, bias=False).to(PLACED)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+            plain = copy.deepcopy(sgd.state_dict())
+            with gft.DistributedOptimizer(sgd, model, comm, strategy=words) as optimizer:
+                step(model, optimizer)
+                if words == "hpsgd":
+                    optimizer.finish()
+                optimizer.zero_grad()
+                model(torch.ones(2, 8, device=PLACED)).mean().backward()
+                optimizer.synchronize()
+                optimizer.zero_grad()
+                if words == "hpsgd":
+                    optimizer.finish()
+                model.load_state_dict({"weight": torch.full((4, 8), 5.0)})
+                if then == "state_dict":
+                    optimizer.state_dict()
+                elif then == "load_state_dict" and SIZE > 1:
+                    optimizer.load_state_dict(plain)
+                elif then == "backward":
+                    model(torch.ones(2, 8, device=PLACED)).mean().backward()
+                assert (model.weight == 5.0).all(), (words, then)
+                optimizer.zero_grad()
+                optimizer.finish()
+
+
 def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator) -> None:
     """Nobody else need know of it where gradients are a rank's own: zero_grad waits for nobody."""
 

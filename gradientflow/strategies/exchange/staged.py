@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +65,6 @@ class StagedSynchronizer(Synchronizer):
         self._pinned: list[Any] = []
         self.weights = list(layout.weights) if strategy.gradients != "mean" else []
         self._mirrors = self._make_mirrors() if self.weights else []
-        self._device_weights_stale = False  # whether weights written by the host are not on the device yet
         self._take_weights(_DEFAULT_STREAM)
         mirrors = _NoWeights() if strategy.gradients == "mean" else tuple(self._mirrors)
         self.host = strategy.bind(comm, replace(layout, device="cpu", weights=mirrors))
@@ -179,8 +178,8 @@ class StagedSynchronizer(Synchronizer):
         if not self._flushed:
             self.flush(stream)
         self._end()
-        self._device_weights_stale = self.strategy.gradients == "consumed"
-        update = self.host.wait()
+        with self._giving_weights(stream) if self.strategy.gradients == "consumed" else nullcontext():
+            update = self.host.wait()
         if update.kind != "apply":
             return update  # type: ignore[no-any-return]
         if self._reads_gradients:  # and may have changed them
@@ -287,8 +286,6 @@ class StagedSynchronizer(Synchronizer):
 
     def _send_weights_down(self, stream: int) -> dict[int, tuple[npt.NDArray[np.uint16], str]]:
         """Start copying the weights to the host; return those of 16 bits, as bits, with their dtypes."""
-        if self._device_weights_stale:
-            self._give_weights(stream)
         rounded = {}
         self._copies.follow(stream)
         for index, (weight, mirror) in enumerate(zip(self.weights, self._mirrors, strict=True)):
@@ -301,16 +298,15 @@ class StagedSynchronizer(Synchronizer):
         return rounded
 
     @contextmanager
-    def _giving_weights(self) -> Iterator[None]:
+    def _giving_weights(self, stream: Any = None) -> Iterator[None]:
         """Copy weights to the device after a ``with`` block that may write them, even if it fails."""
         try:
             yield
         finally:
-            self._give_weights()
+            self._give_weights(stream or _DEFAULT_STREAM)
 
     def _give_weights(self, stream: int = _DEFAULT_STREAM) -> None:
         """Copy the weights to the device, in the order of a stream."""
-        self._device_weights_stale = False
         self._copies.follow(stream)
         for weight, mirror in zip(self.weights, self._mirrors, strict=True):
             address, dtype = self._core.place_of(weight)
