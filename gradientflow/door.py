@@ -15,8 +15,8 @@ import numpy as np
 from ._location import load_core
 from .agreement import gather
 from .errors import CommunicationError, CommunicationTimeoutError, MismatchError, PeerError
-from .meeting.variables import split_address
-from .meeting.way import LACKS
+from .meeting.variables import Place, split_address
+from .meeting.way import LACKS, OUTSIDE
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -25,6 +25,8 @@ _LOOK_SECONDS = 0.2  # between two looks at the store
 _BLIND_SECONDS = 30.0  # after one that has failed
 _STORE_SECONDS = 2.0  # for a call of the store between two steps
 _ANSWER_SECONDS = 1.0  # in which a newcomer that lives accepts a connection
+_DEAD_SECONDS = 1.0  # between two looks whether nobody is left to let newcomers in
+_BEGINS_ANEW = "nobody is left in it, and it begins anew"
 _NOTHING = b"?"  # no value of ours
 _NONCE = 64  # characters before each card: two processes never have the same
 
@@ -48,15 +50,19 @@ class Door:
         Begins the names of values in the store.
     near : str
         Where the store is on the network.
+    place : Place or None
+        This process among those that a launcher starts again; None for one that comes by itself.
     outlives_ranks : bool
         Whether no rank serves the store.
     """
 
-    def __init__(self, store: Any, prefix: str, near: str, *, outlives_ranks: bool) -> None:
+    def __init__(self, store: Any, prefix: str, near: str, place: Place | None, *, outlives_ranks: bool) -> None:
         self._store = store
         self._prefix = f"{prefix}/join"
         self._lacks = f"{prefix}/{LACKS}"
+        self._outside = f"{prefix}/{OUTSIDE}"
         self._near = near
+        self._place = place
         self._outlives_ranks = outlives_ranks
         self._first = 1  # that may not have been answered yet
         self._next_look = 0.0
@@ -70,22 +76,62 @@ class Door:
         newcomer = core.Newcomer(self._near, dict(config))
         number = self._knock(core.random_token().encode() + newcomer.card)
         if self._outlives_ranks and not self.job_stands():
-            message = "this process cannot join the job: its ranks meet anew"
-            raise MismatchError(message)
-        if self._look(f"{self._prefix}/ended", seconds) is not None:
-            message = "this process cannot join the job: it has ended"
-            raise MismatchError(message)
-        try:
-            answer = self._store.get(self._answer_key(number), seconds)
-        except CommunicationTimeoutError as error:
-            message = (
-                f"no rank of the job has let this process in within {seconds:g} s (GRADIENTFLOW_TIMEOUT): its ranks do "
-                "so between two steps, in admit()"
-            )
-            raise CommunicationTimeoutError(message) from error
-        min_ranks, _, invitation = answer.partition(b" ")
+            raise MismatchError(_refused(_BEGINS_ANEW))
+        min_ranks, _, invitation = self._wait_for_answer(number, seconds).partition(b" ")
         endpoint, former = newcomer.enter(invitation)
         return core.Communicator.enter(endpoint, former, int(min_ranks) or None, dict(config))
+
+    def _wait_for_answer(self, number: int, seconds: float) -> bytes:
+        """Wait to be let in. Where all ranks are outside, nobody is left to do so: the job begins anew."""
+        end = time.monotonic() + seconds
+        self._note_place(outside=True)
+        try:
+            while True:
+                if self._has_ended():
+                    raise MismatchError(_refused("it has ended"))
+                try:
+                    answer: bytes = self._store.get(self._answer_key(number), min(_DEAD_SECONDS, seconds))
+                    return answer
+                except CommunicationTimeoutError as error:
+                    if time.monotonic() > end:
+                        message = (
+                            f"no rank of the job has let this process in within {seconds:g} s (GRADIENTFLOW_TIMEOUT): "
+                            "its ranks do so between two steps, in admit()"
+                        )
+                        raise CommunicationTimeoutError(message) from error
+                with contextlib.suppress(CommunicationError):
+                    if self._is_deserted():
+                        self._begin_anew()
+        finally:
+            self._note_place(outside=False)
+
+    def _has_ended(self) -> bool:
+        """Tell whether a rank has said so; one that has failed may have: where it counts, the launcher says it, too."""
+        has_ended = self._look(f"{self._prefix}/ended") is not None
+        return has_ended and (self._place is None or self.lacks() != "")
+
+    def _note_place(self, *, outside: bool) -> None:
+        """Say whether this rank is outside of the job; one that comes by itself, that somebody is not counted."""
+        with contextlib.suppress(CommunicationError):
+            if self._place is None:
+                self._store.set(f"{self._prefix}/others", b"1", _STORE_SECONDS)
+            elif outside:
+                self._store.set(f"{self._outside}/{self._place.rank}", b"1", _STORE_SECONDS)
+            else:
+                self._store.remove(f"{self._outside}/{self._place.rank}", _STORE_SECONDS)
+
+    def _is_deserted(self) -> bool:
+        """Tell whether all ranks wait here, or have ended for good."""
+        if self._place is None or self._look(f"{self._prefix}/others") is not None:
+            return False
+        return all(self._look(f"{self._outside}/{rank}") is not None for rank in range(self._place.size))
+
+    def _begin_anew(self) -> None:
+        """Have the processes that wait meet as at the beginning."""
+        for name in ("stands", "ended"):
+            self._store.remove(f"{self._prefix}/{name}", _STORE_SECONDS)
+        for knock in self._unanswered():
+            self._answer(knock.number, None, load_core().refusal(_BEGINS_ANEW))
 
     def job_stands(self) -> bool:
         """Tell whether the ranks of the job have made their first communicator."""
@@ -106,15 +152,9 @@ class Door:
     def note_that_the_job_stands(self) -> None:
         """Have processes that come from now on wait at the door."""
         if self._outlives_ranks:
+            if self._place is not None:
+                self._note_place(outside=False)  # the one in whose place this was started may have died there
             self._store.set(f"{self._prefix}/stands", b"1")
-
-    def note_that_the_job_has_not_begun(self) -> None:
-        """Have its ranks meet anew once they are started again, with processes that wait at the door."""
-        if self._outlives_ranks:
-            with contextlib.suppress(CommunicationError):
-                self._store.remove(f"{self._prefix}/stands", _STORE_SECONDS)
-                for knock in self._unanswered():
-                    self._answer(knock.number, None, load_core().refusal("its ranks meet anew"))
 
     def someone_waits(self) -> bool:
         """Tell, on rank 0, whether `open` would find somebody."""
@@ -200,6 +240,10 @@ class Door:
         """Return the value that there is now."""
         value: bytes | None = self._store.compare_set(key, _NOTHING, _NOTHING, seconds)
         return None if value == _NOTHING else value
+
+
+def _refused(why: str) -> str:
+    return f"this process cannot join the job: {why}"
 
 
 def _shared(comm: Communicator, knocks: list[_Knock]) -> list[_Knock]:

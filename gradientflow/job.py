@@ -144,7 +144,8 @@ def _mpi_of_job(comm: Any) -> Any:
 def door_at(way: Way, settings: Mapping[str, str]) -> Door:
     """Return where processes come in that come later to a job whose ranks have met at a store."""
     found = open_store(way, float(settings["timeout"]))
-    return Door(found, way.prefix, near(way), outlives_ranks=way.agent)
+    place = way.place if way.has_keeper and way.rank is not None else None
+    return Door(found, way.prefix, near(way), place, outlives_ranks=way.agent)
 
 
 def _make(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> Communicator:

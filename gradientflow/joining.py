@@ -26,7 +26,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
     In a process that ``gradientflow run --restart`` has started in place of one that had failed, and with `meet`, this
     waits until the ranks of the job call `Communicator.admit`, and makes a communicator of these and, behind them, of
     this process. The program then gives it what it lacks: rank 0 has it. In all other processes it is `init`, with
-    which a job begins.
+    which a job begins; so it is where all ranks wait, as after the deaths of all.
 
     Parameters
     ----------

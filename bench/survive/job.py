@@ -31,7 +31,7 @@ _ENDING = 0.6  # seconds: about what ranks go on for once they are told to end
 _MOST_UNDONE = 2  # steps, when ranks are lost in the end
 _LOST = "are lost with"  # in errors: the weights of a server, and the ranks that had them
 _NEVER_GIVEN = "before its weights, with which all begin"  # in errors: rank 0's, when it has died
-_MEETS_ALONE = "ranks did not meet"  # in errors: of who was started again, for a job that has not begun
+_NOT_LET_IN = "has let this process in"  # in errors
 
 
 @dataclass
@@ -359,7 +359,7 @@ class Job:
             return False
         lives = [self._lives[number] for number in self._going]
         errors = [life.said[-1]["error"] for life in lives if life.has_failed]
-        expected = all(_NEVER_GIVEN in error or _MEETS_ALONE in error for error in errors)
+        expected = all(_NEVER_GIVEN in error or _NOT_LET_IN in error for error in errors)
         return expected and any(_NEVER_GIVEN in error for error in errors)
 
     def _all_have_ended(self) -> bool:

@@ -42,7 +42,7 @@ restart_option = click.option(
     default=0,
     metavar="[TIMES]",
     help=f"With --min-ranks: start a process that has failed again, up to TIMES times ({_RESTARTS}); it comes back by "
-    "gradientflow.join().",
+    "gradientflow.join(). Where all have failed, they begin anew.",
 )
 
 

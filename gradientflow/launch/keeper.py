@@ -1,24 +1,28 @@
 """The process that keeps the store where the ranks of a job meet, so that it outlives every rank.
 
-The launcher tells it which ranks have ended for good: the others cannot meet without them.
+The launcher tells it, in lines of JSON, which ranks have ended for good: the others cannot meet without them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
 from gradientflow._location import load_core
 from gradientflow.meeting.stores import TOKEN
-from gradientflow.meeting.way import LACKS, PREFIX
+from gradientflow.meeting.way import LACKS, OUTSIDE, PREFIX
 
 
 def main() -> int:
-    """Serve the store at the address that is given until the input ends, whose lines say who will not come."""
+    """Serve the store at the address that is given until the input ends."""
     store = load_core().TcpStore(sys.argv[1], True, token=os.environ.get(TOKEN, ""))
     for line in sys.stdin:
-        why = f"{line.rstrip()}, and the ranks cannot meet without it"
+        told = json.loads(line)
+        why = f"{told['what']}, and the ranks cannot meet without it"
         store.compare_set(f"{PREFIX}/{LACKS}", None, why.encode())  # the first one stays
+        for rank in told["ranks"]:
+            store.set(f"{PREFIX}/{OUTSIDE}/{rank}", b"1")
         store.fail_meeting(why)
     return 0
 

@@ -10,8 +10,8 @@ here reads the input. Where modules are to be preloaded, ranks are forked from a
 ranks write is passed on in whole lines, but to a terminal, to which they write themselves unless lines are labelled.
 When so many have failed that fewer are left than the job needs, the others have a moment to say what they have to say;
 the launcher of a host's ranks tells the first one what has failed, which decides. However this process ends, the ranks
-end, too. What has failed may be started again; ranks then find how often. Where a job may go on without some, the
-launcher keeps the store where they meet, and says there who will not come.
+end, too. What has failed may be started again, and counts as left; ranks then find how often. Where a job may go on
+without some, the launcher keeps the store where they meet, and says there who will not come.
 """
 
 from __future__ import annotations
@@ -256,6 +256,7 @@ class Members:
         self.status = 0  # of the rank since whose end there are too few
         self._running: list[Member] = []
         self._failed: set[int] = set()  # ranks
+        self._gone: set[int] = set()  # those of them that are not started again
         self._quick_ends = [0] * len(job["members"])  # one after the other
         self._waiting: dict[int, float] = {}  # the members that are to be started again, and when
         self.are_to_end = False
@@ -336,7 +337,7 @@ class Members:
         self._failed.difference_update(note.get("again", ()))
         self._tell(note)
         for rank in note.get("done", ()):
-            self._tell_keeper(f"rank {rank} has ended")
+            self._tell_keeper([rank], f"rank {rank} has ended")
         if "done" in note and not _is_done.is_set():
             _is_done.set()
             for member in self._running:
@@ -365,33 +366,37 @@ class Members:
         if self.are_to_end:
             return
         self._failed.update(ranks)
+        self._gone.update(() if again else ranks)
         if self._tell({"ranks": ranks, "who": who, "how": how, "status": status, "again": again}):
             return
         if not again:
-            self._tell_keeper(f"rank {', '.join(map(str, ranks))}: {who} {how}" if len(ranks) > 1 else f"{who} {how}")
+            several = f"rank {', '.join(map(str, ranks))}: " if len(ranks) > 1 else ""
+            self._tell_keeper(ranks, f"{several}{who} {how}")
         if report := self._job.get("report"):
             with open(report, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"ranks": ranks, "how": how}) + "\n")
         elif self.status == 0:
             _say(f"{who} {how}{self._consequence()}")
-        if self.status == 0 and self._left() < self._job["needed"]:
+        if self.status == 0 and self._left(self._gone) < self._job["needed"]:
             self.status = status
 
-    def _tell_keeper(self, what: str) -> None:
+    def _tell_keeper(self, ranks: list[int], what: str) -> None:
         """Say at the store that ranks have ended for good."""
         if self._keeper is not None and self._keeper.stdin is not None:
             with contextlib.suppress(OSError):  # it has ended
-                self._keeper.stdin.write(f"{what}\n".encode())
+                self._keeper.stdin.write(json.dumps({"ranks": ranks, "what": what}).encode() + b"\n")
                 self._keeper.stdin.flush()
 
-    def _left(self) -> int:
-        return sum(len(_ranks(member)) for member in self._job["members"]) - len(self._failed)
+    def _left(self, without: Set[int]) -> int:
+        return sum(len(_ranks(member)) for member in self._job["members"]) - len(without)
 
     def _consequence(self) -> str:
         """Say what the failure of a rank means for the others."""
-        left, needed = self._left(), self._job["needed"]
+        left, needed = self._left(self._failed), self._job["needed"]
         if left >= needed:
             return f": going on with {left} rank{'s'[: left != 1]}"
+        if self._left(self._gone) >= needed:
+            return ": waiting for those that are started again"
         return ": ending the others" if self._running else ""
 
     def _who(self, member: Member) -> str:

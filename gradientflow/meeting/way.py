@@ -16,7 +16,8 @@ ALONE = "one rank"
 
 # How often a process of the launcher's has been started again; the launcher then keeps the store where ranks meet.
 RESTARTS = "GRADIENTFLOW_RESTARTS"
-LACKS = "lacks"  # behind the prefix in a store: why a rank will not come
+# Behind the prefix in its store: why a rank will not come; and, with its number, that a rank is not in the job.
+LACKS, OUTSIDE = "lacks", "outside"
 
 PREFIX = "gradientflow"  # begins the names of all values of ours in a store
 

@@ -328,9 +328,6 @@ class Survival:
             message = "all ranks that had weights to give to newcomers have died"
             raise CommunicationError(message)  # none of LOST: there is nothing to go on with
         if first.exchanges < 0 and self._has_lost and 0 in dict(self.membership.left):
-            door, self.comm._door = self.comm._door, None
-            if door is not None:
-                door.note_that_the_job_has_not_begun()
             message = "rank 0 has died before its weights, with which all begin, had reached another rank"
             raise CommunicationError(message)
         is_leader = self.comm.rank == everyone.index(first)

@@ -77,36 +77,25 @@ def test_on_several_hosts(start_netlab: Callable[..., Any]) -> None:
     assert (size, steps, ended.stdout.count("joined")) == (4, 150, 3), ended.output
 
 
-BEGINNING = """
-import os, time
-import numpy as np
-import gradientflow as gf
-comm, is_first = gf.join(), os.environ["GRADIENTFLOW_RESTARTS"] == "0"
-if is_first and comm.rank == 0:
-    time.sleep(0.2)
-    os._exit(3)
-weights = [np.full(5, 1.0 + comm.rank, np.float32)]
-with gf.training.ArrayLoop(comm, weights, on_failure="continue", min_ranks=1) as training:
-    optimizer = gf.optimizers.SGD(training, weights, lr=0.5)
-    for step in training.steps(100):
-        if os.environ["GRADIENTFLOW_RESTARTS"] == "1" and step == 5 and os.environ["GRADIENTFLOW_RANK"] == "1":
-            os._exit(3)
-        time.sleep(0.02)
-        training.gradients[0][...] = -1
-        training.ready(0)
-        training.wait()
-        optimizer.step()
-    print("end", training.comm.rank, training.comm.size, 100, int(weights[0][0]))
-"""
+@pytest.mark.parametrize(("mode", "deaths"), [("early", 1), ("early twice", 2), ("all", 1), ("raise", 1)])
+def test_a_job_that_nobody_is_left_of_begins_anew(
+    run: Run, process_command: Callable[[str], list[str]], mode: str, deaths: int
+) -> None:
+    """All are started again, and none waits at the door for the others; later ones join as ever."""
+    ended = run("-n", 3, "--restart", "--", *process_command("begin_anew"), mode)
+    assert ended.returncode == 0, ended.output
+    lives = sorted(map(int, re.findall(r"^end \d 3 (\d)$", ended.stdout, re.MULTILINE)))
+    assert lives == [deaths, deaths, deaths + (mode != "raise")], ended.output
+    assert ended.stderr.count("rank 0 has died before its weights") == (2 * deaths if "early" in mode else 0)
 
 
-def test_a_job_whose_rank_0_dies_before_its_weights_have_arrived_begins_anew(run: Run, tmp_path: Path) -> None:
-    """All are started again, and none waits for the others at the door; later ones join as ever."""
-    script = tmp_path / "script.py"
-    script.write_text(BEGINNING)
-    ended = run("-n", 3, "--restart", "--", script)
-    assert ended.stderr.count("CommunicationError: rank 0 has died before its weights") == 2, ended.output
-    assert ends(ended) == {(3, 100, 1 + 50)}, ended.output
+def test_a_job_that_nobody_is_left_of_ends_if_a_rank_is_not_started_again(
+    run: Run, process_command: Callable[[str], list[str]]
+) -> None:
+    ended = run("-n", 3, "--restart", "2", "--", *process_command("begin_anew"), "gone")
+    assert ended.returncode == 1
+    why = r"PeerError: rank 1 \(process \d+\) ended with exit status 5, and the ranks cannot meet without it"
+    assert len(re.findall(why, ended.stderr)) == 4, ended.output
 
 
 def test_a_process_that_does_not_fit_does_no_harm(run: Run, tmp_path: Path) -> None:
