@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import operator
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +125,8 @@ class Communicator:
         self._native.close(drain)
         self._release_servers()
         door, self._door = self._door, None
-        if drain and door is not None and self.rank == 0:
+        has_failed = sys.exc_info()[0] is not None  # as in a finally clause
+        if drain and door is not None and self.rank == 0 and not has_failed:
             door.close()
 
     def _release_servers(self) -> None:

@@ -75,20 +75,26 @@ class Door:
         core, seconds = load_core(), float(config["timeout"])
         newcomer = core.Newcomer(self._near, dict(config))
         number = self._knock(core.random_token().encode() + newcomer.card)
-        if self._outlives_ranks and not self.job_stands():
-            raise MismatchError(_refused(_BEGINS_ANEW))
-        min_ranks, _, invitation = self._wait_for_answer(number, seconds).partition(b" ")
+        answer = self._wait_for_answer(number, seconds)
+        if self._place is not None:
+            self._store.remove(self._outside_key(self._place.rank), _STORE_SECONDS)
+        min_ranks, _, invitation = answer.partition(b" ")
         endpoint, former = newcomer.enter(invitation)
+        if self._place is None:  # now somebody is inside whom nobody counts
+            self._store.set(f"{self._prefix}/others", b"1", _STORE_SECONDS)
         return core.Communicator.enter(endpoint, former, int(min_ranks) or None, dict(config))
 
     def _wait_for_answer(self, number: int, seconds: float) -> bytes:
         """Wait to be let in. Where all ranks are outside, nobody is left to do so: the job begins anew."""
         end = time.monotonic() + seconds
-        self._note_place(outside=True)
         try:
             while True:
-                if self._has_ended():
+                if self._look(f"{self._prefix}/ended", seconds) is not None:
                     raise MismatchError(_refused("it has ended"))
+                if self._outlives_ranks and not self.job_stands(seconds):
+                    raise MismatchError(_refused(_BEGINS_ANEW))
+                if self._place is not None:
+                    self._store.set(self._outside_key(self._place.rank), b"%d" % number, seconds)
                 try:
                     answer: bytes = self._store.get(self._answer_key(number), min(_DEAD_SECONDS, seconds))
                     return answer
@@ -99,43 +105,54 @@ class Door:
                             "its ranks do so between two steps, in admit()"
                         )
                         raise CommunicationTimeoutError(message) from error
-                with contextlib.suppress(CommunicationError):
-                    if self._is_deserted():
-                        self._begin_anew()
-        finally:
-            self._note_place(outside=False)
+                with contextlib.suppress(CommunicationTimeoutError):  # of the store
+                    self._begin_anew_if_nobody_is_inside()
+        except BaseException:
+            self._forget_place()
+            raise
 
-    def _has_ended(self) -> bool:
-        """Tell whether a rank has said so; one that has failed may have: where it counts, the launcher says it, too."""
-        has_ended = self._look(f"{self._prefix}/ended") is not None
-        return has_ended and (self._place is None or self.lacks() != "")
+    def _outside_key(self, rank: int) -> str:
+        return f"{self._outside}/{rank}"
 
-    def _note_place(self, *, outside: bool) -> None:
-        """Say whether this rank is outside of the job; one that comes by itself, that somebody is not counted."""
+    def _forget_place(self) -> None:
+        """Take back that this rank is outside."""
         with contextlib.suppress(CommunicationError):
-            if self._place is None:
-                self._store.set(f"{self._prefix}/others", b"1", _STORE_SECONDS)
-            elif outside:
-                self._store.set(f"{self._outside}/{self._place.rank}", b"1", _STORE_SECONDS)
-            else:
-                self._store.remove(f"{self._outside}/{self._place.rank}", _STORE_SECONDS)
+            if self._place is not None:
+                self._store.remove(self._outside_key(self._place.rank), _STORE_SECONDS)
 
-    def _is_deserted(self) -> bool:
-        """Tell whether all ranks wait here, or have ended for good."""
+    def _begin_anew_if_nobody_is_inside(self) -> None:
+        """Have all ranks meet as at the beginning, if at one moment all of them wait here or have ended for good.
+
+        A rank that waits says so with the number of its knock, which is never used again: if nothing has changed from
+        one look to the next, all were outside in between. None has an invitation, and nobody is left to give any.
+        """
         if self._place is None or self._look(f"{self._prefix}/others") is not None:
-            return False
-        return all(self._look(f"{self._outside}/{rank}") is not None for rank in range(self._place.size))
+            return
+        before = self._all_outside()
+        numbers = [int(each) for each in before if each.isdigit()]
+        if not before or any(self._look(self._answer_key(number)) is not None for number in numbers):
+            return
+        if self._all_outside() != before:
+            return
+        if why := self.lacks():
+            raise PeerError(why)
+        self._store.remove(f"{self._prefix}/stands", _STORE_SECONDS)
+        for number in numbers:
+            self._answer(number, None, load_core().refusal(_BEGINS_ANEW))
 
-    def _begin_anew(self) -> None:
-        """Have the processes that wait meet as at the beginning."""
-        for name in ("stands", "ended"):
-            self._store.remove(f"{self._prefix}/{name}", _STORE_SECONDS)
-        for knock in self._unanswered():
-            self._answer(knock.number, None, load_core().refusal(_BEGINS_ANEW))
+    def _all_outside(self) -> list[bytes]:
+        """Return what all ranks that are outside say; nothing if one is not."""
+        assert self._place is not None
+        found = []
+        for rank in range(self._place.size):
+            if (said := self._look(self._outside_key(rank))) is None:
+                return []
+            found.append(said)
+        return found
 
-    def job_stands(self) -> bool:
+    def job_stands(self, seconds: float = _STORE_SECONDS) -> bool:
         """Tell whether the ranks of the job have made their first communicator."""
-        return self._look(f"{self._prefix}/stands") is not None
+        return self._look(f"{self._prefix}/stands", seconds) is not None
 
     def lacks(self, seconds: float = _STORE_SECONDS) -> str:
         """Return why a rank will not come that has ended, and is not started again; empty if there is none."""
@@ -152,8 +169,7 @@ class Door:
     def note_that_the_job_stands(self) -> None:
         """Have processes that come from now on wait at the door."""
         if self._outlives_ranks:
-            if self._place is not None:
-                self._note_place(outside=False)  # the one in whose place this was started may have died there
+            self._forget_place()  # the one in whose place this was started may have died at the door
             self._store.set(f"{self._prefix}/stands", b"1")
 
     def someone_waits(self) -> bool:

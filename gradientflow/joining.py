@@ -57,7 +57,8 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
     way = find_way(os.environ, None, asked_transport(config))
     if not way.has_keeper:
         return init(config=config)
-    door, end = door_at(way, chosen), time.monotonic() + float(chosen["timeout"])
+    door, seconds = door_at(way, chosen), float(chosen["timeout"])
+    end = time.monotonic() + seconds
     while True:
         if way.replaces and door.job_stands():
             try:
@@ -65,6 +66,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
             except MismatchError:
                 if door.job_stands():
                     raise
+                end = time.monotonic() + seconds
         try:
             return init(config=config)
         except PeerError:  # before the job stood: the rank is started again

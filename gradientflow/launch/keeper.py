@@ -17,12 +17,12 @@ from gradientflow.meeting.way import LACKS, OUTSIDE, PREFIX
 def main() -> int:
     """Serve the store at the address that is given until the input ends."""
     store = load_core().TcpStore(sys.argv[1], True, token=os.environ.get(TOKEN, ""))
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin):
         told = json.loads(line)
         why = f"{told['what']}, and the ranks cannot meet without it"
         store.compare_set(f"{PREFIX}/{LACKS}", None, why.encode())  # the first one stays
         for rank in told["ranks"]:
-            store.set(f"{PREFIX}/{OUTSIDE}/{rank}", b"1")
+            store.set(f"{PREFIX}/{OUTSIDE}/{rank}", f"gone {number}".encode())
         store.fail_meeting(why)
     return 0
 

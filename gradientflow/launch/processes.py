@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _WATCHED = _ENDING | {signal.SIGCHLD}
@@ -217,6 +217,15 @@ class Member:
         return not self.is_launcher or bool(self.output.notes)
 
 
+class Failure(NamedTuple):
+    """What has failed: ranks, who that is for people, how, and with which exit status."""
+
+    ranks: list[int]
+    who: str
+    how: str
+    status: int
+
+
 class Nursery:
     """The process from which ranks are forked that have a job's modules imported."""
 
@@ -258,7 +267,7 @@ class Members:
         self._failed: set[int] = set()  # ranks
         self._gone: set[int] = set()  # those of them that are not started again
         self._quick_ends = [0] * len(job["members"])  # one after the other
-        self._waiting: dict[int, float] = {}  # the members that are to be started again, and when
+        self._waiting: dict[int, tuple[float, Failure]] = {}  # members that are to be started again, when, and why
         self.are_to_end = False
         self._has_begun = True  # on all hosts, as far as is known
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -277,7 +286,7 @@ class Members:
     @property
     def next_start(self) -> float | None:
         """When the next one is to be started again."""
-        return min(self._waiting.values(), default=None)
+        return min((moment for moment, _ in self._waiting.values()), default=None)
 
     @property
     def patience(self) -> float:
@@ -298,19 +307,21 @@ class Members:
                 member.close_input()
             for note in member.take_notes():
                 self._take(note)
-            if status and not self._failed.issuperset(member.ranks):
+            if status and not self._gone.issuperset(member.ranks):
                 self._has_begun &= member.has_begun
                 number = status if status > 0 else 128 - status  # as a shell says it
-                again = self._plan_restart(member)
-                self._fail(member.ranks, self._who(member), _how(member, status), number, again=again)
+                failure = Failure(member.ranks, self._who(member), _how(member, status), number)
+                self._fail(failure, again=self._plan_restart(member, failure))
             elif status == 0 and not member.is_launcher:
                 self._take({"done": member.ranks})
 
     def start_again(self) -> None:
         """Start those again whose time has come."""
-        for number, moment in list(self._waiting.items()):
+        for number, (moment, failure) in list(self._waiting.items()):
             if _is_done.is_set() or self.are_to_end or self.status != 0:
                 del self._waiting[number]
+                if not self.are_to_end:
+                    self._lose(failure)
             elif moment <= time.monotonic():
                 del self._waiting[number]
                 described = self._job["members"][number]
@@ -331,10 +342,14 @@ class Members:
 
     def _take(self, note: dict[str, Any]) -> None:
         """Take note of what has become of ranks."""
-        if "who" in note:
-            self._fail(**note)
+        if "failed" in note:
+            self._fail(Failure(*note["failed"]), again=note["again"])
+            return
+        if "lost" in note:
+            self._lose(Failure(*note["lost"]))
             return
         self._failed.difference_update(note.get("again", ()))
+        self._gone.difference_update(note.get("again", ()))  # those of a host that is started again as a whole
         self._tell(note)
         for rank in note.get("done", ()):
             self._tell_keeper([rank], f"rank {rank} has ended")
@@ -350,35 +365,47 @@ class Members:
                 os.write(1, f"{mark}{json.dumps(note)}\n".encode())
         return mark is not None
 
-    def _plan_restart(self, member: Member) -> bool:
+    def _plan_restart(self, member: Member, failure: Failure) -> bool:
         """Note when a member that has failed is to be started again; return whether it is."""
         number, now = member.number, time.monotonic()
+        if _is_done.is_set() or self.are_to_end or self.status != 0:
+            return False
         if self._job["members"][number].get("started", 0) >= (self._job.get("restarts") or 0):
             return False
         is_quick = now - member.since < _LONG_LIFE
         self._quick_ends[number] = self._quick_ends[number] + 1 if is_quick else 0
         pause = 2.0 ** (self._quick_ends[number] - 2) if self._quick_ends[number] > 1 else 0.0
-        self._waiting[number] = now + min(pause, _LONGEST_PAUSE)
+        self._waiting[number] = now + min(pause, _LONGEST_PAUSE), failure
         return True
 
-    def _fail(self, ranks: list[int], who: str, how: str, status: int, *, again: bool = False) -> None:
+    def _fail(self, failure: Failure, *, again: bool = False) -> None:
         """Take note that ranks have failed, and tell whoever decides, or decide what that means for the others."""
         if self.are_to_end:
             return
-        self._failed.update(ranks)
-        self._gone.update(() if again else ranks)
-        if self._tell({"ranks": ranks, "who": who, "how": how, "status": status, "again": again}):
+        self._failed.update(failure.ranks)
+        self._gone.update(() if again else failure.ranks)
+        if self._tell({"failed": failure, "again": again}):
             return
-        if not again:
-            several = f"rank {', '.join(map(str, ranks))}: " if len(ranks) > 1 else ""
-            self._tell_keeper(ranks, f"{several}{who} {how}")
         if report := self._job.get("report"):
             with open(report, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"ranks": ranks, "how": how}) + "\n")
+                file.write(json.dumps({"ranks": failure.ranks, "how": failure.how}) + "\n")
         elif self.status == 0:
-            _say(f"{who} {how}{self._consequence()}")
+            _say(f"{failure.who} {failure.how}{self._consequence()}")
+        if not again:
+            self._count_out(failure)
+
+    def _lose(self, failure: Failure) -> None:
+        """Take note that ranks that have failed are not started again after all."""
+        self._gone.update(failure.ranks)
+        if not self._tell({"lost": failure}):
+            self._count_out(failure)
+
+    def _count_out(self, failure: Failure) -> None:
+        """Go on without ranks, or end the job if too few are left."""
+        several = f"rank {', '.join(map(str, failure.ranks))}: " if len(failure.ranks) > 1 else ""
+        self._tell_keeper(failure.ranks, f"{several}{failure.who} {failure.how}")
         if self.status == 0 and self._left(self._gone) < self._job["needed"]:
-            self.status = status
+            self.status = failure.status
 
     def _tell_keeper(self, ranks: list[int], what: str) -> None:
         """Say at the store that ranks have ended for good."""
@@ -443,7 +470,7 @@ class Members:
             )
         except OSError as error:
             self._has_begun = False
-            self._fail(_ranks(described), name, f"cannot be started: {error}", _NOT_STARTED)
+            self._fail(Failure(_ranks(described), name, f"cannot be started: {error}", _NOT_STARTED))
             return
         finally:
             for pipe in outputs:

@@ -134,6 +134,17 @@ def test_nothing_is_started_again_once_a_rank_is_done(run: Run) -> None:
     assert (ended.returncode, ended.stdout.split()) == (0, ["0"]), ended.output
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("test $RANK = 0 && exit; sleep 1; exit 7", id="failed afterwards"),
+        pytest.param("test $RANK = 0 && { sleep 0.8; exit; }; exit 7", id="waits to be started again"),
+    ],
+)
+def test_a_rank_that_is_not_started_again_for_that_is_missing(run: Run, script: str) -> None:
+    assert run("-n", 2, "--min-ranks", 2, "--restart", "--", "sh", "-c", script).returncode == 7
+
+
 def test_restarts_need_a_job_that_goes_on() -> None:
     command = module_command("gradientflow.cli", ["run", "-n", "2", "--restart", "--", "true"])
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
