@@ -75,9 +75,10 @@ class Door:
         core, seconds = load_core(), float(config["timeout"])
         newcomer = core.Newcomer(self._near, dict(config))
         number = self._knock(core.random_token().encode() + newcomer.card)
-        answer = self._wait_for_answer(number, seconds)
-        if self._place is not None:
-            self._store.remove(self._outside_key(self._place.rank), _STORE_SECONDS)
+        try:
+            answer = self._wait_for_answer(number, seconds)
+        finally:
+            self._forget_place()  # a member that is taken to be outside could be left behind
         min_ranks, _, invitation = answer.partition(b" ")
         endpoint, former = newcomer.enter(invitation)
         if self._place is None:  # now somebody is inside whom nobody counts
@@ -87,38 +88,33 @@ class Door:
     def _wait_for_answer(self, number: int, seconds: float) -> bytes:
         """Wait to be let in. Where all ranks are outside, nobody is left to do so: the job begins anew."""
         end = time.monotonic() + seconds
-        try:
-            while True:
-                if self._look(f"{self._prefix}/ended", seconds) is not None:
-                    raise MismatchError(_refused("it has ended"))
-                if self._outlives_ranks and not self.job_stands(seconds):
-                    raise MismatchError(_refused(_BEGINS_ANEW))
-                if self._place is not None:
-                    self._store.set(self._outside_key(self._place.rank), b"%d" % number, seconds)
-                try:
-                    answer: bytes = self._store.get(self._answer_key(number), min(_DEAD_SECONDS, seconds))
-                    return answer
-                except CommunicationTimeoutError as error:
-                    if time.monotonic() > end:
-                        message = (
-                            f"no rank of the job has let this process in within {seconds:g} s (GRADIENTFLOW_TIMEOUT): "
-                            "its ranks do so between two steps, in admit()"
-                        )
-                        raise CommunicationTimeoutError(message) from error
-                with contextlib.suppress(CommunicationTimeoutError):  # of the store
-                    self._begin_anew_if_nobody_is_inside()
-        except BaseException:
-            self._forget_place()
-            raise
+        while True:
+            if self._look(f"{self._prefix}/ended", seconds) is not None:
+                raise MismatchError(_refused("it has ended"))
+            if self._outlives_ranks and not self.job_stands(seconds):
+                raise MismatchError(_refused(_BEGINS_ANEW))
+            if self._place is not None:
+                self._store.set(self._outside_key(self._place.rank), b"%d" % number, seconds)
+            try:
+                answer: bytes = self._store.get(self._answer_key(number), min(_DEAD_SECONDS, seconds))
+                return answer
+            except CommunicationTimeoutError as error:
+                if time.monotonic() > end:
+                    message = (
+                        f"no rank of the job has let this process in within {seconds:g} s (GRADIENTFLOW_TIMEOUT): its "
+                        "ranks do so between two steps, in admit()"
+                    )
+                    raise CommunicationTimeoutError(message) from error
+            with contextlib.suppress(CommunicationTimeoutError):  # of the store
+                self._begin_anew_if_nobody_is_inside()
 
     def _outside_key(self, rank: int) -> str:
         return f"{self._outside}/{rank}"
 
     def _forget_place(self) -> None:
         """Take back that this rank is outside."""
-        with contextlib.suppress(CommunicationError):
-            if self._place is not None:
-                self._store.remove(self._outside_key(self._place.rank), _STORE_SECONDS)
+        if self._place is not None:
+            self._store.remove(self._outside_key(self._place.rank))
 
     def _begin_anew_if_nobody_is_inside(self) -> None:
         """Have all ranks meet as at the beginning, if at one moment all of them wait here or have ended for good.

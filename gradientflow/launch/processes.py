@@ -298,6 +298,11 @@ class Members:
         """How many seconds pass between asking them to end and killing them; launchers give that to their ranks."""
         return _GRACE_SECONDS * (2 if any(member.is_launcher for member in self._running) else 1)
 
+    @property
+    def _starts_no_more(self) -> bool:
+        """Whether what fails stays so: a rank is done, or the job ends."""
+        return _is_done.is_set() or self.are_to_end or self.status != 0
+
     def reap(self) -> None:
         """Take note of those that have ended."""
         for member in self._running[:]:
@@ -318,10 +323,9 @@ class Members:
     def start_again(self) -> None:
         """Start those again whose time has come."""
         for number, (moment, failure) in list(self._waiting.items()):
-            if _is_done.is_set() or self.are_to_end or self.status != 0:
+            if self._starts_no_more:
                 del self._waiting[number]
-                if not self.are_to_end:
-                    self._lose(failure)
+                self._lose(failure)
             elif moment <= time.monotonic():
                 del self._waiting[number]
                 described = self._job["members"][number]
@@ -368,7 +372,7 @@ class Members:
     def _plan_restart(self, member: Member, failure: Failure) -> bool:
         """Note when a member that has failed is to be started again; return whether it is."""
         number, now = member.number, time.monotonic()
-        if _is_done.is_set() or self.are_to_end or self.status != 0:
+        if self._starts_no_more:
             return False
         if self._job["members"][number].get("started", 0) >= (self._job.get("restarts") or 0):
             return False
@@ -396,6 +400,8 @@ class Members:
 
     def _lose(self, failure: Failure) -> None:
         """Take note that ranks that have failed are not started again after all."""
+        if self.are_to_end:
+            return
         self._gone.update(failure.ranks)
         if not self._tell({"lost": failure}):
             self._count_out(failure)

@@ -1,7 +1,8 @@
 """A training that nobody is left of, once or twice, and that begins anew with those that are started again.
 
 begin_anew.py MODE: "early" and "early twice": rank 0 dies before its weights have reached others, so that all end;
-"all": all die in a step; "raise": one dies, and the others do not go on; "gone": one is never started again.
+"all": all die in a step; "raise": one dies, and the others do not go on; "close": the same where rank 0 fails and says
+at its end that the job has ended; "gone": one is never started again.
 """
 
 from __future__ import annotations
@@ -24,10 +25,17 @@ if own == 0 and life < {"early": 1, "early twice": 2}.get(mode, 0):
     time.sleep(0.2)
     os._exit(3)
 weights = [np.full(5, 1.0 + comm.rank, np.float32)]
-options = {} if mode in ("raise", "gone") else {"on_failure": "continue", "min_ranks": 1}
+if mode == "close" and life == 0:
+    try:
+        comm.barrier()
+        assert own != 0
+        comm.barrier()
+    finally:
+        comm.close()
+options = {} if mode in ("raise", "close", "gone") else {"on_failure": "continue", "min_ranks": 1}
 with gf.training.ArrayLoop(comm, weights, **options) as training:
     optimizer = gf.optimizers.SGD(training, weights, lr=1.0)
-    last = 20 if mode == "raise" else None
+    last = 20 if mode in ("raise", "close") else None
     for step in training.steps(5000) if options else range(5000):
         if step == 5 and life == 0 and (mode == "all" or (not options and own == 1)):
             os._exit(3)

@@ -47,7 +47,10 @@ def ends(ended: Finished) -> set[tuple[int, ...]]:
     return {tuple(map(int, each)) for each in re.findall(r"^end \d+ (\d+) (\d+) (\d+)$", ended.stdout, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("deaths", [("0@8", "2@14"), ("0@9", "1@9"), ("1@0", "0@1", "2@59")], ids=str)
+TOGETHER = [("0@8", "2@14"), ("0@9", "1@9"), ("1@0", "0@1", "2@59")]
+
+
+@pytest.mark.parametrize("deaths", [*TOGETHER, pytest.param(("0@10",), marks=pytest.mark.slow)], ids=str)
 def test_they_come_back(run: Run, program: Program, deaths: tuple[str, ...]) -> None:
     """Each has added one at each step from that at which it has come to that at which it has died."""
     ranks = 3 if len(deaths) < 3 else 4
@@ -77,7 +80,7 @@ def test_on_several_hosts(start_netlab: Callable[..., Any]) -> None:
     assert (size, steps, ended.stdout.count("joined")) == (4, 150, 3), ended.output
 
 
-@pytest.mark.parametrize(("mode", "deaths"), [("early", 1), ("early twice", 2), ("all", 1), ("raise", 1)])
+@pytest.mark.parametrize(("mode", "deaths"), [("early", 1), ("early twice", 2), ("all", 1), ("raise", 1), ("close", 1)])
 def test_a_job_that_nobody_is_left_of_begins_anew(
     run: Run, process_command: Callable[[str], list[str]], mode: str, deaths: int
 ) -> None:
@@ -85,7 +88,7 @@ def test_a_job_that_nobody_is_left_of_begins_anew(
     ended = run("-n", 3, "--restart", "--", *process_command("begin_anew"), mode)
     assert ended.returncode == 0, ended.output
     lives = sorted(map(int, re.findall(r"^end \d 3 (\d)$", ended.stdout, re.MULTILINE)))
-    assert lives == [deaths, deaths, deaths + (mode != "raise")], ended.output
+    assert lives == [deaths, deaths, deaths + (mode not in ("raise", "close"))], ended.output
     assert ended.stderr.count("rank 0 has died before its weights") == (2 * deaths if "early" in mode else 0)
 
 

@@ -178,7 +178,8 @@ class StagedSynchronizer(Synchronizer):
         if not self._flushed:
             self.flush(stream)
         self._end()
-        with self._giving_weights(stream) if self.strategy.gradients == "consumed" else nullcontext():
+        gives = self.strategy.gradients == "consumed"
+        with self._giving_weights(stream or _DEFAULT_STREAM) if gives else nullcontext():
             update = self.host.wait()
         if update.kind != "apply":
             return update  # type: ignore[no-any-return]
@@ -298,12 +299,12 @@ class StagedSynchronizer(Synchronizer):
         return rounded
 
     @contextmanager
-    def _giving_weights(self, stream: Any = None) -> Iterator[None]:
+    def _giving_weights(self, stream: int = _DEFAULT_STREAM) -> Iterator[None]:
         """Copy weights to the device after a ``with`` block that may write them, even if it fails."""
         try:
             yield
         finally:
-            self._give_weights(stream or _DEFAULT_STREAM)
+            self._give_weights(stream)
 
     def _give_weights(self, stream: int = _DEFAULT_STREAM) -> None:
         """Copy the weights to the device, in the order of a stream."""
