@@ -39,14 +39,16 @@ class Fates:
     rank : int
         Of this process when it was first started.
     fates : list of (int, int, str, float)
-        A rank, its step, and what it does: "die" so many seconds after its begin, "die again" in its second life, "die
-        after" its end, "fall behind", or "miss the door". With -1 for a step, it dies before it makes its loop.
+        A rank, its step, and what it does: "die" so many seconds after its begin, some steps later at the latest, "die
+        again" in its second life, "die after" its end, "fall behind", or "miss the door". With -1 for a step, it dies
+        before it makes its loop.
     """
 
     def __init__(self, rank: int, fates: list[tuple[int, int, str, float]]) -> None:
         life = int(os.environ.get("GRADIENTFLOW_RESTARTS", "0"))
         self._others_come = "OTHERS_COME" in os.environ
         self._dies = False
+        self._last: int | None = None  # the step that it does not begin any more
         self._deaths = [step for _, step, what, _ in fates if what.startswith("die")]
         self._own = {
             step: (what, seconds)
@@ -68,6 +70,8 @@ class Fates:
         """Do what is to be done in a step."""
         if self._others_come:
             self._wait_for_newcomers(step, training.comm._door)
+        if self._last is not None and step >= self._last:
+            die()
         what, seconds = self._own.pop(step, ("", 0.0))
         if what == "fall behind":
             fall_behind(training)
@@ -77,6 +81,7 @@ class Fates:
             self._dies = True
         elif what and seconds:
             threading.Timer(seconds, die).start()
+            self._last = step + 5
         elif what:
             die()
 

@@ -110,6 +110,12 @@ def test_leaving_and_patience_of_two_ranks(check: Run) -> None:
     check(2)
 
 
+@pytest.mark.slow
+@pytest.mark.checks("faults", "check_absent", "check_late_between_nodes")
+def test_two_ranks_of_which_one_is_absent_or_late(check: Run) -> None:
+    check(2)
+
+
 @pytest.mark.checks("faults", *OF_THREE)
 @pytest.mark.usefixtures("native")
 def test_ranks_that_leave_are_stopped_or_interrupted(check: Run) -> None:
