@@ -170,7 +170,7 @@ class Parser(Generic[Kind]):
         path, call = self._parts(text)
         try:
             tree = ast.parse(call.strip(), mode="eval").body
-        except SyntaxError:
+        except (SyntaxError, MemoryError, RecursionError):  # nested too deep, says Python by the last two
             tree = None
         named = tree.func if isinstance(tree, ast.Call) else tree
         if not isinstance(named, ast.Name):
@@ -288,11 +288,12 @@ def _arguments(call: ast.Call, name: str) -> tuple[list[Any], dict[str, Any]]:
     def literal(node: ast.expr, what: str) -> Any:
         try:
             return ast.literal_eval(node)
+        except RecursionError:
+            found = "nested too deep"
         except ValueError:
-            message = (
-                f"{what} of {name} is {ast.unparse(node)!r}: what is needed is a number, a text, or another literal"
-            )
-            raise ArgumentError(message) from None
+            found = repr(ast.unparse(node))
+        message = f"{what} of {name} is {found}: what is needed is a number, a text, or another literal"
+        raise ArgumentError(message)
 
     if any(keyword.arg is None for keyword in call.keywords):
         message = f"the arguments of {name} are given one by one, not by **"

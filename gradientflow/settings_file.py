@@ -99,7 +99,7 @@ def read_settings_file(path: str | os.PathLike[str]) -> SettingsFile:
     """
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         message = f"{path} cannot be read: {error}"
         raise ArgumentError(message) from error
     for name, value in found.items():

@@ -254,6 +254,8 @@ def read_events(path: str) -> list[Event]:
         raise TimelineError(f"{path} cannot be read: {error.strerror}") from error
     try:
         content = json.loads(text)
+    except RecursionError as error:
+        raise TimelineError(f"{path} is no timeline: it is nested too deep") from error
     except ValueError:
         content = _events_until_cut_off(path, text)
     if isinstance(content, Mapping):

@@ -78,7 +78,7 @@ class Trace:
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls(**{key: found.get(key) for key in ("workers", "policy", "events", "began")})
-        except (OSError, ValueError, AttributeError, GradientFlowError) as error:
+        except (OSError, ValueError, RecursionError, AttributeError, GradientFlowError) as error:
             message = f"{path} cannot be read as a trace: {error}"
             raise ArgumentError(message) from error
 

@@ -114,6 +114,7 @@ def test_a_file_without_its_end_is_read_as_far_as_it_goes(tmp_path: Path, cut: s
         ("", "it is not JSON"),
         ("hello", "it is not JSON"),
         ("7", "it holds no events"),
+        pytest.param("[" * 100_000, "it is nested too deep", id="nested"),
         ('{"results": []}', "it holds no events"),
         ("[", "does not say how the rank's clock stands"),
         ('[{"ph": "X", "name": "x", "pid": 0, "tid": 1, "ts": 1, "dur": 1, "args": {}}]', "clock stands"),

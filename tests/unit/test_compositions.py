@@ -57,3 +57,9 @@ def test_wires_are_taken_where_the_docs_say_so() -> None:
     assert set(named) == set(BY_NAME)
     takes = {name for name, kind in BY_NAME.items() if "wire" in inspect.signature(kind).parameters}
     assert {name for name, answer in named.items() if answer.startswith("yes")} == takes
+
+
+@pytest.mark.parametrize("argument", ["[" * 100_000, "-" * 90_000 + "1", "1+" * 60_000 + "1"], ids=["[", "-", "+"])
+def test_words_that_are_nested_too_deep_are_refused(argument: str) -> None:
+    with pytest.raises(ArgumentError, match=r"no strategy in words|density of csc is nested too deep"):
+        parse_strategy(f"csc(density={argument})")

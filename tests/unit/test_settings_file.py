@@ -138,6 +138,7 @@ def test_another_file_may_be_named(folder: Path, monkeypatch: pytest.MonkeyPatch
         ("[settings]\ntimeout = 'soon'", r"\[settings\] .*timeout.*soon"),
         ("[settings]\ntimeot = 3", r"\[settings\] .*timeot"),
         ("[settings", "cannot be read"),
+        pytest.param(f"a = {'[' * 10_000}", "cannot be read: .*recursion", id="nested"),
     ],
 )
 def test_mistakes_are_named_with_the_file(folder: Path, text: str, sentence: str) -> None:

@@ -82,6 +82,7 @@ def test_a_first_iteration_that_nobody_timed_counts_like_the_second() -> None:
     [
         ("{", "cannot be read as a trace"),
         ("[]", "cannot be read as a trace"),
+        pytest.param("[" * 100_000, "cannot be read as a trace", id="nested"),
         ("{}", "workers is a whole number"),
         ('{"workers": 2, "policy": "bsp", "events": [[0, 1.0, "push"]]}', "event 0 is no .worker, seconds, kind"),
         (
