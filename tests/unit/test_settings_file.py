@@ -26,6 +26,7 @@ from gradientflow.settings_file import (
     write_settings_file,
 )
 from gradientflow.strategies import default_strategy
+from gradientflow.whole_file import whole_file
 
 EVERYTHING = SettingsFile(
     strategy="dense(wire='float16')",
@@ -50,6 +51,41 @@ def test_what_is_written_is_read(folder: Path) -> None:
     found = read_settings_file("some.toml")
     assert (found.strategy, found.settings, found.link) == (EVERYTHING.strategy, EVERYTHING.settings, EVERYTHING.link)
     assert os.listdir(folder) == ["some.toml"]
+
+
+KILLED_AS_IT_WRITES = """
+import os
+from gradientflow.whole_file import whole_file
+with whole_file("state") as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_process_that_is_killed_as_it_writes_a_file_leaves_nothing(folder: Path) -> None:
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY))
+    except OSError as error:
+        pytest.skip(f"files of {folder} need names: {error}")
+    (folder / "state").write_bytes(b"before")
+    killed = subprocess.run([sys.executable, "-c", KILLED_AS_IT_WRITES], check=False, timeout=scaled(60))
+    assert (killed.returncode, os.listdir(folder), (folder / "state").read_bytes()) == (-9, ["state"], b"before")
+
+
+def test_files_are_whole_where_drafts_need_names_and_old_drafts_go(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # a folder cannot be written to: EISDIR, as of old kernels
+    stale, recent, other = folder / "state.7.part", folder / "state.8.part", folder / "states.7.part"
+    for draft in (stale, recent, other):
+        draft.touch()
+    os.utime(stale, (0, 0))
+    with whole_file("state") as file:
+        file.write(b"whole")
+        assert sorted(os.listdir(folder)) == sorted([f"state.{os.getpid()}.part", recent.name, other.name])
+    assert sorted(os.listdir(folder)) == ["state", recent.name, other.name]
+    assert (folder / "state").read_bytes() == b"whole"
 
 
 def test_without_a_file_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
