@@ -24,7 +24,7 @@ from .device import DeviceArray, new_array
 from .errors import ArgumentError, ArgumentTypeError, ClosedError
 from .handle import Handle, release_done, warn_of_unreported
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
-from .mpi_library import load_mpi
+from .mpi_library import load_mpi, start_mpi
 from .request import Request
 from .settings_file import say_what_holds, settings_file
 
@@ -935,8 +935,7 @@ def address_of(mpi: Any) -> int:
     if mpi == MPI.COMM_NULL:
         message = "MPI.COMM_NULL has no ranks"
         raise ArgumentTypeError(message)
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    start_mpi(MPI)
     return int(MPI._addressof(mpi))
 
 

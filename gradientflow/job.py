@@ -20,7 +20,7 @@ from .meeting.endpoints import near
 from .meeting.stores import open_store
 from .meeting.variables import Place
 from .meeting.way import ALONE
-from .mpi_library import find_mpi, load_mpi
+from .mpi_library import find_mpi, load_mpi, start_mpi
 from .server import ServerRanks, serve
 from .settings_file import settings_file
 
@@ -132,8 +132,7 @@ def _mpi_of_job(comm: Any) -> Any:
     """Return the MPI communicator that is given, or that of all ranks, after checking that MPI knows them all."""
     MPI, core = load_mpi(), load_core()  # noqa: N806
     found = MPI.COMM_WORLD if comm is None else comm
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    start_mpi(MPI)
     if isinstance(found, MPI.Intracomm) and not MPI.Is_finalized():
         mismatch = core.launcher_mismatch(MPI._addressof(found))
         if mismatch:

@@ -8,11 +8,11 @@ import importlib.util
 import os
 import re
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ._location import build_info
 from .errors import MPILibraryError
-from .mpi_start import prepare_start
+from .mpi_start import prepared_start
 
 
 class MPILibrary(NamedTuple):
@@ -64,7 +64,7 @@ def load_mpi() -> ModuleType:
         )
         raise MPILibraryError(message)
     try:
-        MPI = _import_mpi4py(built)  # noqa: N806
+        MPI = _import_mpi4py()  # noqa: N806
     except (ImportError, RuntimeError) as error:
         problem, remedy = explain_mpi4py(error, built)
         raise MPILibraryError(f"{problem}: {remedy}") from error
@@ -88,7 +88,7 @@ def find_mpi() -> ModuleType | None:
     try:
         if built is None:
             return None
-        _import_mpi4py(built)
+        _import_mpi4py()
     except (ImportError, RuntimeError):
         return None
     return load_mpi()
@@ -109,13 +109,19 @@ def built_against() -> MPILibrary | None:
     return None if recorded is None else MPILibrary(**recorded)
 
 
-def _import_mpi4py(built: MPILibrary) -> ModuleType:
+def _import_mpi4py() -> ModuleType:
     """Import ``mpi4py.MPI``, which raises RuntimeError if mpi4py is installed, but finds no MPI library."""
-    if built.name == "Open MPI":
-        prepare_start()
-    from mpi4py import MPI
+    with prepared_start():
+        from mpi4py import MPI
 
     return MPI
+
+
+def start_mpi(MPI: Any) -> None:  # noqa: N803
+    """Initialise MPI, unless the import of mpi4py or the program has."""
+    if not MPI.Is_initialized():
+        with prepared_start():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
 
 
 def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:

@@ -328,8 +328,10 @@ def test_open_mpi_does_not_look_for_rdma_devices_where_there_are_none(plain_mach
     assert start_variables(plain_machine) == without
     (plain_machine / "infiniband").mkdir()
     assert start_variables(plain_machine) == without
+    assert start_variables(plain_machine, alone=True) == {"OMPI_MCA_btl": "^ofi,sm"}
     (plain_machine / "infiniband" / "mlx5_0").touch()
     assert start_variables(plain_machine) == {}
+    assert start_variables(plain_machine, alone=True) == {"OMPI_MCA_btl": "^sm"}
 
 
 @pytest.mark.parametrize("place", ["home/.openmpi/mca-params.conf", "etc/openmpi-mca-params.conf", "named.conf"])
@@ -342,7 +344,7 @@ def test_what_the_user_says_of_transports_stays(
     monkeypatch.setenv("OMPI_MCA_mca_base_param_files", str(plain_machine / "named.conf"))
     assert start_variables(plain_machine) != {}
     file.write_text("pml = ob1\n btl = self,tcp\n")
-    assert start_variables(plain_machine) == {}
+    assert start_variables(plain_machine) == start_variables(plain_machine, alone=True) == {}
 
 
 def test_transports_of_the_environment_stay(plain_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,15 +361,16 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 import gradientflow as gf
 gf.init()
+print("afterwards:", os.environ.get("OMPI_MCA_btl"))
+print("/dev/shm/sm_segment" in open("/proc/self/maps").read())
 """
 
 
-def test_open_mpi_is_told_before_it_is_initialized() -> None:
+def test_open_mpi_is_told_before_it_is_initialized_and_leaves_no_file_of_shared_memory() -> None:
     outside = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_MCA_")}
     done = subprocess.run([sys.executable, "-c", SEES_MPI_IMPORTED], env=outside, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    is_told = find_launcher().library == OPEN_MPI and not has_rdma()
-    assert done.stdout == f"transports: {'^ofi' if is_told else None}\n"
+    assert done.stdout == f"transports: {'^sm' if has_rdma() else '^ofi,sm'}\nafterwards: None\nFalse\n"
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------
