@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed
+
+from gradientflow.launch import scratch_folder
 
 from .case import COLLECTIVES, ROOT, Case
 from .data import Values
@@ -43,13 +44,13 @@ class GlooPeer:
 
     def __init__(self, comm: Communicator) -> None:
         torch.set_num_threads(1)  # one thread a rank, like every other contestant
-        self._folder = ""  # of rank 0
+        self._stack = ExitStack()
         rank, size = comm.rank, comm.size
         if len(set(from_all(comm, socket.gethostname()))) == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            folder = from_root(comm, tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else "")
+            made = self._stack.enter_context(scratch_folder("gradientflow-gloo-")).path if rank == ROOT else ""
+            folder = from_root(comm, made)
             store = dist.FileStore(os.path.join(folder, "store"), size)  # where further groups meet, too
-            self._folder = folder if rank == ROOT else ""
         else:
             found = interface_to_others()
             if found is None:
@@ -93,5 +94,4 @@ class GlooPeer:
         """End the process group."""
         dist.barrier()
         dist.destroy_process_group()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._stack.close()

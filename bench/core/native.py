@@ -24,6 +24,8 @@ from types import ModuleType
 
 from gradientflow._location import PACKAGE, build_info, load_core
 from gradientflow.errors import GradientFlowError
+from gradientflow.launch import scratch_folder
+from gradientflow.whole_file import whole_file
 
 SOURCES = Path(__file__).resolve().parents[1] / "native"
 
@@ -74,13 +76,14 @@ def _compile(command: list[str], source: Path, module: Path) -> None:
     command = [*command, "-shared", f"-L{PACKAGE / 'lib'}", "-lgradientflow"]
     command += [f"-Wl,-rpath,{PACKAGE / 'lib'}", "-Wl,--allow-shlib-undefined", "-o"]
     own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # as with sanitizers
-    with tempfile.TemporaryDirectory(dir=module.parent) as folder:
-        made = Path(folder, module.name)  # renamed atomically
+    with scratch_folder() as (folder, _):
+        made = Path(folder, module.name)
         command.append(str(made))
         done = subprocess.run(command, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise GradientFlowError(f"{shlex.join(command)} failed: {done.stderr.strip()}")
-        made.rename(module)
+        with whole_file(module) as file:
+            file.write(made.read_bytes())
 
 
 def _compiler() -> list[str]:

@@ -9,7 +9,6 @@ import random
 import shlex
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradientflow.launch import module_command
+from gradientflow.launch import module_command, scratch_folder
 from gradientflow.launch.ports import free_port
 
 from ..netlab import Netlab
@@ -151,7 +150,7 @@ class Job:
         Outcome
             Of the job.
         """
-        with tempfile.TemporaryDirectory() as folder, self._kept_store() as meet:
+        with scratch_folder() as (folder, _), self._kept_store() as meet:
             self._folder, self._meet = Path(folder), meet
             try:
                 for _ in range(most_events):

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradientflow.launch import module_command
+from gradientflow.launch import module_command, scratch_folder
 
 from .data import digits
 
@@ -90,7 +89,7 @@ def train(
     preload : str
         The modules that processes have when they start, separated by commas.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as (folder, _):
         data = Path(folder, "digits.npz")
         digits(28).save(data)
         return _train(ranks, [str(batch), strategy, str(data)], seconds, kill_every, random.Random(seed), preload)

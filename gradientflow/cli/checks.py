@@ -185,7 +185,7 @@ def live_job() -> list[Check]:
     except LaunchError:
         return [Check(_START, "fail", "not tried", "without an mpirun nothing can be started")]
     command = rank_program(_PROBE, bind=asked_binding())
-    return _try(mpirun_command(launcher, 2, command), launch_environment(launcher))
+    return _try(mpirun_command(launcher, 2, command), launch_environment(launcher), by_mpi=True)
 
 
 def live_job_without_mpi() -> list[Check]:
@@ -203,9 +203,9 @@ def _obstacle() -> Check | None:
     return None
 
 
-def _try(command: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
+def _try(command: Sequence[str], environment: Mapping[str, str], *, by_mpi: bool = False) -> list[Check]:
     with tempfile.TemporaryFile() as output:
-        status = run_job(Job(command, environment, output, _PROBE_SECONDS))
+        status = run_job(Job(command, environment, output, _PROBE_SECONDS, by_mpi))
         output.seek(0)
         text = output.read().decode(errors="replace")
     report = next((line[len(MARK) :] for line in text.splitlines() if line.startswith(MARK)), None)

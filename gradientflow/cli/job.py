@@ -9,7 +9,8 @@ and each has its answer here:
 - this process is killed outright: the kernel sends the launcher a SIGTERM ("parent death signal"), and it ends its
   ranks.
 
-The launcher's own files are in a folder made for this job, which is removed even if the launcher was killed.
+The files of MPI's launcher are in a folder made for this job, which is removed even if the launcher or this process was
+killed.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from gradientflow.launch import SESSION_FOLDER
+from gradientflow.launch import SESSION_FOLDER, Scratch, scratch_folder
 
 TIMED_OUT = 124
 
@@ -56,6 +56,8 @@ class Job:
         Where standard output and standard error go; by default where this process's own go.
     timeout : float, optional
         Seconds after which the job is ended.
+    by_mpi : bool
+        Whether the launcher is MPI's, which needs a folder for its files.
     reads_input : bool
         Whether rank 0 reads this process's standard input; a job that does not can run in a shell's background.
     """
@@ -64,6 +66,7 @@ class Job:
     environment: Mapping[str, str]
     output: IO[bytes] | None = None
     timeout: float | None = None
+    by_mpi: bool = False
     reads_input: bool = False
 
 
@@ -81,6 +84,12 @@ def run_job(job: Job) -> int:
         The launcher's exit status; 128 + the number of a signal that ended the job, with a sentence about it on
         standard error; ``TIMED_OUT`` after the time limit.
     """
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(scratch_folder()) if job.by_mpi else None
+        return _run(job, scratch)
+
+
+def _run(job: Job, scratch: Scratch | None) -> int:
     children_before = _children()
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -89,11 +98,12 @@ def run_job(job: Job) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         die_with_parent(signal.SIGTERM)
 
-    folder = tempfile.TemporaryDirectory(prefix="gradientflow-", ignore_cleanup_errors=True)
+    folder = {} if scratch is None else {SESSION_FOLDER: scratch.path}
     try:
         launcher = subprocess.Popen(
             job.command,
-            env={SESSION_FOLDER: folder.name, **os.environ, **job.environment},
+            env={**folder, **os.environ, **job.environment},
+            pass_fds=[] if scratch is None else [scratch.holder],
             stdin=None if job.reads_input else subprocess.DEVNULL,
             stdout=job.output,
             stderr=job.output,
@@ -107,7 +117,6 @@ def run_job(job: Job) -> int:
                 launcher.wait()
             _kill_orphans(children_before)
     finally:
-        folder.cleanup()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     if cause is not None:

@@ -150,7 +150,7 @@ def run(
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))
         return 0
     check_hosts(hosts)
-    return run_job(Job(command, environment, reads_input=True))
+    return run_job(Job(command, environment, by_mpi=True, reads_input=True))
 
 
 def executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:

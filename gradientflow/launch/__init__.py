@@ -1,6 +1,7 @@
 """Starting jobs: the launcher of the MPI library in use or one of our own, and the command lines for them.
 
-Everything here is plain text and look-ups: nothing is started except ``mpirun --version`` and ``ssh -G``.
+Nearly everything here is plain text and look-ups: nothing is started except ``mpirun --version``, ``ssh -G`` and what
+removes temporary folders.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from .jax_rank import jax_contradictions, jax_program, jax_variables
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import BINDINGS, cores
 from .rank_script import rank_program
+from .scratch import Scratch, scratch_folder
 from .ssh import command_over_tcp, meeting_host, ssh_settings, tcp_job
 from .tcp import TcpJob, command_lines, job_here, tcp_command
 
@@ -26,6 +28,7 @@ __all__ = [
     "SESSION_FOLDER",
     "LaunchError",
     "Launcher",
+    "Scratch",
     "TcpJob",
     "asked_binding",
     "check_count",
@@ -48,6 +51,7 @@ __all__ = [
     "rank_program",
     "ranks_of_this_job",
     "read_hostfile",
+    "scratch_folder",
     "slots",
     "slots_of",
     "ssh_settings",

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError, PeerError
 from .command import module_command
 from .environment import asked_binding
 from .jax_rank import jax_program
+from .scratch import scratch_folder
 from .spawned import CALL, EndedError, Outcome, dump, read_outcome
 from .tcp import job_here, tcp_command
 
@@ -62,7 +62,7 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = Fals
     if not callable(function):
         message = f"spawn calls a function, and {function!r} is none"
         raise ArgumentTypeError(message)
-    with tempfile.TemporaryDirectory(prefix="gradientflow-spawn-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder("gradientflow-spawn-") as (folder, _):
         program = module_command(f"{__package__}.spawned", [folder])
         job = job_here(ranks, jax_program(program) if jax else program, bind=asked_binding())
         try:

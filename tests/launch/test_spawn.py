@@ -139,8 +139,12 @@ def waiting(tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_no_process_is_left(number: signal.Signals, waiting: Job) -> None:
+def test_no_process_and_no_folder_is_left(number: signal.Signals, waiting: Job, tmp_path: Path) -> None:
     waiting.process.send_signal(number)
     ended = waiting.finish()  # which fails if one is
+    deadline = time.monotonic() + scaled(30)
+    while list(tmp_path.glob("gradientflow-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     assert ended.returncode == -number, ended.output
     assert ("KeyboardInterrupt" in ended.stderr) == (number == signal.SIGINT)

@@ -573,11 +573,25 @@ def test_a_killed_launcher_leaves_no_rank_and_no_file(transport: str, tmp_path: 
     try:
         wait_until(lambda: sum(line.strip() == "sleep 92.5" for line in tagged(tag)) == 2)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
+        os.kill(int(children[-1]), signal.SIGKILL)
         process.communicate(timeout=20)
         assert process.returncode == 128 + signal.SIGKILL
         assert tagged(tag) == []
         assert list(tmp_path.iterdir()) == []  # files of a killed launcher would stop a later one with its number
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+def test_a_killed_command_leaves_no_rank_and_no_file(transport: str, tmp_path: Path) -> None:
+    tag = uuid.uuid4().hex
+    options = ("-n", "2", "--transport", transport, "--")
+    process = start("run", *options, "sleep", "94.5", env={TAG: tag, "TMPDIR": str(tmp_path)})
+    try:
+        wait_until(lambda: sum(line.strip() == "sleep 94.5" for line in tagged(tag)) == 2)
+        process.kill()
+        process.communicate(timeout=20)
+        wait_until(lambda: tagged(tag) == [] and list(tmp_path.iterdir()) == [])
     finally:
         process.kill()
 
