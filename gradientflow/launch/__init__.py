@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from gradientflow.meeting import SERVERS
 
-from .command import SESSION_FOLDER, launch_environment, module_command, mpirun_command
+from .command import SESSION_FOLDER, launch_environment, module_command, mpirun_command, rank_program
 from .environment import BIND, asked_binding, in_allocation, rank_of_this_process, ranks_of_this_job
 from .hosts import check_count, check_min_ranks, hosts_of_ranks, read_hostfile, slots, slots_of
 from .jax_rank import jax_contradictions, jax_program, jax_variables
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import BINDINGS, cores
-from .rank_script import rank_program
 from .scratch import Scratch, scratch_folder
 from .ssh import command_over_tcp, meeting_host, ssh_settings, tcp_job
 from .tcp import TcpJob, command_lines, job_here, tcp_command

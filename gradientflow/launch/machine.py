@@ -1,24 +1,18 @@
 """The cores of this machine: how many a process may use, and which of them each rank gets.
 
-    python -I -S machine.py BINDING PROGRAM...
-
-binds a process to the share of its rank, by LOCAL_RANK and LOCAL_WORLD_SIZE, and becomes the program. Launchers load
-this file by its path: it imports nothing of the package.
+Launchers load this file by its path: it imports nothing of the package.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import signal
-import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
 
 BINDINGS = ("auto", "none", "core", "numa")
 
 _ROOT = Path("/")
-_NOT_STARTED = 127  # as a shell says it
 
 
 def cores(usable: Set[int] | None = None, root: Path = _ROOT) -> int:
@@ -55,19 +49,6 @@ def share(binding: str, place: int, ranks: int, usable: Set[int] | None = None, 
     first, last = (len(parts) * each // ranks for each in (place, place + 1))
     mine = parts[first : first + 1 if binding == "core" else max(last, first + 1)]
     return frozenset().union(*mine)
-
-
-def main() -> int:
-    """Bind this process, and become the program; return the exit status if there is none."""
-    binding, *program = sys.argv[1:]
-    bind(share(binding, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, as would the program
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvp(program[0], program)
-    except OSError as error:
-        print(f"gradientflow: {program[0]} cannot be started: {error.strerror}", file=sys.stderr)
-    return _NOT_STARTED
 
 
 def bind(processors: Set[int]) -> None:
@@ -131,7 +112,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,104 +1,72 @@
-"""The shell script that runs on every rank in place of the program, and becomes the program."""
+"""The script that runs on every rank in place of the program under MPI's launcher, and becomes the program.
+
+    python -I -S rank_script.py PAUSE BINDING NAME=VALUE... -- PROGRAM...
+
+sleeps for PAUSE seconds, sets the variables, and those that PyTorch's launcher sets, and binds the process to the share
+of its rank. It is run by its path, and imports nothing of the package, so that it starts at once. A shell would drop
+variables whose names it cannot use itself.
+"""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
-import socket
+import signal
 import sys
-from collections.abc import Sequence
+import time
 
-from gradientflow.meeting import SERVERS
-from gradientflow.meeting.slurm import first_node
-
-from . import machine
-from .environment import hostfile_of_allocation, in_allocation, master_of_environment
-from .hosts import read_hostfile
-from .ports import free_port
-
-# Runs on every rank in place of the program, sets variables, and becomes the program.
-_RANK_SCRIPT = (
-    'if [ "$OMPI_COMM_WORLD_SIZE" ]; then RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE '
-    "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE; "
-    "else RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE LOCAL_RANK=$MPI_LOCALRANKID LOCAL_WORLD_SIZE=$MPI_LOCALNRANKS; fi; "
-    f"WORLD_SIZE=$((WORLD_SIZE - ${{{SERVERS}:-0}})); "
-    # Else each rank would have as many threads of OpenMP and BLAS as the host has cores. nproc heeds OMP_NUM_THREADS.
-    'if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ -z "$OMP_NUM_THREADS" ]; then '
-    "OMP_NUM_THREADS=$(($(nproc) / LOCAL_WORLD_SIZE)); "
-    '[ "$OMP_NUM_THREADS" -gt 0 ] || OMP_NUM_THREADS=1; export OMP_NUM_THREADS; fi; '
-    # What says that torchrun started them: below it, the ranks are another job.
-    "unset TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RESTART_COUNT; "
-    "export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; "
-)
-
-# Has the rest bind itself before it becomes the program. A host without this Python may still run other programs.
-_BIND = '[ -x {python} ] && [ -f {script} ] && set -- {python} -I -S {script} {binding} "$@"; '
-
-# The daemons of Open MPI 5.0 miss the end of a process that ends as soon as it has begun, and wait for it for ever.
-_NOT_TOO_SHORT = "sleep 0.1; "
+_NOT_STARTED = 127  # as a shell says it
+_OPEN_MPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+_MPICH = {
+    "RANK": "PMI_RANK",
+    "WORLD_SIZE": "PMI_SIZE",
+    "LOCAL_RANK": "MPI_LOCALRANKID",
+    "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+}
 
 
-def rank_program(
-    program: Sequence[str],
-    hosts: str | None = None,
-    servers: int = 0,
-    *,
-    bind: str = "none",
-    transport: str = "auto",
-) -> list[str]:
-    """Wrap `program` so that each rank finds in its environment the variables that PyTorch's launcher sets.
+def main() -> int:
+    """Prepare this process, and become the program; return the exit status if there is none."""
+    pause, binding, *rest = sys.argv[1:]
+    end = rest.index("--")
+    variables, program = rest[:end], rest[end + 1 :]
+    time.sleep(float(pause))
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        os.environ[name] = value
+    place = _set_place()
+    ranks_here = place["LOCAL_WORLD_SIZE"]
+    if binding not in ("none", "auto") or (binding == "auto" and ranks_here > 1):
+        sys.path.append(os.path.dirname(__file__))
+        import machine  # type: ignore[import-not-found]
 
-    They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with several ranks on a host,
-    OMP_NUM_THREADS: the host's cores, divided among its ranks. The last three keep the values that the environment has.
-
-    Parameters
-    ----------
-    program : sequence of str
-        The program and its arguments.
-    hosts : str, optional
-        Where the job is started, as `mpirun_command` takes it.
-    servers : int, default 0
-        How many of the ranks only serve; WORLD_SIZE is the number of the others.
-    bind : str, default "none"
-        Which cores of its host a rank gets, as `share` takes it.
-    transport : {"auto", "mpi"}
-        What was asked for. With "mpi" ranks find GRADIENTFLOW_TRANSPORT, which overrides their settings file.
-
-    Returns
-    -------
-    list of str
-        The program for `mpirun_command`. It needs a shell and adds about a millisecond, or some 15 where ranks are
-        bound; a tenth of a second with `hosts` or in an allocation, where the launcher uses daemons.
-    """
-    master = {
-        "MASTER_ADDR": master_of_environment("MASTER_ADDR") or _master_address(hosts),
-        "MASTER_PORT": master_of_environment("MASTER_PORT") or str(free_port()),
-    }
-    if servers > 0:
-        master[SERVERS] = str(servers)
-    if transport == "mpi":
-        master["GRADIENTFLOW_TRANSPORT"] = transport
-    assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in master.items())
-    before = _NOT_TOO_SHORT if hosts is not None or in_allocation() else ""
-    script = f"{before}export {assignments}; {_RANK_SCRIPT}{_binding(bind)}" + 'exec "$@"'
-    return ["sh", "-c", script, "sh", *program]
+        machine.bind(machine.share(binding, place["LOCAL_RANK"], ranks_here))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, as would the program
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        print(f"gradientflow: {program[0]} cannot be started: {error.strerror}", file=sys.stderr)
+    return _NOT_STARTED
 
 
-def _binding(bind: str) -> str:
-    if bind == "none":
-        return ""
-    python, script = (shlex.quote(path) for path in (sys.executable, machine.__file__))
-    several = '[ "$LOCAL_WORLD_SIZE" -gt 1 ] && ' if bind == "auto" else ""  # else there is nothing to divide
-    return several + _BIND.format(python=python, script=script, binding=bind)
+def _set_place() -> dict[str, int]:
+    """Set what PyTorch's launcher sets, from what MPI's launcher has set; return the place of this rank."""
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:  # of another job, which this is in
+        del os.environ[name]
+    names = _OPEN_MPI if os.environ.get("OMPI_COMM_WORLD_SIZE") else _MPICH
+    place = {name: int(os.environ[source]) for name, source in names.items()}
+    place["WORLD_SIZE"] -= int(os.environ.get("GRADIENTFLOW_SERVERS") or 0)
+    os.environ.update({name: str(value) for name, value in place.items()})
+    ranks_here = place["LOCAL_WORLD_SIZE"]
+    if ranks_here > 1 and not os.environ.get("OMP_NUM_THREADS"):  # else each would start a thread for every core
+        os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks_here))
+    return place
 
 
-def _master_address(hosts: str | None) -> str:
-    """Name the host of rank 0, as the others can reach it."""
-    if hosts is None and (file := hostfile_of_allocation()):
-        hosts = read_hostfile(file)
-    if hosts is not None:
-        return re.split("[:,]", hosts, maxsplit=1)[0]
-    if node := first_node(os.environ):
-        return node
-    return socket.gethostname() if in_allocation() else "127.0.0.1"
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,7 @@ from jobs import Finished, Job, begin
 from needs_mpi import needs_mpi
 
 import gradientflow as gf
-from gradientflow.launch import LaunchError, asked_binding, cores, machine, module_command
+from gradientflow.launch import LaunchError, asked_binding, cores, machine, module_command, rank_program
 
 HERE = os.sched_getaffinity(0)
 SAY = "import os, sys; print('mine', sorted(os.sched_getaffinity(0)), flush=True)"
@@ -237,11 +237,12 @@ def test_a_binding_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_program_is_as_it_would_be_unbound() -> None:
-    script = [sys.executable, "-I", "-S", machine.__file__, "core"]
-    environment = {**os.environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    environment |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 
     def run_bound(*program: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*script, *program], env=environment, capture_output=True, text=True, check=False)
+        command = rank_program(program, bind="core")
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     ignored = "grep SigIgn /proc/self/status"
     unbound = subprocess.run(["sh", "-c", ignored], capture_output=True, text=True, check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -291,3 +292,19 @@ def test_lines_are_labelled(run: Run, transport: str) -> None:
     for label in labels.values():
         assert len(re.findall(rf"^{label} ?one$", ended.stdout, re.MULTILINE)) == 1, ended.output
         assert len(re.findall(rf"^{label} ?four$", ended.stderr, re.MULTILINE)) == 1, ended.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--transport", "mpi"), marks=needs_mpi),
+        ("--transport", "tcp"),
+        ("--preload", "wave"),
+    ],
+)
+def test_variables_whose_names_a_shell_cannot_use(run: Run, options: tuple[str, ...]) -> None:
+    """Such as functions of bash, as Environment Modules and Lmod export them."""
+    odd = {"BASH_FUNC_greet%%": "() { echo hello; }", "A.DOT": "dot", "A-DASH": "dash"}
+    code = f"import os; print({odd!r}.items() <= os.environ.items())"
+    ended = run(*options, "-n", 1, "--", sys.executable, "-c", code, env=odd)
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.output

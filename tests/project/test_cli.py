@@ -205,17 +205,17 @@ def test_in_an_allocation_the_batch_system_counts_the_slots(monkeypatch: pytest.
 def test_the_master_is_the_first_host(nodes: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
-    assert f"MASTER_ADDR={first} " in rank_program(["a"])[2]
-    assert "MASTER_ADDR=one " in rank_program(["a"], "one:2,two:2")[2]
+    assert f"MASTER_ADDR={first}" in rank_program(["a"])
+    assert "MASTER_ADDR=one" in rank_program(["a"], "one:2,two:2")
 
 
 def test_ranks_on_other_hosts_do_not_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher's daemons might not notice it, and wait for ever."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert not rank_program(["a"])[2].startswith("sleep")
-    assert rank_program(["a"], "one:2,two:2")[2].startswith("sleep 0.1; ")
+    assert "0.1" not in rank_program(["a"])
+    assert "0.1" in rank_program(["a"], "one:2,two:2")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert rank_program(["a"])[2].startswith("sleep 0.1; ")
+    assert "0.1" in rank_program(["a"])
 
 
 @pytest.mark.parametrize(("given", "ranks", "expected"), [(None, 1, ""), (None, 64, "1"), ("3", 2, "3")])

@@ -93,8 +93,7 @@ def test_the_status_of_a_rank_that_fails_is_that_of_the_job(run: Run) -> None:
 
 def test_servers_are_started_beside_the_ranks_and_shared_out(launcher: Launcher) -> None:
     assert " -n 5 " in f" {' '.join(mpirun_command(launcher, 3, ['a'], servers=2))} "
-    assert "export MASTER_ADDR=" in rank_program(["a"], servers=2)[2]
-    assert " GRADIENTFLOW_SERVERS=2;" in rank_program(["a"], servers=2)[2]
-    assert "GRADIENTFLOW_SERVERS=" not in rank_program(["a"])[2]
+    assert "GRADIENTFLOW_SERVERS=2" in rank_program(["a"], servers=2)
+    assert not any("GRADIENTFLOW_SERVERS" in word for word in rank_program(["a"]))
     with pytest.raises(LaunchError, match="too many"):
         mpirun_command(launcher, 2, ["a"], servers=10**6)
