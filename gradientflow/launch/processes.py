@@ -21,10 +21,7 @@ import ctypes
 import functools
 import json
 import os
-import re
 import runpy
-import select
-import selectors
 import signal
 import socket
 import subprocess
@@ -33,13 +30,19 @@ import threading
 import time
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+
+if TYPE_CHECKING:
+    from .output import Output, Stream
+else:
+    from output import Output, Stream
 
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _WATCHED = _ENDING | {signal.SIGCHLD}
 _REPORT_SECONDS = 3.0  # in which ranks notice that another has gone
 _GRACE_SECONDS = 3.0  # between asking a rank to end and killing it
-_PROMPT_SECONDS = 0.1  # after which the beginning of a line is passed on
 _NOT_STARTED = 127  # as a shell says it
 _SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
@@ -53,110 +56,6 @@ _LONGEST_PAUSE = 30.0
 _is_done = threading.Event()  # a rank has done what it was to do: who is started again now comes too late
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass
-class Stream:
-    """What one process writes to one of its outputs."""
-
-    target: int  # where it goes
-    label: bytes  # begins each line
-    mark: bytes  # begins a note, which is not passed on: a launcher says that it has started, and what has failed
-    begun: bytes = b""  # the last line, which has not ended
-    in_line: bool = False  # whether the beginning of a line has been passed on
-    notes: list[bytes] = field(default_factory=list)  # that have come
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def take(self, data: bytes) -> bytes:
-        """Take what has come, or nothing in the end; return what is to be passed on, in whole lines."""
-        lines, newline, rest = (self.begun + data).rpartition(b"\n")
-        self.begun = rest if data else b""
-        return self._labelled(lines + newline if data else rest)
-
-    def take_begun(self) -> bytes:
-        """Return the beginning of a line, which has no end yet."""
-        data, self.begun = self.begun, b""
-        return self._labelled(data)
-
-    def _labelled(self, data: bytes) -> bytes:
-        if self.mark and self.mark in data:
-            note = re.compile(re.escape(self.mark) + rb"(.*)\n")
-            self.notes += note.findall(data)
-            data = note.sub(b"", data)
-            os.kill(os.getpid(), signal.SIGCHLD)  # as if a process had ended: there is something to take note of
-        if not self.label or not data:
-            return data
-        labelled = data[:-1].replace(b"\n", b"\n" + self.label) + data[-1:]
-        was_in_line, self.in_line = self.in_line, not data.endswith(b"\n")
-        return labelled if was_in_line else self.label + labelled
-
-
-class Output:
-    """Passes on what several processes write, whole lines at a time: else lines of ranks could mix."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._streams: dict[int, Stream] = {}  # by the pipe that they come from
-        self._turns = 0  # in which something came
-        self._writing = False  # for as long as its reader takes
-        self._thread = threading.Thread(target=self._pass_on, daemon=True)
-
-    def pipe_to(self, stream: Stream) -> int | None:
-        """Return a new pipe to one of this process's own outputs; None for a terminal that needs none."""
-        if os.isatty(stream.target) and not (stream.label or stream.mark):
-            return None
-        read, write = os.pipe()
-        self._selector.register(read, selectors.EVENT_READ)
-        self._streams[read] = stream
-        return write
-
-    def start(self) -> None:
-        """Begin, once all processes have been started."""
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Pass on what is left of processes that have ended; what they have started may still hold their pipes."""
-        before = -1
-        while self._streams and (self._writing or self._turns != before):
-            before = self._turns
-            self._thread.join(2 * _PROMPT_SECONDS)
-
-    def _pass_on(self) -> None:
-        while True:
-            is_in_line = any(each.begun for each in list(self._streams.values()))
-            ready = self._selector.select(_PROMPT_SECONDS if is_in_line else None)
-            self._turns += bool(ready)
-            for key, _ in ready:
-                data = os.read(key.fd, 1 << 16)
-                self._write(key.fd, self._streams[key.fd].take(data))
-                if not data:
-                    self._forget(key.fd)
-            for pipe in [] if ready else list(self._streams):
-                self._write(pipe, self._streams[pipe].take_begun())
-
-    def _write(self, pipe: int, data: bytes) -> None:
-        self._writing = True
-        try:
-            while data:
-                data = data[_write_some(self._streams[pipe].target, data) :]
-        except OSError:  # nobody reads: the ranks are to notice
-            self._forget(pipe)
-        self._writing = False
-
-    def _forget(self, pipe: int) -> None:
-        if stream := self._streams.pop(pipe, None):
-            self._selector.unregister(pipe)
-            os.close(pipe)
-            stream.ended.set()
-
-
-def _write_some(target: int, data: bytes) -> int:
-    """Write what fits, and return how much; wait for a pipe that does not do so by itself."""
-    try:
-        return os.write(target, data)
-    except BlockingIOError:
-        select.select([], [target], [])
-        return 0
 
 
 @dataclass
@@ -340,9 +239,15 @@ class Members:
         for member in self._running:
             member.signal(number)
 
-    def finish(self) -> None:
-        """Pass on what ranks that have ended have written."""
+    def finish(self) -> bool:
+        """Pass on what ranks that have ended have written; return whether all of it has been."""
         self._output.finish()
+        return self._output.has_ended
+
+    @property
+    def output_is_lost(self) -> bool:
+        """Whether something that ranks of this host have written could not be passed on."""
+        return self._output.is_lost and "where" not in self._job
 
     def _take(self, note: dict[str, Any]) -> None:
         """Take note of what has become of ranks."""
@@ -505,9 +410,8 @@ def main() -> int:
     while True:
         members.reap()
         members.start_again()
-        if not members:
-            members.finish()
-            return members.status or cause
+        if not members and members.finish():
+            return members.status or cause or int(members.output_is_lost)
         if deadline is None and members.status != 0:
             deadline = time.monotonic() + members.patience
         received = _next_signal(min(filter(None, (deadline, members.next_start)), default=None))

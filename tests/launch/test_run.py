@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from gradientflow.launch import (
     module_command,
     tcp_job,
 )
+from gradientflow.launch.output import Stream
 from gradientflow.launch.tcp import tcp_variables
 
 # As ssh does, it starts the command of a host through a shell, with its own input, and passes nothing on. All hosts are
@@ -308,3 +310,65 @@ def test_variables_whose_names_a_shell_cannot_use(run: Run, options: tuple[str, 
     code = f"import os; print({odd!r}.items() <= os.environ.items())"
     ended = run(*options, "-n", 1, "--", sys.executable, "-c", code, env=odd)
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.output
+
+
+@pytest.mark.parametrize("options", [(), ("--label",), ("--hosts", "one:1,two:1")], ids=["plain", "label", "hosts"])
+def test_the_beginning_of_a_line_does_not_wait_for_other_ranks(
+    start_run: Callable[..., Job], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Rank 1 writes without a pause until the question of rank 0 is to be seen."""
+    asked = tmp_path / "asked"
+    script = (
+        "if [ $RANK = 0 ]; then printf 'go on? '; while ! [ -e $1 ]; do sleep 0.05; done\n"
+        "else while ! [ -e $1 ]; do echo step; done; fi"
+    )
+    job = start_run("-n", 2, *options, "--", "sh", write(tmp_path / "program.sh", script), asked)
+    assert job.process.stdout is not None
+    seen = ""
+    while "go on? " not in seen:
+        piece = os.read(job.process.stdout.fileno(), 1 << 12).decode()
+        assert piece, seen
+        seen += piece
+        assert time.monotonic() < job.started + job.timeout, seen
+    asked.touch()
+    assert job.finish().returncode == 0
+
+
+def test_what_a_rank_leaves_behind_is_not_waited_for(run: Run, tmp_path: Path) -> None:
+    """Though it writes; what the ranks have written themselves is passed on."""
+    script = 'while kill -0 $1 2> /dev/null; do echo beat || exit; sleep 0.02; done & echo "the end"'
+    ended = run("-n", 2, "--", "sh", write(tmp_path / "program.sh", script), os.getpid())
+    assert ended.returncode == 0, ended.output
+    assert ended.stdout.count("the end") == 2
+
+
+@pytest.mark.parametrize("target", [1, 2])
+@pytest.mark.parametrize("options", [(), ("--label",), ("--hosts", "localhost:2")], ids=["plain", "label", "hosts"])
+def test_output_that_is_lost_is_an_error(target: int, options: tuple[str, ...]) -> None:
+    """A disk that is full, for example. Of standard error there is nowhere to say it."""
+    words = ["run", "-n", "2", "--transport", "tcp", *options, "--", "sh", "-c", f"echo lost >&{target}; true"]
+    with open("/dev/full", "wb") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, ["", "stdout", "stderr"][target]: full}
+        ended = subprocess.run(module_command("gradientflow.cli", words), timeout=60, check=False, **streams)
+    said = b"gradientflow: standard output of the ranks cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, said if target == 1 else None)
+
+
+def test_a_long_line_is_not_copied_with_each_of_its_pieces() -> None:
+    """That would be 64 GB, and take many times as long."""
+    stream, piece, begin = Stream(1), b"x" * (1 << 16), time.process_time()
+    assert [stream.take(piece) for _ in range(1000)] == [b""] * 1000
+    assert stream.take(b"\n") == 1000 * piece + b"\n"
+    assert time.process_time() - begin < 2
+
+
+def test_labels_and_notes_of_a_stream() -> None:
+    stream = Stream(1, b"[0] ")
+    assert stream.take(b"one\ntw") == b"[0] one\n"
+    assert stream.take_begun() == b"[0] tw"
+    assert stream.take(b"o\nthree\n") == b"o\n[0] three\n"
+    stream = Stream(1, mark=b"MARK")
+    assert stream.take(b"on") + stream.take(b"eMARKa n") == b""
+    assert stream.take_begun() == b"one"  # but not what may become a note
+    assert stream.take(b"ote\n") + stream.take(b" line\n") == b" line\n"
+    assert stream.notes == [b"a note"]

@@ -1,0 +1,183 @@
+"""Passing on what several processes write, whole lines at a time: else lines of ranks could mix.
+
+Launchers load this file by its path: it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import re
+import select
+import selectors
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+
+_PROMPT_SECONDS = 0.1  # after which the beginning of a line is passed on
+_LARGEST_PIPE = 1 << 20  # what one without privileges may hold
+_NAMES = {1: "standard output", 2: "standard error"}
+
+
+@dataclass
+class Stream:
+    """What one process writes to one of its outputs."""
+
+    target: int  # where it goes
+    label: bytes = b""  # begins each line
+    mark: bytes = b""  # begins a note, which is not passed on: a launcher says that it has started, and what has failed
+    due: float = math.inf  # when the beginning of a line is passed on
+    notes: list[bytes] = field(default_factory=list)  # that have come
+    ended: threading.Event = field(default_factory=threading.Event)
+    _begun: list[bytes] = field(default_factory=list)  # the last line, which has not ended, in pieces
+    _in_line: bool = False  # whether the beginning of a line has been passed on
+
+    def take(self, data: bytes) -> bytes:
+        """Take what has come; return what is to be passed on, in whole lines."""
+        lines, newline, rest = data.rpartition(b"\n")
+        ended = self._take_pieces() + lines + newline if newline else b""
+        if rest:
+            self.due = min(self.due, time.monotonic() + _PROMPT_SECONDS)
+            self._begun.append(rest)
+        return self._labelled(ended)
+
+    def take_begun(self) -> bytes:
+        """Return the beginning of a line, which has no end yet, but not that of a note."""
+        begun = self._take_pieces()
+        if self.mark and self.mark in begun:
+            begun, mark, note = begun.partition(self.mark)
+            self._begun = [mark + note]
+        return self._labelled(begun)
+
+    def _take_pieces(self) -> bytes:
+        begun, self._begun, self.due = b"".join(self._begun), [], math.inf
+        return begun
+
+    def _labelled(self, data: bytes) -> bytes:
+        if self.mark and self.mark in data:
+            note = re.compile(re.escape(self.mark) + rb"(.*)\n")
+            self.notes += note.findall(data)
+            data = note.sub(b"", data)
+            _wake_launcher()
+        if not self.label or not data:
+            return data
+        labelled = data[:-1].replace(b"\n", b"\n" + self.label) + data[-1:]
+        was_in_line, self._in_line = self._in_line, not data.endswith(b"\n")
+        return labelled if was_in_line else self.label + labelled
+
+
+class Output:
+    """Passes on streams, in a thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._streams: dict[int, Stream] = {}  # by the pipe that they come from
+        self._failed: set[int] = set()  # targets that could not be written
+        self._end, self._end_input = os.pipe()
+        self._selector.register(self._end, selectors.EVENT_READ)
+        self._is_finishing = False
+        self.has_ended = False
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+
+    def pipe_to(self, stream: Stream) -> int | None:
+        """Return a new pipe to one of this process's own outputs; None for a terminal that needs none."""
+        if os.isatty(stream.target) and not (stream.label or stream.mark):
+            return None
+        read, write = os.pipe()
+        self._streams[read] = stream
+        self._selector.register(read, selectors.EVENT_READ)
+        return write
+
+    def start(self) -> None:
+        """Begin, once all processes have been started."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Begin to end, once the processes have ended: what they have left behind may still write, and is not heard.
+
+        SIGCHLD comes when `has_ended`.
+        """
+        if not self._is_finishing:
+            self._is_finishing = True
+            os.close(self._end_input)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether something could not be passed on."""
+        return bool(self._failed)
+
+    def _pass_on(self) -> None:
+        try:
+            while self._pass_on_what_comes():
+                pass
+            for pipe, stream in list(self._streams.items()):
+                os.set_blocking(pipe, False)
+                with contextlib.suppress(BlockingIOError):
+                    self._write(stream, stream.take(os.read(pipe, _LARGEST_PIPE)))  # all that it holds
+                self._write(stream, stream.take_begun())
+                self._forget(pipe)
+        finally:
+            self.has_ended = True
+            _wake_launcher()
+
+    def _pass_on_what_comes(self) -> bool:
+        """Wait for something, and pass it on; return whether more is to be waited for."""
+        due = min((stream.due for stream in list(self._streams.values())), default=math.inf)
+        timeout = None if due == math.inf else max(0.0, due - time.monotonic())
+        ready = [key.fd for key, _ in self._selector.select(timeout)]
+        for pipe in ready:
+            if stream := self._streams.get(pipe):
+                data = os.read(pipe, 1 << 16)
+                if not self._write(stream, stream.take(data) if data else stream.take_begun()) or not data:
+                    self._forget(pipe)
+        now = time.monotonic()
+        for pipe, stream in list(self._streams.items()):
+            # What has just come may be followed by the end of the line.
+            if stream.due <= now and pipe not in ready and not self._write(stream, stream.take_begun()):
+                self._forget(pipe)
+        return self._end not in ready
+
+    def _write(self, stream: Stream, data: bytes) -> bool:
+        """Write what has been taken from a stream; return whether more is to be read."""
+        if stream.mark and stream.target in self._failed:
+            return True  # for its notes
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[_write_some(stream.target, left) :]
+        except OSError as error:
+            self._note_failure(stream.target, error)
+            return bool(stream.mark)  # a rank is to notice
+        return True
+
+    def _note_failure(self, target: int, error: OSError) -> None:
+        """Say once that output is lost, unless its reader has left, as that of a pipe may."""
+        if target not in self._failed and error.errno != errno.EPIPE:
+            with contextlib.suppress(OSError):
+                os.write(
+                    2, f"gradientflow: {_NAMES[target]} of the ranks cannot be written: {error.strerror}\n".encode()
+                )
+        self._failed.add(target)
+
+    def _forget(self, pipe: int) -> None:
+        stream = self._streams.pop(pipe)
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        stream.ended.set()
+
+
+def _write_some(target: int, data: memoryview) -> int:
+    """Write what fits, and return how much; wait for a pipe that does not do so by itself."""
+    try:
+        return os.write(target, data)
+    except BlockingIOError:
+        select.select([], [target], [])
+        return 0
+
+
+def _wake_launcher() -> None:
+    """Have the launcher look, as if a process had ended."""
+    os.kill(os.getpid(), signal.SIGCHLD)
