@@ -25,7 +25,7 @@ def train(comm: gf.Communicator, strategy: str, fates: Fates, *_: str) -> dict[s
     for step in optimizer.steps(STEPS):
         now = roll.begin(step)
         fates.begin(step, optimizer)
-        if optimizer.changed and now.rank in now.joined:  # it has the rate, but not the number of the step
+        if optimizer.changed:  # a newcomer has the rate, but not the number; on servers a step may have been undone
             schedule.last_epoch = step
         everything = torch.from_numpy(gradient(step, now.rank, now.size))
         optimizer.zero_grad()
