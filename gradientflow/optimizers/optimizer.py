@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class _Optimizer:
     """The common base of SGD, LARS, Adam and AdamW; the parameters are described there."""
 
     _arrays: tuple[str, ...] = ("momentum",)  # per tensor, besides master weights
+    _counts: tuple[str, ...] = ()  # per tensor, in the state
     _numbers: tuple[str, ...] = ("lr", "momentum", "weight_decay")  # that can be changed
 
     def __init__(
@@ -102,7 +104,7 @@ class _Optimizer:
             for place, index in enumerate(indices):
                 native.set_parameter(place, self.parameters[index])
                 self._places[index] = native, place
-        source.start(self, lambda _: self._setting())
+        source.start(self, lambda index: self._of(index, self._setting()))
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step.
@@ -117,6 +119,13 @@ class _Optimizer:
     def _setting(self) -> Settings:
         """Return the settings of all tensors in the next step."""
         return Settings(self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
+
+    def _of(self, index: int, setting: Settings) -> Settings:
+        """Return the settings of a tensor, from those of all."""
+        return setting
+
+    def _note_updates(self, indices: Iterable[int]) -> None:
+        """Note that a step has changed these tensors."""
 
     @property
     def loss_scale(self) -> LossScale | None:
@@ -134,6 +143,8 @@ class _Optimizer:
 
     def step(self, stream: Any = None) -> bool:
         """Make a step with the gradients, after `wait` of the pool or loop. Return whether it was made.
+
+        A tensor that was ready in a loop on no rank stays as it is, as do its momentum or Adam's moments.
 
         With a loss scale, a step whose gradients are not finite is skipped, on all ranks alike. If the strategy has
         already written the weights, the step counts as made.
@@ -156,7 +167,10 @@ class _Optimizer:
             if skipped:
                 native.skip(gradients)
             else:
-                native.step(gradients, [setting] * len(indices), scale, stream=number)
+                moved = [index for index in indices if self._source.has_gradient(index)]
+                of_moved = {index: self._of(index, setting) for index in moved}
+                native.step(gradients, [of_moved.get(index) for index in indices], scale, stream=number)
+                self._note_updates(moved)
         self.steps += not skipped
         self._source.stepped(skipped)
         return not skipped
@@ -257,7 +271,7 @@ class _Optimizer:
         return state_array(native, name, place)
 
     def _check_state_dict(self, state: Mapping[str, Any]) -> None:
-        keys = {"steps", "rate_inside", *self._arrays, "master", "loss_scale"}
+        keys = {"steps", "rate_inside", *self._arrays, *self._counts, "master", "loss_scale"}
         if set(checked_mapping("a state", state)) != keys:
             has = ", ".join(sorted(keys))
             message = f"this is not the state of {type(self).__name__} of gradientflow.optimizers, which has {has}"
@@ -393,6 +407,7 @@ class Adam(_Optimizer):
     """
 
     _arrays = ("momentum", "mean_square")
+    _counts = ("updates",)
     _numbers = ("lr", "betas", "eps", "weight_decay")
     _decoupled = False
 
@@ -421,12 +436,27 @@ class Adam(_Optimizer):
         if not is_possible:
             message = f"{name} is for gradients of momentum SGD, and does not go with {type(self).__name__}"
             raise ArgumentError(message)
+        self._updates = Counter[int]()  # of each tensor
         super().__init__(gradients, parameters, lr, 0.0, weight_decay, 0.0, False, loss_scale)
 
-    def _setting(self) -> Settings:
+    def _of(self, index: int, setting: Settings) -> Settings:
         beta_1, beta_2 = self.betas
-        adam = AdamSettings(beta_1, beta_2, self.eps, self._decoupled, self.steps + 1)
-        return super()._setting()._replace(adam=adam)
+        return setting._replace(adam=AdamSettings(beta_1, beta_2, self.eps, self._decoupled, self._updates[index] + 1))
+
+    def _note_updates(self, indices: Iterable[int]) -> None:
+        self._updates.update(indices)
+
+    def _state(self, shown: Callable[[Any], Any]) -> dict[str, Any]:
+        return {**super()._state(shown), "updates": [self._updates[index] for index in range(len(self.parameters))]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        super().load_state_dict(state)
+        self._updates = Counter(dict(enumerate(map(int, state["updates"]))))
+
+    def broadcast_state(self, comm: Communicator, root: int) -> None:  # noqa: D102
+        super().broadcast_state(comm, root)
+        updates = np.array([self._updates[index] for index in range(len(self.parameters))], np.int64)
+        self._updates = Counter(dict(enumerate(comm.broadcast(updates, root).tolist())))
 
 
 class AdamW(Adam):

@@ -55,6 +55,10 @@ class PoolSource:
         if self.loss_scale is not None:
             self._pool.loss_scale = self.loss_scale.value
 
+    def has_gradient(self, index: int) -> bool:
+        """Return True: what is not ready in a pool counts as zeros."""
+        return True
+
     def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
         """Return the pool's update, and whether the step is to apply or to skip it."""
         update = self._pool.update(self._updates_every_weight)
@@ -99,6 +103,10 @@ class LoopSource:
         if self.loss_scale is not None:
             self.loss_scale.bind(optimizer)
         self._loop.use_optimizer(optimizer, settings)
+
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether any rank has a gradient of a tensor in the last iteration."""
+        return self._loop.has_gradient(index)
 
     def set_scale(self) -> None:
         """Do nothing: each iteration begins with the loss scale as it is then."""

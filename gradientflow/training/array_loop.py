@@ -227,7 +227,8 @@ class ArrayLoop:
     def wait(self) -> Update:
         """End the iteration: wait until `gradients`, or the weights, are ready for the step. Collective.
 
-        Gradients that are not ready count as zeros on this rank.
+        Gradients that are not ready count as zeros on this rank. A tensor that is ready on no rank has no gradient: the
+        step leaves it alone.
 
         Raises
         ------
@@ -242,6 +243,10 @@ class ArrayLoop:
         self._loop.synchronize()
         assert self._loop.update is not None
         return self._loop.update
+
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether tensor `index` has a gradient for the step after `wait`: from any rank, or from residuals."""
+        return self._tensors.present[index]
 
     def stepped(self) -> None:
         """Note that the step was made or skipped; the optimizers of `gradientflow.optimizers` call it themselves."""
@@ -384,10 +389,11 @@ class _Arrays:
 
     def __init__(self) -> None:
         self._gradients: Sequence[Any] = ()
-        self._ready: Sequence[int] = ()
+        self.present: list[bool] = []  # of the last exchange
 
     def attach(self, synchronizer: Synchronizer) -> list[int]:
         self._gradients = synchronizer.gradients
+        self.present = [True] * len(self._gradients)
         return []
 
     def default_stream(self) -> AbstractContextManager[object]:
@@ -401,14 +407,14 @@ class _Arrays:
         return False
 
     def set_present(self, index: int, present: bool) -> None:
-        pass
+        self.present[index] = present
 
     def zero(self, set_to_none: bool) -> None:
         for gradient in self._gradients:
             gradient[...] = 0
 
     def exchanged(self) -> None:
-        pass
+        self.present = [True] * len(self._gradients)
 
     def settings(self, index: int) -> Settings:
         message = f"no optimizer has told the settings of tensor {index}: make one of gradientflow.optimizers first"

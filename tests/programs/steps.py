@@ -122,6 +122,28 @@ def check_a_step_without_momentum(comm: gf.Communicator) -> None:
                 assert make is gf.optimizers.LARS or (weights[0] == weight).all()
 
 
+def check_a_tensor_that_no_rank_has(comm: gf.Communicator) -> None:
+    """A step in a loop leaves it alone, as PyTorch's does without a gradient; with one on any rank it is changed."""
+    for make in (gf.optimizers.SGD, gf.optimizers.LARS, gf.optimizers.AdamW):
+        weights = [np.ones(40, np.float32), np.ones(24, np.float32)]
+        with gf.training.ArrayLoop(comm, weights, "dense") as loop:
+            numbers = {} if make is gf.optimizers.AdamW else {"momentum": 0.5}
+            optimizer = make(loop, weights, lr=0.5, weight_decay=0.25, **numbers)
+            for step, ready in enumerate(((0, 1), (0, 1) if RANK == SIZE - 1 else (0,), (0,), (0, 1))):
+                before, state = [each.copy() for each in weights], optimizer.state_dict()
+                for index in ready:
+                    loop.gradients[index][...] = 1
+                    loop.ready(index)
+                loop.wait()
+                optimizer.step()
+                now = optimizer.state_dict()
+                stays = [np.array_equal(a, b) for a, b in zip(weights, before, strict=True)]
+                assert stays == [False, step == 2], (make, step, stays)
+                assert np.array_equal(now["momentum"][1], state["momentum"][1]) == (step == 2)
+                assert [loop.has_gradient(index) for index in range(2)] == [True, step != 2]
+            assert now.get("updates", [4, 3]) == [4, 3]
+
+
 def check_adam(comm: gf.Communicator) -> None:
     """As the papers have it, in float64; on the master weights of those of 16 bits; a state goes on, bit for bit."""
     rng = np.random.default_rng(3)
