@@ -114,6 +114,10 @@ def _settings_of_file() -> dict[str, str]:
     except ArgumentError as error:
         message = f"{found.path}: [settings] {error}"
         raise ArgumentError(message) from error
+    for name, variable, unit, *_ in fields():
+        if unit == "library" and texts.get(name, "auto") not in ("auto", "off"):
+            message = f"{found.path}: [settings] {name} names a library, which {variable} or the program has to do"
+            raise ArgumentError(message)
     return {name: texts[name] for name in found.unless_in_environment()}
 
 

@@ -140,12 +140,14 @@ class Parser(Generic[Kind]):
         The name of this kind in messages.
     known : iterable of types
         The library's own classes, whose words need no file.
+    runs_files : bool, default True
+        Whether there may be others, in files of the user.
     """
 
     FORMS = "name, name(argument=value, ...), or path/to/file.py:Class(argument=value, ...) for one of your own"
 
-    def __init__(self, base: type[Any], noun: str, known: Iterable[type[Kind]]) -> None:
-        self.base, self.noun = base, noun
+    def __init__(self, base: type[Any], noun: str, known: Iterable[type[Kind]], *, runs_files: bool = True) -> None:
+        self.base, self.noun, self._runs_files = base, noun, runs_files
         self.by_name: Mapping[str, type[Kind]] = {each.name: each for each in known}
 
     def parse_all(self, text: str, groups: Mapping[str, Callable[[], Sequence[Kind]]] | None = None) -> list[Kind]:
@@ -165,9 +167,15 @@ class Parser(Generic[Kind]):
             raise ArgumentError(message)
         return found
 
-    def parse(self, text: str) -> Kind:
-        """Return the one description in a text; raises as `parse_all` does."""
+    def parse(self, text: str, folder: Path | None = None) -> Kind:
+        """Return the one description in a text; raises as `parse_all` does.
+
+        A file is looked for in `folder`, by default the current one.
+        """
         path, call = self._parts(text)
+        if path is not None and not self._runs_files:
+            message = f"there is no {self.noun} {text!r}: there are {', '.join(self.by_name)}"
+            raise ArgumentError(message)
         try:
             tree = ast.parse(call.strip(), mode="eval").body
         except (SyntaxError, MemoryError, RecursionError):  # nested too deep, says Python by the last two
@@ -176,7 +184,7 @@ class Parser(Generic[Kind]):
         if not isinstance(named, ast.Name):
             message = f"{text!r} is no {self.noun} in words: they are {self.FORMS}"
             raise ArgumentError(message)
-        kind = self._known(named.id) if path is None else self._own(path, named.id)
+        kind = self._known(named.id) if path is None else self._own((folder or Path()) / path, named.id)
         positional, by_name = _arguments(tree, kind.name) if isinstance(tree, ast.Call) else ([], {})
         for argument in by_name:
             if argument in kind.not_taken:

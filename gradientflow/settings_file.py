@@ -15,6 +15,7 @@ from typing import Any
 
 from . import _location
 from .errors import ArgumentError
+from .trust import is_folder_of_program, why_not_own
 from .whole_file import whole_file
 
 if sys.version_info >= (3, 11):
@@ -55,6 +56,28 @@ class SettingsFile:
         """Return the settings that no variable of the environment overrides."""
         return {name: value for name, value in self.settings.items() if not os.environ.get(variable_of(name))}
 
+    def check_code(self, file: Path) -> None:
+        """Raise unless this program may run a file of code because the settings file names it.
+
+        A file that lies about in the current folder must not bring code into programs from elsewhere.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the settings file is neither named by GRADIENTFLOW_CONFIG_FILE nor in the folder of the program, or
+            another user could change the file of code.
+        """
+        assert self.path is not None
+        if _is_named(self.path):
+            return
+        if not is_folder_of_program(self.path.parent):
+            message = (
+                f"{self.path} names code, {file}, which runs in programs of this folder only; "
+                f"{VARIABLE}={self.path} lets it run in all"
+            )
+            raise ArgumentError(message)
+        _require_own(self.path.parent / file, self.path)
+
 
 def variable_of(setting: str) -> str:
     """Return the variable of the environment that a setting has."""
@@ -67,6 +90,23 @@ def _find(named: str) -> Path | None:
         return None if named.lower() in _NONE else _location.FOLDER / named
     here = _location.FOLDER / NAME
     return here if here.is_file() else None
+
+
+def _is_named(path: str | os.PathLike[str]) -> bool:
+    """Tell whether the variable names this file."""
+    named = os.environ.get(VARIABLE, "")
+    return bool(named) and _location.FOLDER / named == _location.FOLDER / path
+
+
+def _require_own(file: Path, settings: Path) -> None:
+    """Raise if another user could change a file, that of the settings or one that it names."""
+    try:
+        why = why_not_own(file)
+    except OSError:
+        return  # reading it says so
+    if why:
+        message = f"{file} {why}: {VARIABLE}={settings} trusts it all the same, and {VARIABLE}=off reads no settings"
+        raise ArgumentError(message)
 
 
 def settings_file() -> SettingsFile:
@@ -89,14 +129,24 @@ def _read_once(named: str) -> SettingsFile:
     return SettingsFile() if path is None else read_settings_file(path)
 
 
-def read_settings_file(path: str | os.PathLike[str]) -> SettingsFile:
+def read_settings_file(path: str | os.PathLike[str], *, of_anyone: bool = False) -> SettingsFile:
     """Return what a file says.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    of_anyone : bool, default False
+        Whether another user may be able to change it, without GRADIENTFLOW_CONFIG_FILE naming it: it cannot harm.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it cannot be read, or has a key that is not known or a value of another kind.
+        If it cannot be read, has a key that is not known or a value of another kind, or if another user could change
+        it.
     """
+    if not (of_anyone or _is_named(path)):
+        _require_own(Path(path), Path(path))
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -45,7 +45,7 @@ from gradientflow.meeting.way import ALONE
 from gradientflow.mpi_library import MPILibrary, explain_mpi4py, missing_mpi
 from gradientflow.mpi_start import TRANSPORTS, start_variables
 from gradientflow.settings_file import NAME, settings_file
-from gradientflow.strategies import default_strategy
+from gradientflow.strategies import words_of_default_strategy
 
 _START = "start"
 _PROBE = module_command("gradientflow.cli.probe", [])
@@ -231,7 +231,7 @@ def other_packages() -> list[Check]:
 def settings() -> list[Check]:
     """Give every setting's value and where it comes from."""
     try:
-        config, strategy, file = Config(), default_strategy(), settings_file()
+        config, strategy, file = Config(), words_of_default_strategy(), settings_file()
     except (ValueError, TypeError) as error:
         return [Check("configuration", "fail", "cannot be read", str(error))]
     there = f"none: no {NAME} in this folder" if file.path is None else str(file.path)

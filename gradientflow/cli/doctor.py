@@ -16,6 +16,7 @@ from rich.text import Text
 from gradientflow.cli import checks
 from gradientflow.cli.checks import Check
 from gradientflow.cli.meeting_point import meeting_point
+from gradientflow.errors import GradientFlowError
 from gradientflow.launch import ranks_of_this_job
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -46,7 +47,10 @@ def doctor(as_json: bool, meet: str | None) -> int:
     console = Console(soft_wrap=True, highlight=False)
     found: dict[str, list[Check]] = {}
     for section, examine in sections:
-        found[section] = examine()
+        try:
+            found[section] = examine()
+        except GradientFlowError as error:
+            found[section] = [Check(section, "fail", "cannot be looked at", str(error))]
         if not as_json:
             _print_section(console, section, found[section])
     failed = [check.name for section in found.values() for check in section if check.status == "fail"]

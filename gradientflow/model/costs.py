@@ -105,7 +105,7 @@ class Link:
         gradientflow.errors.ArgumentError
             If the file cannot be read, or has no link.
         """
-        table = read_settings_file(path).link
+        table = read_settings_file(path, of_anyone=True).link
         if not table:
             message = f"{path} has no table [link]: gradientflow tune writes one"
             raise ArgumentError(message)

@@ -76,7 +76,7 @@ class Adam(ServerOptimizer):
         return (self.name, self.beta1, self.beta2, self.eps)
 
 
-_PARSER: Parser[ServerOptimizer] = Parser(ServerOptimizer, "optimizer", (Adam, LARS, SGD))
+_PARSER: Parser[ServerOptimizer] = Parser(ServerOptimizer, "optimizer", (Adam, LARS, SGD), runs_files=False)
 
 
 def as_server_optimizer(optimizer: Any) -> ServerOptimizer:

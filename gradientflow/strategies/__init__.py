@@ -11,7 +11,7 @@ from .exchange.shared import NodeWeights
 from .layout import Layout
 from .methods import *  # noqa: F403 (their only list)
 from .methods.auto import AutoExplanation
-from .parsing import as_strategy, default_strategy, parse_strategies, parse_strategy
+from .parsing import as_strategy, default_strategy, parse_strategies, parse_strategy, words_of_default_strategy
 from .predict.explanation import Explanation
 from .predict.monitor import LayerMonitor, MonitorReport
 from .predict.speed_model import StepTimes
@@ -41,5 +41,6 @@ __all__ = [
     "default_strategy",
     "parse_strategies",
     "parse_strategy",
+    "words_of_default_strategy",
 ]
 __all__ += methods.__all__

@@ -61,16 +61,31 @@ def default_strategy() -> Strategy:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the file names one that there is not.
+        If the file names one that there is not, or code that it may not bring into this program.
     """
     found = settings_file()
-    if found.strategy is None:
+    if found.strategy is None or found.path is None:
         return Dense()
+    if (code := _PARSER.file(found.strategy)) is not None:
+        found.check_code(code)
     try:
-        return parse_strategy(found.strategy)
+        return _PARSER.parse(found.strategy, found.path.parent)
     except ArgumentError as error:
         message = f"{found.path}: strategy: {error}"
         raise ArgumentError(message) from error
 
 
-__all__ = ["BY_NAME", "as_strategy", "default_strategy", "parse_strategies", "parse_strategy"]
+def words_of_default_strategy() -> str:
+    """Return the words of `default_strategy`; runs no code of the settings file, where that names a file."""
+    words = settings_file().strategy
+    return words if words is not None and _PARSER.file(words) is not None else repr(default_strategy())
+
+
+__all__ = [
+    "BY_NAME",
+    "as_strategy",
+    "default_strategy",
+    "parse_strategies",
+    "parse_strategy",
+    "words_of_default_strategy",
+]

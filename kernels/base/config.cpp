@@ -249,12 +249,12 @@ const std::vector<Accessor>& accessors() {
         true},
        [](const Config& c) { return std::to_string(c.peer_bytes); },
        [](Config& c, const std::string& t) { c.peer_bytes = parse_border(t); }},
-      {{"nccl_library", "GRADIENTFLOW_NCCL_LIBRARY", "file",
+      {{"nccl_library", "GRADIENTFLOW_NCCL_LIBRARY", "library",
         "The NCCL library to load: auto takes the one of the package nvidia-nccl-cu13 or nvidia-nccl-cu12, or the "
         "system's; off does without NCCL."},
        [](const Config& c) { return c.nccl_library; },
        [](Config& c, const std::string& t) { c.nccl_library = parse_library(t); }},
-      {{"cuda_library", "GRADIENTFLOW_CUDA_LIBRARY", "file",
+      {{"cuda_library", "GRADIENTFLOW_CUDA_LIBRARY", "library",
         "The library with the kernels for CUDA, in place of the installed one (auto). Read once, from the "
         "environment."},
        [](const Config& c) { return c.cuda_library; },

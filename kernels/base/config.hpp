@@ -47,7 +47,7 @@ struct Config {
 struct ConfigField {
   std::string_view name;      // as in Config, "timeout"
   std::string_view variable;  // "GRADIENTFLOW_TIMEOUT"
-  std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice", "file", "name"
+  std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice", "file", "library", "name"
   std::string_view meaning;
   bool shared = false;  // whether it must be the same on all ranks
 };

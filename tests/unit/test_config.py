@@ -85,7 +85,7 @@ def test_fields_are_complete() -> None:
     assert len({field.name for field in found}) == len(found)
     for field in found:
         assert field.variable == f"GRADIENTFLOW_{field.name.upper()}"
-        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice", "file", "name")
+        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice", "file", "library", "name")
         assert field.meaning.endswith(".")
     assert {field.name for field in found} == set(gf.Config())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pace import scaled
 
 import gradientflow as gf
 from gradientflow import _location
+from gradientflow.cli import checks, doctor
 from gradientflow.errors import ArgumentError
 from gradientflow.job import asked_transport
 from gradientflow.settings_file import (
@@ -214,3 +217,141 @@ def test_all_ranks_use_it_and_rank_0_says_so_once(folder: Path, mpirun: Callable
     job = mpirun(2, "settings_file", folder)
     said = "same.toml sets timeout=31, the strategy csc(density=0.5), where the program does not"
     assert job.stderr.count(said) == 1, job.output
+
+
+# ---- whose it is -----------------------------------------------------------------------------------------------------
+
+CODE = """
+from pathlib import Path
+from gradientflow.strategies import Dense
+Path(__file__).with_name("it has run").touch()
+class Own(Dense): pass
+"""
+NOBODY = 65534
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file belong to another user."""
+    if os.geteuid() == 0:
+        os.chown(path, NOBODY, NOBODY)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+
+
+def names_code(folder: Path, words: str = "own.py:Own") -> Path:
+    (folder / "own.py").write_text(CODE, encoding="utf-8")
+    write_settings_file(NAME, SettingsFile(strategy=words))
+    return folder / "own.py"
+
+
+@pytest.mark.parametrize(("mode", "why"), [(0o646, "every user"), (0o664, "the group "), (0o660, "the group ")])
+def test_a_file_that_others_may_write_to_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int, why: str
+) -> None:
+    write_settings_file(NAME, EVERYTHING)
+    (folder / NAME).chmod(mode)
+    monkeypatch.setattr("gradientflow.trust._is_private", lambda *_: False)
+    with pytest.raises(ArgumentError, match=rf"{NAME} can be written to by {why}.*: {VARIABLE}=.* trusts it all"):
+        gf.Config()
+    monkeypatch.setenv(VARIABLE, NAME)
+    assert gf.Config()["timeout"] == "31"
+
+
+def test_the_group_of_its_owner_alone_may_write_to_a_file(folder: Path) -> None:
+    pwd, grp = pytest.importorskip("pwd"), pytest.importorskip("grp")
+    write_settings_file(NAME, EVERYTHING)
+    found = (folder / NAME).stat()
+    if grp.getgrgid(found.st_gid) != (pwd.getpwuid(found.st_uid).pw_name, "x", found.st_gid, []):
+        pytest.skip("this user has no group alone")
+    (folder / NAME).chmod(0o664)
+    assert gf.Config()["timeout"] == "31"
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_of_another_user_is_refused_until_it_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    write_settings_file("target.toml" if is_link else NAME, EVERYTHING)
+    if is_link:
+        (folder / NAME).symlink_to("target.toml")
+        if os.geteuid() != 0:
+            pytest.skip("only root gives links away")
+        os.lchown(folder / NAME, NOBODY, NOBODY)
+    else:
+        give_away(folder / NAME, monkeypatch)
+    for read in (gf.Config, asked_transport, default_strategy, lambda: read_settings_file(NAME)):
+        with pytest.raises(ArgumentError, match=rf"{NAME} belongs to .*, while this process runs as .*{VARIABLE}=off"):
+            read()
+    assert read_settings_file(NAME, of_anyone=True).link == EVERYTHING.link
+    monkeypatch.setenv(VARIABLE, str(folder / NAME))
+    assert gf.Config()["timeout"] == "31"
+    assert read_settings_file(NAME).strategy == EVERYTHING.strategy
+
+
+def test_code_runs_in_programs_of_its_folder_or_where_its_file_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names_code(folder)
+    with pytest.raises(ArgumentError, match=rf"{NAME} names code, own.py, which runs in programs of this folder only"):
+        default_strategy()
+    assert not (folder / "it has run").exists()
+    with monkeypatch.context() as context:
+        context.syspath_prepend(folder)
+        assert repr(default_strategy()) == "Own"
+    with monkeypatch.context() as context:
+        context.setattr(sys.modules["__main__"], "__file__", str(folder / "program.py"))
+        assert repr(default_strategy()) == "Own"
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")  # its files are found beside it all the same
+    monkeypatch.setenv(VARIABLE, NAME)
+    assert repr(default_strategy()) == "Own"
+
+
+def test_code_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = names_code(folder)
+    monkeypatch.syspath_prepend(folder)
+    if os.geteuid() == 0:
+        give_away(code, monkeypatch)
+    else:
+        code.chmod(0o666)
+    with pytest.raises(ArgumentError, match=r"own\.py (belongs to|can be written to by)"):
+        default_strategy()
+    assert not (folder / "it has run").exists()
+
+
+def test_doctor_runs_no_code_of_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names_code(folder)
+    monkeypatch.syspath_prepend(folder)
+    found = {each.name: each.value for each in checks.settings()}
+    assert found["strategy"] == f"own.py:Own (from {NAME})"
+    assert not (folder / "it has run").exists()
+
+
+def test_an_argument_runs_no_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names_code(folder, r"ssd_sgd(optimizer='own\x2epy:Own')")
+    monkeypatch.setenv(VARIABLE, NAME)
+    with pytest.raises(ArgumentError, match=r"there is no optimizer 'own\.py:Own': there are adam, lars, sgd"):
+        default_strategy()
+    assert not (folder / "it has run").exists()
+
+
+@pytest.mark.parametrize("name", ["nccl_library", "cuda_library"])
+def test_a_settings_file_names_no_library(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    write_settings_file(NAME, SettingsFile(settings={name: "./evil.so"}))
+    sentence = f"{name} names a library, which GRADIENTFLOW_{name.upper()} or the program has to do"
+    with pytest.raises(ArgumentError, match=sentence):
+        gf.Config()
+    write_settings_file(NAME, SettingsFile(settings={name: "auto"}))
+    _read_once.cache_clear()
+    assert gf.Config()[name] == "auto"
+
+
+def test_doctor_says_what_is_wrong_with_the_file_and_looks_at_the_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / NAME).write_text("[settings", encoding="utf-8")
+    monkeypatch.setattr(doctor, "_sections", lambda: (("how ranks would meet", checks.meeting), *doctor._AFTER[-1:]))
+    found = CliRunner().invoke(doctor.doctor, ["--json"])
+    report = json.loads(found.stdout)
+    assert report["failed"] == ["how ranks would meet", "configuration"], found.output
+    assert NAME in report["checks"]["how ranks would meet"][0]["advice"]
