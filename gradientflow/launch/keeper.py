@@ -1,5 +1,8 @@
 """The process that keeps the store where the ranks of a job meet, so that it outlives every rank.
 
+    keeper ADDRESS          serves the store
+    keeper ADDRESS WHY      tells all who come why the ranks cannot meet, after the end of the process that served it
+
 The launcher tells it, in lines of JSON, which ranks have ended for good: the others cannot meet without them.
 """
 
@@ -8,23 +11,40 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from gradientflow._location import load_core
+from gradientflow.errors import GradientFlowError
 from gradientflow.meeting.stores import TOKEN
 from gradientflow.meeting.way import LACKS, OUTSIDE, PREFIX
 
+_SECONDS = 20.0  # in which a store of this process answers, on a busy machine too
+
 
 def main() -> int:
-    """Serve the store at the address that is given until the input ends."""
-    store = load_core().TcpStore(sys.argv[1], True, token=os.environ.get(TOKEN, ""))
+    """Serve the store at the address that is given until the input ends; return 69 if that cannot be done."""
+    address, *reasons = sys.argv[1:]
+    try:
+        store = load_core().TcpStore(address, True, _SECONDS, os.environ.get(TOKEN, ""))
+    except GradientFlowError as error:
+        print(f"gradientflow: the ranks cannot meet at {address}: {error}", file=sys.stderr, flush=True)
+        return os.EX_UNAVAILABLE
+    for why in reasons:
+        _refuse(store, why, {})
     for number, line in enumerate(sys.stdin):
         told = json.loads(line)
         why = f"{told['what']}, and the ranks cannot meet without it"
-        store.compare_set(f"{PREFIX}/{LACKS}", None, why.encode())  # the first one stays
-        for rank in told["ranks"]:
-            store.set(f"{PREFIX}/{OUTSIDE}/{rank}", f"gone {number}".encode())
-        store.fail_meeting(why)
+        _refuse(store, why, dict.fromkeys(told["ranks"], f"gone {number}"))
     return 0
+
+
+def _refuse(store: Any, why: str, outside: Mapping[int, str]) -> None:
+    """Tell all who come why the ranks cannot meet, and which are outside; the first reason stays."""
+    store.compare_set(f"{PREFIX}/{LACKS}", None, why.encode())
+    for rank, said in outside.items():
+        store.set(f"{PREFIX}/{OUTSIDE}/{rank}", said.encode())
+    store.fail_meeting(why)
 
 
 if __name__ == "__main__":

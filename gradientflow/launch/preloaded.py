@@ -38,7 +38,7 @@ def stand_in(connection: socket.socket, arguments: list[str]) -> None:
 
     task = marshal.dumps((arguments, dict(os.environb), os.getcwd(), list(os.sched_getaffinity(0))))
     ending = b""
-    with connection, contextlib.suppress(ConnectionError):  # there is no nursery any more
+    with connection, contextlib.suppress(ConnectionError):  # the nursery has ended, and killed the fork
         streams = array.array("i", [0, 1, 2])
         connection.sendmsg([len(task).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
         connection.sendall(task)
@@ -50,7 +50,7 @@ def stand_in(connection: socket.socket, arguments: list[str]) -> None:
         for number in _PASSED_ON:
             signal.signal(number, pass_on)
         ending = connection.recv(64)
-    status = int(ending or b"1")
+    status = int(ending or -signal.SIGKILL)
     if status < 0:
         if -status != signal.SIGKILL:  # of which there is no other handling
             signal.signal(-status, signal.SIG_DFL)

@@ -11,7 +11,8 @@ ranks write is passed on in whole lines, but to a terminal, to which they write 
 When so many have failed that fewer are left than the job needs, the others have a moment to say what they have to say;
 the launcher of a host's ranks tells the first one what has failed, which decides. However this process ends, the ranks
 end, too. What has failed may be started again, and counts as left; ranks then find how often. Where a job may go on
-without some, the launcher keeps the store where they meet, and says there who will not come.
+without some, a process of the launcher keeps the store where they meet, and says there who will not come. When that
+process ends, another one tells all who come that they cannot meet.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 _WATCHED = _ENDING | {signal.SIGCHLD}
 _REPORT_SECONDS = 3.0  # in which ranks notice that another has gone
 _GRACE_SECONDS = 3.0  # between asking a rank to end and killing it
+_NURSERY_SECONDS = 0.1  # in which a nursery that has killed its ranks by its death is seen to have ended
 _NOT_STARTED = 127  # as a shell says it
 _SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
@@ -53,7 +55,7 @@ _PLACE = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "L
 _LONG_LIFE = 30.0  # seconds; whoever has lived so long is started again at once
 _LONGEST_PAUSE = 30.0
 
-_is_done = threading.Event()  # a rank has done what it was to do: who is started again now comes too late
+_is_done = threading.Event()  # who is started again comes too late: a rank has done its work, or the store is gone
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -125,10 +127,63 @@ class Failure(NamedTuple):
     status: int
 
 
-class Nursery:
+class Helper:
+    """A process of the launcher's own that ranks need.
+
+    Parameters
+    ----------
+    what : str
+        What it is, for people.
+    """
+
+    _process: subprocess.Popen[bytes] | None
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def take_end(self, seconds: float = 0.0) -> tuple[int, str]:
+        """Return the status with which it ends in so many seconds, and a sentence's beginning about that.
+
+        They are 0 and empty while it runs, and once they were returned. It has to run for as long as the job does.
+        """
+        if self._process is None:
+            return 0, ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(seconds)
+            pid, self._process = self._process.pid, None
+            return status, f"the process {self._what} (process {pid}) {_ending(status)}"
+        return 0, ""
+
+
+class Keeper(Helper):
+    """The process that keeps the store where ranks meet."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__("that keeps the store of the job")
+        self._command, self._environment = job["keeper"], {**os.environ, _TOKEN: job["environment"][_TOKEN]}
+        self._process = self._start()
+
+    def tell(self, ranks: list[int], what: str) -> None:
+        """Say at the store that ranks have ended for good."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                self._process.stdin.write(json.dumps({"ranks": ranks, "what": what}).encode() + b"\n")
+                self._process.stdin.flush()
+
+    def replace(self, why: str) -> None:
+        """Start a process in the place of the one that has ended, to tell all who come why the ranks cannot meet."""
+        self._successor = self._start(why)
+
+    def _start(self, *more: str) -> subprocess.Popen[bytes]:
+        command = [*self._command, *more]
+        return subprocess.Popen(command, env=self._environment, stdin=subprocess.PIPE, preexec_fn=_end_with_this)
+
+
+class Nursery(Helper):
     """The process from which ranks are forked that have a job's modules imported."""
 
     def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__(f"that ranks{job.get('where', '')} are forked from")
         _, *arguments = job["command"]
         program = "" if arguments[0].startswith("-") else arguments[0]
         first = job["members"][0]
@@ -169,10 +224,7 @@ class Members:
         self._waiting: dict[int, tuple[float, Failure]] = {}  # members that are to be started again, when, and why
         self.are_to_end = False
         self._has_begun = True  # on all hosts, as far as is known
-        self._keeper: subprocess.Popen[bytes] | None = None
-        if keeper := job.get("keeper"):
-            environment = {**os.environ, _TOKEN: job["environment"][_TOKEN]}
-            self._keeper = subprocess.Popen(keeper, env=environment, stdin=subprocess.PIPE, preexec_fn=_end_with_this)
+        self._keeper = Keeper(job) if job.get("keeper") else None
         self._nursery = Nursery(job) if job.get("preload") else None
         for number, member in enumerate(job["members"]):
             self._start(number, member)
@@ -204,6 +256,8 @@ class Members:
 
     def reap(self) -> None:
         """Take note of those that have ended."""
+        self._check_nursery()
+        self._check_keeper()
         for member in self._running[:]:
             status = member.process.poll()
             if status is not None:
@@ -241,6 +295,8 @@ class Members:
 
     def finish(self) -> bool:
         """Pass on what ranks that have ended have written; return whether all of it has been."""
+        if self.status != 0:
+            self._check_nursery(_NURSERY_SECONDS)  # ranks that are killed with it may be faster
         self._output.finish()
         return self._output.has_ended
 
@@ -261,8 +317,30 @@ class Members:
         self._gone.difference_update(note.get("again", ()))  # those of a host that is started again as a whole
         self._tell(note)
         for rank in note.get("done", ()):
-            self._tell_keeper([rank], f"rank {rank} has ended")
-        if "done" in note and not _is_done.is_set():
+            if self._keeper is not None:
+                self._keeper.tell([rank], f"rank {rank} has ended")
+        if "done" in note:
+            self._forbid_restarts()
+
+    def _check_nursery(self, seconds: float = 0.0) -> None:
+        if self._nursery is not None and (end := self._nursery.take_end(seconds)[1]):
+            _say(f"{end}, and the ranks with it")
+
+    def _check_keeper(self) -> None:
+        """Act on the end of the store: no rank can join any more. Ranks that have met do not need it."""
+        if (keeper := self._keeper) is None:
+            return
+        status, end = keeper.take_end()
+        if status == os.EX_UNAVAILABLE:  # as it has said: it has never served, so there is no job
+            self.status, self._has_begun = self.status or status, False
+        elif end and not self.are_to_end:
+            _say(f"{end}: no process can join the job any more, or be started again")
+            self._forbid_restarts()
+            keeper.replace(f"{end}, and the ranks cannot meet without it")
+
+    def _forbid_restarts(self) -> None:
+        """Start nothing again, here and on other hosts."""
+        if not _is_done.is_set():
             _is_done.set()
             for member in self._running:
                 member.forbid_restarts()
@@ -314,16 +392,10 @@ class Members:
     def _count_out(self, failure: Failure) -> None:
         """Go on without ranks, or end the job if too few are left."""
         several = f"rank {', '.join(map(str, failure.ranks))}: " if len(failure.ranks) > 1 else ""
-        self._tell_keeper(failure.ranks, f"{several}{failure.who} {failure.how}")
+        if self._keeper is not None:
+            self._keeper.tell(failure.ranks, f"{several}{failure.who} {failure.how}")
         if self.status == 0 and self._left(self._gone) < self._job["needed"]:
             self.status = failure.status
-
-    def _tell_keeper(self, ranks: list[int], what: str) -> None:
-        """Say at the store that ranks have ended for good."""
-        if self._keeper is not None and self._keeper.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended
-                self._keeper.stdin.write(json.dumps({"ranks": ranks, "what": what}).encode() + b"\n")
-                self._keeper.stdin.flush()
 
     def _left(self, without: Set[int]) -> int:
         return sum(len(_ranks(member)) for member in self._job["members"]) - len(without)
@@ -477,7 +549,7 @@ def _ranks(described: dict[str, Any]) -> list[int]:
 
 def _how(member: Member, status: int) -> str:
     """Say how a member has ended that has failed."""
-    how = f"ended with exit status {status}" if status > 0 else f"was ended by {_name(-status)}"
+    how = _ending(status)
     if not member.is_launcher:
         return how
     if member.has_begun:
@@ -485,6 +557,10 @@ def _how(member: Member, status: int) -> str:
     if status == _SSH_FAILED:
         return f"cannot be reached: ssh {member.name.removeprefix('host ')} has to work without a question"
     return f"has started no ranks: ssh {how}"
+
+
+def _ending(status: int) -> str:
+    return f"ended with exit status {status}" if status >= 0 else f"was ended by {_name(-status)}"
 
 
 def _processors(job: dict[str, Any], member: dict[str, Any]) -> Set[int] | None:

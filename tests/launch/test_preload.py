@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -31,6 +32,8 @@ if what == "leaves":
     sys.exit(7)
 if what == "dies":
     os.kill(os.getpid(), 9)
+if what == "ends it":
+    os.kill(os.getppid(), 9)
 if what == "waits":
     open(sys.argv[2], "w").close()
     signal.pause()
@@ -96,6 +99,16 @@ def test_how_a_rank_ends(run: Callable[..., Finished], what: str, status: int, s
     assert said in ended.stderr
     assert ("ValueError: a word about it" in ended.stderr) == (what == "fails")
     assert "preloaded.py" not in ended.stderr  # in a traceback
+
+
+def test_the_end_of_the_process_that_they_are_forked_from_is_said(run: Callable[..., Finished]) -> None:
+    ended = run("ends it")
+    assert ended.returncode == 137, ended.output
+    which = r"the process that ranks are forked from \(process \d+\)"
+    assert re.search(
+        rf"^gradientflow: {which} was ended by SIGKILL, and the ranks with it$", ended.stderr, re.MULTILINE
+    )
+    assert "was ended by SIGKILL: ending the others" in ended.stderr
 
 
 def test_a_rank_comes_back_with_them(run: Callable[..., Finished]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from jobs import Finished, Job, begin, outside_environment, python_command
 
 from gradientflow._location import load_core
 from gradientflow.launch import module_command
+from gradientflow.launch.tcp import launcher_command
 
 STEPS = 60
 Run = Callable[..., Finished]
@@ -234,6 +236,53 @@ def test_the_others_hear_of_a_rank_that_is_not_started_again(
     ended = run("-n", 3, "--restart", "1", "--", *program)
     heard = re.findall(r"^rank (\d): rank 1 \(process \d+\) ended with exit status 9, ", ended.stdout, re.MULTILINE)
     assert sorted(heard) == ["0", "0", "2", "2"], ended.output
+
+
+# The name of the module is in two parts: the command line of a rank has it, too.
+ENDS_THE_STORE = """
+import os, pathlib, sys
+import gradientflow as gf
+def end_the_store():
+    launcher = pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}")
+    for child in (launcher / "children").read_text().split():
+        if b"launch." b"keeper" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(int(child), 9)
+when, rank = sys.argv[1], int(os.environ["RANK"])
+if when == "before they meet" and rank == 0:
+    end_the_store()
+comm = gf.join()
+comm.barrier()
+if rank == 1:
+    end_the_store()
+    os.kill(os.getpid(), 9)
+comm.recover(min_ranks=1).barrier()
+"""
+
+
+@pytest.mark.parametrize(("when", "status"), [("before they meet", 1), ("before a restart", 0)])
+def test_nobody_waits_for_a_store_that_has_ended(run: Run, when: str, status: int) -> None:
+    ended = run("-n", 3, "--restart", "--", sys.executable, "-c", ENDS_THE_STORE, when)
+    assert ended.returncode == status, ended.output
+    said = r"the process that keeps the store of the job \(process \d+\) was ended by SIGKILL"
+    end = "no process can join the job any more, or be started again"
+    assert re.search(rf"gradientflow: {said}: {end}\n", ended.stderr), ended.output
+    if status:
+        assert re.search(rf"PeerError: {said}, and the ranks cannot meet without it", ended.stderr), ended.output
+
+
+def test_a_store_that_cannot_be_served_ends_the_job() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        told = {
+            "command": ["sleep", "100"],
+            "environment": {},
+            "keeper": module_command("gradientflow.launch.keeper", [address]),
+            "members": [{"rank": 0, "local": 0, "of": 1}],
+            "needed": 1,
+        }
+        ended = begin(launcher_command(told), None, 60).finish()
+    assert ended.returncode == 69, ended.output
+    assert ended.stderr.startswith(f"gradientflow: the ranks cannot meet at {address}: "), ended.output
 
 
 def test_what_a_loop_needs_is_imported_before_the_others_wait_for_it() -> None:
