@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from .meeting import SERVERS, Given, Way, find_way, servers_of
 from .meeting.endpoints import meet as meet_ranks
 from .meeting.endpoints import near
 from .meeting.stores import open_store
+from .meeting.unreached import reaching
 from .meeting.variables import Place
 from .meeting.way import ALONE
 from .mpi_library import find_mpi, load_mpi, start_mpi
@@ -142,7 +144,9 @@ def _mpi_of_job(comm: Any) -> Any:
 
 def door_at(way: Way, settings: Mapping[str, str]) -> Door:
     """Return where processes come in that come later to a job whose ranks have met at a store."""
-    found = open_store(way, float(settings["timeout"]))
+    with reaching() if way.has_keeper else nullcontext():
+        found = open_store(way, float(settings["timeout"]))
+        load_core().own_address(near(way), dict(settings))
     place = way.place if way.has_keeper and way.rank is not None else None
     return Door(found, way.prefix, near(way), place, outlives_ranks=way.agent)
 

@@ -54,6 +54,7 @@ _RESTARTS = "GRADIENTFLOW_RESTARTS"
 _PLACE = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
 _LONG_LIFE = 30.0  # seconds; whoever has lived so long is started again at once
 _LONGEST_PAUSE = 30.0
+_LONGEST_ABSENCE = 3600.0  # seconds; attempts to come back to the job that cannot reach it count after them
 
 _is_done = threading.Event()  # who is started again comes too late: a rank has done its work, or the store is gone
 
@@ -116,6 +117,14 @@ class Member:
     def has_begun(self) -> bool:
         """Whether it is a rank, or a launcher that has said that it runs."""
         return not self.is_launcher or bool(self.output.notes)
+
+
+@dataclass
+class Absence:
+    """How a member that has been in the job fails to come back."""
+
+    starts: int = 0  # that could not reach the job
+    since: float | None = None  # when the first of those failed that followed each other
 
 
 class Failure(NamedTuple):
@@ -221,6 +230,7 @@ class Members:
         self._failed: set[int] = set()  # ranks
         self._gone: set[int] = set()  # those of them that are not started again
         self._quick_ends = [0] * len(job["members"])  # one after the other
+        self._absences: dict[int, Absence] = {}  # of members that have been in the job, by number
         self._waiting: dict[int, tuple[float, Failure]] = {}  # members that are to be started again, when, and why
         self.are_to_end = False
         self._has_begun = True  # on all hosts, as far as is known
@@ -269,7 +279,7 @@ class Members:
                 self._has_begun &= member.has_begun
                 number = status if status > 0 else 128 - status  # as a shell says it
                 failure = Failure(member.ranks, self._who(member), _how(member, status), number)
-                self._fail(failure, again=self._plan_restart(member, failure))
+                self._fail(failure, again=self._plan_restart(member, failure, status))
             elif status == 0 and not member.is_launcher:
                 self._take({"done": member.ranks})
 
@@ -352,12 +362,21 @@ class Members:
                 os.write(1, f"{mark}{json.dumps(note)}\n".encode())
         return mark is not None
 
-    def _plan_restart(self, member: Member, failure: Failure) -> bool:
-        """Note when a member that has failed is to be started again; return whether it is."""
+    def _plan_restart(self, member: Member, failure: Failure, status: int) -> bool:
+        """Note when a member that has failed is to be started again; return whether it is.
+
+        A start that could not reach the job does not count where an earlier one could: a host is away.
+        """
         number, now = member.number, time.monotonic()
         if self._starts_no_more:
             return False
-        if self._job["members"][number].get("started", 0) >= (self._job.get("restarts") or 0):
+        if not _is_unreached(member, status):
+            self._absences.setdefault(number, Absence()).since = None
+        elif absence := self._absences.get(number):
+            absence.since = absence.since or now
+            absence.starts += now - absence.since < _LONGEST_ABSENCE
+        counted = self._job["members"][number].get("started", 0) - self._absences.get(number, Absence()).starts
+        if counted >= (self._job.get("restarts") or 0):
             return False
         is_quick = now - member.since < _LONG_LIFE
         self._quick_ends[number] = self._quick_ends[number] + 1 if is_quick else 0
@@ -551,12 +570,17 @@ def _how(member: Member, status: int) -> str:
     """Say how a member has ended that has failed."""
     how = _ending(status)
     if not member.is_launcher:
-        return how
+        return f"could not reach the job (exit status {status})" if _is_unreached(member, status) else how
     if member.has_begun:
         return f"is lost: ssh {how}"
-    if status == _SSH_FAILED:
+    if _is_unreached(member, status):
         return f"cannot be reached: ssh {member.name.removeprefix('host ')} has to work without a question"
     return f"has started no ranks: ssh {how}"
+
+
+def _is_unreached(member: Member, status: int) -> bool:
+    """Tell whether a rank has said, by its exit status, that it could not reach the job, or ssh its host."""
+    return (status == _SSH_FAILED and not member.has_begun) if member.is_launcher else status == os.EX_TEMPFAIL
 
 
 def _ending(status: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from jobs import Finished, Job, begin, outside_environment, python_command
+from pace import scaled
 
 from gradientflow._location import load_core
 from gradientflow.launch import module_command
@@ -130,6 +131,68 @@ def test_how_often_and_how_it_is_said(run: Run) -> None:
     )
     assert (ended.returncode, ended.stdout.split()) == (0, ["0", "1", "2"]), ended.output
     assert ended.stderr.count("ended with exit status 7: going on with 1 rank\n") == 3
+
+
+AWAY = """
+case $RANK.$GRADIENTFLOW_RESTARTS in
+  0.0) for i in $(seq 200); do [ -e {back} ] && exit 0; sleep 0.1; done; exit 3;;
+  1.0) exit {first};;
+  1.1) exit 75;;
+  1.2) touch {back};;
+esac
+"""
+
+
+@pytest.mark.parametrize(("first", "needed", "status"), [(1, 1, 0), (75, 2, 75)], ids=["it was there", "it never came"])
+def test_a_start_that_cannot_reach_the_job_counts_only_before_another_could(
+    run: Run, tmp_path: Path, first: int, needed: int, status: int
+) -> None:
+    script = AWAY.format(back=tmp_path / "back", first=first)
+    ended = run("--min-ranks", needed, "-n", 2, "--restart", 1, "--", "sh", "-c", script)
+    assert ended.returncode == status, ended.output
+    assert (tmp_path / "back").exists() == (status == 0)
+    said = re.findall(r"^gradientflow: rank 1 \(process \d+\) (.*): .*$", ended.stderr, re.MULTILINE)
+    away = "could not reach the job (exit status 75)"
+    assert said == ["ended with exit status 1" if first == 1 else away, away], ended.output
+
+
+REACHES = """
+import sys
+import gradientflow as gf
+try:
+    gf.join()
+except gf.errors.GradientFlowError as error:
+    if sys.argv[1] == "alone":
+        raise
+    if sys.argv[1] == "as a cause":
+        raise RuntimeError("no job") from error
+raise ValueError
+"""
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "error", "status"),
+    [
+        ("store", "alone", 75),
+        ("store", "as a cause", 75),
+        ("store", "another one", 1),
+        ("address", "alone", 75),
+        ("token", "alone", 1),
+    ],
+)
+def test_a_rank_says_by_its_exit_status_that_it_cannot_reach_the_job(obstacle: str, error: str, status: int) -> None:
+    store = load_core().TcpStore("127.0.0.1:0", True, token="right")
+    place = {"GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "2", "GRADIENTFLOW_RESTARTS": "1"}
+    place |= {"GRADIENTFLOW_MEET": store.address, "GRADIENTFLOW_TOKEN": "wrong" if obstacle == "token" else "right"}
+    if obstacle == "address":
+        place["GRADIENTFLOW_INTERFACE"] = "203.0.113.0/24"  # of no host: for examples
+    if obstacle == "store":
+        del store
+    environment = {**outside_environment(), **place, "GRADIENTFLOW_TIMEOUT": "0.5"}
+    command = [sys.executable, "-c", REACHES, error]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=scaled(60))
+    assert ended.returncode == status, ended.stderr
+    assert "Traceback" in ended.stderr
 
 
 def test_nothing_is_started_again_once_a_rank_is_done(run: Run) -> None:
