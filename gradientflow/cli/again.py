@@ -39,7 +39,7 @@ def start_again(arguments: Sequence[str], ranks: int, hosts: str | None, transpo
         return run_job(Job(command_over_tcp(tcp_job(ranks, command, hosts, bind=asked_binding())), {}))
     command = rank_program(command, hosts, bind=asked_binding(), transport=transport)
     command = mpirun_command(launcher, ranks, command, hosts)
-    return run_job(Job(command, launch_environment(launcher, hosts), by_mpi=True))
+    return run_job(Job(command, launch_environment(launcher, hosts), is_mpi=True))
 
 
 __all__ = ["start_again"]

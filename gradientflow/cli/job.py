@@ -4,13 +4,16 @@ The launcher is a child of this process and the ranks are children of the launch
 and each has its answer here:
 
 - a signal to this process (Ctrl-C, a time limit): it is passed on to the launcher, which ends its ranks; what has not
-  ended after a few seconds is killed;
+  ended after the time that ranks are given, or when a second signal comes, is killed;
 - the launcher is killed: its ranks become children of this process ("child subreaper") and are killed;
 - this process is killed outright: the kernel sends the launcher a SIGTERM ("parent death signal"), and it ends its
   ranks.
 
-The files of MPI's launcher are in a folder made for this job, which is removed even if the launcher or this process was
-killed.
+MPI's launchers kill ranks a quarter of a second after asking them to end. Where all ranks are on this machine, and
+handle SIGTERM, they are asked from here, and the launcher is told when their time is over.
+
+Signals that programs have for themselves, and those that stop and continue a job, are passed on. The files of MPI's
+launcher are in a folder made for this job, which is removed even if the launcher or this process was killed.
 """
 
 from __future__ import annotations
@@ -27,14 +30,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from gradientflow.launch import SESSION_FOLDER, Scratch, scratch_folder
+from gradientflow.launch import GRACE_SECONDS, SESSION_FOLDER, Scratch, scratch_folder
 
 TIMED_OUT = 124
 
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-_WATCHED = _ENDING | {signal.SIGCHLD}
+_OF_TERMINAL = _ENDING - {signal.SIGTERM}
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
+    _ENDING -= {signal.SIGHUP}
+_PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT})
+_WATCHED = _ENDING | _PASSED_ON | {signal.SIGCHLD}
 _SENT_BY_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C went to the whole foreground group, the launcher included
-_GRACE_SECONDS = 5.0
+_SAME_SECONDS = 1.0  # in which a second signal may be the first one: sent to a group, and then to each process
+_ENDING_SECONDS = 5.0  # which a launcher takes for killing its ranks
 _DYING_SECONDS = 60.0  # what the kernel may take to end a killed process that has much memory
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -56,18 +64,24 @@ class Job:
         Where standard output and standard error go; by default where this process's own go.
     timeout : float, optional
         Seconds after which the job is ended.
-    by_mpi : bool
-        Whether the launcher is MPI's, which needs a folder for its files.
     reads_input : bool
         Whether rank 0 reads this process's standard input; a job that does not can run in a shell's background.
+    is_mpi : bool
+        Whether the launcher is one of an MPI library, which needs a folder for its files.
+    starts_mpi : bool
+        Whether the command is not such a launcher, but may start one.
+    grace : float
+        Seconds that ranks have for ending after a signal to this process. A launcher of ours is told them, too.
     """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     output: IO[bytes] | None = None
     timeout: float | None = None
-    by_mpi: bool = False
     reads_input: bool = False
+    is_mpi: bool = False
+    starts_mpi: bool = False
+    grace: float = GRACE_SECONDS
 
 
 def run_job(job: Job) -> int:
@@ -85,17 +99,18 @@ def run_job(job: Job) -> int:
         standard error; ``TIMED_OUT`` after the time limit.
     """
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(scratch_folder()) if job.by_mpi else None
+        scratch = stack.enter_context(scratch_folder()) if job.is_mpi or job.starts_mpi else None
         return _run(job, scratch)
 
 
 def _run(job: Job, scratch: Scratch | None) -> int:
-    children_before = _children()
+    children_before = _children(os.getpid())
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def prepare_launcher() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
+        # MPI's launcher would end its ranks at once when a terminal sends it the same signal.
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before | (_OF_TERMINAL if job.is_mpi else set()))
         die_with_parent(signal.SIGTERM)
 
     folder = {} if scratch is None else {SESSION_FOLDER: scratch.path}
@@ -110,7 +125,7 @@ def _run(job: Job, scratch: Scratch | None) -> int:
             preexec_fn=prepare_launcher,
         )
         try:
-            cause = _wait(launcher, job.timeout)
+            cause = _wait(launcher, job)
         finally:
             if launcher.poll() is None:
                 launcher.kill()
@@ -140,23 +155,70 @@ def die_with_parent(number: signal.Signals) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
-def _wait(launcher: subprocess.Popen[bytes], timeout: float | None) -> int | None:
+def _wait(launcher: subprocess.Popen[bytes], job: Job) -> int | None:
     """Wait until the launcher has ended or is given up; return the exit status if a signal or the limit ended it."""
-    cause = None
-    deadline = None if timeout is None else time.monotonic() + timeout
+    cause: int | None = None
+    asked, asked_ranks = 0.0, False  # when, and whether that was done from here
+    deadline = None if job.timeout is None else time.monotonic() + job.timeout
     while launcher.poll() is None:
-        received = _next_signal(deadline)
-        if received is None and cause is not None:
-            return cause  # told to end, and did not
+        received, now = _next_signal(deadline), time.monotonic()
         if received is None:
-            cause, deadline = TIMED_OUT, time.monotonic() + _GRACE_SECONDS
+            if cause is not None and not asked_ranks:
+                return cause  # told to end, and did not
+            cause = cause or TIMED_OUT
             launcher.terminate()
+            asked_ranks, deadline = False, now + _ENDING_SECONDS
+        elif received.si_signo in _PASSED_ON:
+            _pass_on(launcher, received, job)
+            if received.si_signo == signal.SIGTSTP:
+                os.kill(os.getpid(), signal.SIGSTOP)
         elif received.si_signo in _ENDING and cause is None:
-            cause, deadline = 128 + received.si_signo, time.monotonic() + _GRACE_SECONDS
-            # A second signal within five seconds makes Open MPI's launcher leave at once, without its ranks.
-            if received.si_code != _SENT_BY_TERMINAL:
-                launcher.send_signal(received.si_signo)
+            cause, asked = 128 + received.si_signo, now
+            asked_ranks = job.is_mpi and _ask_ranks(launcher.pid)
+            if not asked_ranks:
+                _pass_on(launcher, received, job)
+            seconds = 0.0 if job.is_mpi and not asked_ranks else job.grace
+            deadline = now + seconds + (0.0 if asked_ranks else _ENDING_SECONDS)
+        elif received.si_signo in _ENDING and now > asked + _SAME_SECONDS:
+            _pass_on(launcher, received, job)
+            asked_ranks, deadline = False, now + _ENDING_SECONDS
     return cause
+
+
+def _pass_on(launcher: subprocess.Popen[bytes], received: signal.struct_siginfo, job: Job) -> None:
+    """Pass a signal on to the launcher; what ends MPI's is SIGTERM."""
+    if job.is_mpi and received.si_signo in _ENDING:
+        launcher.terminate()
+    elif received.si_code != _SENT_BY_TERMINAL:
+        launcher.send_signal(received.si_signo)
+
+
+def _ask_ranks(launcher: int) -> bool:
+    """Ask the ranks that MPI's launcher has started to end, if all of them are here and handle that; return whether."""
+    ranks = _children(launcher)
+    if not ranks or not all(_is_one_of(len(ranks), rank) and _handles_end(rank) for rank in ranks):
+        return False
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            send = os.killpg if os.getpgid(rank) == rank else os.kill
+            send(rank, signal.SIGTERM)
+            send(rank, signal.SIGCONT)  # it may have been stopped
+    return True
+
+
+def _is_one_of(ranks: int, process: int) -> bool:
+    with contextlib.suppress(OSError):
+        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        return any(b"%s=%d" % (name, ranks) in variables for name in (b"OMPI_COMM_WORLD_SIZE", b"PMI_SIZE"))
+    return False
+
+
+def _handles_end(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{process}/status").read_text(errors="replace").splitlines()
+        caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def _next_signal(deadline: float | None) -> signal.struct_siginfo | None:
@@ -172,7 +234,7 @@ def _kill_orphans(spare: frozenset[int]) -> None:
     """
     deadline = time.monotonic() + _DYING_SECONDS
     time_to_end_alone = time.monotonic() + 0.2
-    while time.monotonic() < deadline and (orphans := _children() - spare):
+    while time.monotonic() < deadline and (orphans := _children(os.getpid()) - spare):
         for orphan in orphans:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 if time.monotonic() >= time_to_end_alone:
@@ -181,9 +243,9 @@ def _kill_orphans(spare: frozenset[int]) -> None:
         time.sleep(0.01)
 
 
-def _children() -> frozenset[int]:
-    """List this process's children, zombies included."""
-    own = str(os.getpid())
+def _children(parent: int) -> frozenset[int]:
+    """List a process's children, zombies included."""
+    own = str(parent)
     found = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

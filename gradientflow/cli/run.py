@@ -26,6 +26,7 @@ from gradientflow.cli.transport import (
 from gradientflow.launch import (
     BIND,
     BINDINGS,
+    GRACE_SECONDS,
     LaunchError,
     check_count,
     check_min_ranks,
@@ -39,6 +40,8 @@ from gradientflow.launch import (
     read_hostfile,
     tcp_job,
 )
+
+_LONGEST_GRACE = 1_000_000
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -69,6 +72,14 @@ from gradientflow.launch import (
     help="Which cores a rank gets: its share of its host's cores if there is one for each rank, else all (auto, the "
     "default); all (none); one of its share (core); those of a NUMA node (numa).",
 )
+@click.option(
+    "--grace",
+    type=float,
+    default=GRACE_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long ranks have for ending after a signal such as SIGTERM or Ctrl-C; a second one ends them at once.",
+)
 @click.option("--label", is_flag=True, help="Begin each line that a rank writes with its rank.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -83,6 +94,7 @@ def run(
     transport: str,
     jax: bool,
     bind: str,
+    grace: float,
     label: bool,
     dry_run: bool,
     program: tuple[str, ...],
@@ -92,8 +104,11 @@ def run(
     That is an MPI job, with the launcher of the MPI library in use and the flags it needs, or, with --transport tcp,
     with --min-ranks or where there is no MPI, processes that find each other by themselves.
 
-    A .py file is run with this Python. The exit status is the program's; Ctrl-C ends all ranks. Every rank finds RANK,
-    WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment.
+    A .py file is run with this Python. The exit status is the program's. Every rank finds RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment.
+
+    Ctrl-C, SIGTERM and SIGHUP end all ranks, which get a SIGTERM. SIGUSR1, SIGUSR2, SIGTSTP (Ctrl-Z) and SIGCONT are
+    passed on to them.
 
     With --min-ranks, a rank that fails does not end the others while at least M are left, each failure is said in a
     line, and the exit status is 0 if at least M ranks end with 0. Otherwise it is that of the rank since whose failure
@@ -118,6 +133,8 @@ def run(
         if hosts is not None:
             raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
         hosts = read_hostfile(hostfile)
+    if not 0 <= grace <= _LONGEST_GRACE:
+        raise LaunchError(f"--grace takes a number of seconds from 0 to {_LONGEST_GRACE}, not {grace:g}")
     check_restarts(restarts, min_ranks)
     if min_ranks is not None:
         transport = transport_without_mpi(transport, "--min-ranks", WHY_NOT_MPI)
@@ -138,11 +155,11 @@ def run(
         check_count(ranks + servers, hosts)
         check_hosts(hosts)
         job = tcp_job(ranks, command, hosts, servers, label=label, bind=bind, min_ranks=min_ranks, restarts=restarts)
-        job = replace(job, preload=modules)
+        job = replace(job, preload=modules, grace=grace)
         if dry_run:
             click.echo("\n".join(command_lines(job)))
             return 0
-        return run_job(Job(command_over_tcp(job), {}, reads_input=True))
+        return run_job(Job(command_over_tcp(job), {}, reads_input=True, grace=grace))
     command = rank_program(command, hosts, servers, bind=bind, transport=transport)
     command = mpirun_command(launcher, ranks, command, hosts, servers, label=label)
     environment = launch_environment(launcher, hosts)
@@ -150,7 +167,7 @@ def run(
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))
         return 0
     check_hosts(hosts)
-    return run_job(Job(command, environment, by_mpi=True, reads_input=True))
+    return run_job(Job(command, environment, reads_input=True, is_mpi=True, grace=grace))
 
 
 def executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:

@@ -16,11 +16,12 @@ from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import BINDINGS, cores
 from .scratch import Scratch, scratch_folder
 from .ssh import command_over_tcp, meeting_host, ssh_settings, tcp_job
-from .tcp import TcpJob, command_lines, job_here, tcp_command
+from .tcp import GRACE_SECONDS, TcpJob, command_lines, job_here, tcp_command
 
 __all__ = [
     "BIND",
     "BINDINGS",
+    "GRACE_SECONDS",
     "MPICH",
     "OPEN_MPI",
     "SERVERS",

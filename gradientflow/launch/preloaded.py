@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 Task = tuple[list[str], dict[bytes, bytes], str, list[int]]  # arguments, environment, folder, and cores
 
-_PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_PASSED_ON = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT),
+)
 _PR_SET_PDEATHSIG = 1
 
 

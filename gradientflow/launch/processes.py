@@ -13,23 +13,25 @@ the launcher of a host's ranks tells the first one what has failed, which decide
 end, too. What has failed may be started again, and counts as left; ranks then find how often. Where a job may go on
 without some, a process of the launcher keeps the store where they meet, and says there who will not come. When that
 process ends, another one tells all who come that they cannot meet.
+
+A signal that is to end the launcher has it ask the ranks to end, and kill what is left after the time that the job
+gives them, or when a second signal comes. Signals that programs have for themselves, and those that stop and continue
+a job, are passed on to the ranks, also to those of other hosts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import json
 import os
-import runpy
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,9 +43,14 @@ else:
     from output import Output, Stream
 
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-_WATCHED = _ENDING | {signal.SIGCHLD}
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
+    _ENDING -= {signal.SIGHUP}
+_OF_PROGRAMS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # would end what a rank has started and does not know them
+_PASSED_ON = _OF_PROGRAMS | {signal.SIGTSTP, signal.SIGCONT}
+_WATCHED = _ENDING | _PASSED_ON | {signal.SIGCHLD}
 _REPORT_SECONDS = 3.0  # in which ranks notice that another has gone
-_GRACE_SECONDS = 3.0  # between asking a rank to end and killing it
+_GRACE_SECONDS = 3.0  # between asking a rank to end and killing it, unless a signal from outside is the reason
+_SAME_SECONDS = 1.0  # in which a second signal may be the first one: sent to a group, and then to each process
 _NURSERY_SECONDS = 0.1  # in which a nursery that has killed its ranks by its death is seen to have ended
 _NOT_STARTED = 127  # as a shell says it
 _SSH_FAILED = 255
@@ -57,6 +64,7 @@ _LONGEST_PAUSE = 30.0
 _LONGEST_ABSENCE = 3600.0  # seconds; attempts to come back to the job that cannot reach it count after them
 
 _is_done = threading.Event()  # who is started again comes too late: a rank has done its work, or the store is gone
+_is_deserted = threading.Event()  # the input has ended from which the job has come
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,28 +84,46 @@ class Member:
     _taken: int = 0  # of the notes
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and to what it has started; a launcher is first told by the end of its input."""
-        if self.is_launcher and number == signal.SIGTERM:
-            self.close_input()
+        """Send a signal to it and to what it has started; to the ranks of a launcher."""
+        if self.is_launcher:
+            self._tell(str(int(number)))
             return
         with contextlib.suppress(ProcessLookupError):
-            if self.has_group:
+            if self.has_group and number not in _OF_PROGRAMS:
                 os.killpg(self.process.pid, number)
             else:
                 self.process.send_signal(number)
 
+    def end(self, *, soon: bool) -> None:
+        """Ask it to end; the end of its input tells a launcher to do it soon."""
+        if self.is_launcher and soon:
+            self.close_input()
+        else:
+            self.signal(signal.SIGTERM)
+            self.signal(signal.SIGCONT)  # it may have been stopped
+
+    def kill(self) -> None:
+        """Kill it; the end of its input first tells a launcher to kill its ranks."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            self.close_input()
+        elif self.has_group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        else:
+            self.process.kill()
+
     def send_job(self, job: dict[str, Any]) -> None:
         """Tell a launcher what to start."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended already
-            self.process.stdin.write(json.dumps(job).encode() + b"\n")
-            self.process.stdin.flush()
+        self._tell(json.dumps(job))
 
     def forbid_restarts(self) -> None:
         """Tell a launcher to start no rank again."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.write(b"\n")
+        self._tell("")
+
+    def _tell(self, line: str) -> None:
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            with contextlib.suppress(OSError):  # it has ended already
+                self.process.stdin.write(line.encode() + b"\n")
                 self.process.stdin.flush()
 
     def close_input(self) -> None:
@@ -225,6 +251,7 @@ class Members:
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
         self._output = Output()
+        self._parent = job.get("parent", os.getppid())
         self.status = 0  # of the rank since whose end there are too few
         self._running: list[Member] = []
         self._failed: set[int] = set()  # ranks
@@ -255,9 +282,9 @@ class Members:
         return _REPORT_SECONDS if self._has_begun else 0.0
 
     @property
-    def grace(self) -> float:
-        """How many seconds pass between asking them to end and killing them; launchers give that to their ranks."""
-        return _GRACE_SECONDS * (2 if any(member.is_launcher for member in self._running) else 1)
+    def are_deserted(self) -> bool:
+        """Whether who has started this launcher has ended, or cannot reach it any more."""
+        return _is_deserted.is_set() or os.getppid() != self._parent
 
     @property
     def _starts_no_more(self) -> bool:
@@ -298,10 +325,25 @@ class Members:
                 self._start(number, described)
 
     def signal(self, number: int) -> None:
-        """Send a signal to all that still run."""
-        self.are_to_end = True
+        """Send a signal to all that still run; one that stops a job stops this process, too."""
         for member in self._running:
             member.signal(number)
+        if number == signal.SIGTSTP and "where" not in self._job:  # there the signal to continue comes by the input
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def end(self, *, after_signal: bool) -> float:
+        """Ask all that still run to end; return how many seconds they have."""
+        self.are_to_end = True
+        is_urgent = self.are_deserted or not after_signal
+        for member in self._running:
+            member.end(soon=is_urgent)
+        for_launchers = _GRACE_SECONDS if any(member.is_launcher for member in self._running) else 0.0
+        return for_launchers + (_GRACE_SECONDS if is_urgent else float(self._job["grace"]))
+
+    def kill(self) -> None:
+        """Kill all that still run."""
+        for member in self._running:
+            member.kill()
 
     def finish(self) -> bool:
         """Pass on what ranks that have ended have written; return whether all of it has been."""
@@ -495,44 +537,60 @@ def main() -> int:
             return _NOT_STARTED
     _draw_token(job)
     members = Members(job)
-    steps = iter([signal.SIGTERM, signal.SIGKILL])  # how those that are left are ended
-    deadline: float | None = None
+    asked: float | None = None  # when they were asked to end
+    deadline: float | None = None  # for asking them, and then for killing them
     cause = 0
     while True:
         members.reap()
         members.start_again()
-        if not members and members.finish():
+        if not members and (members.finish() or (deadline is not None and deadline <= time.monotonic())):
             return members.status or cause or int(members.output_is_lost)
         if deadline is None and members.status != 0:
             deadline = time.monotonic() + members.patience
         received = _next_signal(min(filter(None, (deadline, members.next_start)), default=None))
-        if received in _ENDING and not cause:
-            cause, deadline, members.are_to_end = 128 + received, time.monotonic(), True
-        elif received is None and deadline is not None and deadline <= time.monotonic():
-            members.signal(next(steps, signal.SIGKILL))
-            deadline = time.monotonic() + members.grace
+        now = time.monotonic()
+        if received in _PASSED_ON:
+            members.signal(received)
+        elif received in _ENDING:
+            cause = cause or 128 + received
+            if asked is None or now > asked + _SAME_SECONDS or members.are_deserted:
+                deadline = now
+        if deadline is None or deadline > now:
+            continue
+        if asked is None:
+            asked, deadline = now, now + members.end(after_signal=received is not None)
+        else:
+            members.kill()
+            deadline = now + _GRACE_SECONDS
 
 
 def _read_job() -> dict[str, Any]:
     """Read the job from the input, whose end then ends this process; whoever has sent it learns that it has come."""
-    text = b""
-    while not text.endswith(b"\n"):
-        read = os.read(0, 1 << 16)
-        if not read:
-            sys.exit(_NOT_STARTED)
-        text += read
+    lines = _lines_of_input()
+    if not (text := next(lines, b"")):
+        sys.exit(_NOT_STARTED)
     job: dict[str, Any] = json.loads(text)
     os.write(1, job["mark"].encode() + b"\n")
 
-    def wait_for_the_end() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 1 << 16):  # a line: a rank elsewhere has done what it was to do
+    def follow() -> None:
+        for line in lines:
+            if not line:  # a rank elsewhere has done what it was to do
                 _is_done.set()
-                os.kill(os.getpid(), signal.SIGCHLD)
+            os.kill(os.getpid(), int(line or signal.SIGCHLD))
+        _is_deserted.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
     return job
+
+
+def _lines_of_input() -> Iterator[bytes]:
+    """Read lines as they come, without a lock that a thread could hold at the end of this process."""
+    begun = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(0, 1 << 16):
+            *lines, begun = (begun + data).split(b"\n")
+            yield from lines
 
 
 def _end_with_this() -> None:
@@ -591,13 +649,10 @@ def _processors(job: dict[str, Any], member: dict[str, Any]) -> Set[int] | None:
     """Return the processors that a member gets; None if it is not bound."""
     if "rank" not in member or job.get("bind", "none") == "none":
         return None
-    found: Set[int] = _machine()["share"](job["bind"], member["local"], member["of"])
+    import machine  # type: ignore[import-not-found]
+
+    found: Set[int] = machine.share(job["bind"], member["local"], member["of"])
     return None if found == os.sched_getaffinity(0) else found
-
-
-@functools.cache
-def _machine() -> dict[str, Any]:
-    return runpy.run_path(os.path.join(os.path.dirname(__file__), "machine.py"))
 
 
 def _next_signal(deadline: float | None) -> int | None:

@@ -3,18 +3,21 @@
     python -I -S rank_script.py PAUSE BINDING NAME=VALUE... -- PROGRAM...
 
 sleeps for PAUSE seconds, sets the variables, and those that PyTorch's launcher sets, and binds the process to the share
-of its rank. It is run by its path, and imports nothing of the package, so that it starts at once. A shell would drop
-variables whose names it cannot use itself.
+of its rank. The kernel is to kill it when MPI's launcher ends first: after a SIGTERM that of Open MPI 5 may leave ranks
+behind that handle theirs. This file is run by its path, and imports nothing of the package, so that it starts at once.
+A shell would drop variables whose names it cannot use itself.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import time
 
 _NOT_STARTED = 127  # as a shell says it
+_PR_SET_PDEATHSIG = 1
 _OPEN_MPI = {
     "RANK": "OMPI_COMM_WORLD_RANK",
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
@@ -34,6 +37,10 @@ def main() -> int:
     pause, binding, *rest = sys.argv[1:]
     end = rest.index("--")
     variables, program = rest[:end], rest[end + 1 :]
+    launcher = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != launcher:
+        return _NOT_STARTED
     time.sleep(float(pause))
     for variable in variables:
         name, _, value = variable.partition("=")

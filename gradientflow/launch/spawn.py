@@ -19,10 +19,10 @@ from .environment import asked_binding
 from .jax_rank import jax_program
 from .scratch import scratch_folder
 from .spawned import CALL, EndedError, Outcome, dump, read_outcome
-from .tcp import job_here, tcp_command
+from .tcp import GRACE_SECONDS, job_here, tcp_command
 
 _REPORT = "report"
-_ENDING_SECONDS = 10.0  # more than the launcher takes to end all ranks
+_ENDING_SECONDS = GRACE_SECONDS + 10.0  # more than the launcher takes to end all ranks
 
 
 def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = False) -> list[Any]:
@@ -30,7 +30,8 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = Fals
 
     The ranks are processes, and form a job over TCP and node memory: `gradientflow.init` in the function gives their
     communicator. What they print goes where this process's own output goes. They end with this process, however it
-    ends; where it is left by an exception, such as that of Ctrl-C, they have ended before.
+    ends; where it is left by an exception, such as that of Ctrl-C, they have ended before: they get a SIGTERM, and have
+    30 seconds.
 
     Parameters
     ----------
@@ -91,16 +92,21 @@ def _result(outcome: Outcome, rank: int) -> Any:
 
 
 def _run(command: list[str]) -> int:
-    """Run the launcher to its end. It ends with this process; an exception here ends it, and its ranks."""
+    """Run the launcher to its end. It ends with this process; an exception here ends it, and its ranks.
+
+    A second one, of a second Ctrl-C, ends them at once.
+    """
     launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         return launcher.wait()
     except BaseException:
         launcher.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            launcher.wait(_ENDING_SECONDS)
-        launcher.kill()
-        launcher.wait()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(_ENDING_SECONDS)
+        finally:
+            launcher.kill()
+            launcher.wait()
         raise
 
 

@@ -74,6 +74,7 @@ def _ssh_command(job: TcpJob) -> list[str]:
         "environment": environment,
         "label": job.label,
         "bind": job.bind,
+        "grace": job.grace,
         "preload": list(job.preload),
         "restarts": None if job.min_ranks is None else job.restarts,
     }
@@ -89,7 +90,9 @@ def _ssh_command(job: TcpJob) -> list[str]:
         }
         for host in dict.fromkeys(job.hosts)
     ]
-    return launcher_command({"members": hosts, "needed": job.needed, **kept_store(job, environment)})
+    return launcher_command(
+        {"members": hosts, "needed": job.needed, "grace": job.grace, **kept_store(job, environment)}
+    )
 
 
 def meeting_host(hosts: Sequence[str]) -> str:

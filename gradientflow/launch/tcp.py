@@ -21,6 +21,8 @@ from .environment import master_of_environment
 from .hosts import check_count
 from .ports import free_port
 
+GRACE_SECONDS = 30.0  # as torchrun has it
+
 _THIS_MACHINE = ""
 _LONGEST = 1 << 16  # word of a command line; Linux takes 128 KiB
 
@@ -58,6 +60,8 @@ class TcpJob:
     preload : sequence of str
         Modules to be imported once on each host, in a process from which the ranks are forked. The program is a command
         line of this Python.
+    grace : float
+        How many seconds ranks have for ending after a signal from outside has asked them to.
     """
 
     program: Sequence[str]
@@ -71,6 +75,7 @@ class TcpJob:
     restarts: int = 0
     keeper: str = ""
     preload: Sequence[str] = ()
+    grace: float = GRACE_SECONDS
 
     @property
     def needed(self) -> int:
@@ -122,6 +127,7 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
     environment = tcp_variables(job)
     told = {"environment": environment, "label": job.label, "bind": job.bind, "needed": job.needed}
     told |= {
+        "grace": job.grace,
         "preload": list(job.preload),
         "command": list(job.program),
         "members": rank_members(job),

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,15 @@ Run = Callable[..., Finished]
 
 @pytest.fixture
 def start_run(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Give ``start_run(*arguments, env=None)``, which starts ``gradientflow run`` beside the script for ssh."""
+    """Give ``start_run(*arguments, env=None, before=())``: it starts ``gradientflow run`` beside the script for ssh."""
     (tmp_path / "bin").mkdir()
     path = tmp_path / "bin" / "ssh"
     path.write_text(SSH.replace("TAG", TAG))
     path.chmod(0o755)
     jobs: list[Job] = []
 
-    def start(*arguments: object, env: dict[str, str] | None = None) -> Job:
-        command = module_command("gradientflow.cli", ["run", "--transport", "tcp", *map(str, arguments)])
+    def start(*arguments: object, env: dict[str, str] | None = None, before: Sequence[str] = ()) -> Job:
+        command = [*before, *module_command("gradientflow.cli", ["run", "--transport", "tcp", *map(str, arguments)])]
         paths = f"{path.parent}:{os.environ['PATH']}"
         jobs.append(begin(command, {"PATH": paths, **(env or {})}, 60))
         return jobs[-1]
@@ -372,3 +372,120 @@ def test_labels_and_notes_of_a_stream() -> None:
     assert stream.take_begun() == b"one"  # but not what may become a note
     assert stream.take(b"ote\n") + stream.take(b" line\n") == b" line\n"
     assert stream.notes == [b"a note"]
+
+
+# Says that it is ready, and what it gets.
+HANDLES = """
+import os, signal, sys, time
+got = []
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, lambda number, _: got.append(number))
+folder, rank, needed = sys.argv[1], os.environ["RANK"], int(sys.argv[2])
+open(f"{folder}/ready{rank}", "w").write(str(os.getpid()))
+while len(got) < needed:
+    time.sleep(0.02)
+open(f"{folder}/got{rank}", "w").write(" ".join(map(str, got)))
+time.sleep(float(sys.argv[3]))
+print(*got, flush=True)
+"""
+
+WAYS = [
+    pytest.param(("--transport", "mpi"), id="mpi", marks=needs_mpi),
+    pytest.param((), id="tcp"),
+    pytest.param(("--hosts", "one:1,two:1"), id="hosts"),
+    pytest.param(("--preload", "wave"), id="preload"),
+]
+
+
+@pytest.fixture
+def start_ready(start_run: Callable[..., Job], tmp_path: Path) -> Callable[..., tuple[Job, list[int]]]:
+    """Give ``start_ready(options, needed, pause, before)``: two ranks that have handlers, and their processes."""
+
+    def start(
+        options: tuple[str, ...], needed: int, pause: float = 0, before: Sequence[str] = ()
+    ) -> tuple[Job, list[int]]:
+        program = write(tmp_path / "program.py", HANDLES)
+        job = start_run("-n", 2, *options, "--", program, tmp_path, needed, pause, before=before)
+        return job, [int(text) for text in wait_for_words(job, tmp_path, "ready")]
+
+    return start
+
+
+def wait_for_words(job: Job, folder: Path, kind: str) -> list[str]:
+    files = [folder / f"{kind}{rank}" for rank in range(2)]
+    while not all(file.exists() and file.read_text() for file in files):
+        assert job.process.poll() is None, job.finish().output
+        assert time.monotonic() < job.started + job.timeout
+        time.sleep(0.02)
+    return [file.read_text() for file in files]
+
+
+Start = Callable[..., tuple[Job, list[int]]]
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_signals_of_programs_reach_the_ranks(start_ready: Start, options: tuple[str, ...]) -> None:
+    job, _ = start_ready(options, 2)
+    job.process.send_signal(signal.SIGUSR1)
+    time.sleep(0.3)  # so that they come in this order
+    job.process.send_signal(signal.SIGUSR2)
+    ended = job.finish()
+    assert (ended.returncode, ended.stdout.count("10 12\n")) == (0, 2), ended.output
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_a_job_is_stopped_and_continued(start_ready: Start, options: tuple[str, ...]) -> None:
+    job, ranks = start_ready(options, 1)
+
+    def wait_until_stopped(processes: list[int], *, are_stopped: bool) -> None:
+        while any((_state(each) == "T") != are_stopped for each in processes):
+            assert time.monotonic() < job.started + job.timeout
+            time.sleep(0.02)
+
+    job.process.send_signal(signal.SIGTSTP)
+    wait_until_stopped([job.process.pid, *ranks], are_stopped=True)
+    job.process.send_signal(signal.SIGCONT)
+    wait_until_stopped([job.process.pid, *ranks], are_stopped=False)
+    job.process.send_signal(signal.SIGUSR1)
+    ended = job.finish()
+    assert (ended.returncode, ended.stdout.count("10")) == (0, 2), ended.output
+
+
+def _state(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("options", WAYS[:3])
+def test_ranks_have_time_to_end_after_a_signal(start_ready: Start, options: tuple[str, ...]) -> None:
+    """MPI's launcher would kill them after a quarter of a second; after a failure they have three seconds."""
+    job, _ = start_ready(options, 1, 1 if "mpi" in options else 3.2)
+    job.process.send_signal(signal.SIGTERM)
+    ended = job.finish()
+    assert (ended.returncode, ended.stdout.count("15\n")) == (143, 2), ended.output
+
+
+@pytest.mark.parametrize("options", WAYS)
+@pytest.mark.parametrize("way", ["a second signal", "no time", "a killed launcher"])
+def test_ranks_that_do_not_end_are_killed(
+    start_ready: Start, tmp_path: Path, options: tuple[str, ...], way: str
+) -> None:
+    job, _ = start_ready((*options, "--grace", "0" if way == "no time" else "1000"), 1, 1000)
+    job.process.send_signal(signal.SIGTERM)
+    if way != "no time":
+        wait_for_words(job, tmp_path, "got")
+    if way == "a second signal":
+        time.sleep(1.2)  # one that comes sooner counts as the same
+        job.process.send_signal(signal.SIGTERM)
+    elif way == "a killed launcher":
+        job.process.kill()
+    ended = job.finish()  # which fails if a process is left
+    assert ended.returncode == (-9 if way == "a killed launcher" else 143), ended.output
+
+
+@pytest.mark.parametrize("options", WAYS[:2])
+def test_nohup_keeps_a_job_alive(start_ready: Start, options: tuple[str, ...]) -> None:
+    job, _ = start_ready(options, 1, before=["nohup"])
+    job.process.send_signal(signal.SIGHUP)
+    job.process.send_signal(signal.SIGUSR1)
+    ended = job.finish()
+    assert (ended.returncode, ended.stdout.count("10\n")) == (0, 2), ended.output

@@ -116,19 +116,21 @@ def test_from_another_thread_and_without_a_file() -> None:
 
 
 @pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[Job]:
-    """Give a program whose ranks wait for something that does not come."""
+def waiting(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Give a program whose ranks wait for something that does not come, and take note of being asked to end."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, pathlib, time, gradientflow as gf\n"
+        "import os, pathlib, signal, time, gradientflow as gf\n"
         "def wait():\n"
+        f"    asked = pathlib.Path({str(tmp_path)!r}, 'asked')\n"
+        "    if 'STAYS' in os.environ: signal.signal(signal.SIGTERM, lambda *_: asked.touch())\n"
         "    comm = gf.init()\n"
         "    comm.barrier()\n"
         f"    pathlib.Path({str(tmp_path)!r}, f'there{{comm.rank}}').touch()\n"
         "    time.sleep(1000)\n"
         "gf.spawn(wait, 2)\n"
     )
-    job = begin([sys.executable, str(program)], {"TMPDIR": str(tmp_path)}, 60)
+    job = begin([sys.executable, str(program)], {"TMPDIR": str(tmp_path), **getattr(request, "param", {})}, 60)
     deadline = time.monotonic() + scaled(30)
     while len(list(tmp_path.glob("there*"))) < 2:
         assert time.monotonic() < deadline
@@ -148,3 +150,16 @@ def test_no_process_and_no_folder_is_left(number: signal.Signals, waiting: Job, 
         time.sleep(0.02)
     assert ended.returncode == -number, ended.output
     assert ("KeyboardInterrupt" in ended.stderr) == (number == signal.SIGINT)
+
+
+@pytest.mark.parametrize("waiting", [{"STAYS": "1"}], indirect=True)
+def test_a_second_ctrl_c_does_not_wait_for_ranks(waiting: Job, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    waiting.process.send_signal(signal.SIGINT)
+    while not (tmp_path / "asked").exists():
+        assert time.monotonic() < begun + scaled(30)
+        time.sleep(0.02)
+    waiting.process.send_signal(signal.SIGINT)
+    ended = waiting.finish()
+    assert ended.returncode == -signal.SIGINT, ended.output
+    assert time.monotonic() < begun + 30  # which the ranks would have

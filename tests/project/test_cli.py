@@ -605,7 +605,7 @@ def test_ranks_that_die_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -
             killed.set()
             threading.Timer(1.0, kill, (pid, number)).start()
 
-    monkeypatch.setattr(job, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(job, "_ENDING_SECONDS", 0.1)
     monkeypatch.setattr(job.os, "kill", kill_later)
     # The launcher leaves its rank behind.
     with tempfile.TemporaryFile() as output:
@@ -660,6 +660,8 @@ def test_a_signal_ends_ranks_that_take_large_memory() -> None:
         ("bench allreduce -n 2 --hosts localhost,no-host.invalid", "no-host.invalid cannot be resolved ("),
         ("run -n 2 --hosts no..host:2 true", "no..host cannot be resolved (label empty or too long)"),
         ("run -n 2 --transport tcp --hosts a:0 true", "--hosts takes name:slots,name:slots"),
+        ("run -n 2 --grace -1 true", "--grace takes a number of seconds from 0 to 1000000, not -1"),
+        ("run -n 2 --grace nan true", "--grace takes a number of seconds from 0 to 1000000, not nan"),
         ("run true", "'-n'"),
         ("run -n 2", "PROGRAM"),
         ("bench allreduce", "-n 2"),
