@@ -57,15 +57,15 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
                                       std::optional<std::size_t> fusion_threshold, const Wire& wire,
                                       const std::vector<std::string>& names,
                                       const std::vector<std::vector<std::size_t>>& shapes, const std::string& policy,
-                                      const py::object& start, int replicas, const std::string& optimizer, double beta1,
-                                      double beta2, double eps) {
+                                      const py::object& start, int replicas, const std::string& optimizer,
+                                      bool rate_in_momentum, double beta1, double beta2, double eps) {
   const ParameterServer::Options options{.workers = workers,
                                          .servers = servers,
                                          .fusion_threshold = fusion_threshold,
                                          .wire = dtype_of(wire).value_or(DType::float32),
                                          .names = names,
                                          .shapes = shapes,
-                                         .optimizer = {optimizer, beta1, beta2, eps},
+                                         .optimizer = {optimizer, rate_in_momentum, beta1, beta2, eps},
                                          .policy = policy,
                                          .replicas = replicas,
                                          .poll_signals = &poll_signals};
@@ -95,7 +95,7 @@ void check_tensor(const ParameterServer& server, std::size_t tensor, const Tenso
   }
 }
 
-// Returns the numbers of the push and of the pull, 0 without a pull. `gradients`: of all tensors, or empty.
+// Returns the numbers of the push and of the pull, 0 without a pull. `gradients`: of each tensor, or None; or empty.
 std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, const SettingsArray& settings,
                                              float loss_scale, const std::string& skip, std::optional<bool> pull,
                                              const std::vector<py::object>& gradients, std::int64_t nonfinite) {
@@ -109,11 +109,15 @@ std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, cons
     rows.push_back({row[0], row[1], row[2], row[3]});
   }
   std::vector<TensorView> views;
-  std::vector<engine::ServerWorker::Gradient> given;
+  std::vector<std::optional<engine::ServerWorker::Gradient>> given;
   for (const py::object& gradient : gradients) {
+    if (gradient.is_none()) {
+      given.emplace_back();
+      continue;
+    }
     views.push_back(view_tensor(gradient, Access::read, "gradient"));
     check_tensor(server, given.size(), views.back(), "gradient");
-    given.push_back({views.back().data, views.back().dtype});
+    given.emplace_back(engine::ServerWorker::Gradient{views.back().data, views.back().dtype});
   }
   using WithPull = engine::ServerWorker::WithPull;
   const WithPull with_pull = !pull ? WithPull::no : *pull ? WithPull::exact : WithPull::rounded;
@@ -213,8 +217,8 @@ void bind_server(py::module_& module) {
   py::class_<ParameterServer, std::shared_ptr<ParameterServer>>(module, "ParameterServer")
       .def(py::init(&make), py::arg("everybody"), py::arg("counts"), py::arg("workers"), py::arg("servers"),
            py::arg("fusion_threshold"), py::arg("wire"), py::arg("names"), py::arg("shapes"), py::arg("policy"),
-           py::arg("start"), py::arg("replicas"), py::arg("optimizer"), py::arg("beta1") = 0.9,
-           py::arg("beta2") = 0.999, py::arg("eps") = 1e-8)
+           py::arg("start"), py::arg("replicas"), py::arg("optimizer"), py::arg("rate_in_momentum") = false,
+           py::arg("beta1") = 0.9, py::arg("beta2") = 0.999, py::arg("eps") = 1e-8)
       .def_property_readonly("servers", [](const ParameterServer& self) { return self.layout().servers(); })
       .def_property_readonly("workers", &ParameterServer::workers)
       .def_property_readonly("wire", [](const ParameterServer& self) { return std::string(name_of(self.wire())); })

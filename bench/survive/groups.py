@@ -59,7 +59,7 @@ def _rounds(words: str) -> Group:
 
 
 def _in_step(words: str) -> Group:
-    return Group(Means("pushes"), words, may_lose_weights=True)
+    return Group(Means("everything"), words, may_lose_weights=True)
 
 
 def _own_pace(words: str) -> Group:

@@ -29,9 +29,9 @@ def replay(
 
     Parameters
     ----------
-    sent : {"everything", "chunks", "entries", "products", "pushes"}
-        Or the largest chunks of a pool, or entries of each tensor, or products of thin matrices, or everything, to
-        servers. Once ranks change, all chunks are sent again.
+    sent : {"everything", "chunks", "entries", "products"}
+        Or the largest chunks of a pool, or entries of each tensor, or products of thin matrices. Once ranks change, all
+        chunks are sent again.
     options : mapping
         ``density`` and ``chunk_size``, or the ``ratio``, or the ``rank`` of products and their ``warmup``.
     steps : sequence
@@ -84,7 +84,7 @@ def replay(
         else:
             means = gradients.sum(axis=0) / np.float32(len(members))
         rate = np.float32(rates[step])
-        is_inside = sent in ("chunks", "pushes")  # of the momentum
+        is_inside = sent == "chunks"  # of the momentum
         velocity[changed] = np.float32(momentum) * velocity[changed] + means[changed] * (rate if is_inside else 1)
         weights[changed] -= velocity[changed] * (1 if is_inside else rate)
     of_chunks = np.zeros((len(members), sum(SIZES)), np.float32)

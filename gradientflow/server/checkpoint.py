@@ -19,7 +19,7 @@ from .optimizers import ServerOptimizer
 Array = npt.NDArray[np.float32]
 Shapes = tuple[tuple[int, ...], ...]
 
-FORMAT = 1
+FORMAT = 2  # 1: the momentum of SGD contained the learning rate, and counts were of all tensors together
 
 
 def flat(arrays: Sequence[Array]) -> Array:
@@ -56,7 +56,16 @@ def rows_of(state: Mapping[str, Any], optimizer: ServerOptimizer, shapes: Shapes
             message = f"{name} of the state have shapes {found}, not {shapes}"
             raise ArgumentError(message)
         rows.append(flat([np.ascontiguousarray(each) for each in arrays]))
-    return rows + [np.full_like(rows[0], checked_int(name, given.get(name))) for name in optimizer.counts]
+    return rows + [_spread(name, given.get(name), shapes) for name in optimizer.counts]
+
+
+def _spread(name: str, counts: Any, shapes: Shapes) -> Array:
+    """Return whole numbers, one for each tensor, as an array with the number of its tensor for every weight."""
+    found = [checked_int(name, each) for each in checked_list(name, counts, "whole numbers")]
+    if len(found) != len(shapes):
+        message = f"{name} of the state are {len(shapes)}, one for each tensor, not {len(found)}"
+        raise ArgumentError(message)
+    return np.repeat(np.array(found, np.float32), [math.prod(shape) for shape in shapes])
 
 
 def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gradientflow.arguments import checked_float
+from gradientflow.arguments import checked_float, checked_instance
 from gradientflow.description import Description, Parser
 from gradientflow.errors import ArgumentError
 
@@ -17,28 +17,41 @@ class ServerOptimizer(Description):
     arrays : tuple of str
         Names of the arrays that a server has for each tensor.
     counts : tuple of str
-        Names of the whole numbers that a server has for all tensors together.
+        Names of the whole numbers that a server has for each tensor.
+    rate_in_momentum : bool
+        Whether the momentum contains the learning rates of earlier rounds.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("weights", "momentum")
     counts: ClassVar[tuple[str, ...]] = ()
+    rate_in_momentum: bool = False
 
     @property
     def native(self) -> tuple[Any, ...]:
         """The arguments of the core."""
-        return (self.name,)
+        return (self.name, self.rate_in_momentum)
 
 
 class SGD(ServerOptimizer):
-    """Momentum SGD, with weight decay."""
+    """Momentum SGD, with weight decay.
+
+    Parameters
+    ----------
+    rate_in_momentum : bool, default False
+        Whether the learning rate is inside the momentum, as in the SSD-SGD paper, or outside, as in `torch.optim.SGD`.
+    """
 
     name = "sgd"
+
+    def __init__(self, rate_in_momentum: bool = False) -> None:
+        self.rate_in_momentum = checked_instance("rate_in_momentum", rate_in_momentum, bool)
 
 
 class LARS(ServerOptimizer):
     """Momentum SGD at a local rate for each tensor whose settings have a trust coefficient."""
 
     name = "lars"
+    rate_in_momentum = True
 
 
 class Adam(ServerOptimizer):
@@ -73,7 +86,7 @@ class Adam(ServerOptimizer):
     @property
     def native(self) -> tuple[Any, ...]:
         """The arguments of the core."""
-        return (self.name, self.beta1, self.beta2, self.eps)
+        return (*super().native, self.beta1, self.beta2, self.eps)
 
 
 _PARSER: Parser[ServerOptimizer] = Parser(ServerOptimizer, "optimizer", (Adam, LARS, SGD), runs_files=False)

@@ -50,10 +50,11 @@ class ParameterServer:
     policy : gradientflow.policies.Policy or str, default "bsp"
         When pushes are applied: a policy, or words for one.
     optimizer : ServerOptimizer or str, default "sgd"
-        How weights are updated with the mean g of the pushes of a round. "sgd":
-        ``v = momentum * v + rate * (g + weight_decay * w); w = w - v``; the step of a round with momentum 0 does not
-        use v and leaves it as it is, as `torch.optim.SGD` does.
-        "lars": the same, at the local rate ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust
+        How weights are updated with the mean g of the pushes of a round. "sgd": as `torch.optim.SGD`,
+        ``v = momentum * v + g + weight_decay * w; w = w - rate * v``; the step of a round with momentum 0 does not use
+        v and leaves it as it is. "sgd(rate_in_momentum=True)", as in the SSD-SGD paper:
+        ``v = momentum * v + rate * (g + weight_decay * w); w = w - v``.
+        "lars": the latter, at the local rate ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust
         is not 0.
         "adam(beta1=0.9, beta2=0.999, eps=1e-8)": as `torch.optim.Adam`, with settings that have no momentum.
     servers : int, optional
@@ -238,7 +239,10 @@ class ParameterServer:
         gradients: Sequence[Any] | None = None,
         nonfinite: int | None = None,
     ) -> Push:
-        """End a push; tensors that are not ready are zeros.
+        """End a push.
+
+        A tensor that is not ready counts as zeros if another push of the round has it. If none has it, the round leaves
+        the tensor alone, with its momentum, as an optimizer of PyTorch does without a gradient.
 
         Several threads may push: each push, with its `gradients`, is complete before the next one begins.
 
@@ -252,7 +256,8 @@ class ParameterServer:
             Whether the round of this push changes nothing: True if a gradient is not finite, "abandoned" if this worker
             gives the iteration up.
         gradients : sequence of array, optional
-            All of them, in place of `ready`. Those of `gradients()` are not copied.
+            One for each tensor, or None where the push has none, in place of `ready`. Those of `gradients()` are not
+            copied.
         nonfinite : int, optional
             The tensor whose gradient is not finite: the round of the push is skipped, and all its workers find the
             tensor in `Push.nonfinite`.
@@ -397,7 +402,8 @@ class ParameterServer:
         for place, name in enumerate(self.optimizer.arrays):
             state[name] = checkpoint.by_tensor(self._native.save(place, timeout), self.shapes)
         for place, name in enumerate(self.optimizer.counts, len(self.optimizer.arrays)):
-            state[name] = int(self._native.save(place, timeout).max(initial=0))
+            of_weights = checkpoint.by_tensor(self._native.save(place, timeout), self.shapes)
+            state[name] = [np.array(each.max(initial=0), np.int64) for each in of_weights]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

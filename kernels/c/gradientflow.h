@@ -695,9 +695,11 @@ gf_status gf_parameter_server_gradient(gf_parameter_server* server, size_t tenso
 // pushes before the last one are under way.
 gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, const void* gradient, gf_dtype dtype);
 
-// Ends the current push, and gives its number; tensors that are not ready count as zeros. `settings` has `number`
-// elements: one for each tensor, or a single one for all of them. Settings and `loss_scale` must be the same in all
-// pushes of a round. `skip`: a gf_skip, whether and why the round changes nothing.
+// Ends the current push, and gives its number. A tensor that is not ready counts as zeros if another push of the round
+// has it; otherwise the round leaves it alone. `settings` has `number` elements: one for each tensor, or a single one
+// for all of them. Settings and `loss_scale` must be the same in all pushes of a round. The learning rate is outside of
+// the momentum, as with `rate_inside` 0 of gf_optimizer_create; with LARS inside. `skip`: a gf_skip, whether and why
+// the round changes nothing.
 gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
                                    float loss_scale, int skip, uint64_t* push);
 

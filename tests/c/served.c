@@ -67,6 +67,26 @@ static void rounds(gf_communicator* communicator) {
   gf_parameter_server_free(server);
 }
 
+// A round leaves a tensor alone that is ready on no rank; one that is ready on some gets zeros from the others.
+static void left_alone(gf_communicator* communicator) {
+  gf_parameter_server* const server = make_server(communicator, NULL);
+  gf_step_settings settings = GF_STEP_SETTINGS_INIT;
+  settings.rate = 0.5F;
+  settings.weight_decay = 1;
+  const float zeros[5] = {0};
+  float weights[300];
+  uint64_t number, pull;
+  if (rank == 0) OK(gf_parameter_server_ready(server, 0, zeros, GF_FLOAT32));
+  OK(gf_parameter_server_push_pull(server, &settings, 1, 1, GF_SKIP_NO, 1, &number, &pull));
+  for (size_t tensor = 0; tensor < tensors; ++tensor) {
+    OK(gf_parameter_server_take(server, pull, tensor, weights));
+    for (size_t i = 0; i < counts[tensor]; ++i) REQUIRE(weights[i] == (float)i * (tensor == 0 ? 0.5F : 1));
+  }
+  OK(gf_parameter_server_finish(server, -1, &pull));
+  OK(gf_parameter_server_close(server));
+  gf_parameter_server_free(server);
+}
+
 static void in_place(gf_communicator* communicator) {
   gf_parameter_server_options options = GF_PARAMETER_SERVER_OPTIONS_INIT;
   gf_step_settings settings = GF_STEP_SETTINGS_INIT;
@@ -137,6 +157,7 @@ int main(void) {
   rank = gf_rank(communicator);
   size = gf_size(communicator);
   rounds(communicator);
+  left_alone(communicator);
   in_place(communicator);
   as_they_come(communicator);
   OK(gf_close(communicator));

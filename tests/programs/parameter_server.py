@@ -37,6 +37,7 @@ SHAPES: list[Any] = [(3, 5), (1,), (0,), (700,), (40, 9), (0, 3), (33,)]
 LATE = scaled(30.0 if SIZE <= 8 else 120.0)  # seconds after which something hangs
 
 Arrays = list[np.ndarray]
+Pushed = Sequence[np.ndarray | None]  # by one worker; None where it has no gradient
 
 
 def rounded(values: np.ndarray, wire: str) -> np.ndarray:
@@ -62,25 +63,37 @@ def same(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> bool:
     return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(one, two, strict=True))
 
 
+def mean_of(pushes: Sequence[Pushed], i: int, wire: str) -> np.ndarray | None:
+    """Return the mean of a tensor's gradients, added in the order of the pushes; None if no push has one."""
+    given = [push[i] for push in pushes]
+    shape = next((each.shape for each in given if each is not None), None)
+    if shape is None:
+        return None
+    first, *others = (np.zeros(shape, np.float32) if each is None else rounded(each, wire) for each in given)
+    for each in others:
+        first = first + each
+    return first / np.float32(len(pushes))
+
+
 class StraightLine:
     """Servers of momentum SGD, written without any of the library."""
 
-    def __init__(self, weights: Arrays, wire: str) -> None:
+    def __init__(self, weights: Arrays, wire: str, rate_in_momentum: bool = False) -> None:
         self.weights = [each.copy() for each in weights]
         self.momentum = [np.zeros_like(each) for each in weights]
         self.wire = wire
+        self.rate_in_momentum = rate_in_momentum
 
-    def round(self, pushes: Sequence[Arrays], settings: Sequence[Settings], scale: float = 1.0) -> None:
+    def round(self, pushes: Sequence[Pushed], settings: Sequence[Settings], scale: float = 1.0) -> None:
         for i, (rate, momentum, decay, *_) in enumerate(np.array(settings, np.float32)):
-            total = rounded(pushes[0][i], self.wire)
-            for push in pushes[1:]:
-                total = total + rounded(push[i], self.wire)
-            mean = total / np.float32(len(pushes))
-            direction = mean * np.float32(1 / scale) + decay * self.weights[i]
-            step = rate * direction
+            mean = mean_of(pushes, i, self.wire)
+            if mean is None:
+                continue
+            inner, outer = (rate, np.float32(1)) if self.rate_in_momentum else (np.float32(1), rate)
+            step = inner * (mean * np.float32(1 / scale) + decay * self.weights[i])
             if momentum:
                 step = self.momentum[i] = momentum * self.momentum[i] + step
-            self.weights[i] = self.weights[i] - step
+            self.weights[i] = self.weights[i] - outer * step
 
     def pulled(self) -> Arrays:
         return [rounded(each, self.wire) for each in self.weights]
@@ -175,7 +188,7 @@ def check_what_is_pushed(comm: gf.Communicator) -> None:
                 server.ready(i - len(SHAPES), (each.ctypes.data, "float16"))
         assert server.push(Settings(0.5)).wait(LATE) == "applied"
         pushed = [[each.astype(np.float16).astype(np.float32) for each in draw(5, r)] for r in range(SIZE)]
-        line.round([each[:4] + zeros()[4:] for each in pushed], [Settings(0.5)] * len(SHAPES))
+        line.round([each[:4] + [None] * 3 for each in pushed], [Settings(0.5)] * len(SHAPES))
         server.pull_into(weights)
         assert same(weights, line.weights)
         bad = [np.full_like(each, np.nan) for each in weights]
@@ -187,6 +200,45 @@ def check_what_is_pushed(comm: gf.Communicator) -> None:
         server.pull_into(weights)
         assert same(weights, line.weights)
         server.finish()
+
+
+def check_tensors_without_a_gradient(comm: gf.Communicator) -> None:
+    """A round leaves a tensor alone that none of its pushes has; one that some have gets zeros from the others."""
+    settings = [Settings(0.1, 0.9, 0.01 * i) for i in range(len(SHAPES))]
+    for wire, words in (("float32", "sgd"), ("float16", "sgd(rate_in_momentum=True)"), ("bfloat16", "sgd")):
+        weights = draw(24)
+        line = StraightLine(weights, wire, "True" in words)
+        with gf.ParameterServer(comm, weights, optimizer=words, wire=wire, fusion_threshold=400) as server:
+            for step in range(6):
+                pushes: list[Pushed] = [
+                    [None if step % 3 and (i + step + rank * (step > 3)) % 3 else each for i, each in enumerate(drawn)]
+                    for rank, drawn in enumerate(draw(25, step, rank) for rank in range(SIZE))
+                ]
+                now = [each._replace(rate=0.1 / (1 + step)) for each in settings]
+                if step == 4:
+                    for i, each in enumerate(pushes[RANK]):
+                        if each is not None:
+                            server.ready(i, each)
+                server.push(now, gradients=None if step == 4 else pushes[RANK])
+                line.round(pushes, now)
+                server.pull_into(weights)
+                assert same(weights, line.pulled()), (wire, step)
+            assert same(server.state_dict()["momentum"], line.momentum)
+            server.finish(weights)
+            assert same(weights, line.weights)
+
+
+def check_pushes_that_are_applied_alone(comm: gf.Communicator) -> None:
+    """A push moves no tensor that it does not have, though others have it in theirs."""
+    weights = [np.full(5, 2.0, np.float32) for _ in range(SIZE + 1)]
+    with gf.ParameterServer(comm, weights, "asp", fusion_threshold=0, servers=1) as server:
+        for _ in range(3):
+            own: list[Any] = [np.ones(5, np.float32) if i == RANK else None for i in range(SIZE + 1)]
+            server.push(Settings(0.5, 0.0, 0.5), gradients=own).wait(LATE)  # w = w - (1 + w / 2) / 2
+        server.finish(weights)
+    for each in weights[:SIZE]:
+        assert np.all(each == 0.75 * (0.75 * (0.75 * 2 - 0.5) - 0.5) - 0.5), each
+    assert np.all(weights[SIZE] == 2)
 
 
 def check_a_pull_stays(comm: gf.Communicator) -> None:
@@ -484,19 +536,20 @@ def check_lars(comm: gf.Communicator) -> None:
     found = []
     for servers in server_counts():
         weights = draw(13)
-        line = StraightLine(weights, "float32")
+        line = StraightLine(weights, "float32", rate_in_momentum=True)
         with gf.ParameterServer(comm, weights, optimizer="lars", servers=servers, fusion_threshold=500) as server:
             for step in range(3):
                 settings = [Settings(0.1, 0.9, 0.01, 0.02 if i % 2 == 0 else 0.0) for i in range(len(SHAPES))]
                 pushes = [draw(14, step, rank) for rank in range(SIZE)]
-                server.push(settings, gradients=pushes[RANK])
+                shown = [[None if (step, i) == (1, 0) else each for i, each in enumerate(push)] for push in pushes]
+                server.push(settings, gradients=shown[RANK])
                 local = []
                 for i, each in enumerate(settings):
                     mean = sum(push[i].astype(np.float64) for push in pushes) / SIZE
                     norm, weight = float(np.linalg.norm(mean)), float(np.linalg.norm(line.weights[i]))
                     rate = each.rate * each.trust * weight / (norm + each.weight_decay * weight) if norm else each.rate
                     local.append(each._replace(rate=rate if each.trust else each.rate))
-                line.round(pushes, local)
+                line.round(shown, local)
             server.finish(weights)
         for one, other in zip(weights, line.weights, strict=True):
             np.testing.assert_allclose(one, other, 1e-5, 1e-6)
@@ -512,25 +565,28 @@ class AdamLine:
     def __init__(self, weights: Arrays, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
         self.weights = [each.copy() for each in weights]
         self.mean, self.square = ([np.zeros_like(each) for each in weights] for _ in range(2))
-        self.updates, self.betas, self.eps = 0, (beta1, beta2), eps
+        self.updates, self.betas, self.eps = [0] * len(weights), (beta1, beta2), eps
 
-    def round(self, pushes: Sequence[Arrays], settings: Settings, scale: float = 1.0) -> None:
-        self.updates += 1
+    def round(self, pushes: Sequence[Pushed], settings: Settings, scale: float = 1.0) -> None:
         (beta1, beta2), f = self.betas, np.float32
         for i, weight in enumerate(self.weights):
-            total = pushes[0][i]
-            for push in pushes[1:]:
-                total = total + push[i]
-            g = total / f(len(pushes)) * f(1 / scale) + f(settings.weight_decay) * weight
+            mean = mean_of(pushes, i, "float32")
+            if mean is None:
+                continue
+            self.updates[i] += 1
+            g = mean * f(1 / scale) + f(settings.weight_decay) * weight
             self.mean[i] = f(beta1) * self.mean[i] + f(1 - beta1) * g
             self.square[i] = f(beta2) * self.square[i] + f(1 - beta2) * g * g
-            rate = f(float(f(settings.rate)) / (1 - beta1**self.updates))
-            root = f(np.sqrt(1 - beta2**self.updates))
+            rate = f(float(f(settings.rate)) / (1 - beta1 ** self.updates[i]))
+            root = f(np.sqrt(1 - beta2 ** self.updates[i]))
             self.weights[i] = weight - rate * self.mean[i] / (np.sqrt(self.square[i]) / root + f(self.eps))
 
 
 def check_adam(comm: gf.Communicator) -> None:
-    """A run that is saved, and goes on with another number of servers; its words have to be the same on all ranks."""
+    """A run that is saved, and goes on with another number of servers; its words have to be the same on all ranks.
+
+    Each tensor has a number of updates of its own.
+    """
     path = Path(WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else "")) / "servers.npz"
     words, settings, weights = "adam(beta1=0.8, beta2=0.95, eps=1e-06)", Settings(0.01, 0.0, 0.1), draw(18)
     line = AdamLine(weights, 0.8, 0.95, 1e-6)
@@ -538,7 +594,9 @@ def check_adam(comm: gf.Communicator) -> None:
     def step(server: gf.ParameterServer, number: int) -> None:
         skip = number == 2  # which is no update
         now = settings._replace(rate=0.01 * (number + 1))
-        pushes = [draw(19, number, rank) for rank in range(SIZE)]
+        pushes: list[Any] = [draw(19, number, rank) for rank in range(SIZE)]
+        if number in (1, 6):
+            pushes = [[*push[:3], None, *push[4:]] for push in pushes]
         done = server.push(now, 1 << number, skip and RANK == 0, gradients=pushes[RANK]).wait(LATE)
         assert done == ("skipped" if skip else "applied")
         if not skip:
@@ -549,7 +607,9 @@ def check_adam(comm: gf.Communicator) -> None:
         assert same(state["weights"], line.weights)
         assert same(state["exp_avg"], line.mean)
         assert same(state["exp_avg_sq"], line.square)
-        assert state["updates"] == line.updates
+        assert [n for n, each in zip(state["updates"], SHAPES, strict=True) if 0 not in each] == [
+            n for n, each in zip(line.updates, SHAPES, strict=True) if 0 not in each
+        ]
         assert state["optimizer"] == words
         return state
 
@@ -557,12 +617,12 @@ def check_adam(comm: gf.Communicator) -> None:
         for number in range(5):
             step(server, number)
         state = check(server)
-        assert state["updates"] == 4
+        assert state["updates"] == [4, 4, 0, 3, 4, 0, 4]  # of a tensor without elements it is not known
         server.save(path)
         server.finish()
     for by_file in (True, False):
         line.weights, line.mean, line.square = (state[name][:] for name in ("weights", "exp_avg", "exp_avg_sq"))
-        line.updates = state["updates"]
+        line.updates = [int(each) for each in state["updates"]]
         with gf.ParameterServer(comm, draw(20), optimizer=words, fusion_threshold=100) as server:
             if by_file:
                 server.load(path)
@@ -577,8 +637,11 @@ def check_adam(comm: gf.Communicator) -> None:
     with gf.ParameterServer(comm, weights, optimizer="adam") as server:
         with raises(ArgumentError, "have a momentum", "beta1"):
             server.push(Settings(0.1, 0.9))
-        for wrong in (state, {**state, "optimizer": "adam", "updates": -1}):
-            with raises(ArgumentError, "updates" if wrong is not state else "state"):
+        for numbers in ([-1] * len(SHAPES), [4]):
+            with raises(ArgumentError, "updates"):
+                server.load_state_dict({**state, "optimizer": "adam", "updates": numbers})
+        for wrong in (state, {**state, "optimizer": "adam", "format": 1}):
+            with raises(ArgumentError, "the state is of"):
                 server.load_state_dict(wrong)
         server.finish()
     for wire in ("float16", "bfloat16"):

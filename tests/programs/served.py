@@ -16,7 +16,7 @@ from workers_reference import Floats, Servers, gradient_of, ssd_sgd, ssgd
 
 import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError
-from gradientflow.optimizers import LARS, SGD, LossScale
+from gradientflow.optimizers import LARS, SGD, Adam, LossScale
 from gradientflow.strategies import parse_strategy
 from gradientflow.training import ArrayLoop
 
@@ -75,8 +75,8 @@ def trained(comm: gf.Communicator, words: str, dtype: Any = np.float32, **option
         yield training
 
 
-def servers(number: int, rate: float = RATE, momentum: float = MOMENTUM, decay: float = DECAY) -> Servers:
-    return Servers(START, number, rate, momentum, decay)
+def servers(number: int, inside: bool = True) -> Servers:
+    return Servers(START, number, RATE, MOMENTUM, DECAY, inside=inside)
 
 
 def require_same(found: Floats, wanted: Floats, *what: object) -> None:
@@ -92,12 +92,76 @@ def same_everywhere(comm: gf.Communicator, weights: Floats) -> None:
 
 def check_ssgd_step_by_step(comm: gf.Communicator) -> None:
     for number in sorted({1, SIZE}):
-        expected = ssgd(START, gradient_of, 6, workers=SIZE, servers=servers(number))
+        expected = ssgd(START, gradient_of, 6, workers=SIZE, servers=servers(number, inside=False))
         with trained(comm, f"ssgd(servers={number})") as training:
             for step, wanted in enumerate(expected):
                 require_same(training.step(step), wanted, number, step)
             training.loop.finish()
             require_same(training.weights, expected[-1])
+
+
+def check_a_learning_rate_that_falls(comm: gf.Communicator) -> None:
+    """The rate acts as in PyTorch, and with `dense`; in `ssd_sgd`, unless asked otherwise, as in its paper."""
+    for words, inside in (
+        ("dense", False),
+        ("ssgd", False),
+        ("ssgd(optimizer='sgd(rate_in_momentum=True)')", True),
+        ("ssd_sgd(1, 8, 'sgd')", True),
+        ("ssd_sgd(1, 8, optimizer='sgd')", False),
+    ):
+        line = servers(1, inside)
+        with trained(comm, words) as training:
+            for step in range(6):
+                line.rate = training.optimizer.lr = RATE * 0.5 ** (step // 2)
+                line.apply([gradient_of(rank, step, line.weights) for rank in range(SIZE)])
+                found = training.step(step)
+                assert np.allclose(found, line.weights, rtol=1e-5, atol=1e-6), (words, step)
+            training.loop.finish()
+
+
+def check_tensors_that_no_rank_uses(comm: gf.Communicator) -> None:
+    """Neither momentum nor weight decay moves them, as with an optimizer of PyTorch; so it is in local updates."""
+    unused = [2, 5]
+    some = [index for index in range(len(SHAPES)) if index not in unused]
+    local = [f"ssd_sgd(2, 2, {rule!r})" for rule in ("glu", "sgd", "dc_asgd")]
+    for words in ("dense", *WAITING, *local):
+        with trained(comm, words) as training:
+            for step in range(3):
+                training.step(step)
+            training.loop.finish()
+            before = [each.copy() for each in training.loop.weights]
+            for step in range(3, 8):
+                training.compute(step, order=some)
+                training.loop.wait()
+                training.optimizer.step()
+                for index in unused:
+                    require_same(training.loop.weights[index], before[index], words, step)
+            training.loop.finish()
+            moved = [not np.array_equal(a, b) for a, b in zip(training.loop.weights, before, strict=True)]
+            assert moved == [index in some and SIZES[index] > 0 for index in range(len(SHAPES))], (words, moved)
+
+
+def check_updates_of_adam_are_counted_by_tensor(comm: gf.Communicator) -> None:
+    """One that is first used late has the large first steps of Adam then, on servers and with `dense`."""
+    found = []
+    for words in ("dense", "ssgd(optimizer='adam')"):
+        with ArrayLoop(comm, parts_of(START), words) as loop:
+            plain = words == "dense"
+            optimizer = Adam(loop, loop.weights, 0.01) if plain else SGD(loop, loop.weights, 0.01)
+            for step in range(8):
+                if plain and step == 5:
+                    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                gradients = parts_of(gradient_of(RANK, step, START))
+                for index in range(len(SHAPES) if step >= 4 else 4):
+                    loop.gradients[index][...] = gradients[index]
+                    loop.ready(index)
+                loop.wait()
+                optimizer.step()
+                if step == 4:
+                    assert np.allclose(np.abs(loop.weights[4] - parts_of(START)[4]), 0.01, atol=1e-4)
+            loop.finish()
+            found.append(flat(loop.weights))
+    assert np.allclose(*found, rtol=1e-5, atol=1e-6)
 
 
 def check_ssd_sgd_step_by_step(comm: gf.Communicator) -> None:
@@ -253,7 +317,10 @@ def check_adam(comm: gf.Communicator) -> None:
             for step in range(5):
                 training.step(step)
             training.loop.finish()
-            assert training.synchronizer.server.state_dict()["updates"] == (5 if "ssd" in words else 5 * SIZE)
+            updates = training.synchronizer.server.state_dict()["updates"]
+            assert {int(each) for each, size in zip(updates, SIZES, strict=True) if size} == {
+                5 if "ssd" in words else 5 * SIZE
+            }
             same_everywhere(comm, training.weights)
     with raises(ArgumentError, "whose momentum is beta1"):
         Training(comm, "ssgd(optimizer='adam')")

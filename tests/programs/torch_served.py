@@ -90,7 +90,7 @@ def check_workers_are_those_in_straight_lines(comm: gf.Communicator) -> None:
     ):
         model = net()
         start = flat(model)
-        line = Servers(start, 1, RATE, MOMENTUM, DECAY)
+        line = Servers(start, 1, RATE, MOMENTUM, DECAY, inside=words != "ssgd")
         local, common = ssd_sgd(start, gradient_of, 9, workers=SIZE, servers=line, k=k, warmup=warmup, rule=rule)
         with trained(comm, words, model) as optimizer:
             for step, wanted in enumerate(local):
@@ -105,7 +105,7 @@ def check_workers_are_those_in_straight_lines(comm: gf.Communicator) -> None:
 
 
 def check_accumulation_and_parameters_without_gradients(comm: gf.Communicator) -> None:
-    """Passes add up before they are pushed; what no pass comes to counts as zeros."""
+    """Passes add up before they are pushed; a layer that no pass comes to stays as it is, unless its gradient is 0."""
     model = net()
     other = net()
     plain = torch.optim.SGD(other.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
@@ -119,16 +119,52 @@ def check_accumulation_and_parameters_without_gradients(comm: gf.Communicator) -
             sum(loss_of(other, rank, 2 * step + part) for rank in range(SIZE) for part in range(2)).div(SIZE).backward()
             plain.step()
         assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
-        model.last.requires_grad_(True)
-        plain.zero_grad(set_to_none=False)
-        other.first(torch.ones(1, 6, device=PLACED)).sum().mul(2).backward()
-        plain.step()
-        optimizer.zero_grad()
-        for _ in range(2):
-            model.first(torch.ones(1, 6, device=PLACED)).sum().backward()
-        optimizer.step()
-        same_everywhere(model)
-        assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
+        for set_to_none in (False, True):
+            before = model.last.weight.detach().clone()
+            plain.zero_grad(set_to_none=set_to_none)
+            other.first(torch.ones(1, 6, device=PLACED)).sum().mul(2).backward()
+            plain.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+            for _ in range(2):
+                model.first(torch.ones(1, 6, device=PLACED)).sum().backward()
+            optimizer.step()
+            same_everywhere(model)
+            assert torch.equal(model.last.weight, before) == set_to_none
+            assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
+
+
+def check_a_layer_that_is_used_no_more(comm: gf.Communicator) -> None:
+    """It keeps its weights on servers under every policy, and the learning rate falls as in one process."""
+    for words in ("ssgd", "asgd", "ssp(2)", "dssp(1, 3)", "elastic_bsp(3)", "ssgd(optimizer='adam')", DELAYED):
+        model = net()
+        momentum = 0.0 if "adam" in words else MOMENTUM
+        inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum, weight_decay=DECAY)
+        with gft.DistributedOptimizer(inner, model, comm, strategy=words) as optimizer:
+            for step in range(2):
+                step_of(model, optimizer, step)
+            optimizer.finish()
+            before = flat(model.last)
+            for step in range(4):
+                optimizer.zero_grad()
+                model.first(torch.full((1, 6), 1.0 + step, device=PLACED)).sum().backward()
+                optimizer.step()
+            optimizer.finish()
+            require_same(flat(model.last), before, words)
+
+
+def check_a_schedule_is_that_of_one_process(comm: gf.Communicator) -> None:
+    model, other = net(), net()
+    plain = torch.optim.SGD(other.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    with trained(comm, "ssgd", model) as optimizer:
+        schedules = [torch.optim.lr_scheduler.StepLR(each, 2, gamma=0.25) for each in (optimizer, plain)]
+        for step in range(7):
+            step_of(model, optimizer, step)
+            plain.zero_grad()
+            sum(loss_of(other, rank, step) for rank in range(SIZE)).div(SIZE).backward()
+            plain.step()
+            for schedule in schedules:
+                schedule.step()
+            assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6), step
 
 
 def check_states(comm: gf.Communicator) -> None:

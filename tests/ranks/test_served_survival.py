@@ -114,7 +114,7 @@ def test_what_servers_had_before_is_not_gone_back_to(process_command: Command, w
     assert all("are lost with its rank" in each for each in printed), printed
 
 
-@pytest.mark.parametrize("how", [["bsp"], ["bsp", "behind"], ["asp"]])
+@pytest.mark.parametrize("how", [["bsp"], ["bsp", "behind"], ["bsp", "adam"], ["asp"]])
 @pytest.mark.parametrize("node_size", [0, 1])
 def test_a_parameter_server_is_recovered(process_command: Command, how: list[str], node_size: int) -> None:
     printed = run_ranks(process_command("recovered_servers"), 3, *how, node_size=node_size)

@@ -33,9 +33,9 @@ METHODS: dict[str, Sent] = {
     "powersgd(rank=2, warmup=3)": ("products", {"rank": 2, "warmup": 3}),
 }
 SERVED: dict[str, Sent] = {
-    "ssgd(replicas=1)": ("pushes", {}),
-    "ssgd(replicas=1, servers=2, fusion_threshold=1024)": ("pushes", {}),
-    "ssd_sgd(k=3, warmup=3, replicas=1)": ("pushes", {}),
+    "ssgd(replicas=1)": ("everything", {}),
+    "ssgd(replicas=1, servers=2, fusion_threshold=1024)": ("everything", {}),
+    "ssd_sgd(k=3, warmup=3, replicas=1)": ("everything", {}),
 }
 
 

@@ -16,12 +16,21 @@ f32 = np.float32
 
 
 class Servers:
-    """Servers with a shard of the weights each, and momentum SGD."""
+    """Servers with a shard of the weights each, and momentum SGD, with the rate inside the momentum or outside."""
 
-    def __init__(self, weights: Floats, number: int, rate: float, momentum: float = 0.0, decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        weights: Floats,
+        number: int,
+        rate: float,
+        momentum: float = 0.0,
+        decay: float = 0.0,
+        *,
+        inside: bool = True,
+    ) -> None:
         self.shards = [part.copy() for part in np.array_split(weights, number)]
         self.momenta = [np.zeros_like(part) for part in self.shards]
-        self.rate, self.momentum, self.decay = rate, momentum, decay
+        self.rate, self.momentum, self.decay, self.inside = rate, momentum, decay, inside
 
     @property
     def weights(self) -> Floats:
@@ -36,8 +45,9 @@ class Servers:
             for worker in pushed[1:]:
                 total = total + worker[s]
             direction = total / f32(len(gradients)) + f32(self.decay) * shard
-            velocity[:] = f32(self.momentum) * velocity + f32(self.rate) * direction
-            shard[:] = shard - velocity
+            inner, outer = (self.rate, 1) if self.inside else (1, self.rate)
+            velocity[:] = f32(self.momentum) * velocity + f32(inner) * direction
+            shard[:] = shard - f32(outer) * velocity
 
 
 @dataclass

@@ -55,7 +55,6 @@ class ServedStrategy(Strategy):
 
     gradients = "consumed"
     effect = "stale"
-    step = "core_rate_in_momentum"
     waits: bool = True  # for the servers, in every step
     local_passes: float = 0.0  # bytes of memory for each weight, of the step that a worker makes by itself
     options = ("wire", "fusion_threshold")
@@ -72,7 +71,7 @@ class ServedStrategy(Strategy):
         if not isinstance(optimizer, str):
             message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
             raise ArgumentTypeError(message)
-        as_server_optimizer(optimizer)
+        self.step = "core_rate_in_momentum" if as_server_optimizer(optimizer).rate_in_momentum else "core"
         self.servers = None if servers is None else checked_int("servers", servers, 1)
         self.optimizer = optimizer
         self.replicas = checked_int("replicas", replicas, 0, 1)
@@ -164,6 +163,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._found: int | None = None  # the first tensor of the iteration on this rank whose gradient is not finite
         self._nonfinite: tuple[int, int] | None = None  # rank and tensor because of which a round was skipped
         self._begun = False
+        self._used: Sequence[bool] = ()  # by tensor, whether this rank has pushed a gradient in the iteration
         self._start_next_iteration()
 
     # ---- memory --------------------------------------------------------------------------------------------------
@@ -217,9 +217,6 @@ class ServedSynchronizer(PlacedSynchronizer):
             self._is_zero[self._groups[index]] = False
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
-        for index, is_ready in enumerate(self._is_ready):
-            if not is_ready:
-                self.ready(index, stream)
         self.pushes += 1
         if self.pulls_with(self.pushes):
             self._end_pull()
@@ -230,14 +227,14 @@ class ServedSynchronizer(PlacedSynchronizer):
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
         if self._pending is None:
             self.flush(stream)
-        push, found = self._pending, self._found
+        push, found, used = self._pending, self._found, self._is_ready
         assert push is not None
         try:
             outcome = self.outcome(push)
         finally:
             self._start_next_iteration()
         self._note_end()
-        self._found = found
+        self._found, self._used = found, used
         if outcome == "abandoned":
             message = (
                 "a rank gave up the iteration, after an error there: no weight was changed; call zero_grad() and go on "
@@ -326,8 +323,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         names = [name for name, value in state.items() if _is_per_tensor(value, len(self.layout))]
         fresh = {name: [np.zeros_like(each) for each in state[name]] for name in names}
         fresh["weights"] = [w.reshape(s) for w, s in zip(self.weights, self.layout.shapes, strict=True)]
-        counts = dict.fromkeys(self.server.optimizer.counts, 0)
-        self.server.load_state_dict({**state, **fresh, **counts})
+        self.server.load_state_dict({**state, **fresh})
         self._note_knowledge(True)
 
     @contextmanager
@@ -455,7 +451,6 @@ class ServedSynchronizer(PlacedSynchronizer):
             for name, value in mine.items():
                 if _is_per_tensor(value, len(self.layout)) and name in theirs:
                     mine[name] = in_order(theirs[name], other.layout.names, self.layout, value)
-            mine |= {name: theirs[name] for name in self.server.optimizer.counts}
             self.server.load_state_dict(mine)
 
     def _in_order(self, state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

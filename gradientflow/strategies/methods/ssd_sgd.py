@@ -47,8 +47,10 @@ class SSDSGD(ServedStrategy):
         The learning rate of the local update; by default that of the servers times the number of workers.
     lambda_0, decay, epsilon : float, default 2.0, 0.95, 1e-7
         Of "dc_asgd": the strength of the compensation, and decay and epsilon of the mean square that divides it.
-    servers, optimizer, wire, fusion_threshold
-        As in `ServedStrategy`; "glu" goes with the optimizer "sgd".
+    optimizer : str, default "sgd(rate_in_momentum=True)"
+        That of the servers, by default momentum SGD as in the paper; "glu" goes with "sgd", in either form.
+    servers, wire, fusion_threshold
+        As in `ServedStrategy`.
 
     Raises
     ------
@@ -78,7 +80,7 @@ class SSDSGD(ServedStrategy):
         lambda_0: float = 2.0,
         decay: float = 0.95,
         epsilon: float = 1e-7,
-        optimizer: str = "sgd",
+        optimizer: str = "sgd(rate_in_momentum=True)",
         **options: Any,
     ) -> None:
         super().__init__(optimizer=optimizer, **options)
@@ -321,7 +323,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         pre_weight, weight, settings = self.pre_weights[index], self.weights[index], self._settings[index]
         if not self._has_pre_weights:
             pre_weight[...] = weight
-        if self._found is not None:
+        if not self._is_updated(index):
             if has_pulled:
                 pre_weight[...] = weight
             return
@@ -330,12 +332,12 @@ class DelayedSynchronizer(ServedSynchronizer):
         self._core.glu_step(weight, pre_weight, *self._gradient(index), has_pulled, *self._rates(settings), *rule)
 
     def _sgd(self, index: int, has_pulled: bool) -> None:
-        if self._found is None:
+        if self._is_updated(index):
             rates = self._rates(self._settings[index])
             self._core.sgd_step(self.weights[index], *self._gradient(index), *rates)
 
     def _dc_asgd(self, index: int, has_pulled: bool) -> None:
-        if self._found is not None:
+        if not self._is_updated(index):
             return
         before = self._before[index] if has_pulled else None
         rule = self.strategy.lambda_0, self.strategy.decay, self.strategy.epsilon
@@ -350,6 +352,10 @@ class DelayedSynchronizer(ServedSynchronizer):
 
     def _none(self, index: int, has_pulled: bool) -> None:
         pass
+
+    def _is_updated(self, index: int) -> bool:
+        """Tell whether this rank has a gradient of the tensor, and all of its gradients are finite."""
+        return self._found is None and self._used[index]
 
     def _gradient(self, index: int) -> tuple[int, str]:
         return self._addresses[index], self.layout.dtypes[index]

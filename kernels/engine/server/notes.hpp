@@ -29,12 +29,17 @@ struct ServerSettings {
 // How servers update weights. With "lars" settings may have trust coefficients; with "adam" they have no momentum.
 struct ServerOptimizer {
   std::string name = "sgd";
-  double beta_1 = 0.9;  // this and the next two of "adam"
+  bool rate_in_momentum = false;  // of "sgd"; that of "lars" always is
+  double beta_1 = 0.9;            // this and the next two of "adam"
   double beta_2 = 0.999;
   double epsilon = 1e-8;
 
   [[nodiscard]] bool is_adam() const { return name == "adam"; }
+  [[nodiscard]] bool is_rate_inside() const { return rate_in_momentum || name == "lars"; }
 };
+
+// Which tensors a push has: a byte for each, not 0 if it has a gradient. Empty: all have one.
+using Presence = std::vector<std::uint8_t>;
 
 // Whether the round of a push is skipped, and why. Where pushes of a round differ, the largest value holds.
 enum class Skip : std::uint8_t { no, nonfinite, abandoned };
@@ -51,7 +56,7 @@ static_assert(std::has_unique_object_representations_v<SkippedPush>);
 enum class NoteKind : std::uint32_t {
   // to a server
   push,      // skip; tensor: see SkippedPush; scale: the loss scale; payload: the settings of each tensor, if they have
-             // changed. If number is not 0, it is a pull, too
+             // changed, then its Presence, if is_partial. If number is not 0, it is a pull, too
   pull,      // number; exact; pushes: the last that must be released first; round: how many ends must come first
   depart,    // the worker pushes no more until the end
   bye,       // the worker has closed
@@ -60,8 +65,8 @@ enum class NoteKind : std::uint32_t {
   decision,  // from server 0; payload: see Server::decide
   report,    // number: which one is wanted; to a worker, payload: its numbers
   norms,     // from another server, see ServerShard::norms
-  copy,      // from another server: see server_copies.cpp. number: of the server; round; pushes: the updates so far;
-             // tensor: the arrays of the copy, which comes as a message of its own
+  copy,      // from another server: see server_copies.cpp. number: of the server; round; payload: the updates of each
+             // tensor; tensor: the arrays of the copy, which comes as a message of its own
   copied,    // from the server that keeps copies of this one: the oldest copy sent has come
   // to a worker
   release,  // pushes: the last after which it may go on; round: the last one; payload: its skipped pushes, each as
@@ -76,6 +81,7 @@ struct Note {
   Skip skip = Skip::no;
   bool exact = false;
   bool answers = false;
+  bool is_partial = false;
   std::uint64_t number = 0;
   std::uint64_t pushes = 0;
   std::uint64_t round = 0;
@@ -110,6 +116,15 @@ inline void send_note(transport::Mailbox& mailbox, int to, const transport::Tags
   static_cast<void>(mailbox.send(to, tags.first, data, bytes, std::move(memory)));
 }
 
+template <class T>
+[[nodiscard]] std::vector<T> values_of(std::span<const std::byte> bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  }
+  return values;
+}
+
 struct ReceivedNote {
   int source;
   Note note;
@@ -117,11 +132,7 @@ struct ReceivedNote {
 
   template <class T>
   [[nodiscard]] std::vector<T> payload_as() const {
-    std::vector<T> values(payload.size() / sizeof(T));
-    if (!values.empty()) {
-      std::memcpy(values.data(), payload.data(), values.size() * sizeof(T));
-    }
-    return values;
+    return values_of<T>(payload);
   }
 };
 

@@ -85,7 +85,7 @@ Registry& registry() {
 
 std::string described(const ServerOptimizer& optimizer) {
   if (!optimizer.is_adam()) {
-    return optimizer.name;
+    return optimizer.name + (optimizer.rate_in_momentum ? ", the rate in the momentum" : "");
   }
   return optimizer.name + "(" + format_number(optimizer.beta_1) + ", " + format_number(optimizer.beta_2) + ", " +
          format_number(optimizer.epsilon) + ")";

@@ -119,6 +119,7 @@ class Server {
     std::int64_t tensor;
     float scale;
     Settings settings;
+    Presence has;
   };
   struct Worker {
     std::deque<ReceivedNote> notes;    // received, not processed yet, in order
@@ -166,11 +167,12 @@ class Server {
     int skipping = -1;  // the worker because of whose push
     float scale = 1.0F;
     Settings settings;
+    Presence has;  // any of its pushes
   };
   [[nodiscard]] Round gather(const std::vector<int>& workers);
   void apply_round(const std::vector<int>& workers);
   [[nodiscard]] bool has_norms(const Round& round);
-  [[nodiscard]] std::vector<float> rates_of(const Round& round);
+  [[nodiscard]] std::vector<std::optional<float>> rates_of(const Round& round);
   void check_settings(const std::vector<int>& round);
   void release(int number);
   void report(int number, std::uint64_t what);

@@ -25,11 +25,8 @@ void Server::keep_copy(bool is_loaded) {
     return;
   }
   ShardCopy copy = shard_.copy(rounds_, std::move(spare_));
-  const Note note{.kind = NoteKind::copy,
-                  .number = number_,
-                  .pushes = copy.updates,
-                  .round = copy.round,
-                  .tensor = static_cast<std::int64_t>(copy.arrays)};
+  const Note note{
+      .kind = NoteKind::copy, .number = number_, .round = copy.round, .tensor = static_cast<std::int64_t>(copy.arrays)};
   Unconfirmed sent{.is_loaded = is_loaded, .applied = {}};
   std::transform(workers_.begin(), workers_.end(), std::back_inserter(sent.applied),
                  [](const Worker& each) { return each.applied; });
@@ -38,7 +35,7 @@ void Server::keep_copy(bool is_loaded) {
     confirm();
   } else {
     const int rank = shared_.roles.servers[static_cast<std::size_t>(keeper)];
-    send_note(*shared_.mailbox, rank, shared_.tags.to_server, note);
+    send_note(*shared_.mailbox, rank, shared_.tags.to_server, note, std::as_bytes(std::span(copy.updates)));
     static_cast<void>(shared_.mailbox->send(rank, shared_.tags.copied(), copy.values->data(), copy.bytes(), copy.values,
                                             transport::Route::in_parts));
     loads_under_way_ += is_loaded ? 1 : 0;
@@ -87,11 +84,14 @@ void Server::expect_copy(const ReceivedNote& received) {
   const auto server = static_cast<std::size_t>(received.note.number);
   const auto arrays = static_cast<std::size_t>(received.note.tensor);
   const auto values = std::make_shared<std::vector<float>>(arrays * shared_.layout.shard_size(server));
-  const ShardCopy copy{
-      .round = received.note.round, .updates = received.note.pushes, .arrays = arrays, .values = values};
-  arriving_.push_back({server, copy,
-                       shared_.mailbox->receive(received.source, shared_.tags.copied(), values->data(), copy.bytes(),
-                                                values, transport::Route::in_parts)});
+  ShardCopy copy{.round = received.note.round,
+                 .updates = received.payload_as<std::uint64_t>(),
+                 .arrays = arrays,
+                 .values = values};
+  const std::size_t bytes = copy.bytes();
+  arriving_.push_back({server, std::move(copy),
+                       shared_.mailbox->receive(received.source, shared_.tags.copied(), values->data(), bytes, values,
+                                                transport::Route::in_parts)});
 }
 
 bool Server::has_copy_arrived() const { return !arriving_.empty() && arriving_.front().transfer->ended(); }
@@ -150,7 +150,7 @@ void Server::salvage(std::size_t server, std::uint64_t round, std::size_t array,
   for (const TensorPart& part : shared_.layout.parts_of_server(server)) {
     float* const to = tensors[part.tensor] + part.begin;
     if (is_count || array >= found->arrays) {
-      std::fill_n(to, part.count, is_count ? static_cast<float>(found->updates) : 0.0F);
+      std::fill_n(to, part.count, is_count ? static_cast<float>(found->updates[part.tensor]) : 0.0F);
     } else {
       std::copy_n(found->values->data() + array * shared_.layout.shard_size(server) + part.shard, part.count, to);
     }

@@ -70,10 +70,14 @@ void Server::process_push(int number, const ReceivedNote& received) {
   for (const auto& transfer : of.parts) {
     transfer->check();
   }
-  if (!received.payload.empty()) {
-    of.settings = std::make_shared<const std::vector<ServerSettings>>(received.payload_as<ServerSettings>());
+  const std::size_t presence = received.note.is_partial ? shared_.layout.tensors() : 0;
+  const auto [settings, has] = std::pair(std::span(received.payload).first(received.payload.size() - presence),
+                                         std::span(received.payload).last(presence));
+  if (!settings.empty()) {
+    of.settings = std::make_shared<const std::vector<ServerSettings>>(values_of<ServerSettings>(settings));
   }
-  of.pushes.push_back({received.note.skip, received.note.tensor, received.note.scale, of.settings});
+  of.pushes.push_back(
+      {received.note.skip, received.note.tensor, received.note.scale, of.settings, values_of<std::uint8_t>(has)});
   if (leads()) {
     log_.pushed(number);
     ask_policy(number, false);

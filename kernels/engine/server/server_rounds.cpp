@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -11,10 +13,13 @@ namespace gradientflow::engine {
 
 Server::Round Server::gather(const std::vector<int>& workers) {
   const Push& first = worker(workers.front()).pushes.front();
-  Round round{.contributions = {}, .scale = 1.0F / first.scale, .settings = first.settings};
+  Round round{.contributions = {}, .scale = 1.0F / first.scale, .settings = first.settings, .has = first.has};
   for (const int w : workers) {
     const Worker& of = worker(w);
     const Skip skip = of.pushes.front().skip;
+    const Presence& has = of.pushes.front().has;
+    round.has.resize(std::min(round.has.size(), has.size()));
+    std::transform(round.has.begin(), round.has.end(), has.begin(), round.has.begin(), std::bit_or<std::uint8_t>());
     if (skip > round.skip || (skip == round.skip && skip != Skip::no && w < round.skipping)) {
       round.skip = skip;
       round.skipping = w;
@@ -46,14 +51,16 @@ bool Server::has_norms(const Round& round) {
   return norms.size() == shared_.roles.servers.size();
 }
 
-// Adds norms in the order of the servers, so that all servers get the same sums.
-std::vector<float> Server::rates_of(const Round& round) {
-  std::vector<float> rates;
+// The rate of each tensor; none where no push of the round has a gradient. Adds norms in the order of the servers, so
+// that all servers get the same sums.
+std::vector<std::optional<float>> Server::rates_of(const Round& round) {
+  std::vector<std::optional<float>> rates;
   const auto norms = norms_.extract(rounds_ + 1);
   for (std::size_t i = 0; i < round.settings->size(); ++i) {
     const ServerSettings& setting = (*round.settings)[i];
-    rates.push_back(setting.rate);
-    if (setting.trust == 0.0F || norms.empty()) {
+    const bool is_there = round.has.empty() || round.has[i] != 0;
+    rates.push_back(is_there ? std::optional(setting.rate) : std::nullopt);
+    if (!is_there || setting.trust == 0.0F || norms.empty()) {
       continue;
     }
     double weights = 0.0;
@@ -75,7 +82,7 @@ std::vector<float> Server::rates_of(const Round& round) {
 
 void Server::apply_round(const std::vector<int>& workers) {
   const Round round = gather(workers);
-  const std::vector<float> rates = rates_of(round);
+  const std::vector<std::optional<float>> rates = rates_of(round);
   ++rounds_;
   const std::vector<ReceivedNote> pulls = pulls_after_round();
   std::size_t ranges = 0;  // that have been sent

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "../../compute/kernels.hpp"
@@ -26,18 +27,21 @@ ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory,
       workers_(workers),
       wire_(wire),
       optimizer_(optimizer),
+      updates_(optimizer.is_adam() ? layout.tensors() : 0),
       scratch_(threads),
       team_(threads) {}
 
 // Block by block, so that the weights, the optimizer's state and the mean of a block stay in the caches from one kernel
 // to the next.
 void ServerShard::apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
-                        std::span<const float> rates, float scale, const AfterRanges& after_ranges) {
+                        std::span<const std::optional<float>> rates, float scale, const AfterRanges& after_ranges) {
   const std::size_t next = latest_ = free_version();
   float* const weights = memory_->weights(server_, next);
   const float* const present = this->weights();
   const bool rounds = wire_ != DType::float32;
-  ++updates_;
+  for (std::size_t i = 0; i < updates_.size(); ++i) {
+    updates_[i] += rates[i] ? 1 : 0;
+  }
   make_scratch(round.size());
   const auto& parts = layout_->parts_of_server(server_);
   for (const TensorPart& part : parts) {
@@ -50,14 +54,18 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
       const ServerSettings& setting = settings[part.tensor];
       const std::size_t count = std::min(block_, to - begin);
       const std::size_t at = part.shard + begin;
-      const void* const gradient = mean_of(round, part, begin, count, scratch);
-      const Block block{
+      Block block{
           present + at, weights + at, rounds ? memory_->wire_weights(server_, next) + at * size_of(wire_) : nullptr,
-          gradient,     at,           count};
+          nullptr,      at,           count};
+      if (!rates[part.tensor]) {
+        leave(block);
+        continue;
+      }
+      block.gradient = mean_of(round, part, begin, count, scratch);
       if (optimizer_.is_adam()) {
-        step_adam(block, mean_dtype(round), setting, scale);
+        step_adam(block, mean_dtype(round), setting, updates_[part.tensor], scale);
       } else {
-        step_momentum(block, mean_dtype(round), setting, rates[part.tensor], scale);
+        step_momentum(block, mean_dtype(round), setting, *rates[part.tensor], scale);
       }
     }
   };
@@ -94,6 +102,13 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
   version_ = next;
 }
 
+void ServerShard::leave(const Block& block) const {
+  std::copy_n(block.before, block.count, block.weights);
+  if (block.wire_weights != nullptr) {
+    std::memcpy(block.wire_weights, wire_weights() + block.at * size_of(wire_), block.count * size_of(wire_));
+  }
+}
+
 void ServerShard::step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate,
                                 float scale) {
   compute::step(compute::MomentumStep{
@@ -107,16 +122,17 @@ void ServerShard::step_momentum(const Block& block, DType gradient, const Server
       .gradient_scale = scale,
       .weight_decay = setting.weight_decay,
       .factor = setting.momentum,
-      .inner_rate = rate,
+      .inner_rate = optimizer_.is_rate_inside() ? rate : 1.0F,
+      .outer_rate = optimizer_.is_rate_inside() ? 1.0F : rate,
       .before = block.before,
       .store = size() * sizeof(float) >= streamed_bytes ? compute::Store::streaming : compute::Store::cached});
 }
 
 // The bias of the first updates is corrected in float64, as PyTorch does.
-void ServerShard::step_adam(const Block& block, DType gradient, const ServerSettings& setting, float scale) {
-  const auto updates = static_cast<double>(updates_);
-  const double bias_1 = 1.0 - std::pow(optimizer_.beta_1, updates);
-  const double bias_2 = 1.0 - std::pow(optimizer_.beta_2, updates);
+void ServerShard::step_adam(const Block& block, DType gradient, const ServerSettings& setting, std::uint64_t updates,
+                            float scale) {
+  const double bias_1 = 1.0 - std::pow(optimizer_.beta_1, static_cast<double>(updates));
+  const double bias_2 = 1.0 - std::pow(optimizer_.beta_2, static_cast<double>(updates));
   compute::step(compute::AdamStep{.weight = block.weights,
                                   .parameter = block.wire_weights,
                                   .parameter_dtype = wire_,
@@ -232,7 +248,12 @@ std::vector<float> ServerShard::array(std::size_t number) const {
     return {weights(), weights() + size()};
   }
   if (number > states()) {
-    return std::vector<float>(size(), static_cast<float>(updates_));
+    std::vector<float> counts(size());
+    for (const TensorPart& part : layout_->parts_of_server(server_)) {
+      std::fill_n(counts.begin() + static_cast<std::ptrdiff_t>(part.shard), part.count,
+                  static_cast<float>(updates_[part.tensor]));
+    }
+    return counts;
   }
   const std::vector<float>& state = state_[number - 1];
   return state.empty() ? std::vector<float>(size()) : state;
@@ -258,8 +279,12 @@ void ServerShard::load(std::size_t number, const float* values) {
     round_weights();
   } else if (number <= states()) {
     state_[number - 1].assign(values, values + size());
-  } else if (size() > 0) {
-    updates_ = static_cast<std::uint64_t>(values[0]);
+  } else {
+    for (const TensorPart& part : layout_->parts_of_server(server_)) {
+      if (part.count > 0) {
+        updates_[part.tensor] = static_cast<std::uint64_t>(values[part.shard]);
+      }
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,10 +30,11 @@ class ServerShard {
               const ServerOptimizer& optimizer, std::size_t threads);
 
   // Updates the weights by the mean of the round's gradients, added in the order given, times `scale`. `rates`: of each
-  // tensor. `after_ranges`: called after each range with the number of ranges done; see `latest`.
+  // tensor; without one it stays as it is, with its momentum. `after_ranges`: called after each range with the number
+  // of ranges done; see `latest`.
   using AfterRanges = std::function<void(std::size_t ranges)>;
   void apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
-             std::span<const float> rates, float scale, const AfterRanges& after_ranges = {});
+             std::span<const std::optional<float>> rates, float scale, const AfterRanges& after_ranges = {});
 
   // For LARS: the sums of the squares of this shard's weights and of that mean, two numbers for each tensor, zeros
   // where it has no trust coefficient.
@@ -52,7 +54,7 @@ class ServerShard {
   void lease_to(int worker);
 
   // Arrays of the shard, for checkpoints: 0 the weights; 1 the momentum, zeros where there is none yet. Of Adam 1 and 2
-  // are exp_avg and exp_avg_sq, and all elements of 3 are the number of updates.
+  // are exp_avg and exp_avg_sq, and the elements of 3 are the number of updates of their tensor.
   [[nodiscard]] std::vector<float> array(std::size_t number) const;
   void load(std::size_t number, const float* values);
   [[nodiscard]] std::size_t states() const { return optimizer_.is_adam() ? 2 : 1; }  // arrays beside the weights
@@ -70,8 +72,9 @@ class ServerShard {
     std::size_t count;
   };
   void round_weights();
+  void leave(const Block& block) const;
   void step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate, float scale);
-  void step_adam(const Block& block, DType gradient, const ServerSettings& setting, float scale);
+  void step_adam(const Block& block, DType gradient, const ServerSettings& setting, std::uint64_t updates, float scale);
   struct Scratch {               // of one thread
     std::vector<float> mean;     // of a block
     std::vector<float> widened;  // of a block, the gradients of each worker, in float32
@@ -97,7 +100,7 @@ class ServerShard {
   std::size_t provided_ = 0;  // versions that have pages
   ServerOptimizer optimizer_;
   std::array<std::vector<float>, 2> state_;  // the momentum, or exp_avg and exp_avg_sq; empty until first used
-  std::uint64_t updates_ = 0;                // number so far, for Adam
+  std::vector<std::uint64_t> updates_;       // of each tensor, for Adam
   std::size_t block_ = 0;                    // elements
   std::vector<Scratch> scratch_;             // of each thread
   Team team_;

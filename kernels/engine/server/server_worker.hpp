@@ -49,8 +49,9 @@ class ServerWorker {
   // tensor, if it is ready already, or if it lies in the slot but not in its place.
   void ready(std::size_t tensor, const void* gradient, DType dtype, std::size_t* nonfinite = nullptr);
 
-  // Ends the current push; tensors that are not ready are zeros. Pushes of several threads take turns. `gradients`: of
-  // all tensors, instead of `ready`; if any argument is refused, none is ready. `settings`: of each tensor, or one for
+  // Ends the current push. A tensor that is not ready counts as zeros if another push of its round has it; otherwise
+  // the round leaves it alone. Pushes of several threads take turns. `gradients`: of each tensor, or none, instead of
+  // `ready`; if any argument is refused, none is ready. `settings`: of each tensor, or one for
   // all. `with_pull`: pulls in the same message. These are the weights of the moment at which this worker may go on,
   // without anybody's later pushes. `nonfinite`: the tensor because of which the push is to be skipped, or -1; the
   // other workers of the round are told.
@@ -64,7 +65,7 @@ class ServerWorker {
     DType dtype;
   };
   Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no,
-              std::span<const Gradient> gradients = {}, std::int64_t nonfinite = -1);
+              std::span<const std::optional<Gradient>> gradients = {}, std::int64_t nonfinite = -1);
 
   // Waits until the policy lets this worker go on after a push. Returns whether the push was skipped, and why. Throws
   // Error(value) for a push older than the last `most_skipped` skipped ones: older records are dropped.

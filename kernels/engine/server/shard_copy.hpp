@@ -10,8 +10,8 @@ namespace gradientflow::engine {
 
 struct ShardCopy {
   std::uint64_t round = 0;
-  std::uint64_t updates = 0;  // so far, for Adam
-  std::size_t arrays = 0;     // in `values`, one after the other: see ServerShard::array
+  std::vector<std::uint64_t> updates = {};  // of each tensor, for Adam
+  std::size_t arrays = 0;                   // in `values`, one after the other: see ServerShard::array
   std::shared_ptr<std::vector<float>> values = {};
 
   [[nodiscard]] std::size_t bytes() const { return values->size() * sizeof(float); }

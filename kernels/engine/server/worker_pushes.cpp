@@ -212,7 +212,7 @@ void ServerWorker::check_settings(std::span<const ServerSettings> settings) cons
 }
 
 ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, Skip skip,
-                                        WithPull with_pull, std::span<const Gradient> gradients,
+                                        WithPull with_pull, std::span<const std::optional<Gradient>> gradients,
                                         std::int64_t nonfinite) {
   const std::lock_guard one_at_a_time(pushing_);
   Lock lock(mutex_);
@@ -230,11 +230,15 @@ ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings
     check_no_pull();
   }
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    check_gradient(i, gradients[i].data, gradients[i].dtype);
+    if (const auto& gradient = gradients[i]; gradient) {
+      check_gradient(i, gradient->data, gradient->dtype);
+    }
   }
   lock.unlock();
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    ready(i, gradients[i].data, gradients[i].dtype);
+    if (const auto& gradient = gradients[i]; gradient) {
+      ready(i, gradient->data, gradient->dtype);
+    }
   }
   lock.lock();
   check_usable();
@@ -248,20 +252,29 @@ ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings
     note.pushes = pushes_ + 1;
   }
   const std::size_t tensors = shared_.layout.tensors();
-  for (std::size_t i = 0; i < tensors; ++i) {
-    if (!ready_.has(i)) {
-      std::memset(slot_of_tensor(i), 0, shared_.layout.counts()[i] * size_of(shared_.wire));
-    }
-  }
+  Presence has(tensors, 1);
+  ready_.for_each_missing(tensors, [&](std::size_t i) {
+    has[i] = 0;
+    note.is_partial = true;
+    std::memset(slot_of_tensor(i), 0, shared_.layout.counts()[i] * size_of(shared_.wire));
+  });
   std::fill(left_.begin(), left_.end(), 0);
   send_ranges();
   std::vector<ServerSettings> all(settings.begin(), settings.end());
   all.resize(tensors, settings.front());
   const bool differ = pushes_ == 0 || all != settings_;
   settings_ = std::move(all);
+  std::vector<std::byte> payload;
+  if (differ) {
+    const auto bytes = std::as_bytes(std::span(settings_));
+    payload.assign(bytes.begin(), bytes.end());
+  }
+  if (note.is_partial) {
+    const auto bytes = std::as_bytes(std::span(has));
+    payload.insert(payload.end(), bytes.begin(), bytes.end());
+  }
   for (std::size_t k = 0; k < servers(); ++k) {
-    send_to((static_cast<std::size_t>(rank()) + k) % servers(), note,
-            differ ? std::as_bytes(std::span(settings_)) : std::span<const std::byte>{});
+    send_to((static_cast<std::size_t>(rank()) + k) % servers(), note, payload);
   }
   ready_.forget();
   begin_ranges();
