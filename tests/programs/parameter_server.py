@@ -448,9 +448,13 @@ def check_arguments(comm: gf.Communicator) -> None:
         make(comm, weights, "nobody")
     with raises(ArgumentError, "optimizer"):
         make(comm, weights, optimizer="nobody")
+    with raises(ArgumentTypeError, "rate_in_momentum is a bool"):
+        make(comm, weights, optimizer="sgd(rate_in_momentum=1)")
     if SIZE > 1:
         with raises(MismatchError, "policy"):
             make(comm, weights, "asp" if RANK else "bsp")
+        with raises(MismatchError, "optimizer"):
+            make(comm, weights, optimizer="sgd(rate_in_momentum=True)" if RANK else "sgd")
         with raises(MismatchError, "parameter servers: the shape of tensor 1 is (3, 2) on rank 1 and (2, 3) on rank 0"):
             make(comm, [weights[0], np.zeros((3, 2) if RANK == 1 else (2, 3), np.float32)])
         with raises(MismatchError, "the name of tensor 1 is 'b' on rank 1 and 'a' on rank 0"):

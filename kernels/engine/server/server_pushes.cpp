@@ -70,9 +70,9 @@ void Server::process_push(int number, const ReceivedNote& received) {
   for (const auto& transfer : of.parts) {
     transfer->check();
   }
-  const std::size_t presence = received.note.is_partial ? shared_.layout.tensors() : 0;
-  const auto [settings, has] = std::pair(std::span(received.payload).first(received.payload.size() - presence),
-                                         std::span(received.payload).last(presence));
+  const std::span<const std::byte> payload = received.payload;
+  const std::span<const std::byte> has = payload.last(received.note.is_partial ? shared_.layout.tensors() : 0);
+  const std::span<const std::byte> settings = payload.first(payload.size() - has.size());
   if (!settings.empty()) {
     of.settings = std::make_shared<const std::vector<ServerSettings>>(values_of<ServerSettings>(settings));
   }
