@@ -121,6 +121,30 @@ def words_of(description: Description) -> str:
     return f"{Path(path).resolve()}:{kind.__name__}{words.removeprefix(description.name)}"
 
 
+def plain_of(description: Description) -> tuple[str, str, dict[str, Any]]:
+    """Return the module and the name of a description's class, and its settings."""
+    kind = type(description)
+    return kind.__module__, kind.__qualname__, description.settings
+
+
+def from_plain(base: type[Any], plain: tuple[str, str, dict[str, Any]]) -> Any:
+    """Return the description of `plain_of`, of another process; imports nothing for it.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If this process has no such class derived from `base`.
+    """
+    module, name, settings = plain
+    kinds = [base]
+    for kind in kinds:  # which grow meanwhile
+        if (kind.__module__, kind.__qualname__) == (module, name):
+            return kind(**settings)
+        kinds += kind.__subclasses__()
+    message = f"there is no {base.__name__} {name} of {module} here: import it before gradientflow.init"
+    raise ArgumentError(message)
+
+
 def _word(value: Any) -> str:
     """Return a value as it is written in words; for a function its name, which is the same on all ranks."""
     return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)

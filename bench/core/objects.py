@@ -1,12 +1,13 @@
-"""What the ranks of a bench tell each other beside what is measured: any values, pickled, over the communicator."""
+"""What the ranks of a bench tell each other beside what is measured: plain values, over the communicator."""
 
 from __future__ import annotations
 
-import pickle
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+
+from gradientflow.plain import dump, load
 
 from .case import ROOT
 
@@ -20,11 +21,11 @@ _IDLE_SECONDS = 0.02
 
 def from_all(comm: Communicator, value: V) -> list[V]:
     """Give the values of all ranks, by rank. Collective."""
-    own = np.frombuffer(pickle.dumps(value), np.uint8)
+    own = np.frombuffer(dump(value), np.uint8)
     lengths: list[int] = np.ravel(comm.allgather(np.array([len(own)]))).tolist()
     data = comm.allgatherv(own.copy(), lengths).tobytes()
     ends = np.cumsum(lengths).tolist()
-    return [pickle.loads(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+    return [load(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
 def from_root(comm: Communicator, value: V) -> V:

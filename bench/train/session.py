@@ -232,7 +232,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return sum(digest != digests[0] for digest in digests)
 
     def _join(self, turn: Turn) -> JointTurn:
-        turns = from_all(self.comm, turn)
+        turns = [Turn(**each) for each in from_all(self.comm, vars(turn))]
         return join(turns if self.comm.rank == 0 else [turn])
 
     def _begin(self, task: Task, contestant: Contestant, seed: int) -> Run:
@@ -286,12 +286,12 @@ class TrainSession(Session[str, Any, TrainResult]):
             }
             for each in found if ranks < self.comm.size else ():
                 wrong[each.model, each.entry] = wrong.get((each.model, each.entry), 0) + each.wrong
-        wrong = from_root(self.comm, wrong)
-        for place, result in enumerate(outcome.results):
+        own = [wrong.get((each.model, each.entry), 0) for each in outcome.results]
+        for place, (result, more) in enumerate(zip(outcome.results, from_root(self.comm, own), strict=True)):
             key, alone = (result.model, result.entry), rates[1].get((result.model, Entry(NONE)))
             points = [(ranks, found[key]) for ranks, found in rates.items() if key in found]
             scaled = tuple(Scaled(n, rate, round(rate / (n * alone), 4)) for n, rate in points if alone)
-            outcome.results[place] = replace(result, scale=scaled, wrong=result.wrong + wrong.get(key, 0))
+            outcome.results[place] = replace(result, scale=scaled, wrong=result.wrong + more)
 
     def _on_a_part(self, ranks: int) -> list[TrainResult]:
         """Measure the first `ranks` ranks by themselves; the others sleep, and have no results. Collective."""

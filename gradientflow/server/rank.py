@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from contextlib import suppress
 from typing import Any
@@ -13,6 +12,7 @@ from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, GradientFlowError, PeerError
 from gradientflow.mailbox import make_mailbox
+from gradientflow.plain import dump, load
 
 _CLOSING_SECONDS = 5.0  # for each server that workers have left open to end by itself
 _POLL_SECONDS = 0.2  # between checks for ranks that have died
@@ -79,7 +79,7 @@ class ServerRanks:
         failure = b""
         if comm.rank == 0:
             try:
-                self._tell("make", arguments)
+                self._tell("make", _plain(arguments))
                 failure = "; ".join(filter(None, self._answers())).encode()
             except Exception as error:
                 failure = str(error).encode()
@@ -97,7 +97,7 @@ class ServerRanks:
 
     def _tell(self, kind: str, arguments: tuple[Any, ...]) -> None:
         for server in self._servers:
-            self._channel.send(server, pickle.dumps((kind, arguments)))
+            self._channel.send(server, dump((kind, arguments), f"the parameter server to {kind}"))
 
     def _answers(self) -> list[str]:
         timeout = float(self.everyone.describe()["settings"]["timeout"])
@@ -139,7 +139,8 @@ def serve(everyone: Communicator, workers: int) -> None:
                 continue
             source, command = found
             try:
-                kind, arguments = pickle.loads(command)  # from a rank of the same job
+                kind, arguments = load(command)
+                arguments = _from_plain(arguments) if kind == "make" else arguments
             except Exception as error:
                 message = f"rank {everyone.rank} serves, and cannot read what is to be made: {error}"
                 channel.send(source, message.encode())
@@ -200,6 +201,22 @@ def make_native(everyone: Communicator, workers: int | None, arguments: tuple[An
         replicas,
         *optimizer,  # the last ones
     )
+
+
+def _plain(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of `make_native` as plain values: of the policy the name of its class, and its settings."""
+    from gradientflow.description import plain_of  # here, as jobs without servers have no policies
+
+    *others, policy, replicas, optimizer = arguments
+    return (*others, plain_of(policy), replicas, optimizer)
+
+
+def _from_plain(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    from gradientflow.description import from_plain
+    from gradientflow.policies import Policy
+
+    *others, policy, replicas, optimizer = arguments
+    return (*others, from_plain(Policy, policy), replicas, optimizer)
 
 
 def _run(native: Any) -> None:

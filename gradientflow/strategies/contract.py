@@ -446,9 +446,10 @@ class Synchronizer(ABC):
         """Keep the iteration whose `wait` has failed: what this rank has sent is in the means of others."""
 
     def shared_state(self, with_arrays: bool) -> Any:  # noqa: B027
-        """Return what is the same on all ranks on which as many `exchanges` have ended; it can be pickled.
+        """Return what is the same on all ranks on which as many `exchanges` have ended.
 
-        Arrays stay as they are until the next exchange. Without them it is for a rank that begins and has them.
+        It is a plain value: None, numbers, text, arrays of NumPy, and lists, tuples and dicts of these. Arrays stay as
+        they are until the next exchange. Without them it is for a rank that begins and has them.
         """
 
     def catch_up(self, state: Any, begins: bool) -> None:  # noqa: B027

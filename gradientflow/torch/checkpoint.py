@@ -16,6 +16,7 @@ from gradientflow.training.state import TrainingState
 
 from .bound_model import BoundModel
 from .fused_step import FusedStep
+from .plain_tensors import from_plain, to_plain
 
 _BUFFERS = ("momentum_buffer", "exp_avg", "exp_avg_sq")  # of float32, in the state of a parameter
 _KEY = "gradientflow"  # in a state dict; optimizers of PyTorch ignore it
@@ -153,7 +154,7 @@ def _consolidated(comm: Communicator, state: dict[str, Any], of_core: dict[str, 
     Floating-point tensors except "step", such as momentum, are means over the ranks; all else is that of rank 0.
     """
     mine = {**state, "state": _with_means(state["state"]), _KEY: _with_means(of_core)}
-    those = consolidated(comm, mine, means=True)
+    those = from_plain(consolidated(comm, to_plain(mine), means=True))
     core = those.pop(_KEY)
     return {**those, "state": with_tensors(those["state"])}, with_tensors(core)
 

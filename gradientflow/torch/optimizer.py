@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
 from gradientflow.job import init
+from gradientflow.plain import pack
 from gradientflow.pools.base import RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy, default_strategy
 from gradientflow.training import Loop, LossScale, Membership, require_same
@@ -26,6 +28,7 @@ from .checkpoint import Checkpoint, load_alone
 from .fused_step import FusedStep, check_can_step, settings_of_parameter, why_fused
 from .gradients import ParameterGradients, layout_of
 from .parameters import make_equal
+from .plain_tensors import from_plain, to_plain
 from .step import Step
 from .trained import release, reserve, trained_parameters
 
@@ -176,7 +179,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._survival: Survival | None = None
         try:
             if goes_on:
-                self._survival = Survival(self._comm, min_ranks, Replica(self._replica, self._load_replica))
+                replica = Replica(
+                    lambda with_weights: to_plain(self._replica(with_weights)),
+                    lambda plain, is_new: self._load_replica(from_plain(plain), is_new),
+                )
+                self._survival = Survival(self._comm, min_ranks, replica)
             self._membership = Membership.of(self._comm)
             self._on_failure = {"on_failure": on_failure, "min_ranks": str(min_ranks)}
             if self._survival is None:
@@ -202,6 +209,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._survival is not None:
             buffers = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._model.named_buffers()}
             self._survival.entries = {**entries, **buffers, **settings}
+            with failing_together(comm):  # not when a rank is lost
+                pack(to_plain(self._inner.state_dict()["param_groups"]), "param_groups")
         require_same(comm, "models", {**entries, **settings})
         if comm.size > 1:
             added = None
@@ -486,7 +495,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         assert self._checkpoint is not None
         parameters = zip(self._bound.gradients.names, self._bound.gradients.parameters, strict=True)
         copies = {name: parameter.detach().clone() for name, parameter in parameters if with_weights}
-        return copies, self._checkpoint.common(), dict(self._model.named_buffers())
+        buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+        return copies, self._checkpoint.common(), buffers
 
     def _load_replica(self, replica: tuple[Mapping[str, torch.Tensor], dict[str, Any], Any], is_new: bool) -> None:
         """Load them, and the rest on a newcomer only: rates of a rank that is ahead may be those of its next step."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,12 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gradientflow.job import init
+from gradientflow.plain import Bytes, pack
 from gradientflow.training import require_same
+from gradientflow.training.handover import hand_over_parts
 
 from . import devices, shared_model
+from .plain_tensors import from_plain, to_plain
 
 is_lazy: Any = torch.nn.parameter.is_lazy  # whether a parameter has no shape yet
 
@@ -79,6 +82,9 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
     ------
     gradientflow.errors.MismatchError
         On every rank, before anything is sent, if the optimizers or their parameters differ between ranks.
+    gradientflow.errors.GradientFlowError
+        On every rank, before anything is sent, if there is something else in it than numbers, text, tensors, and lists,
+        tuples and dicts of these.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         message = f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer"
@@ -94,16 +100,15 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
             return
         # That of a DistributedOptimizer, whose state dict has more than what is common to the ranks.
         checkpoint = getattr(optimizer, "_checkpoint", None)
-        stream = io.BytesIO()
-        if comm.rank == root:
-            torch.save(optimizer.state_dict() if checkpoint is None else checkpoint.common(), stream)
-        size = comm.broadcast(np.array([stream.tell()]), root)
-        data = bytearray(stream.getbuffer()) if comm.rank == root else bytearray(size[0])
-        comm.broadcast(data, root)
+        parts: list[Bytes] = []
+        with failing_together(comm):
+            if comm.rank == root:
+                state = optimizer.state_dict() if checkpoint is None else checkpoint.common()
+                parts = pack(to_plain(state), "the state of the optimizer")
+        # Onto the host: the root's device may belong to another rank. The optimizer copies it to its own device.
+        given = hand_over_parts(comm, parts, None, root)
         if comm.rank != root:
-            # Onto the host: the root's device may belong to another rank. The optimizer copies it to its own device.
-            state = torch.load(io.BytesIO(data), weights_only=False, map_location="cpu")
-            (optimizer.load_state_dict if checkpoint is None else checkpoint.load_common)(state)
+            (optimizer.load_state_dict if checkpoint is None else checkpoint.load_common)(from_plain(given))
 
 
 def make_equal(

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.agreement import gather
+from gradientflow.agreement import failing_together, gather
 from gradientflow.communicator import Communicator
 from gradientflow.memory import numpy_dtype
+from gradientflow.plain import Tagged, dump, load
 
 Path = tuple[object, ...]  # of keys and indices, to an array
 Arrays = dict[Path, npt.NDArray[Any]]
 
 
-class _Place(NamedTuple):
-    """A placeholder for an array."""
-
-    shape: tuple[int, ...]
-    dtype: str
+_ARRAY = "array"  # the tag of its placeholder, which has shape and dtype
 
 
 def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
@@ -34,7 +30,7 @@ def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
     ----------
     comm : Communicator
         Whose ranks take part.
-    state : dicts, lists, arrays, and what can be pickled
+    state : plain value
         This rank's state.
     means : bool
         Whether arrays of floats become means over the ranks, with zeros for arrays that a rank lacks, and other arrays
@@ -42,7 +38,9 @@ def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
     """
     arrays: Arrays = {}
     outline = _outline(state, (), arrays)
-    everyone = [pickle.loads(each) for each in gather(comm, pickle.dumps(outline))]
+    with failing_together(comm):
+        own = dump(outline, "the state")
+    everyone = [load(each) for each in gather(comm, own)]
     return _filled(comm if means else None, _merged(everyone), (), arrays)
 
 
@@ -50,7 +48,7 @@ def _outline(value: Any, path: Path, arrays: Arrays) -> Any:
     """Return the state with placeholders for arrays; the arrays go to `arrays`."""
     if isinstance(value, np.ndarray):
         arrays[path] = value
-        return _Place(value.shape, value.dtype.name)
+        return Tagged(_ARRAY, (value.shape, value.dtype.name))
     if isinstance(value, Mapping):
         return {key: _outline(each, (*path, key), arrays) for key, each in value.items()}
     if isinstance(value, list):
@@ -74,11 +72,12 @@ def _filled(comm: Communicator | None, outline: Any, path: Path, arrays: Arrays)
         return {key: _filled(comm, each, (*path, key), arrays) for key, each in outline.items()}
     if isinstance(outline, list):
         return [_filled(comm, each, (*path, index), arrays) for index, each in enumerate(outline)]
-    if not isinstance(outline, _Place):
+    if not (isinstance(outline, Tagged) and outline.tag == _ARRAY):
         return outline
+    shape, dtype = outline.value
     mine = arrays.get(path)
-    if mine is None or mine.shape != outline.shape:
-        mine = np.zeros(outline.shape, numpy_dtype(outline.dtype))
+    if mine is None or mine.shape != shape:
+        mine = np.zeros(shape, numpy_dtype(dtype))
     if comm is None:
         return mine
     flat = mine.reshape(-1).copy()
@@ -86,7 +85,7 @@ def _filled(comm: Communicator | None, outline: Any, path: Path, arrays: Arrays)
         comm.broadcast(flat)
     else:
         comm.allreduce(flat, "mean")
-    return flat.reshape(outline.shape)
+    return flat.reshape(shape)
 
 
 __all__ = ["consolidated"]

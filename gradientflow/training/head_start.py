@@ -8,12 +8,13 @@ from typing import Any
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import GradientFlowError
+from gradientflow.plain import pack
 
-from .handover import parts_of, receive, send
+from .handover import receive, send
 
 
 class HeadStart:
-    """Gives objects to the newcomers of a communicator, from rank 0 of it, in threads of their own.
+    """Gives plain values to the newcomers of a communicator, from rank 0 of it, in threads of their own.
 
     Nobody else calls `send` or `recv` of the communicator meanwhile. A newcomer that lacks them in the end, because a
     rank was lost, gets them like everyone who is behind.
@@ -22,14 +23,14 @@ class HeadStart:
     ----------
     comm : Communicator
         With newcomers, behind the others.
-    changing : object
-        Is sent as it is now; it can be pickled. Its arrays must not change before `wait_for_copies` has returned.
-    lasting : object
+    changing : plain value
+        Is sent as it is now. Its arrays must not change before `wait_for_copies` has returned.
+    lasting : plain value
         Does not change until the newcomers take part: its arrays are not copied.
     """
 
     def __init__(self, comm: Communicator, changing: Any, lasting: Any) -> None:
-        parts, copies = (parts_of(changing), parts_of(lasting)), list[Any]()
+        parts, copies = (pack(changing, "the state"), pack(lasting, "the state")), list[Any]()
         self._copying = threading.Thread(target=lambda: copies.extend(each.copy() for each in parts[0]), daemon=True)
 
         def give(newcomer: int) -> None:
@@ -54,7 +55,7 @@ class HeadStart:
 
 
 def take_head_start(comm: Communicator) -> tuple[Any, Any]:
-    """Return the objects that rank 0 gives."""
+    """Return the values that rank 0 gives."""
     changing = receive(comm, 0)
     return changing, receive(comm, 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -64,7 +64,7 @@ class Membership:
 class Replica(NamedTuple):
     """What is the same on all ranks beside the strategy's state, such as weights and optimizer state."""
 
-    state: Callable[[bool], Any]  # returns it, with weights or without; it can be pickled
+    state: Callable[[bool], Any]  # returns it, a plain value, with weights or without
     load: Callable[[Any, bool], object]  # takes it, of another rank; all of it on a rank that begins
 
 
@@ -367,10 +367,10 @@ class Survival:
         have_head_start = not lack_all and all(each.exchanges < 0 for each in behind)
         all_take_replica = synchronizer.in_step  # else those that begin
         replica = self._replica.state(all_take_replica) if all_take_replica or lack_all else None
-        return replica, self.membership, synchronizer.shared_state(not have_head_start)
+        return replica, astuple(self.membership), synchronizer.shared_state(not have_head_start)
 
     def _take(
-        self, synchronizer: Synchronizer, first: _Standing, replica: Any, membership: Membership, shared: Any
+        self, synchronizer: Synchronizer, first: _Standing, replica: Any, membership: Sequence[Any], shared: Any
     ) -> None:
         begins, all_take_replica = self.exchanges < 0, synchronizer.in_step
         if first.was_applied and not begins:  # else it has sent nothing
@@ -381,7 +381,7 @@ class Survival:
             self._was_applied, self.steps.next = bool(first.was_applied), first.next
         synchronizer.catch_up(shared, begins)
         if begins:
-            self.membership = replace(membership, rank=self.comm.rank)
+            self.membership = replace(Membership(*membership), rank=self.comm.rank)
 
     def close(self, orderly: bool = True) -> None:
         """Close the communicators that were made here."""

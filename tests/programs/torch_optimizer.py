@@ -7,6 +7,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,13 @@ from torch.utils.checkpoint import checkpoint
 import gradientflow as gf
 import gradientflow.torch as gft
 import gradientflow.torch.direct_layer
-from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, ClosedError, MismatchError
+from gradientflow.errors import (
+    AbandonedError,
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    MismatchError,
+)
 
 torch.set_num_threads(1)
 gradientflow.torch.direct_layer.LEAST_BYTES = (
@@ -1122,6 +1129,11 @@ def check_broadcast_optimizer_state(comm: gf.Communicator) -> None:
     with raises(ArgumentTypeError, "the optimizer is a Tied"):
         gft.broadcast_optimizer_state(model, comm=comm)
     if SIZE > 1:
+        other = sgd(model)
+        other.param_groups[0]["part"] = Fraction(1, 2) if RANK == 0 else 0.5
+        kind = ArgumentError if RANK else ArgumentTypeError
+        with raises(kind, "the state of the optimizer['param_groups'][0]['part'] is a fractions.Fraction"):
+            gft.broadcast_optimizer_state(other, comm=comm)
         other = sgd(nn.Linear(2, 3 if RANK else 4))
         with raises(MismatchError, "parameter group 0 is (3, 2), (3,) on rank 1 and (4, 2), (4,) on rank 0"):
             gft.broadcast_optimizer_state(other, comm=comm)

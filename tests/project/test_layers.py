@@ -147,6 +147,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._fast_paths"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.plain": {"gradientflow.errors", "gradientflow.memory"},
     "gradientflow.meeting": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.launch": {
         "gradientflow.errors",
@@ -158,7 +159,11 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.device": {"gradientflow.errors", "gradientflow._location", "gradientflow.memory"},
 }
 PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
-PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch", "gradientflow.meeting"}
+PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {
+    "gradientflow.launch",
+    "gradientflow.meeting",
+    "gradientflow.plain",
+}
 PYTHON_LAYERS["gradientflow.agreement"] = {"gradientflow.errors", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.errors",
@@ -172,6 +177,7 @@ PYTHON_LAYERS["gradientflow.pools"] = PYTHON_LAYERS["gradientflow.communicator"]
 PYTHON_LAYERS["gradientflow.server"] = PYTHON_LAYERS["gradientflow.pools"] | {
     "gradientflow.agreement",
     "gradientflow.mailbox",
+    "gradientflow.plain",
     "gradientflow.policies",
     "gradientflow.pools",
     "gradientflow.whole_file",
@@ -300,6 +306,11 @@ MAY_IMPORT_FRAMEWORKS = (
 )
 
 
+# What reads values by running code: only of processes of one user, through files and sockets of that user.
+RUN_CODE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
+MAY_RUN_CODE = ("gradientflow.launch.spawned", "gradientflow.launch.preloaded")
+
+
 def python_modules(root: Path) -> dict[str, Path]:
     """Return {module name: file}; the folder bench is installed as gradientflow.bench."""
     modules = {}
@@ -353,6 +364,8 @@ def wrong_imports(root: Path) -> list[str]:
         layer = python_layer(module)
         for name in sorted(imported):
             top = name.split(".")[0]
+            if top in RUN_CODE and module not in MAY_RUN_CODE:
+                wrong.append(f"{module} imports {name}")
             if top in FRAMEWORKS and not any(
                 module == place or module.startswith(f"{place}.") for place in MAY_IMPORT_FRAMEWORKS
             ):
@@ -432,6 +445,13 @@ def test_only_the_command_line_imports_the_benchmarks() -> None:
     for module, imported in import_graph(ROOT).items():
         if not python_layer(module).startswith(("gradientflow.bench", "gradientflow.cli")):
             assert not any(name.startswith("gradientflow.bench") for name in imported), module
+
+
+def test_nothing_that_runs_code_is_read_by_other_means() -> None:
+    for module, path in python_modules(ROOT).items():
+        text = path.read_text(encoding="utf-8")
+        assert "weights_only=False" not in text, module
+        assert "allow_pickle=True" not in text, module
 
 
 # Which strategy it is, or of which kind, is asked where strategies are written, and nowhere else.
@@ -580,6 +600,7 @@ def test_the_checker_accepts_good_modules(tmp_path: Path) -> None:
         ("gradientflow/pools/base.py", "import torch", "torch"),
         ("gradientflow/pools/base.py", "try:\n    import jax.numpy\nexcept ImportError: pass", "jax.numpy"),
         ("bench/plan.py", "from cupy import array", "cupy"),
+        ("gradientflow/pools/base.py", "from pickle import loads", "pickle"),
         ("bench/plan.py", "from gradientflow.cli import main", "gradientflow.cli"),
         ("bench/core/plan.py", "from gradientflow.bench.fusion import plan", "gradientflow.bench.fusion.plan"),
         ("bench/train/plan.py", "from ..fusion.plan import parse", "gradientflow.bench.fusion.plan"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from survivors import Fate, check, newcomers, run_ranks, train, train_in_rounds
 import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.bench.survive import training_replay
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationError
+from gradientflow.plain import Tagged, pack, unpack
+from gradientflow.torch.plain_tensors import from_plain, to_plain
 
 Command = Callable[[str | Path], list[str]]
 
@@ -145,6 +148,48 @@ def test_buffers_have_to_be_the_same_on_newcomers() -> None:
     ):
         assert optimizer._survival is not None
         assert optimizer._survival.entries["running_mean"] == "torch.float32 (3,)"
+
+
+def test_groups_that_could_not_be_sent_are_refused_before_a_rank_is_lost() -> None:
+    model = torch.nn.Linear(3, 2)
+    inner = torch.optim.SGD([{"params": model.parameters(), "part": Fraction(1, 2)}], lr=0.1)
+    with (
+        gf.init(transport="tcp") as comm,
+        pytest.raises(ArgumentTypeError, match=r"param_groups\[0\]\['part'\] is a fractions\.Fraction: ranks send"),
+    ):
+        gft.DistributedOptimizer(inner, model, comm, on_failure="continue")
+
+
+def test_a_replica_arrives_as_it_was() -> None:
+    model = torch.nn.BatchNorm1d(3)
+    inner = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), betas=(0.5, 0.25))
+    model(torch.ones(2, 3)).sum().backward()
+    inner.step()
+    state = (dict(model.named_parameters()), inner.state_dict(), dict(model.named_buffers()))
+    found = from_plain(unpack(pack(to_plain(state))))
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
+    assert found[1]["param_groups"][0]["betas"] == (0.5, 0.25)
+    inner.load_state_dict(found[1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "complex64", "int64", "bool"])
+def test_tensors_of_any_dtype_arrive(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    tensors = [torch.tensor(1.0), torch.zeros(0, 3), torch.arange(6.0).view(2, 3).T, torch.ones(1 << 17)]
+    mine = [each.to(kind) for each in tensors]
+    theirs = from_plain(unpack(pack(to_plain(mine))))
+    for each, other in zip(mine, theirs, strict=True):
+        assert (each.dtype, each.shape) == (other.dtype, other.shape)
+        assert torch.equal(each.contiguous().view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
+
+
+def test_what_is_no_tensor_here_is_an_error() -> None:
+    memory = np.zeros(4, np.uint8)
+    for value in (("nn", (1,), memory), ("float32", (2,), memory), ("float64", (1,), memory), (memory,), 3):
+        with pytest.raises(CommunicationError, match="another rank has sent what is no tensor"):
+            from_plain(Tagged("torch", value))
+    with pytest.raises(ArgumentTypeError, match=r"it is a torch\.Tensor: ranks send"):
+        pack(to_plain(torch.eye(2).to_sparse()), "it")
 
 
 def test_a_state_that_does_not_fit_changes_nothing() -> None:

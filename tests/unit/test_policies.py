@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from policy_references import DSSPReference, ElasticReference
 
 import gradientflow as gf
 from gradientflow._location import load_core
+from gradientflow.description import from_plain, plain_of
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.plain import dump, load
 from gradientflow.policies import (
     ASP,
     BSP,
@@ -119,6 +122,21 @@ def test_what_names_no_policy_is_refused(words: Any, message: str) -> None:
 def test_workers_are_counted(workers: Any) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError), match="worker"):
         BSP().start(workers)
+
+
+def test_the_policy_of_another_process_is_one_that_is_known_here() -> None:
+    class Own(BSP):
+        def __init__(self, rate: float = 1.0) -> None:
+            self.rate = rate
+
+    for policy in (BSP(), SSP(3), Own(0.5)):
+        found = from_plain(Policy, load(dump(plain_of(policy))))
+        assert type(found) is type(policy)
+        assert found == policy
+    for module, name in (("this", "s"), ("gradientflow.policies.policy", "Answer")):
+        with pytest.raises(ArgumentError, match=f"there is no Policy {name} of {module} here: import it before"):
+            from_plain(Policy, (module, name, {}))
+    assert "this" not in sys.modules
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,198 @@
+"""Plain values as bytes: numbers, text, arrays, and containers of these. Reading them runs nobody's code.
+
+Ranks tell each other what they know in this form. Values arrive as they were, to the bit: a text in JSON describes
+them, and behind it lies the memory of the arrays, from which nothing large is copied.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ArgumentTypeError, CommunicationError
+from .memory import numpy_dtype
+
+Bytes = npt.NDArray[np.uint8]
+
+_SMALL = 1 << 16  # bytes of arrays that travel together
+_ALIGNMENT = 64
+_KINDS = "biufc"  # of the dtypes of NumPy that are numbers
+_WORDS = "None, bool, int, float, str, bytes, lists, tuples, mappings, and NumPy numbers and arrays of numbers"
+
+
+@dataclass(frozen=True, eq=False)
+class Tagged:
+    """A plain value that stands for something else, and a word by which its reader knows for what."""
+
+    tag: str
+    value: Any
+
+
+def pack(value: Any, what: str = "the value") -> list[Bytes]:
+    """Return the parts of a plain value: its description, small arrays, and the memory of each large one.
+
+    Parameters
+    ----------
+    value : plain value
+        None, numbers, text, bytes, lists, tuples, mappings, which arrive as dicts, arrays, and `Tagged` ones.
+    what : str
+        Its name in messages.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If there is something else in it; it names the place and the type.
+    """
+    return _Writer(_SMALL).parts(value, what)
+
+
+def unpack(parts: Sequence[Bytes]) -> Any:
+    """Return the value of these parts; its arrays are views of them.
+
+    Raises
+    ------
+    gradientflow.errors.CommunicationError
+        If they are no parts of a plain value.
+    """
+    try:
+        return _read(json.loads(bytes(parts[0])), parts[1:])
+    except (ValueError, TypeError, LookupError, struct.error, RecursionError) as error:
+        message = f"another rank has sent what is no plain value: {error}"
+        raise CommunicationError(message) from error
+
+
+def dump(value: Any, what: str = "the value") -> bytes:
+    """Return a plain value as one piece; see `pack`."""
+    text, arrays = _Writer(math.inf).parts(value, what)
+    return b"".join((text.size.to_bytes(8, "little"), text.data, arrays.data))
+
+
+def load(data: bytes) -> Any:
+    """Return the value of a piece; see `unpack`."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return unpack([np.frombuffer(data[8:end], np.uint8), np.frombuffer(bytearray(data[end:]), np.uint8)])
+
+
+class _Writer:
+    def __init__(self, small: float) -> None:
+        self._small = small
+        self._together = bytearray()
+        self._large: list[Bytes] = []
+
+    def parts(self, value: Any, what: str) -> list[Bytes]:
+        try:
+            text = json.dumps(self._described(value, what), separators=(",", ":"))
+        except RecursionError:
+            message = f"{what} contains itself, or is nested too deeply: it cannot be sent"
+            raise ArgumentTypeError(message) from None
+        first = (np.frombuffer(bytearray(each), np.uint8) for each in (text.encode(), self._together))
+        return [*first, *self._large]
+
+    def _described(self, value: Any, path: str) -> Any:
+        """Return what JSON has as it is, and a list of a word and what follows from it for all else."""
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            return value if -(2**63) <= value < 2**63 else ["int", hex(value)]
+        if kind is float:
+            return value if math.isfinite(value) else ["float", struct.pack("<d", value).hex()]
+        if kind is bytes:
+            return ["bytes", value.hex()]
+        if kind is list or kind is tuple:
+            return [kind.__name__, *(self._described(each, f"{path}[{index}]") for index, each in enumerate(value))]
+        if isinstance(value, Mapping):
+            keys = ((self._described(key, f"a key of {path}"), key) for key in value)
+            return ["dict", *([key, self._described(value[own], f"{path}[{own!r}]")] for key, own in keys)]
+        if kind is Tagged:
+            return ["tagged", value.tag, self._described(value.value, path)]
+        if isinstance(value, np.generic) and _is_number(value.dtype):
+            return ["number", _name_of(value.dtype), value.tobytes().hex()]
+        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and _is_number(value.dtype):
+            return self._array(value)
+        of = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
+        message = f"{path} is a {kind.__module__}.{kind.__qualname__}{of}: ranks send {_WORDS}"
+        raise ArgumentTypeError(message)
+
+    def _array(self, array: npt.NDArray[Any]) -> list[Any]:
+        is_turned = array.flags.f_contiguous and not array.flags.c_contiguous
+        memory = np.ascontiguousarray(array.T if is_turned else array).reshape(-1).view(np.uint8)
+        if memory.size <= self._small:
+            self._together += bytes(-len(self._together) % _ALIGNMENT)
+            place = [0, len(self._together)]
+            self._together += memory.data
+        else:
+            self._large.append(memory if memory.flags.writeable else memory.copy())
+            place = [len(self._large), 0]
+        return ["turned" if is_turned else "array", _name_of(array.dtype), list(array.shape), *place]
+
+
+def _read(described: Any, arrays: Sequence[Bytes]) -> Any:
+    if not isinstance(described, list):
+        return described
+    word, *rest = described
+    return _READERS[word](rest, arrays)
+
+
+def _read_dict(items: list[Any], arrays: Sequence[Bytes]) -> dict[Any, Any]:
+    return {_read(key, arrays): _read(value, arrays) for key, value in items}
+
+
+def _read_array(about: list[Any], arrays: Sequence[Bytes]) -> npt.NDArray[Any]:
+    name, shape, part, offset = about
+    dtype = _dtype_of(name)
+    size = math.prod(shape) * dtype.itemsize
+    if min(size, part, offset, *shape) < 0 or offset + size > arrays[part].size:
+        message = f"an array of {name} {shape} is not in {arrays[part].size} bytes"
+        raise ValueError(message)
+    return cast("npt.NDArray[Any]", arrays[part][offset : offset + size].view(dtype).reshape(shape))
+
+
+def _read_turned(about: list[Any], arrays: Sequence[Bytes]) -> npt.NDArray[Any]:
+    name, shape, *place = about
+    return cast("npt.NDArray[Any]", _read_array([name, shape[::-1], *place], arrays).T)
+
+
+def _read_tagged(pair: list[Any], arrays: Sequence[Bytes]) -> Tagged:
+    tag, value = pair
+    return Tagged(str(tag), _read(value, arrays))
+
+
+_READERS: Mapping[str, Callable[[list[Any], Sequence[Bytes]], Any]] = {
+    "int": lambda rest, _: int(rest[0], 16),
+    "float": lambda rest, _: struct.unpack("<d", bytes.fromhex(rest[0]))[0],
+    "bytes": lambda rest, _: bytes.fromhex(rest[0]),
+    "list": lambda rest, arrays: [_read(each, arrays) for each in rest],
+    "tuple": lambda rest, arrays: tuple(_read(each, arrays) for each in rest),
+    "dict": _read_dict,
+    "tagged": _read_tagged,
+    "number": lambda rest, _: np.frombuffer(bytes.fromhex(rest[1]), _dtype_of(rest[0]))[0],
+    "array": _read_array,
+    "turned": _read_turned,
+}
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return (dtype.kind in _KINDS and dtype.isbuiltin != 2) or dtype.name == "bfloat16"  # 2: of another library
+
+
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return "bfloat16" if dtype.name == "bfloat16" else dtype.str
+
+
+def _dtype_of(name: str) -> np.dtype[Any]:
+    dtype = numpy_dtype(str(name))
+    if not _is_number(dtype):
+        message = f"{name} is no dtype of numbers"
+        raise ValueError(message)
+    return dtype
+
+
+__all__ = ["Bytes", "Tagged", "dump", "load", "pack", "unpack"]
