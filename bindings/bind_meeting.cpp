@@ -214,8 +214,8 @@ void bind_stores(py::module_& module) {
            }),
            py::arg("address"), py::arg("serve") = false, py::arg("timeout") = Config().timeout, py::arg("token") = "",
            "A store at `address`: HOST:PORT, or several with commas between them, which are tried in turn. `serve`: "
-           "this "
-           "process serves it, as long as the object lives; port 0 is a free one.")
+           "this process serves it, at the first of them that is here and free, as long as the object lives; port 0 is "
+           "a free one.")
       .def_property_readonly("address", &BoundTcpStore::address);
 
   py::class_<BoundFileStore, BoundStore>(module, "FileStore")

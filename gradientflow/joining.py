@@ -53,7 +53,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
     chosen = settings(config)
     if meet is not None:
         way = find_way({}, Given(meet=meet, rank=0, size=1), "tcp")
-        return _come_in(door_at(replace(way, rank=None, size=None), chosen), chosen)
+        return _come_in(door_at(replace(way, rank=None, size=None, serves=False), chosen), chosen)
     way = find_way(os.environ, None, asked_transport(config))
     if not way.has_keeper:
         return init(config=config)

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from gradientflow._location import jax_library
 from gradientflow.errors import GradientFlowError
 from gradientflow.meeting import find_way
+from gradientflow.meeting.slurm import meeting_points
+from gradientflow.meeting.stores import TOKEN
 from gradientflow.meeting.variables import Variables, join_address, read_lenient, read_port, split_address
 from gradientflow.meeting.way import ALONE, MASTER, SLURM, Way
 
@@ -37,7 +39,8 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
     variables : mapping of str to str
         The rank's environment.
     port : int, optional
-        A port of rank 0's host that is kept free for JAX's coordinator; by default the one behind the meeting point.
+        A port of rank 0's host that is kept free for JAX's coordinator; by default the one behind MASTER_PORT, or one
+        that follows from the numbers of Slurm's step.
 
     Returns
     -------
@@ -58,11 +61,11 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
                 "OMPI_COMM_WORLD_LOCAL_RANK": str(_local_rank(variables)),
             }
         if way.name in (MASTER, SLURM):  # which comes before MPI's launcher: see gradientflow.meeting.rules
-            host, first = split_address(way.at[0], way.name)
             needed |= {
-                "GRADIENTFLOW_MEET": join_address(host, first + 2),
+                "GRADIENTFLOW_MEET": _meeting_points(variables, way),
                 "GRADIENTFLOW_RANK": str(way.rank),
                 "GRADIENTFLOW_SIZE": str(way.size),
+                TOKEN: way.password(""),
             }
     return {name: value for name, value in needed.items() if not variables.get(name)}
 
@@ -101,10 +104,15 @@ def _coordinator(variables: Variables, way: Way, port: int | None) -> str:
     host = variables.get("MASTER_ADDR", "").strip("[]")
     if host and variables.get("MASTER_PORT"):
         return join_address(host, port or read_port(variables["MASTER_PORT"], "MASTER_PORT") + 1)
+    return meeting_points(variables, "JAX's coordinator")[0] if way.name == SLURM else ""
+
+
+def _meeting_points(variables: Variables, way: Way) -> str:
+    """Return where the ranks meet in place of their launcher's meeting point, which others may use, too."""
     if way.name == SLURM:
-        host, first = split_address(way.at[0], way.name)
-        return join_address(host, first + 1)
-    return ""
+        return ",".join(meeting_points(variables, "JAX"))
+    host, port = split_address(way.at[0], way.name)
+    return join_address(host, port + 2)
 
 
 def _local_rank(variables: Variables) -> int:

@@ -36,7 +36,7 @@ def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int |
         exchange = load_core().mpi_endpoint(mpi, dict(settings))
         return meet_by(exchange, Place(exchange.rank, exchange.size), settings)
     if store is not None:
-        return meet_by(core_store(store, serve=way.rank == 0), way.place, settings, near(way))
+        return meet_by(core_store(store, serve=way.serves), way.place, settings, near(way))
     found = open_store(way, float(settings["timeout"])) if way.at else None
     return meet_by(found, way.place, settings, near(way), way.prefix, replaces=way.replaces)
 

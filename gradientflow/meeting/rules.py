@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from gradientflow.errors import ArgumentError
 
-from .slurm import meeting_point, place_in_step
+from .slurm import meeting_points, name_of_step, place_in_step, tasks_of_step
 from .variables import (
     Place,
     Variables,
@@ -166,7 +166,8 @@ def _by_arguments(variables: Variables, given: Given, transport: str) -> Way | s
     if transport == "mpi":
         message = f"the transport is mpi, whose launcher introduces the ranks: leave {said[0]}= out, or use tcp"
         raise ArgumentError(message)
-    return Way(ARGUMENTS, "tcp", *place, at=() if given.meet is None else _points(given.meet, "meet"))
+    at = () if given.meet is None else _points(given.meet, "meet")
+    return Way(ARGUMENTS, "tcp", *place, at=at, serves=place.rank == 0)
 
 
 def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
@@ -193,7 +194,8 @@ def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
     place = read_place(variables, *names[1:])
     assert place is not None  # both are set
     at, restarts = _points(variables[names[0]], names[0]), read_number(variables, RESTARTS)
-    return Way(MEET, "tcp", *place, at=at, agent=restarts is not None, replaces=bool(restarts))
+    serves = place.rank == 0 and restarts is None
+    return Way(MEET, "tcp", *place, at=at, serves=serves, agent=restarts is not None, replaces=bool(restarts))
 
 
 def _by_mpi(variables: Variables, given: Given, transport: str) -> Way | str:
@@ -252,12 +254,15 @@ def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
             raise ArgumentError(message)
     else:
         at = (_master(variables),)
+    agent = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Way(
         MASTER,
         "tcp",
         *place,
         at=at,
-        agent=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        serves=place.rank == 0 and not agent,
+        job=_job(variables, place.size),
+        agent=agent,
         restart=variables.get("TORCHELASTIC_RESTART_COUNT", ""),
     )
 
@@ -267,7 +272,8 @@ def _by_slurm(variables: Variables, given: Given, transport: str) -> Way | str:
     place: Place | None = place_in_step(variables)
     if place is None:
         return "this is no step of several tasks"
-    return Way(SLURM, "tcp", *place, at=(meeting_point(variables),))
+    job = name_of_step(variables)
+    return Way(SLURM, "tcp", *place, at=meeting_points(variables), serves=place.rank == 0, job=job)
 
 
 def _alone(variables: Variables, given: Given, transport: str) -> Way:
@@ -283,6 +289,16 @@ _RULES: dict[str, Callable[[Variables, Given, str], Way | str]] = {
     SLURM: _by_slurm,
     ALONE: _alone,
 }
+
+
+def _job(variables: Variables, size: int) -> str:
+    """Name the job that the variables of PyTorch's launchers speak of, for a store that others may come to, too.
+
+    Not by the address of the store, which ranks may know by different names.
+    """
+    run, is_step = variables.get(_TORCHRUN), tasks_of_step(variables) == size  # else its ranks are in several steps
+    names = [run and f"torchrun's job {run}", is_step and name_of_step(variables), f"{size} ranks"]
+    return ", ".join(filter(None, names))
 
 
 def _points(text: str, what: str) -> tuple[str, ...]:

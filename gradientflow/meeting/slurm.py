@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from gradientflow.errors import ArgumentError
@@ -14,6 +15,8 @@ RANK = "SLURM_PROCID"
 # Steps from this number on are made by Slurm itself, such as the one that a shell of an allocation runs in: no ranks.
 _FIRST_STEP_OF_SLURM = 0xFFFFFF00
 _PORTS = range(20000, 30000)  # outside the ephemeral ports of Linux
+_STRIDE = 101  # of jobs: steps below it of jobs that are started one after the other begin at different ports
+_TRIED = 4  # how many ports a step tries
 _FIRST_NODE = re.compile(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)")
 
 
@@ -22,8 +25,7 @@ def tasks_of_step(variables: Variables) -> int | None:
 
     A step of one task may be a shell in which jobs are started.
     """
-    step = read_lenient(variables, "SLURM_STEP_ID")
-    step = read_lenient(variables, "SLURM_STEPID") if step is None else step
+    step = _step(variables)
     tasks = read_lenient(variables, TASKS)
     return tasks if step is not None and step < _FIRST_STEP_OF_SLURM and tasks is not None and tasks > 1 else None
 
@@ -46,15 +48,30 @@ def place_in_step(variables: Variables) -> Place | None:
     return checked_place(rank, tasks, RANK, TASKS)
 
 
+def name_of_step(variables: Variables) -> str:
+    """Return what tells this process's step from all others; all its tasks find the same."""
+    return f"Slurm's step {variables.get('SLURM_JOB_ID', '')}.{_step(variables)}"
+
+
 def first_node(variables: Variables) -> str:
-    """Return the name of the first node, where rank 0 runs; empty if Slurm does not say."""
+    """Return the name of the first node of the list, which need not be that of rank 0; empty if Slurm does not say."""
     nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     match = _FIRST_NODE.match(nodes)
     return "".join(match.groups("")) if match else ""
 
 
-def meeting_point(variables: Variables) -> str:
-    """Return where the ranks of a step meet: its first node, and a port that they all find by its numbers."""
+def meeting_points(variables: Variables, use: str = "") -> tuple[str, ...]:
+    """Return where the tasks of a step meet: its first node, and ports that they all find by the step's numbers.
+
+    A port may be taken, by another step or another program: then the next one is for this step.
+
+    Parameters
+    ----------
+    variables : mapping of str to str
+        The environment.
+    use : str, optional
+        Whatever has another use has other ports.
+    """
     node = first_node(variables)
     if not node:
         message = (
@@ -62,5 +79,13 @@ def meeting_point(variables: Variables) -> str:
             "ranks can meet: set GRADIENTFLOW_MEET, GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE"
         )
         raise ArgumentError(message)
-    numbers = [read_lenient(variables, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-    return join_address(node, _PORTS[(numbers[0] * 31 + numbers[1]) % len(_PORTS)])
+    ports = [] if use else [(read_lenient(variables, "SLURM_JOB_ID") or 0) * _STRIDE + (_step(variables) or 0)]
+    while len(ports) < _TRIED:
+        text = f"{name_of_step(variables)} {use} {len(ports)}"
+        ports.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
+    return tuple(join_address(node, _PORTS[port % len(_PORTS)]) for port in ports)
+
+
+def _step(variables: Variables) -> int | None:
+    step = read_lenient(variables, "SLURM_STEP_ID")
+    return read_lenient(variables, "SLURM_STEPID") if step is None else step

@@ -1,4 +1,4 @@
-"""The stores at which ranks meet: opened by rank 0 or by somebody else before, and kept until the process ends."""
+"""The stores at which ranks meet: opened by one of them or by somebody else before, and kept until the process ends."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ def _open(way: Way, timeout: float) -> Any:
     at = ",".join(way.at)
     if at.startswith("file://"):
         return load_core().FileStore(at.removeprefix("file://"), timeout)
-    return load_core().TcpStore(at, way.rank == 0 and not way.agent, timeout, os.environ.get(TOKEN, ""))
+    return load_core().TcpStore(at, way.serves, timeout, way.password(os.environ.get(TOKEN, "")))

@@ -29,20 +29,19 @@ def open_torch_store(way: Way, timeout: float) -> Any:
 
     dist: Any = torch.distributed  # its annotations leave out what it takes from C++
     host, port = split_address(way.at[0], "MASTER_ADDR:MASTER_PORT")
-    serve = way.rank == 0 and not way.agent
     try:
         store = dist.TCPStore(
             host,
             port,
-            is_master=serve,
+            is_master=way.serves,
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,
             multi_tenant=True,
         )
-    except (RuntimeError, TimeoutError) as error:  # torch.distributed.DistError among them
+    except (RuntimeError, TimeoutError) as error:  # CommunicationError and torch.distributed.DistError among them
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "EADDRINUSE" in reason:
             reason += "; another rank 0, another job or another program serves there"
         message = f"the ranks cannot meet at PyTorch's store, at {way.at[0]} (MASTER_ADDR and MASTER_PORT): {reason}"
-        raise CommunicationError(message) from error
-    return load_core().PythonStore(store, f"PyTorch's store at {way.at[0]}", serve)
+        raise CommunicationError(message) from None  # what follows in PyTorch's are its calls in C++
+    return load_core().PythonStore(store, f"PyTorch's store at {way.at[0]}", way.serves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from .variables import Place
@@ -35,12 +36,17 @@ class Way:
     rank, size : int or None
         This process, and how many there are, with those that only serve; None where only MPI can tell.
     at : tuple of str
-        Where they meet: ``host:port``, the first of them that answers; or ``file:///path``. Empty where the ranks have
-        something else in common, or nobody else is to come.
+        Where they meet: ``host:port``, the first of them with a store of the job; or ``file:///path``. Empty where the
+        ranks have something else in common, or nobody else is to come.
+    serves : bool
+        Whether this process opens the store there, or the store that the program gives may end with it.
+    job : str
+        What tells the job from others that could come to the same store, alike on all ranks; empty where only a token
+        does.
     by_mpi : bool
         Whether MPI is started: it moves the messages, or introduces the ranks to each other.
     agent : bool
-        Whether the launcher has opened the store at `at`, PyTorch's in the case of ``torchrun``; else rank 0 opens it.
+        Whether the launcher has opened the store at `at`, PyTorch's in the case of ``torchrun``.
     restart : str
         Which start of the same processes this is, as ``torchrun`` counts them.
     replaces : bool
@@ -52,6 +58,8 @@ class Way:
     rank: int | None = None
     size: int | None = None
     at: tuple[str, ...] = ()
+    serves: bool = False
+    job: str = ""
     by_mpi: bool = False
     agent: bool = False
     restart: str = ""
@@ -71,8 +79,13 @@ class Way:
 
     @property
     def prefix(self) -> str:
-        """What begins the names of values in a store that outlives these processes."""
-        return f"{PREFIX}/{self.restart}" if self.restart else PREFIX
+        """What begins the names of the job's values in a store: nobody of another job, or start, has the same."""
+        job = self.job and hashlib.sha256(self.job.encode()).hexdigest()[:32]
+        return "/".join(filter(None, [PREFIX, job, self.restart]))
+
+    def password(self, token: str) -> str:
+        """Return what a store of the job asks for: the token that guards it, and where the job is known, which."""
+        return hashlib.sha256(f"{self.job}\n{token}".encode()).hexdigest() if self.job else token
 
     def __str__(self) -> str:
         """Say it in a few words."""

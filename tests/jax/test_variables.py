@@ -52,7 +52,7 @@ def test_outside_a_job_only_what_all_ranks_share() -> None:
         pytest.param({**MET, **MASTER}, (0, 4, 0), "host0:21001", id="over TCP"),
         pytest.param({**MET, **MASTER, "MASTER_ADDR": "fd00::1"}, (0, 4, 0), "[fd00::1]:21001", id="IPv6"),
         pytest.param(TORCHRUN, (3, 4, 1), "host0:29501", id="torchrun"),
-        pytest.param(SLURM, (2, 4, 1), "node3:20218", id="Slurm"),
+        pytest.param(SLURM, (2, 4, 1), "node3:21135", id="Slurm"),
         pytest.param({**MET, "JAX_COORDINATOR_ADDRESS": "here:1"}, (0, 4, 0), "here:1", id="address given"),
     ],
 )
@@ -77,6 +77,7 @@ def test_a_job_of_another_launcher_does_not_become_one_of_mpi(environment: dict[
     assert way.name == "GRADIENTFLOW_MEET"
     assert way.place == before.place
     assert {*way.at}.isdisjoint({*before.at, found["JAX_COORDINATOR_ADDRESS"]})
+    assert found["GRADIENTFLOW_TOKEN"] == before.password("")
 
 
 @pytest.mark.parametrize("environment", [{**MET, **MASTER}, {**OPEN_MPI, **MASTER}], ids=["over TCP", "Open MPI"])

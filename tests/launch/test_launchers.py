@@ -18,6 +18,7 @@ import pytest
 from jobs import PROGRAMS, Finished, Job, begin
 
 from gradientflow.launch import OPEN_MPI, Launcher, module_command
+from gradientflow.meeting import find_way
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 MET = str(PROGRAMS / "met.py")
@@ -60,6 +61,26 @@ def test_srun_without_pmix(process_command: Command, processes: Processes) -> No
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
     step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost", "SLURM_LOCALID": "0"}
     processes(process_command("met"), [{**step, "SLURM_PROCID": str(rank)} for rank in RANKS])
+
+
+def test_two_steps_of_slurm_with_one_port(processes: Processes, tmp_path: Path) -> None:
+    """At once on one node, in an order in which each could take the other's rank for its own."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, numpy as np, gradientflow as gf\n"
+        "with gf.init() as comm:\n"
+        "    total = comm.allreduce(np.array([int(os.environ['SLURM_JOB_ID'])]))[0]\n"
+        "    assert total == 2 * int(os.environ['SLURM_JOB_ID']), total\n"
+        "    os.write(1, b'\"size\": %d\\n' % comm.size)\n"
+    )
+    both = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+    one = {**both, "SLURM_JOB_ID": str(os.getpid() + 99), "SLURM_STEP_ID": "8"}
+    other = {**both, "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "7"}
+    assert find_way({**one, "SLURM_PROCID": "0"}).at[0] == find_way({**other, "SLURM_PROCID": "0"}).at[0]
+    order = [(one, "0"), (other, "1"), (one, "1"), (other, "0")]
+    environments = [{**step, "SLURM_PROCID": rank} for step, rank in order]
+    finished = processes([sys.executable, str(program)], environments, ranks=0)
+    assert [each.stdout for each in finished] == ['"size": 2\n'] * 4
 
 
 @needs_torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradientflow.errors import ArgumentError
 from gradientflow.meeting import Given, Way, consider_ways, find_way, is_mpi_job
-from gradientflow.meeting.slurm import first_node
+from gradientflow.meeting.slurm import first_node, meeting_points
 from gradientflow.meeting.variables import join_address, split_address
 
 MEET = {"GRADIENTFLOW_MEET": "10.0.0.1:29400", "GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "3"}
@@ -35,9 +35,10 @@ SRUN_OF_MPI = {**STEP, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}
 
 BY_MEET = Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("10.0.0.1:29400",))
 BY_MPI = Way("MPI's launcher", "mpi", 2, 4, by_mpi=True)
-BY_MASTER = Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",))
-BY_TORCHRUN = Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",), agent=True, restart="2")
-BY_STEP = Way("Slurm's step", "tcp", 5, 8, ("node03:20218",))
+BY_MASTER = Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",), job="2 ranks")
+BY_TORCHRUN = replace(BY_MASTER, job="torchrun's job none, 2 ranks", agent=True, restart="2")
+PORTS = tuple(f"node03:{port}" for port in (20708, 24476, 24260, 21005))
+BY_STEP = Way("Slurm's step", "tcp", 5, 8, PORTS, job="Slurm's step 7.1")
 ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
 
 
@@ -83,9 +84,15 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
             {**MEET, "GRADIENTFLOW_MEET": "file:///shared/meet"},
             Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("file:///shared/meet",)),
         ),
-        ({**MASTER, "MASTER_ADDR": "::1"}, Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("[::1]:29500",))),
+        ({**MASTER, "MASTER_ADDR": "::1"}, replace(BY_MASTER, at=("[::1]:29500",))),
+        # Who opens the store.
+        ({**MEET, "GRADIENTFLOW_RANK": "0"}, replace(BY_MEET, rank=0, serves=True)),
+        ({**MEET, "GRADIENTFLOW_RANK": "0", "GRADIENTFLOW_RESTARTS": "0"}, replace(BY_MEET, rank=0, agent=True)),
+        ({**MASTER, "RANK": "0"}, replace(BY_MASTER, rank=0, serves=True)),
+        ({**TORCHRUN, "RANK": "0"}, replace(BY_TORCHRUN, rank=0)),
+        ({**STEP, "SLURM_PROCID": "0"}, replace(BY_STEP, rank=0, serves=True)),
         # Nobody else is to come.
-        ({"RANK": "0", "WORLD_SIZE": "1"}, Way("RANK and MASTER_ADDR", "tcp", 0, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, Way("RANK and MASTER_ADDR", "tcp", 0, 1, serves=True, job="1 ranks")),
         # No step of several tasks: a batch script, a shell of an allocation, one task.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}, ALONE),
         ({**STEP, "SLURM_STEP_ID": str(0xFFFFFFFB)}, ALONE),
@@ -102,7 +109,7 @@ def test_the_first_way_that_applies(variables: dict[str, str], way: Way) -> None
     ("given", "way"),
     [
         (Given(communicator=True), Way("arguments of init", "mpi", by_mpi=True)),
-        (Given(store=True, rank=0, size=2), Way("arguments of init", "tcp", 0, 2)),
+        (Given(store=True, rank=0, size=2), Way("arguments of init", "tcp", 0, 2, serves=True)),
         (Given(meet="h:80", rank=1, size=2), Way("arguments of init", "tcp", 1, 2, ("h:80",))),
     ],
 )
@@ -228,6 +235,48 @@ def test_arguments_that_cannot_be_right(given: Given, transport: str, words: lis
         find_way({}, given, transport)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_one_job"),
+    [
+        (STEP, {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "node03"}, True),
+        (STEP, {**STEP, "SLURM_STEP_ID": "2"}, False),
+        (STEP, {**STEP, "SLURM_JOB_ID": "8"}, False),
+        (MASTER, {**MASTER, "RANK": "0", "MASTER_ADDR": "localhost"}, True),
+        (MASTER, {**MASTER, "WORLD_SIZE": "3"}, False),
+        (TORCHRUN, {**TORCHRUN, "TORCHELASTIC_RUN_ID": "some"}, False),
+        (TORCHRUN, {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "3"}, False),
+        # A step of as many tasks is the job; the ranks of a job may also be in several steps, or jobs of Slurm.
+        ({**STEP, **MASTER, "WORLD_SIZE": "8"}, {**STEP, **MASTER, "WORLD_SIZE": "8", "SLURM_STEP_ID": "2"}, False),
+        ({**STEP, **MASTER, "WORLD_SIZE": "8"}, {**STEP, **MASTER, "WORLD_SIZE": "8", "SLURM_JOB_ID": "8"}, False),
+        ({**STEP, **MASTER}, {**STEP, **MASTER, "SLURM_STEP_ID": "2", "SLURM_JOB_ID": "8"}, True),
+    ],
+)
+def test_jobs_are_told_apart(one: dict[str, str], other: dict[str, str], are_one_job: bool) -> None:
+    first, second = find_way(one), find_way(other)
+    assert (first.prefix == second.prefix) == are_one_job
+    if first.restart == second.restart:
+        assert (first.password("token") == second.password("token")) == are_one_job
+    assert first.password("token") != first.password("")
+
+
+def test_where_only_a_token_tells_jobs_apart() -> None:
+    assert find_way(MEET).prefix == "gradientflow"
+    assert find_way(MEET).password("token") == "token"
+
+
+def test_ports_of_steps() -> None:
+    """Those of neighbours differ; and where the first one does not, the next ones do."""
+    steps = [(job, step) for job in range(9000, 9090) for step in range(100)]
+
+    def points(job: int, step: int, use: str = "") -> tuple[str, ...]:
+        return meeting_points({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}, use)
+
+    assert len({points(*each)[0] for each in steps}) == len(steps)
+    assert points(1, 7)[0] == points(100, 8)[0]
+    assert {*points(1, 7)[1:]}.isdisjoint(points(100, 8))
+    assert {*points(1, 7)}.isdisjoint(points(1, 7, "another"))
 
 
 def test_why_not_the_ways_before() -> None:

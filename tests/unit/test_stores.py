@@ -243,7 +243,8 @@ def test_where_nobody_serves() -> None:
             _core.TcpStore(f"127.0.0.1:{port}", timeout=0.3)
     with pytest.raises(CommunicationTimeoutError, match=rf"127.0.0.1:{port} within 0.3 s: Connection refused"):
         _core.TcpStore(f"127.0.0.1:{port}", timeout=0.3)
-    with pytest.raises(CommunicationTimeoutError, match=r"the name nowhere.invalid is unknown here"):
+    said = r"cannot reach the store at nowhere.invalid:4000 within 0.3 s: the name nowhere.invalid is unknown here"
+    with pytest.raises(CommunicationTimeoutError, match=said):
         _core.TcpStore("nowhere.invalid:4000", timeout=0.3)
 
 
@@ -255,6 +256,45 @@ def test_a_port_in_use(served: Any) -> None:
     assert errors.strip().endswith(f"SystemCallError: {said} serves there")
     with pytest.raises(SystemCallError, match="Address already in use"):
         _core.TcpStore(served.address, serve=True, token="another")
+
+
+def free_place() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_a_taken_port_leads_to_the_next() -> None:
+    """Who comes early looks for the store of the job until it is there, and leaves those of other jobs."""
+    of_another_job = _core.TcpStore("127.0.0.1:0", serve=True, token="another")
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as pool:
+        places = [of_another_job.address, f"127.0.0.1:{silent.getsockname()[1]}", free_place(), free_place()]
+        early = pool.submit(_core.TcpStore, ",".join(places), timeout=SECONDS, token="this")
+        serving = _core.TcpStore(",".join(places), serve=True, timeout=SECONDS, token="this")
+        serving.set("key", b"value")
+        assert early.result().get("key") == b"value"
+    assert _core.TcpStore(places[2], timeout=SECONDS, token="this").get("key") == b"value"
+    assert of_another_job.compare_set("key", None, b"none") == b"none"
+
+
+def test_a_taken_port_of_the_same_job_does_not() -> None:
+    """Two stores would be two jobs."""
+    process = python(SERVING)
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    with pytest.raises(SystemCallError, match=f"cannot listen at {address}: .* another rank 0"):
+        _core.TcpStore(f"{address},{free_place()}", serve=True, timeout=SECONDS)
+    process.kill()
+    process.communicate(timeout=30)
+
+
+def test_all_ports_are_taken(served: Any) -> None:
+    second = _core.TcpStore("127.0.0.1:0", serve=True)
+    places = f"{served.address},{second.address}"
+    with pytest.raises(SystemCallError, match=f"cannot listen at {places}: other jobs or other programs serve there"):
+        _core.TcpStore(places, serve=True, timeout=SECONDS, token="another")
+    causes = f"within 0.3 s: the store at {served.address} refused the token: .*; the store at .* refused the token: "
+    with pytest.raises(CommunicationTimeoutError, match=causes):
+        _core.TcpStore(places, timeout=0.3, token="another")
 
 
 def test_two_that_begin_to_serve_at_the_same_moment(tmp_path: Path) -> None:

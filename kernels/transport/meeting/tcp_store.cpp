@@ -21,9 +21,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr double seconds_of_an_attempt = 5.0;  // of a connection, and of a greeting
-constexpr double seconds_of_an_answer = 5.0;   // of a call that does not wait, where no time is left
-constexpr double seconds_to_leave_word = 2.0;
+constexpr double seconds_of_an_attempt = 5.0;       // of a connection, and of a greeting
+constexpr double seconds_of_a_first_attempt = 0.5;  // at each of several places
+constexpr double seconds_of_an_answer = 5.0;        // of a call that does not wait, where no time is left
+constexpr double seconds_to_leave_word = 1.0;
 constexpr const char* other_server = "gradientflow/could not serve";
 constexpr auto first_pause = 10ms;  // between attempts
 constexpr auto longest_pause = 500ms;
@@ -70,8 +71,9 @@ std::shared_ptr<StoreServer> serve_at(const Place& place, const std::string& tok
   return server;
 }
 
-Error timeout_of(const std::string& what, const Until& until) {
-  return {ErrorKind::timeout, what + " within " + format_number(until.seconds()) + " s"};
+Error timeout_of(const std::string& what, const Until& until, const std::string& cause = "") {
+  return {ErrorKind::timeout,
+          what + " within " + format_number(until.seconds()) + " s" + (cause.empty() ? "" : ": " + cause)};
 }
 
 // Receives more. Returns false if the time is up; throws Error(peer) where the connection has ended.
@@ -117,20 +119,7 @@ TcpStore::TcpStore(const std::string& places, bool serves, std::string token, co
     throw Error(ErrorKind::value, "the token of a store has at most " + std::to_string(longest_token) + " bytes");
   }
   if (serves) {
-    auto here = places_.begin();
-    if (places_.size() > 1) {
-      here = std::find_if(places_.begin(), places_.end(), [&](const Place& each) { return is_here(each, until); });
-      here = here == places_.end() ? places_.begin() : here;
-    }
-    try {
-      server_ = serve_at(*here, token_);
-    } catch (const Error& error) {
-      if (error.code() == EADDRINUSE) {
-        leave_word(until);
-      }
-      throw;
-    }
-    here->port = server_->port();
+    serve(until);
   }
   for (const Place& each : places_) {
     if (each.port == 0) {
@@ -138,6 +127,47 @@ TcpStore::TcpStore(const std::string& places, bool serves, std::string token, co
     }
   }
   connect(until);
+}
+
+// At the first place of this host that is free; if none seems to be here, at any. Where this job is served already,
+// there is no other place to look for.
+void TcpStore::serve(const Until& until) {
+  std::vector<Place*> here;
+  for (Place& each : places_) {
+    if (places_.size() == 1 || is_here(each, until)) {
+      here.push_back(&each);
+    }
+  }
+  if (here.empty()) {
+    std::transform(places_.begin(), places_.end(), std::back_inserter(here), [](Place& each) { return &each; });
+  }
+  for (Place* const each : here) {
+    try {
+      server_ = serve_at(*each, token_);
+      each->port = server_->port();
+      return;
+    } catch (const Error& error) {
+      if (error.code() != EADDRINUSE || leave_word(*each, until) || here.size() == 1) {
+        throw;
+      }
+    }
+  }
+  throw Error(ErrorKind::system, "cannot listen at " + address() + ": other jobs or other programs serve there",
+              EADDRINUSE);
+}
+
+// Tells the store at a place, if it is one of this job, who could not serve beside it. Returns whether it is one.
+bool TcpStore::leave_word(const Place& place, const Until& until) {
+  const Until soon = until.anew(std::min(until.remaining(), seconds_to_leave_word));
+  bool is_ours = false;
+  try {
+    is_ours = !try_place(place, soon);
+    if (is_ours) {
+      set(other_server, name_of_this_process(), soon);
+    }
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it refuses this process, or ends
+  }
+  return is_ours;
 }
 
 std::string TcpStore::address() const {
@@ -183,15 +213,6 @@ bool TcpStore::remove(const std::string& key, const Until& until) {
       .has_value();
 }
 
-// Tells the store that there is, if it is one of the same job, who could not serve beside it.
-void TcpStore::leave_word(const Until& until) {
-  try {
-    connect(until.anew(std::min(until.remaining(), seconds_to_leave_word)));
-    set(other_server, name_of_this_process(), until);
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it is none
-  }
-}
-
 std::string TcpStore::remark() {
   if (server_ == nullptr) {
     return "";
@@ -205,7 +226,7 @@ std::string TcpStore::remark() {
   }
   if (const int refused = server_->refused(); refused > 0) {
     said += "; " + std::to_string(refused) + (refused == 1 ? " connection" : " connections") +
-            " with another token (GRADIENTFLOW_TOKEN) had to be refused";
+            " of other jobs or with another token (GRADIENTFLOW_TOKEN) had to be refused";
   }
   if (std::none_of(places_.begin(), places_.end(), [](const Place& each) { return is_here(each, Until(1.0)); })) {
     said += "; this process serves the store, but its host does not have the address of " + address() +
@@ -270,31 +291,34 @@ std::optional<std::string> TcpStore::exchange(const StoreRequest& request, const
 void TcpStore::connect(const Until& until) {
   if (server_ != nullptr) {
     const Until soon = until.anew(std::max(until.remaining(), seconds_of_an_answer));
-    if (const auto cause = try_address(server_->address(), soon)) {
+    if (const auto cause = try_address(server_->address(), name(), soon)) {
       throw Error(ErrorKind::system, "cannot reach " + name() + " from the process that serves it: " + *cause);
     }
     return;
   }
+  // Something else at one of several places is to be left soon, but a slow network needs more time than a fast one.
+  double patience = places_.size() > 1 ? seconds_of_a_first_attempt : seconds_of_an_attempt;
   auto pause = first_pause;
   while (true) {
     std::string causes;
     for (const Place& place : places_) {
-      const auto cause = try_place(place, until);
+      const auto cause = try_place(place, until.anew(std::min(until.remaining(), patience)));
       if (!cause) {
         return;
       }
-      causes += (causes.empty() ? "" : "; ") + (places_.size() > 1 ? place.text() + ": " : "") + *cause;
+      causes += (causes.empty() ? "" : "; ") + *cause;
     }
     if (!until.sleep(pause)) {
-      throw Error(ErrorKind::timeout,
-                  "cannot reach " + name() + " within " + format_number(until.seconds()) + " s: " + causes);
+      throw timeout_of("cannot reach " + name(), until, causes);
     }
     pause = std::min<std::chrono::milliseconds>(pause * 3 / 2, longest_pause);
+    patience = std::min(2 * patience, seconds_of_an_attempt);
   }
 }
 
 // Each of these returns why there is no connection, or nothing if there is one now.
 
+// Whoever refuses this process at the only place decides; at one of several, the job may be served at another one.
 std::optional<std::string> TcpStore::try_place(const Place& place, const Until& until) {
   std::vector<SocketAddress> addresses;
   try {
@@ -304,16 +328,23 @@ std::optional<std::string> TcpStore::try_place(const Place& place, const Until& 
   }
   std::optional<std::string> cause;
   for (const SocketAddress& each : addresses) {
-    cause = try_address(each, until);
+    try {
+      cause = try_address(each, "the store at " + place.text(), until);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::mismatch || places_.size() == 1) {
+        throw;
+      }
+      return error.what();
+    }
     if (!cause) {
-      break;
+      return cause;
     }
   }
-  return cause;
+  return (places_.size() > 1 ? place.text() + ": " : "") + *cause;
 }
 
-std::optional<std::string> TcpStore::try_address(const SocketAddress& address, const Until& until) {
-  const Until soon = until.anew(std::min(until.remaining(), seconds_of_an_attempt));
+std::optional<std::string> TcpStore::try_address(const SocketAddress& address, const std::string& name,
+                                                 const Until& soon) {
   Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) {
     return std::strerror(errno);
@@ -342,20 +373,20 @@ std::optional<std::string> TcpStore::try_address(const SocketAddress& address, c
     return std::strerror(ECONNREFUSED);
   }
   std::string cause;
-  if (!greet(socket, soon, cause)) {
+  if (!greet(socket, name, soon, cause)) {
     return cause;
   }
   socket_ = std::move(socket);
   return std::nullopt;
 }
 
-bool TcpStore::greet(const Descriptor& socket, const Until& until, std::string& cause) const {
+bool TcpStore::greet(const Descriptor& socket, const std::string& name, const Until& until, std::string& cause) const {
   Parsed<Welcome> parsed;
   try {
     std::string received;
-    bool is_in_time = send_all(socket, encode(Hello{.version = store_version, .token = token_}), name(), until);
+    bool is_in_time = send_all(socket, encode(Hello{.version = store_version, .token = token_}), name, until);
     while (is_in_time && parsed.state == Parsed<Welcome>::State::incomplete) {
-      is_in_time = receive_more(socket, received, name(), until);
+      is_in_time = receive_more(socket, received, name, until);
       parsed = parse_welcome(received);
     }
     if (!is_in_time) {
@@ -370,15 +401,15 @@ bool TcpStore::greet(const Descriptor& socket, const Until& until, std::string& 
     return false;
   }
   if (parsed.state == Parsed<Welcome>::State::wrong) {
-    throw Error(ErrorKind::mismatch, name() + " is none of GradientFlow: something else answers there");
+    throw Error(ErrorKind::mismatch, name + " is none of GradientFlow: something else answers there");
   }
   if (parsed.message.admission == Admission::other_version || parsed.message.version != store_version) {
-    throw Error(ErrorKind::mismatch, name() + " speaks version " + std::to_string(parsed.message.version) +
+    throw Error(ErrorKind::mismatch, name + " speaks version " + std::to_string(parsed.message.version) +
                                          " of the protocol, and this process version " + std::to_string(store_version) +
                                          ": they run different versions of GradientFlow");
   }
   if (parsed.message.admission == Admission::other_token) {
-    throw Error(ErrorKind::mismatch, name() +
+    throw Error(ErrorKind::mismatch, name +
                                          " refused the token: this process and the store belong to different jobs, or "
                                          "GRADIENTFLOW_TOKEN differs");
   }

@@ -19,9 +19,10 @@ namespace gradientflow::transport {
 // value lets others wait. In a forked process every call throws Error(closed).
 class TcpStore : public Store {
  public:
-  // `places`: where it is, as in parse_places; several are tried in turn, until one answers. Throws Error(timeout) with
-  // the cause, Error(mismatch) where the store refuses the token or speaks another version. `serves`: this process
-  // serves, at the first place that is here, as long as there is a TcpStore in it that serves there.
+  // `places`: where it is, as in parse_places; several are tried in turn, until a store takes this process in. Throws
+  // Error(timeout) with the causes, Error(mismatch) where the store at
+  // the only one refuses the token or speaks another version. `serves`: this process serves, at the first place that is
+  // here and free, as long as there is a TcpStore in it that serves there.
   TcpStore(const std::string& places, bool serves, std::string token, const Until& until);
 
   void set(const std::string& key, const std::string& value, const Until& until) override;
@@ -39,13 +40,14 @@ class TcpStore : public Store {
   [[nodiscard]] std::string address() const;
 
  private:
-  void leave_word(const Until& until);
+  void serve(const Until& until);
+  bool leave_word(const Place& place, const Until& until);
   std::optional<std::string> call(const StoreRequest& request, const Until& until);
   std::optional<std::string> exchange(const StoreRequest& request, const Until& until);
   void connect(const Until& until);
   std::optional<std::string> try_place(const Place& place, const Until& until);
-  std::optional<std::string> try_address(const SocketAddress& address, const Until& until);
-  bool greet(const Descriptor& socket, const Until& until, std::string& cause) const;
+  std::optional<std::string> try_address(const SocketAddress& address, const std::string& name, const Until& soon);
+  bool greet(const Descriptor& socket, const std::string& name, const Until& until, std::string& cause) const;
 
   std::vector<Place> places_;
   std::string token_;
