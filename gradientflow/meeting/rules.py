@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from gradientflow.errors import ArgumentError
 
-from .slurm import meeting_points, name_of_step, place_in_step, tasks_of_step
+from .slurm import is_first_of_first_node, meeting_points, name_of_step, place_in_step, tasks_of_step
 from .variables import (
     Place,
     Variables,
@@ -272,8 +272,8 @@ def _by_slurm(variables: Variables, given: Given, transport: str) -> Way | str:
     place: Place | None = place_in_step(variables)
     if place is None:
         return "this is no step of several tasks"
-    job = name_of_step(variables)
-    return Way(SLURM, "tcp", *place, at=meeting_points(variables), serves=place.rank == 0, job=job)
+    job, serves = name_of_step(variables), is_first_of_first_node(variables)
+    return Way(SLURM, "tcp", *place, at=meeting_points(variables), serves=serves, job=job)
 
 
 def _alone(variables: Variables, given: Given, transport: str) -> Way:

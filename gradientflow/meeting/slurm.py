@@ -60,6 +60,18 @@ def first_node(variables: Variables) -> str:
     return "".join(match.groups("")) if match else ""
 
 
+def is_first_of_first_node(variables: Variables) -> bool:
+    """Tell whether this is the task that serves the step: the first one of the node where all look for it.
+
+    Rank 0 is there, too, unless the step has several components, or an arbitrary distribution. Where Slurm does not say
+    which task this is, it is rank 0.
+    """
+    node, local_rank = variables.get("SLURMD_NODENAME"), read_lenient(variables, "SLURM_LOCALID")
+    if not node or local_rank is None:
+        return read_lenient(variables, RANK) == 0
+    return node == first_node(variables) and local_rank == 0
+
+
 def meeting_points(variables: Variables, use: str = "") -> tuple[str, ...]:
     """Return where the tasks of a step meet: its first node, and ports that they all find by the step's numbers.
 

@@ -279,6 +279,30 @@ def test_ports_of_steps() -> None:
     assert {*points(1, 7)}.isdisjoint(points(1, 7, "another"))
 
 
+def tasks(*places: tuple[str, int]) -> list[dict[str, str]]:
+    """Return the variables of all tasks of a step: the node and the place on it of each."""
+    return [
+        {**STEP, "SLURM_STEP_NUM_TASKS": str(len(places)), "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": str(rank)}
+        | {"SLURMD_NODENAME": node, "SLURM_LOCALID": str(local_rank)}
+        for rank, (node, local_rank) in enumerate(places)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "server"),
+    [
+        (tasks(("n1", 0), ("n1", 1), ("n2", 0)), 0),
+        (tasks(("n2", 0), ("n1", 0), ("n1", 1)), 1),  # srun -m arbitrary, or -w n2 : -w n1
+        (tasks(("n2", 0), ("n2", 1), ("n1", 0)), 2),
+    ],
+)
+def test_a_step_is_served_where_all_look_for_it(step: list[dict[str, str]], server: int) -> None:
+    """That is the first node of the list, in which Slurm sorts the nodes by name."""
+    ways = [find_way(variables) for variables in step]
+    assert [way.rank for way in ways if way.serves] == [server]
+    assert {way.at[0].partition(":")[0] for way in ways} == {"n1"}
+
+
 def test_why_not_the_ways_before() -> None:
     considered = consider_ways({**SRUN_OF_MPI, **TORCHRUN})
     assert [(each.name, each.applies) for each in considered] == [
