@@ -285,6 +285,14 @@ void bind_meeting(py::module_& module) {
       "`near`: where they meet, HOST:PORT, by which the address is chosen; None: the address of the store. `prefix`: "
       "as for `Store.exchange`. `replaces`: this process was started in place of one that may have come to the store. "
       "Collective.");
+  module.def(
+      "await_name",
+      [](const std::string& places, double timeout) {
+        const WithoutGil release;
+        transport::await_name(transport::parse_places(places), until(timeout));
+      },
+      py::arg("places"), py::arg("timeout"),
+      "Returns once a name of these places is known; a SystemCallError if nobody knows any.");
   module.def("random_token", &transport::random_hex, "256 random bits, as 64 digits.");
   module.def(
       "own_address",

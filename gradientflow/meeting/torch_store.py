@@ -30,6 +30,7 @@ def open_torch_store(way: Way, timeout: float) -> Any:
     dist: Any = torch.distributed  # its annotations leave out what it takes from C++
     host, port = split_address(way.at[0], "MASTER_ADDR:MASTER_PORT")
     try:
+        load_core().await_name(way.at[0], timeout)
         store = dist.TCPStore(
             host,
             port,

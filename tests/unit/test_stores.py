@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native import meeting
+from pace import scaled
 
 from gradientflow import _core
 from gradientflow.errors import (
@@ -353,6 +354,52 @@ def test_a_process_of_another_version(served: Any) -> None:
         connection.sendall(meeting.encode_hello(7, "more of it") + bytes(500))
         said = received(connection)
     assert meeting.parse_welcome(said) == ("complete", len(said), (meeting.store_version, 2))
+
+
+def test_a_name_that_nobody_knows() -> None:
+    """No rank waits for its whole time: not one that looks for the store, and not the one that serves it."""
+    place = free_place().replace("127.0.0.1", "nowhere.invalid")
+    said = f"^the ranks cannot meet at {place}: the name nowhere.invalid is unknown here: [A-Z][^\n]*$"
+    with ThreadPoolExecutor() as pool:
+        ranks = [pool.submit(_core.TcpStore, place, serve, timeout=60) for serve in (False, True)]
+        for rank in ranks:
+            with pytest.raises(SystemCallError, match=said):
+                rank.result(timeout=scaled(20))
+
+
+def test_a_name_that_is_known_later(tmp_path: Path) -> None:
+    """A container that is started at the same moment gets its name within seconds; in Kubernetes a pod, when placed."""
+    (tmp_path / "names.c").write_text(
+        "#define _GNU_SOURCE\n"
+        "#include <dlfcn.h>\n"
+        "#include <netdb.h>\n"
+        "#include <stdlib.h>\n"
+        "#include <string.h>\n"
+        "#include <time.h>\n"
+        "typedef int Call(const char *, const char *, const struct addrinfo *, struct addrinfo **);\n"
+        "int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints, struct addrinfo **found) {\n"
+        "  static double first = 0;\n"
+        '  Call *call = (Call *)dlsym(RTLD_NEXT, "getaddrinfo");\n'
+        "  struct timespec now;\n"
+        "  clock_gettime(CLOCK_MONOTONIC, &now);\n"
+        "  double seconds = now.tv_sec + now.tv_nsec * 1e-9;\n"
+        '  if (strcmp(host, "later.invalid") != 0 || (hints->ai_flags & AI_NUMERICHOST)) {\n'
+        "    return call(host, port, hints, found);\n"
+        "  }\n"
+        "  first = first ? first : seconds;\n"
+        '  return seconds - first < atof(getenv("LATER")) ? EAI_NONAME : call("127.0.0.1", port, hints, found);\n'
+        "}\n"
+    )
+    library = str(tmp_path / "names.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "names.c"), "-ldl"], check=True)
+    store = _core.TcpStore("127.0.0.1:0", serve=True, timeout=SECONDS)
+    address = store.address.replace("127.0.0.1", "later.invalid")
+    program = "import sys; from gradientflow import _core; print(_core.TcpStore(sys.argv[1], timeout=60).add('n', 1))"
+    kinds = ({"LATER": "0.3"}, {"LATER": "3.5", "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+    processes = [python(program, address, LD_PRELOAD=library, **env) for env in kinds]
+    for process in processes:
+        said, errors = process.communicate(timeout=60)
+        assert said in ("1\n", "2\n"), errors
 
 
 def test_it_waits_for_the_store_to_come() -> None:

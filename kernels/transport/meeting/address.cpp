@@ -12,12 +12,12 @@
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
 #include <mutex>
 
-#include "../../base/error.hpp"
 #include "../../base/text.hpp"
 #include "../../base/thread.hpp"
 #include "../descriptor.hpp"
@@ -27,6 +27,9 @@ namespace {
 
 // Addresses of the networks that stand for examples: whatever leads there is the default route.
 constexpr std::array<const char*, 2> somewhere = {"192.0.2.1", "2001:db8::1"};
+
+constexpr double seconds_for_a_name = 3.0;
+constexpr std::chrono::milliseconds between_lookups{100};
 
 struct InterfaceAddress {
   std::string interface;
@@ -156,12 +159,39 @@ std::vector<SocketAddress> resolve(const Place& place, const Until& until) {
   }
   if (answer->found->error != 0) {
     const HostAddresses& found = *answer->found;
-    throw Error(ErrorKind::system,
-                "the name " + place.host + " is unknown here: " +
-                    (found.error == EAI_SYSTEM ? std::strerror(found.system) : gai_strerror(found.error)));
+    const std::string what = "the name " + place.host + " is unknown here: " +
+                             (found.error == EAI_SYSTEM ? std::strerror(found.system) : gai_strerror(found.error));
+    if (found.error == EAI_NONAME || found.error == EAI_NODATA) {
+      throw UnknownName(ErrorKind::system, what);
+    }
+    throw Error(ErrorKind::system, what);
   }
   return answer->found->addresses;
 }
+
+void await_name(const std::vector<Place>& places, const Until& until) {
+  const Until soon = until.anew(names_may_come_late() ? until.remaining() : seconds_for_a_name);
+  while (true) {
+    std::string causes;
+    for (const Place& place : places) {
+      try {
+        resolve(place, until);
+        return;
+      } catch (const UnknownName& error) {
+        if (causes.find(error.what()) == std::string::npos) {
+          causes += (causes.empty() ? "" : "; ") + std::string(error.what());
+        }
+      } catch (const Error&) {  // which may pass
+        return;
+      }
+    }
+    if (!soon.sleep(between_lookups) || until.over()) {
+      throw UnknownName(ErrorKind::system, causes);
+    }
+  }
+}
+
+bool names_may_come_late() { return std::getenv("KUBERNETES_SERVICE_HOST") != nullptr; }
 
 std::optional<SocketAddress> source_towards(const SocketAddress& other) {
   const Descriptor socket(::socket(other.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));

@@ -347,6 +347,7 @@ bool StoreServer::admit(std::uint64_t number, Connection& connection) {
   connection.reads = false;
   if (welcome.admission == Admission::granted) {
     connection.state = Connection::State::member;
+    admitted_.fetch_add(1, std::memory_order_relaxed);
     strangers_.erase(number);
   } else {
     connection.state = Connection::State::leaving;

@@ -40,6 +40,7 @@ class StoreServer {
   [[nodiscard]] int port() const noexcept { return address_.port(); }
   [[nodiscard]] const SocketAddress& address() const noexcept { return address_; }                 // for this host
   [[nodiscard]] int refused() const noexcept { return refused_.load(std::memory_order_relaxed); }  // for their token
+  [[nodiscard]] int admitted() const noexcept { return admitted_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool has_token(std::string_view token) const noexcept { return same_token(token, token_); }
 
  private:
@@ -101,6 +102,7 @@ class StoreServer {
   std::optional<Clock::time_point> accepts_again_;
   std::string buffer_;
   std::atomic<int> refused_{0};
+  std::atomic<int> admitted_{0};
   int forks_;
   std::unique_ptr<std::thread> thread_;
 };

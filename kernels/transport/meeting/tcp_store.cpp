@@ -126,6 +126,7 @@ TcpStore::TcpStore(const std::string& places, bool serves, std::string token, co
       throw Error(ErrorKind::value, "'" + each.text() + "' has no port at which a store could be reached");
     }
   }
+  await_names(until);
   connect(until);
 }
 
@@ -168,6 +169,24 @@ bool TcpStore::leave_word(const Place& place, const Until& until) {
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it refuses this process, or ends
   }
   return is_ours;
+}
+
+// Nobody comes to a name that nobody knows. Where others come, this host alone does not know it.
+void TcpStore::await_names(const Until& until) const {
+  if (server_ != nullptr && names_may_come_late()) {
+    return;
+  }
+  try {
+    await_name(places_, until);
+  } catch (const UnknownName& error) {
+    if (server_ != nullptr && server_->admitted() > 0) {
+      return;
+    }
+    if (until.over()) {
+      throw timeout_of("cannot reach " + name(), until, error.what());
+    }
+    throw Error(ErrorKind::system, "the ranks cannot meet at " + address() + ": " + error.what());
+  }
 }
 
 std::string TcpStore::address() const {

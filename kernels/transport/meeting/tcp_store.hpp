@@ -20,7 +20,7 @@ namespace gradientflow::transport {
 class TcpStore : public Store {
  public:
   // `places`: where it is, as in parse_places; several are tried in turn, until a store takes this process in. Throws
-  // Error(timeout) with the causes, Error(mismatch) where the store at
+  // Error(timeout) with the causes, Error(system) where no name of them is known, Error(mismatch) where the store at
   // the only one refuses the token or speaks another version. `serves`: this process serves, at the first place that is
   // here and free, as long as there is a TcpStore in it that serves there.
   TcpStore(const std::string& places, bool serves, std::string token, const Until& until);
@@ -42,6 +42,7 @@ class TcpStore : public Store {
  private:
   void serve(const Until& until);
   bool leave_word(const Place& place, const Until& until);
+  void await_names(const Until& until) const;
   std::optional<std::string> call(const StoreRequest& request, const Until& until);
   std::optional<std::string> exchange(const StoreRequest& request, const Until& until);
   void connect(const Until& until);
