@@ -12,7 +12,8 @@ The ways are tried in order, and the first that applies is taken:
 6. else this process is the only rank.
 
 GRADIENTFLOW_TRANSPORT, or an argument, decides by hand which transport is used: ``mpi`` is then MPI's job whatever the
-variables say, and ``tcp`` lets ranks that MPI has started meet through MPI. Everything here is a function of what it is
+variables say, and ``tcp`` lets ranks that MPI has started meet through MPI, except in a step of Slurm, where they need
+none. Everything here is a function of what it is
 given; nothing is started.
 """
 
@@ -24,7 +25,14 @@ from typing import NamedTuple
 
 from gradientflow.errors import ArgumentError
 
-from .slurm import is_first_of_first_node, meeting_points, name_of_step, place_in_step, tasks_of_step
+from .slurm import (
+    is_first_of_first_node,
+    is_started_by_srun,
+    meeting_points,
+    name_of_step,
+    place_in_step,
+    tasks_of_step,
+)
 from .variables import (
     Place,
     Variables,
@@ -208,6 +216,8 @@ def _by_mpi(variables: Variables, given: Given, transport: str) -> Way | str:
         return Way(MPI_LAUNCHER, "mpi", size=given.mpi_size, by_mpi=True)
     if not _marks_of_mpi(variables):
         return "none of its variables is set"
+    if transport == "tcp" and is_started_by_srun(variables):
+        return "srun has started this process, and over TCP the ranks need no MPI to meet"
     known = [(rank, size, name) for rank, size, name in places if size is not None]
     _check_against_torch(variables, known)
     rank, size, _ = known[0] if known else (None, None, "")

@@ -17,6 +17,7 @@ _FIRST_STEP_OF_SLURM = 0xFFFFFF00
 _PORTS = range(20000, 30000)  # outside the ephemeral ports of Linux
 _STRIDE = 101  # of jobs: steps below it of jobs that are started one after the other begin at different ports
 _TRIED = 4  # how many ports a step tries
+_BELOW_A_TASK = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")  # of mpirun; the last is MPICH's
 _FIRST_NODE = re.compile(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)")
 
 
@@ -51,6 +52,15 @@ def place_in_step(variables: Variables) -> Place | None:
 def name_of_step(variables: Variables) -> str:
     """Return what tells this process's step from all others; all its tasks find the same."""
     return f"Slurm's step {variables.get('SLURM_JOB_ID', '')}.{_step(variables)}"
+
+
+def is_started_by_srun(variables: Variables) -> bool:
+    """Tell whether this process is a task of its step, and not one that a launcher of MPI has started below a task."""
+    place = place_in_step(variables)
+    if place is None or any(variables.get(name) for name in _BELOW_A_TASK):
+        return False
+    said = ((name, read_lenient(variables, name)) for name in ("PMI_RANK", "PMIX_RANK", "PMI_SIZE"))
+    return all(number in (None, place.size if name == "PMI_SIZE" else place.rank) for name, number in said)
 
 
 def first_node(variables: Variables) -> str:

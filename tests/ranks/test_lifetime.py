@@ -115,6 +115,18 @@ def test_the_launcher_of_another_library(launcher: str) -> None:
     assert start_alone(variables_of(launcher, 1, 3), "MPI.COMM_SELF").stdout == "1\n", "this one wants to be alone"
 
 
+@pytest.mark.parametrize("used", ["pmi2", "pmix", ""])
+def test_srun_that_speaks_another_language(used: str) -> None:
+    """The advice is not what has been used."""
+    place = {"PMI_RANK": "1", "PMI_SIZE": "2"} if used == "pmi2" else {}
+    variables = {**variables_of("srun", 1, 2), **place, **({"SLURM_MPI_TYPE": used} if used else {}), **BY_MPI}
+    said = start_alone(variables).stderr.splitlines()[-1]
+    spoken = "pmix" if find_launcher().library == OPEN_MPI else "pmi2"
+    assert f"Slurm's srun{used and f' --mpi={used}'} started this process as rank 1 of 2" in said
+    assert (f"start it with --mpi={spoken}, or " in said) == (used != spoken)
+    assert "use TCP, with --mpi=none or GRADIENTFLOW_TRANSPORT=tcp, or" in said
+
+
 def test_pytorchs_launcher() -> None:
     """It knows nothing of MPI, so with MPI every process would be a job of its own."""
     variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **BY_MPI}

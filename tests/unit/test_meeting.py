@@ -140,6 +140,18 @@ def test_mpi_by_hand(variables: dict[str, str]) -> None:
         ({**SRUN_OF_MPI, **TORCHRUN}, Given(), BY_TORCHRUN, False),
         (STEP, Given(), BY_STEP, False),
         ({}, Given(communicator=True), Way("arguments of init", "mpi"), True),
+        # Tasks of srun need no MPI to meet, which may not know of the others; but mpirun starts processes below a task.
+        ({**STEP, "PMI_RANK": "5", "PMI_SIZE": "8", "SLURM_MPI_TYPE": "pmi2"}, Given(), BY_STEP, False),
+        ({**STEP, "PMIX_RANK": "5"}, Given(), BY_STEP, False),
+        ({**STEP, "PMIX_RANK": "5"}, Given(mpi_size=8), Way("MPI's launcher", "mpi", size=8), True),
+        ({**STEP, **MPIRUN}, Given(), BY_MPI, True),
+        ({**STEP, "PMI_RANK": "5", "PMI_SIZE": "4"}, Given(), Way("MPI's launcher", "mpi", 5, 4), True),
+        (
+            {**STEP, "PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "1"},
+            Given(),
+            Way("MPI's launcher", "mpi", 5, 8),
+            True,
+        ),
     ],
 )
 def test_tcp_by_hand(variables: dict[str, str], given: Given, way: Way, starts_mpi: bool) -> None:

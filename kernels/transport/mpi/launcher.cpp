@@ -48,13 +48,21 @@ std::optional<Place> place_by(const Launcher& launcher) {
   return rank && size && *rank >= 0 && *rank < *size ? std::optional(Place{*rank, *size}) : std::nullopt;
 }
 
+constexpr std::string_view alone = "give MPI_COMM_SELF where every process is to work alone";
+
+// How `srun` and the program's library can understand each other.
+std::string advice_for_srun(std::string_view used) {
+  const std::string_view spoken = library_version().starts_with("Open MPI") ? "pmix" : "pmi2";
+  const std::string other = used == spoken ? "" : "start it with --mpi=" + std::string(spoken) + ", or ";
+  return other + "use TCP, with --mpi=none or GRADIENTFLOW_TRANSPORT=tcp, or start it with `gradientflow run` in a " +
+         "batch script, or " + std::string(alone);
+}
+
 std::string started_by(std::string_view name, const Launcher& launcher, const Place& place) {
   return std::string(name) + " started this process as rank " + std::to_string(place.rank) + " of " +
          std::to_string(place.size) + " (" + launcher.size + "), but the program uses " + library_version() +
          ", which does not know of the others and finds 1 rank: ";
 }
-
-constexpr std::string_view alone = "give MPI_COMM_SELF where every process is to work alone";
 
 bool is_alone() {
   int size = 0;
@@ -81,12 +89,16 @@ std::string launcher_mismatch(MPI_Comm comm) {
       return {};
     }
     if (mismatch.empty()) {
-      const bool by_slurm = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr && launcher.name == launchers[1].name;
-      mismatch =
-          started_by(by_slurm ? launchers[2].name : launcher.name, launcher, *place) +
-          "start it with the launcher of that library (`gradientflow run` finds it; with srun, try --mpi=pmix or "
-          "--mpi=pmi2), or " +
-          std::string(alone);
+      const bool is_pmi_of_slurm = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr && launcher.name == launchers[1].name;
+      if (is_pmi_of_slurm || launcher.name == launchers[2].name) {
+        const char* const type = std::getenv("SLURM_MPI_TYPE");
+        const std::string used = type == nullptr ? "" : type;
+        const std::string name = std::string(launchers[2].name) + (used.empty() ? "" : " --mpi=" + used);
+        mismatch = started_by(name, launcher, *place) + advice_for_srun(used);
+      } else {
+        mismatch = started_by(launcher.name, launcher, *place) +
+                   "start it with the launcher of that library (`gradientflow run` finds it), or " + std::string(alone);
+      }
     }
   }
   if (const auto place = place_by(torchrun); mismatch.empty() && place && place->size > 1) {
