@@ -426,7 +426,9 @@ def test_ranks_find_the_variables_of_pytorchs_launcher(start_netlab: Callable[..
 
 
 def test_what_mpirun_says_is_shown_and_its_status_passed_on() -> None:
-    ended = gradientflow("run", "-n", "2", "--hosts", "no-such-host:2", "true", env={"PRTE_MCA_plm_ssh_agent": "false"})
+    ended = gradientflow(
+        "run", "-n", "2", "--hosts", "no-such-host.invalid:2", "true", env={"PRTE_MCA_plm_ssh_agent": "false"}
+    )
     assert ended.returncode not in (0, 2)
     assert "no-such-host" in ended.stderr + ended.stdout
 
@@ -648,7 +650,7 @@ def test_a_signal_ends_ranks_that_take_large_memory() -> None:
         ("run -n 0 true", "at least one rank"),
         ("run -n 2 --hosts a:0 true", "--hosts takes"),
         ("run -n 2 --hosts a:2 --hostfile b true", "leave one out"),
-        ("run -n 2 --transport tcp --hosts a:2 true", "a cannot be resolved"),
+        ("run -n 2 --transport tcp --hosts a.invalid:2 true", "a.invalid cannot be resolved"),
         ("run -n 3 --transport tcp --hosts a:2 true", "3 ranks are too many for the 2 slots"),
         ("run -n 0 --transport tcp true", "at least one rank"),
         ("run -n 2 --transport tcp --servers -1 true", "servers is 0 or more"),

@@ -175,7 +175,7 @@ dist.destroy_process_group()
 def test_arguments_need_no_variables(start: Start) -> None:
     """Whatever is said by variables, also by some that are no way to meet."""
     place = f"tcp://127.0.0.1:{free_port()}"
-    variables = ({"RANK": 1}, {"GRADIENTFLOW_MEET": "nowhere:1", "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 2})
+    variables = ({"RANK": 1}, {"GRADIENTFLOW_MEET": "nowhere.invalid:1", "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 2})
     processes = [start(GROUP, place, rank, **variables[rank]) for rank in range(2)]
     for process in processes:
         output, errors = process.communicate(timeout=100)
