@@ -7,6 +7,7 @@ anything is started, 1 if it happened afterwards.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -23,6 +24,8 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.launch import rank_of_this_process
 
 __all__ = ["main"]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -54,6 +57,7 @@ def main() -> None:
     """Run the command line; ends the process with the command's exit status."""
     try:
         status = commands.main(prog_name="gradientflow", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         status = error.exit_code
@@ -65,11 +69,20 @@ def main() -> None:
         if not rank_of_this_process():
             report_end(signal.SIGINT)
         status = 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader of our output has left; output still buffered must not make the interpreter complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has left
+        _drop_output()
         status = 1
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        status = _complain(f"output cannot be written: {error.strerror}", 1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _drop_output() -> None:
+    """Drop what is still buffered: the interpreter would complain at its end that it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, status: int) -> int:

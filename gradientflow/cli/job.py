@@ -12,6 +12,9 @@ and each has its answer here:
 MPI's launchers kill ranks a quarter of a second after asking them to end. Where all ranks are on this machine, and
 handle SIGTERM, they are asked from here, and the launcher is told when their time is over.
 
+What MPI's launchers cannot write, as a disk is full, they drop without a word. So their output goes through this
+process, as that of ranks goes through a launcher of ours.
+
 Signals that programs have for themselves, and those that stop and continue a job, are passed on. The files of MPI's
 launcher are in a folder made for this job, which is removed even if the launcher or this process was killed.
 """
@@ -31,6 +34,7 @@ from pathlib import Path
 from typing import IO
 
 from gradientflow.launch import GRACE_SECONDS, SESSION_FOLDER, Scratch, scratch_folder
+from gradientflow.launch.output import Output, Stream
 
 TIMED_OUT = 124
 
@@ -114,16 +118,23 @@ def _run(job: Job, scratch: Scratch | None) -> int:
         die_with_parent(signal.SIGTERM)
 
     folder = {} if scratch is None else {SESSION_FOLDER: scratch.path}
+    output = Output() if job.is_mpi and job.output is None else None
+    pipes = [] if output is None else [output.pipe_to(Stream(target)) for target in (1, 2)]
     try:
         launcher = subprocess.Popen(
             job.command,
             env={**folder, **os.environ, **job.environment},
             pass_fds=[] if scratch is None else [scratch.holder],
             stdin=None if job.reads_input else subprocess.DEVNULL,
-            stdout=job.output,
-            stderr=job.output,
+            stdout=pipes[0] if pipes else job.output,
+            stderr=pipes[1] if pipes else job.output,
             preexec_fn=prepare_launcher,
         )
+        if output is not None:
+            for pipe in pipes:
+                if pipe is not None:
+                    os.close(pipe)
+            output.start()
         try:
             cause = _wait(launcher, job)
         finally:
@@ -131,6 +142,8 @@ def _run(job: Job, scratch: Scratch | None) -> int:
                 launcher.kill()
                 launcher.wait()
             _kill_orphans(children_before)
+        if output is not None:
+            cause = _finish(output, None if cause is None else time.monotonic() + _ENDING_SECONDS) or cause
     finally:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
@@ -138,7 +151,9 @@ def _run(job: Job, scratch: Scratch | None) -> int:
         if cause != TIMED_OUT:
             report_end(signal.Signals(cause - 128), "with all ranks")
         return cause
-    return launcher.returncode if launcher.returncode >= 0 else 128 - launcher.returncode
+    if launcher.returncode != 0:
+        return launcher.returncode if launcher.returncode > 0 else 128 - launcher.returncode
+    return int(output is not None and output.is_lost)
 
 
 def report_end(number: signal.Signals, more: str = "") -> None:
@@ -183,6 +198,15 @@ def _wait(launcher: subprocess.Popen[bytes], job: Job) -> int | None:
             _pass_on(launcher, received, job)
             asked_ranks, deadline = False, now + _ENDING_SECONDS
     return cause
+
+
+def _finish(output: Output, deadline: float | None) -> int | None:
+    """Pass on what is left, however slow its reader is; return the exit status if a signal ends that."""
+    output.finish()
+    while not output.has_ended and (received := _next_signal(deadline)):
+        if received.si_signo in _ENDING:
+            return 128 + received.si_signo
+    return None
 
 
 def _pass_on(launcher: subprocess.Popen[bytes], received: signal.struct_siginfo, job: Job) -> None:

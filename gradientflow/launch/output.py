@@ -135,8 +135,7 @@ class Output:
                     self._forget(pipe)
         now = time.monotonic()
         for pipe, stream in list(self._streams.items()):
-            # What has just come may be followed by the end of the line.
-            if stream.due <= now and pipe not in ready and not self._write(stream, stream.take_begun()):
+            if stream.due <= now and not self._write(stream, stream.take_begun()):
                 self._forget(pipe)
         return self._end not in ready
 

@@ -543,7 +543,7 @@ def main() -> int:
     while True:
         members.reap()
         members.start_again()
-        if not members and (members.finish() or (deadline is not None and deadline <= time.monotonic())):
+        if not members and (members.finish() or (cause and deadline is not None and deadline <= time.monotonic())):
             return members.status or cause or int(members.output_is_lost)
         if deadline is None and members.status != 0:
             deadline = time.monotonic() + members.patience
@@ -558,7 +558,7 @@ def main() -> int:
         if deadline is None or deadline > now:
             continue
         if asked is None:
-            asked, deadline = now, now + members.end(after_signal=received is not None)
+            asked, deadline = now, now + members.end(after_signal=received in _ENDING)
         else:
             members.kill()
             deadline = now + _GRACE_SECONDS

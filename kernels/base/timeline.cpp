@@ -70,6 +70,21 @@ std::string object(std::initializer_list<std::string> members) {
   return text += '}';
 }
 
+// The calls that are recorded do not fail with their timeline: a sentence says what it lacks.
+void report_loss(const std::string& path) {
+  const std::string what = system_error("the timeline " + path + " cannot be written to its end", errno).what();
+  std::fputs(("gradientflow: " + what + "\n").c_str(), stderr);
+}
+
+// Writes text, or reports that and closes the file, for which nullptr then stands.
+void put(std::FILE*& file, const std::string& text, const std::string& path) {
+  if (file != nullptr && std::fputs(text.c_str(), file) < 0) {
+    report_loss(path);
+    static_cast<void>(std::fclose(file));
+    file = nullptr;
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Timeline> Timeline::find(const std::string& path) {
@@ -93,7 +108,7 @@ Timeline::Timeline(const std::string& path, const Origin& origin)
     throw system_error("cannot write the timeline " + path, errno);
   }
   const std::string host = host_name();
-  std::fputs("[", file_);
+  put(file_, "[", path_);
   const auto metadata = [&](const char* name, const std::string& arguments) {
     write(object({member("ph", "\"M\""), member("name", quoted(name)), process_, member("args", arguments)}));
   };
@@ -105,8 +120,10 @@ Timeline::Timeline(const std::string& path, const Origin& origin)
 }
 
 Timeline::~Timeline() {
-  std::fputs("\n]\n", file_);
-  static_cast<void>(std::fclose(file_));
+  put(file_, "\n]\n", path_);
+  if (file_ != nullptr && std::fclose(file_) != 0) {
+    report_loss(path_);
+  }
 }
 
 int Timeline::add_track(const std::string& name) {
@@ -162,8 +179,7 @@ void Timeline::waited(int track, const std::string& name, Time begin, Time end) 
 
 void Timeline::write(const std::string& event) {
   const std::lock_guard lock(mutex_);
-  std::fputs(is_first_ ? "\n" : ",\n", file_);
-  std::fputs(event.c_str(), file_);
+  put(file_, (is_first_ ? "\n" : ",\n") + event, path_);
   is_first_ = false;
 }
 

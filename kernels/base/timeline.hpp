@@ -1,8 +1,8 @@
 // The timeline of a rank, in the trace format of Chrome and Perfetto (JSON, one event per line).
 //
 // A process writes one file, whatever number of communicators it has; the last owner of the shared timeline closes the
-// file. A process that dies leaves a file without the closing bracket, which readers of the format accept. Times are
-// those of the steady clock, in microseconds.
+// file. A process that dies leaves a file without the closing bracket, which readers of the format accept; so does one
+// whose disk is full, and says so on standard error. Times are those of the steady clock, in microseconds.
 #pragma once
 
 #include <atomic>

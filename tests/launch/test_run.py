@@ -343,7 +343,14 @@ def test_what_a_rank_leaves_behind_is_not_waited_for(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("target", [1, 2])
-@pytest.mark.parametrize("options", [(), ("--label",), ("--hosts", "localhost:2")], ids=["plain", "label", "hosts"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--transport", "mpi"), id="mpi", marks=needs_mpi),
+        *(pytest.param(options, id="-".join(options) or "tcp") for options in ((), ("--label",))),
+        pytest.param(("--hosts", "localhost:2"), id="hosts"),
+    ],
+)
 def test_output_that_is_lost_is_an_error(target: int, options: tuple[str, ...]) -> None:
     """A disk that is full, for example. Of standard error there is nowhere to say it."""
     words = ["run", "-n", "2", "--transport", "tcp", *options, "--", "sh", "-c", f"echo lost >&{target}; true"]

@@ -546,6 +546,13 @@ def test_without_mpi_the_others_may_report_before_they_are_ended(tmp_path: Path)
     assert re.fullmatch(r"gradientflow: rank 1 \(process \d+\) was ended by SIGKILL: ending the others\n", ended.stderr)
 
 
+def test_output_of_a_command_that_is_lost_is_an_error() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        process = start("run", "-n", "2", "--dry-run", "--", "true", stdout=full)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, "gradientflow: output cannot be written: No space left on device\n")
+
+
 def test_ctrl_c_ends_a_measurement_with_a_sentence() -> None:
     """Of the command's own process, which starts no ranks."""
     leader, follower = pty.openpty()
