@@ -136,8 +136,8 @@ class Communicator:
     def recover(self, min_ranks: int | None = None) -> Communicator:
         """Go on without ranks that have died: make a communicator of those that are left, and close this one.
 
-        Collective over the ranks that live: after a `gradientflow.errors.PeerError` or a timeout each calls it. All of
-        them get the new communicator, in which they keep their order, or all get the same error. More may die
+        Collective over the ranks that live: after a `gradientflow.errors.RecoverableError` each calls it. All
+        of them get the new communicator, in which they keep their order, or all get the same error. More may die
         meanwhile. If nobody has died, all come along. For communicators over TCP, and over MPI in jobs of Open MPI
         that were started with ULFM (``mpirun --with-ft ulfm``).
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ._location import load_core
 from .agreement import gather
-from .errors import CommunicationError, CommunicationTimeoutError, MismatchError, PeerError
+from .errors import CommunicationError, CommunicationTimeoutError, MismatchError, PeerError, RecoverableError
 from .meeting.variables import Place, split_address
 from .meeting.way import LACKS, OUTSIDE
 
@@ -198,7 +198,7 @@ class Door:
                 self._answer(knock.number, min_ranks, invitation)
 
         comm.barrier()  # from now on all ranks know the newcomers
-        with contextlib.suppress(PeerError, CommunicationTimeoutError):  # some may be past it, which ends it on others
+        with contextlib.suppress(RecoverableError):  # some may be past it, which ends it on others
             comm.barrier()
         before()
         return native.welcome(widened, min_ranks, invite)

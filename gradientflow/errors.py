@@ -47,11 +47,15 @@ class CommunicationError(GradientFlowError, RuntimeError):
     """Something outside the library failed; the communicator cannot be used any more."""
 
 
-class PeerError(CommunicationError):
+class RecoverableError(CommunicationError):
+    """A rank is lost or silent: the ranks that are left can continue with `Communicator.recover`."""
+
+
+class PeerError(RecoverableError):
     """Another rank died, gave up or closed its communicator."""
 
 
-class CommunicationTimeoutError(CommunicationError, TimeoutError):
+class CommunicationTimeoutError(RecoverableError, TimeoutError):
     """A wait took longer than it may.
 
     From a collective: it names the ranks that are missing. From `Handle.wait`: the call goes on, and the handle can be

@@ -17,12 +17,10 @@ import numpy as np
 
 import gradientflow as gf
 from gradientflow.agreement import gather
-from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, PeerError
+from gradientflow.errors import GradientFlowError, RecoverableError
 
 from .sums import add, gradient, new_weights
 from .telling import checksum, tell
-
-_LOST = (PeerError, CommunicationTimeoutError)
 
 
 class Loop:
@@ -93,7 +91,7 @@ def _run(loop: Loop, last: Path) -> None:
     while not loop.is_over:
         try:
             loop.advance(end=last.exists())
-        except _LOST:
+        except RecoverableError:
             loop.recover()
         if loop.history and loop.steps > loop.history[-1][0] and told != loop.history[-1]:
             told = loop.history[-1]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import gradientflow as gf
-from gradientflow.training.survival import LOST, Survival
+from gradientflow.errors import RecoverableError
+from gradientflow.training.survival import Survival
 
 from .log import wrap
 
@@ -43,7 +44,7 @@ class Roster:
     def begin(self, comm: gf.Communicator) -> None:
         """Find out who takes part in the first step. If somebody is lost meanwhile, the step finds that out, too."""
         if not self.members:
-            with contextlib.suppress(*LOST):
+            with contextlib.suppress(RecoverableError):
                 self._gather(comm)
 
     def _gather(self, comm: gf.Communicator) -> None:

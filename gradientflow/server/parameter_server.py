@@ -17,7 +17,7 @@ from gradientflow.agreement import failing_together, on_rank_0
 from gradientflow.arguments import checked_float, checked_instance, checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.description import words_of
-from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationTimeoutError, PeerError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, RecoverableError
 from gradientflow.memory import NodeArray, numpy_dtype
 from gradientflow.policies import BSP, Policy, Trace, as_policy
 from gradientflow.pools.base import native_threshold
@@ -527,7 +527,7 @@ class ParameterServer:
         assert theirs is not None
         try:
             self._comm.barrier()
-        except (PeerError, CommunicationTimeoutError):
+        except RecoverableError:
             return
         recovery.state = theirs.state = None
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.errors import ArgumentError, NonFiniteError, RecoverableError
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
 from gradientflow.strategies.update import Iteration, SettingsOf
 
@@ -19,7 +19,7 @@ from .binding import bind_together
 from .loss_scale import LossScale
 from .order import BackwardOrder
 from .status import Outcome, Status
-from .survival import LOST, Survival, lets_in_when_recovering
+from .survival import Survival, lets_in_when_recovering
 from .tensors import Tensors
 from .uneven import Batches
 
@@ -185,7 +185,7 @@ class Loop:
             self.survival.begin()
         try:
             self._begin()
-        except LOST:  # `synchronize` gets the error, too
+        except RecoverableError:  # `synchronize` gets the error, too
             if self.survival is None:
                 raise
 
@@ -223,7 +223,7 @@ class Loop:
             raise
         except BaseException as error:
             self.order.append(index)  # the iteration is under way, and has to be given up
-            if self.survival is None or not isinstance(error, LOST):
+            if self.survival is None or not isinstance(error, RecoverableError):
                 raise
             return  # `synchronize` gets the error, too
         self.order.append(index)
@@ -239,7 +239,7 @@ class Loop:
         """Hand all gradients to the synchronizer, including those of earlier passes and those set by hand."""
         try:
             self._hand_over()
-        except LOST:  # `synchronize` gets the error, too
+        except RecoverableError:  # `synchronize` gets the error, too
             if self.survival is None:
                 raise
         self.flushed = True
@@ -370,7 +370,7 @@ class Loop:
         """Go on with the ranks that are left if some are lost in a ``with`` block, and this was asked for."""
         try:
             yield
-        except LOST:
+        except RecoverableError:
             if self.survival is None:
                 raise
             self._go_on(self.survival, self.survival.recover, has_gradients)
@@ -395,7 +395,7 @@ class Loop:
             try:
                 if survival.admit(self.synchronizer):
                     self._go_on(survival, lambda _: None, False)
-            except LOST:
+            except RecoverableError:
                 if survival.comm.closed:  # too few are left
                     raise
                 self._go_on(survival, survival.recover, False)
@@ -419,7 +419,7 @@ class Loop:
                     bound = self._bound(self.layout.in_order(self.backward_order.common(self.comm, self.layout.names)))
                 is_behind |= survival.is_behind
                 self._use(bound, previous)
-            except LOST:  # another one
+            except RecoverableError:  # another one
                 if bound is not None:
                     bound.close(orderly=False)
                 change = survival.recover

@@ -12,15 +12,13 @@ import numpy as np
 from gradientflow.agreement import require_same_as_first
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError, MismatchError, PeerError
+from gradientflow.errors import ArgumentError, CommunicationError, MismatchError, PeerError, RecoverableError
 from gradientflow.strategies import Synchronizer
 
 from .alone import alone
 from .handover import handing_over
 from .head_start import HeadStart, take_head_start
 from .steps import Steps
-
-LOST = (PeerError, CommunicationTimeoutError)  # the errors of calls that a rank has not come to
 
 _NO_WEIGHTS, _NO_COMMON_WEIGHTS = -2, -1  # exchanges of newcomers; and of those that make a loop with newcomers
 
@@ -155,7 +153,7 @@ class Survival:
         """
         try:
             return make(self.here)
-        except LOST:
+        except RecoverableError:
             if self.is_apart:
                 raise
             self.is_apart = self._has_lost = True
@@ -214,7 +212,7 @@ class Survival:
             self._take_head_start(synchronizer)
             while self.admit(synchronizer):
                 pass
-        except LOST:
+        except RecoverableError:
             if self.comm.closed:  # too few are left
                 raise
             self.recover(synchronizer)
@@ -326,7 +324,7 @@ class Survival:
         first = max(everyone, key=lambda each: each[:2])
         if first.exchanges == _NO_WEIGHTS:
             message = "all ranks that had weights to give to newcomers have died"
-            raise CommunicationError(message)  # none of LOST: there is nothing to go on with
+            raise CommunicationError(message)  # no RecoverableError: there is nothing to go on with
         if first.exchanges < 0 and self._has_lost and 0 in dict(self.membership.left):
             message = "rank 0 has died before its weights, with which all begin, had reached another rank"
             raise CommunicationError(message)
@@ -433,4 +431,4 @@ def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
     return on_failure == "continue"
 
 
-__all__ = ["LOST", "Membership", "Replica", "Survival", "check_on_failure", "lets_in_when_recovering"]
+__all__ = ["Membership", "Replica", "Survival", "check_on_failure", "lets_in_when_recovering"]

@@ -115,10 +115,11 @@ static inline gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_com
 // ordered by `key` and, among equal keys, by rank. A rank with a negative color gets none: `*part` is NULL. Collective.
 gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communicator** part);
 
-// After ranks have died, creates a communicator of those that are left, in their order, and closes the old one, which
-// is still to be freed. Collective over the ranks that live: all of them get theirs, or all the same error, such as
-// GF_ERROR_PEER where too few are left. `min_ranks` is how many have to be; 0: more than half, or any number where all
-// others are known to have ended. Over TCP, and over MPI in a job of Open MPI that was started with ULFM.
+// After GF_ERROR_PEER or GF_ERROR_TIMEOUT, creates a communicator of the ranks that are left, in their order, and
+// closes the old one, which is still to be freed. Collective over the ranks that live: all of them get theirs, or all
+// the same error, such as GF_ERROR_PEER where too few are left. `min_ranks` is how many have to be; 0: more than half,
+// or any number where all others are known to have ended. Over TCP, and over MPI in a job of Open MPI that was started
+// with ULFM.
 gf_status gf_recover(gf_communicator* communicator, int min_ranks, gf_communicator** recovered);
 
 // What `rank` of a communicator of gf_recover was in the old one; -1 for another communicator or rank.

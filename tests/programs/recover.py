@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 import gradientflow as gf
-from gradientflow.errors import CommunicationTimeoutError, PeerError
+from gradientflow.errors import PeerError, RecoverableError
 
 seconds, min_ranks = float(sys.argv[1]), int(sys.argv[2]) or None
 comm = gf.init()
@@ -44,7 +44,7 @@ while True:
             assert total[0] == sum(1 << r for r in members), (total, members)
         if late[0]:
             break
-    except (PeerError, CommunicationTimeoutError):
+    except RecoverableError:
         old = comm
         try:
             comm = comm.recover(min_ranks)

@@ -191,6 +191,19 @@ def test_blocks_that_are_not_run_are_these() -> None:
     assert found == NOT_RUN
 
 
+def test_programs_that_recover_catch_all_errors_after_which_they_can() -> None:
+    """Whether a rank has died or is silent; PyTorch passes both on as a RuntimeError."""
+    programs = [
+        (str(page), block.text) for page in (ROOT / "docs").glob("*.md") for block in blocks_of(f"docs/{page.name}")
+    ]
+    programs += [(str(page), page.read_text()) for page in (ROOT / "docs" / "examples").glob("*.py")]
+    recovering = [(page, text) for page, text in programs if ".recover(" in text and "except" in text]
+    assert len(recovering) >= 5
+    for page, text in recovering:
+        caught = re.findall(r"except (?:\w+\.)*(\w+)", text)
+        assert set(caught) <= {"RecoverableError", "RuntimeError"}, (page, caught)
+
+
 def test_extras_that_pages_name_exist() -> None:
     section = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
     extras = set(re.findall(r"^([\w-]+) = \[", section.partition("\n\n")[0], re.MULTILINE))
