@@ -146,7 +146,7 @@ class Communicator:
         min_ranks : int, optional
             How many ranks must be left, the same on all. By default more than half, or any number where all others are
             known to have ended, and do not only keep silent. With half or fewer, two parts of a network that is split
-            may both go on.
+            may both go on; a rank that is only stopped for a while may not.
 
         Returns
         -------

@@ -232,8 +232,12 @@ class Endpoint {
   // The ranks that are lost, as far as it is known what has become of them. Looks for more: to be asked again and
   // again.
   [[nodiscard]] virtual std::vector<Sign> signs(const IsAlive& /*is_alive*/) { return {}; }
-  // Takes a rank for dead: nothing is exchanged with it any more, in the whole job, and if it lives, it is told so.
+  // Takes a rank for dead: nothing is exchanged with it any more, in the whole job. It is told so, unless its process
+  // has ended or it has taken this rank for dead.
   virtual void exclude(const Sign& /*lost*/) {}
+  // Whether all that have been excluded have been told, or cannot be reached: to be asked again and again. Then
+  // signs() finds each of them that has told this rank the same before.
+  [[nodiscard]] virtual bool has_told_excluded() { return true; }
 
   // For those who let others in, see recovery/. How many ranks the whole job has had, as far as this process knows.
   [[nodiscard]] virtual int job_size() const { return 0; }

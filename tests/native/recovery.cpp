@@ -69,6 +69,7 @@ PYBIND11_MODULE(recovery, module) {
       .def("note", [](Consensus& self, int rank, const std::string& standing,
                       const std::string& why) { self.note({rank, standing_of(standing), why}); })
       .def("hear", &Consensus::hear)
+      .def("propose", &Consensus::propose)
       .def("take_message",
            [](Consensus& self) -> std::optional<py::bytes> {
              if (const auto message = self.take_message()) {

@@ -11,6 +11,7 @@
 #include <gradientflow/transport/recovery/agreement.hpp>
 #include <gradientflow/transport/tcp/network.hpp>
 #include <gradientflow/transport/tcp/wire.hpp>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -160,9 +161,17 @@ std::vector<py::bytes> allgather(const transport::Endpoint& endpoint, const std:
   return each;
 }
 
-// The ranks that are left; `is_alive` is asked about each rank again and again.
-std::vector<int> agree(transport::Endpoint& endpoint, double timeout, const transport::Endpoint::IsAlive& is_alive) {
-  return transport::alive(transport::agree(endpoint, "", {.timeout = timeout, .is_alive = is_alive}).members);
+// The ranks that are not left, and why; `is_alive` is asked about each rank again and again.
+std::map<int, std::string> agree(transport::Endpoint& endpoint, double timeout,
+                                 const transport::Endpoint::IsAlive& is_alive) {
+  std::map<int, std::string> lost;
+  const auto members = transport::agree(endpoint, "", {.timeout = timeout, .is_alive = is_alive}).members;
+  for (std::size_t r = 0; r < members.size(); ++r) {
+    if (members[r].standing != transport::Standing::alive) {
+      lost.emplace(static_cast<int>(r), members[r].why);
+    }
+  }
+  return lost;
 }
 
 tcp::Token token_of(const std::string& bytes) {
@@ -232,7 +241,7 @@ void bind(py::module_& module) {
       .def("carry_on", &carry_on, py::arg("seconds") = 0.0, without_gil)
       .def("dead", &dead, without_gil)
       .def("allgather", &allgather, py::arg("mine"), py::arg("timeouts") = 1)
-      .def("agree", &agree, py::arg("timeout"), py::arg("is_alive"), without_gil)
+      .def("agree", &agree, py::arg("timeout"), py::arg("is_alive") = py::none(), without_gil)
       .def(
           "split",
           [](const transport::Endpoint& endpoint, int color, int key) -> SharedEndpoint {

@@ -107,13 +107,18 @@ def test_too_few_ranks_get_the_same_error(begin: type[Ranks]) -> None:
     assert first.startswith("error only 2 ranks of 4 can go on, fewer than min_ranks=3: rank 0 ")
 
 
-def test_a_rank_that_was_taken_for_dead_is_told_so(begin: type[Ranks]) -> None:
-    ranks = begin(3, 8, timeout=2)
-    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
-    assert ranks.words([0, 2]) == ["members 0 2"] * 2
-    os.kill(ranks.processes[1].pid, signal.SIGCONT)
-    (word,) = ranks.words([1])
-    assert word.startswith("error ")
+@pytest.mark.parametrize("victims", [(2,), (1, 2)], ids=str)
+def test_ranks_that_were_taken_for_dead_are_told_so(begin: type[Ranks], victims: tuple[int, ...]) -> None:
+    """Though the others have ended meanwhile, and though those that come back are enough for min_ranks, or most."""
+    ranks = begin(3, 4.5, 1, timeout=1.5, host_timeout=1.5)
+    for victim in victims:
+        os.kill(ranks.processes[victim].pid, signal.SIGSTOP)
+    left = [rank for rank in range(3) if rank not in victims]
+    assert ranks.words(left) == ["members " + " ".join(map(str, left))] * len(left)
+    for victim in victims:
+        os.kill(ranks.processes[victim].pid, signal.SIGCONT)
+    for word in ranks.words(victims):
+        assert word.startswith("error the others have taken rank")
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])

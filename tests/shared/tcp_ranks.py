@@ -59,9 +59,9 @@ def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         return list(pool.map(outcome, calls))
 
 
-def greeting(sender: int, receiver: int, token: bytes = TOKEN, version: int = 1) -> bytes:
+def greeting(sender: int, receiver: int, token: bytes = TOKEN, version: int = 2, purpose: int = 0) -> bytes:
     """Give what a rank says first in a connection to another one."""
-    return struct.pack("<6sHII32s", b"GFLOW\n", version, sender, receiver, token)
+    return struct.pack("<6sBBII32s", b"GFLOW\n", version, purpose, sender, receiver, token)
 
 
 def header(kind: int, tag: int = 0, group: int = 0, size: int = 0, number: int = 0, magic: int = 0xF1) -> bytes:

@@ -26,6 +26,8 @@ class Rank:
     is_committing: bool = False
     error: str | None = None
     lost: dict[int, str] = field(default_factory=dict)  # what it knows for good
+    words: set[int] = field(default_factory=set)  # to whom it has yet to say that they are taken for dead
+    told_by: set[int] = field(default_factory=set)  # whose words of that kind lie at its host
     has_left: bool = False  # its communicator, in good order; it makes no other
     leavers: set[tuple[Talk, int]] = field(default_factory=set)  # who has left which communicator, as far as it knows
     early: dict[Talk, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
@@ -34,11 +36,23 @@ class Rank:
 class Network:
     """All messages, and all that has yet to be noticed; what happens next is drawn by lot."""
 
-    def __init__(self, size: int, seed: int, kills: int, breaks: int, leaves: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        seed: int,
+        kills: int,
+        breaks: int,
+        leaves: int,
+        suspicions: int = 0,
+        min_ranks: int | None = None,
+    ) -> None:
         self.random = random.Random(seed)
         self.ranks = [Rank(tuple(range(size))) for _ in range(size)]
         self.living = set(range(size))
-        self.kills, self.breaks, self.leaves = kills, breaks, leaves
+        self.kills, self.breaks, self.leaves, self.suspicions = kills, breaks, leaves, suspicions
+        self.min_ranks = min_ranks
+        self.cut: set[tuple[int, int]] = set()
+        self.words: list[tuple[int, int]] = []  # (who tells, whom): they are under way
         self.messages: list[tuple[int, int, Talk, bytes]] = []
         self.signs: list[tuple[int, int, str]] = []  # (who will notice, of whom, what)
         self.calls: list[tuple[int, Talk]] = []  # (who will hear, which communicator is being recovered)
@@ -47,7 +61,8 @@ class Network:
     def run(self) -> None:
         for _ in range(20_000):
             events = ["message"] * len(self.messages) + ["sign"] * len(self.signs) + ["call"] * len(self.calls)
-            events += ["note"] * len(self.notes)
+            events += ["note"] * len(self.notes) + ["word"] * len(self.words)
+            events += ["suspect"] * (self.suspicions > 0)
             events += ["kill"] * (self.kills > 0) + ["break"] * (self.breaks > 0) + ["leave"] * (self.leaves > 0)
             if not events:
                 return
@@ -74,6 +89,8 @@ class Network:
         to, base = self.calls.pop(self.random.randrange(len(self.calls)))
         if to in self.living and self.ranks[to].base == base:
             self._recover(to)
+        elif to in self.living and self.ranks[to].talk is not None:
+            self.calls.append((to, base))  # it may come to that communicator
 
     def _note(self) -> None:
         to, leaver, base = self.notes.pop(self.random.randrange(len(self.notes)))
@@ -86,6 +103,26 @@ class Network:
             self._go_on(to)
         elif rank.talk is None:
             self._recover(to)
+
+    def _word(self) -> None:
+        own, other = self.words.pop(self.random.randrange(len(self.words)))
+        if (own, other) not in self.cut:
+            self.ranks[other].told_by.add(own)
+        self.signs.append((other, own, "apart"))
+        self.ranks[own].words.discard(other)
+        if own in self.living and self.ranks[own].talk is not None:
+            self._go_on(own)
+
+    def _suspect(self) -> None:
+        """Let a rank take another one for silent, which lives."""
+        self.suspicions -= 1
+        own, other = self.random.sample(range(len(self.ranks)), 2)
+        rank = self.ranks[own]
+        if own in self.living and other in rank.members:
+            self._recover(own)
+            if rank.talk is not None and other in rank.talk[-1] and other not in rank.lost:
+                rank.consensus.note(rank.talk[-1].index(other), "silent", "silent")
+                self._go_on(own)
 
     def _leave(self) -> None:
         """Let a rank close its communicator, which others may still need."""
@@ -111,6 +148,7 @@ class Network:
         chosen = [self.random.choice(pairs)] if self.random.random() < 0.5 else pairs
         for a, b in chosen:
             if len(chosen) == 1 or (a in cut) != (b in cut):
+                self.cut |= {(a, b), (b, a)}
                 self.messages = [m for m in self.messages if {m[0], m[1]} != {a, b} or self.random.random() < 0.2]
                 self.signs += [(a, b, "silent"), (b, a, "silent")]
 
@@ -127,12 +165,20 @@ class Network:
             return
         if other not in rank.lost and other in self.living:  # the connection has ended: the other one will see it, too
             self.signs.append((other, observer, self.random.choice(["apart", "silent"])))
-        rank.lost[other] = what
+        self._exclude(observer, other, what)
         if rank.talk is not None and other in rank.talk[-1]:
             rank.consensus.note(rank.talk[-1].index(other), what, what)
             self._go_on(observer)
         elif other in rank.members and rank.talk is None:
             self._recover(observer)
+
+    def _exclude(self, own: int, other: int, what: str) -> None:
+        rank = self.ranks[own]
+        is_told = other in rank.lost or what == "gone" or other in rank.told_by
+        rank.lost[other] = what
+        if other in self.living and not is_told:
+            rank.words.add(other)
+            self.words.append((own, other))
 
     def _recover(self, own: int) -> None:
         rank = self.ranks[own]
@@ -164,9 +210,15 @@ class Network:
         members = talk[-1]
         for other, standing in zip(members, rank.consensus.standings, strict=True):
             if standing not in ("alive", "left") and other not in rank.lost:
-                rank.lost[other] = standing
-                if other in self.living:
-                    self.signs.append((other, own, "apart"))
+                self._exclude(own, other, standing)
+        if not rank.words:
+            before = rank.consensus.standings
+            for other in rank.told_by & rank.lost.keys() & set(members):
+                rank.consensus.note(members.index(other), "apart", "apart")
+            if rank.consensus.standings != before:
+                self._go_on(own)
+                return
+            rank.consensus.propose()
         if (message := rank.consensus.take_message()) is not None:
             for other in members:
                 if other != own and other not in rank.lost:
@@ -185,7 +237,7 @@ class Network:
             if any(r in rank.lost or (talk, r) in rank.leavers for r in members):
                 self._recover(own)
             return
-        rank.error = recovery.refusal(standings)
+        rank.error = recovery.refusal(standings, self.min_ranks)
         if rank.error is None:
             self._begin(own, (talk, left), committing=True)
             return
@@ -218,6 +270,26 @@ def test_one_group_at_most_goes_on_and_nobody_waits_for_ever(size: int, breaks: 
     assert went_on > 0
 
 
+@pytest.mark.parametrize("min_ranks", [None, 1, 2])
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_one_group_at_most_goes_on_whoever_is_suspected(size: int, min_ranks: int | None) -> None:
+    """Ranks that live are taken for silent, as if they had been stopped; whoever is left may go on."""
+    went_on = 0
+    for seed in range(250):
+        chance = random.Random(seed)
+        kills, suspicions = chance.randrange(size), 1 + chance.randrange(4)
+        network = Network(size, seed, kills, breaks=0, leaves=0, suspicions=suspicions, min_ranks=min_ranks)
+        network.run()
+        living = {r: network.ranks[r] for r in network.living}
+        assert all(rank.talk is None for rank in living.values()), f"seed {seed}: some still recover"
+        groups = {rank.base: rank.members for rank in living.values() if rank.error is None}
+        assert len(groups) <= 1, f"seed {seed}: {groups}"
+        for members in groups.values():
+            assert set(members) == {r for r, rank in living.items() if rank.error is None}, f"seed {seed}"
+        went_on += len(groups)
+    assert (went_on > 0) == (min_ranks != size)
+
+
 @pytest.mark.parametrize(
     ("standings", "min_ranks", "refused"),
     [
@@ -230,6 +302,10 @@ def test_one_group_at_most_goes_on_and_nobody_waits_for_ever(size: int, breaks: 
         ("alive silent silent silent", 1, ""),
         ("alive alive gone silent", 3, "fewer than min_ranks=3: rank 2 is gone; rank 3 is silent"),
         ("alive alive apart", None, ""),
+        ("alive alive apart", 2, ""),
+        ("alive alive apart", 1, "the others have taken ranks 0, 1 for dead"),
+        ("alive alive alive apart silent", 2, "the others have taken ranks 0, 1, 2 for dead"),
+        ("alive alive alive apart gone", 2, ""),
         ("alive apart apart", None, "the others have taken rank 0 for dead"),
         ("alive apart apart", 1, "the others have taken rank 0 for dead"),
         ("alive alive", 3, "only 2 ranks of 2 can go on"),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native import tcp
-from tcp_ranks import carry_on_until, finish, in_threads, join, outcome
+from tcp_ranks import TOKEN, carry_on_until, connect, finish, greeting, in_threads, join, outcome
 
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, GradientFlowError, MismatchError, PeerError
 
@@ -318,12 +318,45 @@ def test_what_was_said_is_heard_before_its_rank_is_given_up() -> None:
             time.sleep(1.5)
         return True
 
-    def come_late() -> list[int]:
+    def come_late() -> Any:
         stands_still.wait()
-        left: list[int] = ranks[1].agree(30.0, lambda _: True)
-        return left
+        return ranks[1].agree(30.0)
 
-    assert in_threads([lambda: ranks[0].agree(1.0, is_alive), come_late]) == [[0, 1]] * 2
+    assert in_threads([lambda: ranks[0].agree(1.0, is_alive), come_late]) == [{}] * 2
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_who_was_taken_for_dead_finds_that_out(is_full: bool, has_ended: bool) -> None:
+    """However short its timeout is, although nothing more goes through the connection, and after the other's end."""
+    ranks = join(2, host_timeout=0.5)
+    if is_full:
+        for i in range(12):
+            ranks[0].send(1, 0, content(WHOLE, i)).give_up()
+    assert ranks[0].agree(0.2) == {1: "has not come to recover() within 0.2 s (GRADIENTFLOW_TIMEOUT)"}
+    if has_ended:
+        ranks[0] = None
+    assert ranks[1].agree(0.2) == {0: "has taken others for dead"}
+
+
+def test_a_rank_finds_out_that_another_one_has_taken_it_for_dead_at_the_same_time() -> None:
+    """The word comes between the last look at what has come and the moment at which the other one is given up."""
+    looks = 0
+    with ExitStack() as closing:
+        other = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+        network = tcp.Network()
+        rank = network.join(0, [network.address, ":".join(map(str, other.getsockname()))], TOKEN)
+
+        def is_alive(of: int) -> bool:
+            nonlocal looks
+            looks += of == 1  # there are two in each round
+            if of == 1 and looks == 3:
+                time.sleep(0.5)
+            elif of == 1 and looks == 5:
+                closing.enter_context(connect(network.address)).sendall(greeting(1, 0, purpose=1))
+            return True
+
+        assert rank.agree(0.3, is_alive) == {1: "has taken others for dead"}
 
 
 def test_an_interrupt_ends_setting_up() -> None:

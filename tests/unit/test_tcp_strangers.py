@@ -121,7 +121,9 @@ def test_random_bytes_are_no_header(data: bytes) -> None:
 
 def test_greetings() -> None:
     assert tcp.is_greeting(greeting(1, 0), 0, 2, TOKEN)
-    others = [greeting(0, 0), greeting(2, 0), greeting(1, 1), greeting(1, 0, version=2), greeting(1, 0, bytes(32))]
+    assert tcp.is_greeting(greeting(1, 0, purpose=1), 0, 2, TOKEN)
+    others = [greeting(0, 0), greeting(2, 0), greeting(1, 1), greeting(1, 0, version=1), greeting(1, 0, bytes(32))]
+    others.append(greeting(1, 0, purpose=2))
     assert not any(tcp.is_greeting(each, 0, 2, TOKEN) for each in others)
     for place in range(48):
         if not 8 <= place < 12:  # who says it

@@ -170,7 +170,7 @@ std::vector<Sign> MpiSubset::signs(const IsAlive& is_alive) {
 }
 
 void MpiSubset::exclude(const Sign& lost) {
-  if (lost.standing != Standing::gone) {
+  if (lost.standing != Standing::gone && !excluded_by_.contains(lost.rank)) {
     send(lost.rank, excluded_tag, nullptr, 0, false).give_up(std::make_shared<const int>());
   }
 }

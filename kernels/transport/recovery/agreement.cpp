@@ -18,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int recovery_tag = 0;  // nobody else sends anything here
 constexpr double for_ever = 1e9;
+constexpr std::chrono::milliseconds between_repeats(100);
 
 class Talk {
  public:
@@ -35,7 +36,9 @@ class Talk {
       listen();
       look();
       give_up_those_that_do_not_come(now);
-      exclude();
+      if (!is_one_lost_ && have_all_been_told()) {
+        consensus_.propose();
+      }
       speak();
       if (consensus_.decision()) {
         return *consensus_.decision();
@@ -88,22 +91,31 @@ class Talk {
 
   void look() {
     for (const Sign& sign : endpoint_.signs(terms_.is_alive)) {
-      consensus_.note(sign);
+      if (sign.standing > consensus_.members()[static_cast<std::size_t>(sign.rank)].standing) {
+        consensus_.note(sign);
+      }
     }
     for (const int r : terms_.left ? terms_.left() : std::vector<int>{}) {
       consensus_.note({r, Standing::left, "has closed the communicator"});
     }
   }
 
-  // Only those that have had time to answer what this rank has said last.
+  // Only those that have had time to answer what this rank has proposed. What has become of a rank that is lost shows
+  // by its sign, however short the timeout is: it may have taken this one for dead.
   void give_up_those_that_do_not_come(Clock::time_point now) {
-    if (consensus_.has_news()) {
-      return;
+    is_one_lost_ = false;
+    std::vector<bool> is_lost(static_cast<std::size_t>(endpoint_.size()));
+    for (const Death& death : endpoint_.dead()) {
+      is_lost[static_cast<std::size_t>(death.rank)] = true;
     }
     std::vector<int> missing;
     for_others([&](int r) {
-      const std::chrono::duration<double> waited = now - std::max(spoken_, heard_[static_cast<std::size_t>(r)]);
-      if (consensus_.lacks(r) && waited.count() > terms_.timeout) {
+      const auto index = static_cast<std::size_t>(r);
+      const std::chrono::duration<double> waited = now - std::max(spoken_, heard_[index]);
+      if (is_lost[index]) {
+        is_one_lost_ = true;
+      } else if (consensus_.has_proposed() && !consensus_.has_news() && consensus_.lacks(r) &&
+                 waited.count() > terms_.timeout) {
         missing.push_back(r);
       }
     });
@@ -112,6 +124,17 @@ class Talk {
           {r, Standing::silent,
            "has not come to recover() within " + format_number(terms_.timeout) + " s (GRADIENTFLOW_TIMEOUT)"});
     }
+  }
+
+  // Whether all that are not alive have been told so, or cannot be, and no word of theirs is found after that.
+  bool have_all_been_told() {
+    exclude();
+    if (!endpoint_.has_told_excluded()) {
+      return false;
+    }
+    const Members before = consensus_.members();
+    look();
+    return consensus_.members() == before;
   }
 
   // One that has left is still a rank of the job.
@@ -126,12 +149,17 @@ class Talk {
     }
   }
 
+  // Until it proposes something, this rank repeats itself, so that nobody takes it for silent meanwhile.
   void speak() {
-    if (const auto message = consensus_.take_message()) {
-      const auto text = std::make_shared<const std::string>(*message);
-      for_others([&](int r) { endpoint_.send(r, recovery_tag, text->data(), text->size()).give_up(text); });
-      spoken_ = Clock::now();
+    const bool has_news = consensus_.has_news();
+    const auto now = Clock::now();
+    if (!has_news && (consensus_.has_proposed() || now - repeated_ < between_repeats)) {
+      return;
     }
+    const auto text = std::make_shared<const std::string>(consensus_.take_message().value_or(consensus_.message()));
+    for_others([&](int r) { endpoint_.send(r, recovery_tag, text->data(), text->size()).give_up(text); });
+    repeated_ = now;
+    spoken_ = has_news ? now : spoken_;
   }
 
   Endpoint& endpoint_;
@@ -139,7 +167,9 @@ class Talk {
   Consensus consensus_;
   std::list<Incoming> incoming_;
   std::vector<Clock::time_point> heard_;
-  Clock::time_point spoken_{};
+  Clock::time_point spoken_{};    // something new
+  Clock::time_point repeated_{};  // anything
+  bool is_one_lost_ = false;      // and it is not known yet what has become of it
   std::vector<bool> is_excluded_;
 };
 

@@ -1,6 +1,7 @@
 #include "consensus.hpp"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "../../base/error.hpp"
@@ -9,9 +10,13 @@
 namespace gradientflow::transport {
 namespace {
 
-// What travels: whether it has been decided, the standings, the reasons, and the values that the sender knows for sure.
+// What travels: what it is, the standings, the reasons, and the values that the sender knows for sure.
+constexpr std::string_view found = "found";
+constexpr std::string_view proposed = "proposed";
+constexpr std::string_view decided = "decided";
+
 struct Saying {
-  bool is_decided = false;
+  std::string kind;
   Members members;
   std::vector<std::string> values;
 };
@@ -20,7 +25,7 @@ char letter_of(Standing standing) { return static_cast<char>('0' + static_cast<i
 
 std::string packed(const Saying& saying) {
   std::string standings;
-  std::vector<std::string> parts{saying.is_decided ? "decided" : "proposed", ""};
+  std::vector<std::string> parts{saying.kind, ""};
   for (const Member& each : saying.members) {
     standings += letter_of(each.standing);
     parts.push_back(each.why);
@@ -48,7 +53,7 @@ Saying unpacked(const std::string& message, std::size_t size) {
   if (!is_whole) {
     throw Error(ErrorKind::mismatch, "what came is no message of a recovery");
   }
-  Saying saying{parts[0] == "decided", Members(size), {}};
+  Saying saying{parts[0], Members(size), {}};
   for (std::size_t r = 0; r < size; ++r) {
     saying.members[r] = {static_cast<Standing>(parts[1][r] - letter_of(Standing::alive)), parts[2 + r]};
   }
@@ -72,17 +77,27 @@ Consensus::Consensus(int rank, int size, std::string value)
     : rank_(rank),
       members_(static_cast<std::size_t>(size)),
       values_(static_cast<std::size_t>(size)),
-      said_(static_cast<std::size_t>(size), members_),
-      has_said_(static_cast<std::size_t>(size)) {
+      proposed_(static_cast<std::size_t>(size), members_),
+      proposes_(static_cast<std::size_t>(size)) {
   values_[static_cast<std::size_t>(rank)] = std::move(value);
-  advance();
 }
 
 void Consensus::note(const Sign& sign) {
   if (!decision_ && add(members_[static_cast<std::size_t>(sign.rank)], {sign.standing, sign.why})) {
-    has_news_ = true;
+    grow();
+  }
+}
+
+void Consensus::propose() {
+  if (!decision_ && !has_proposed_) {
+    has_proposed_ = has_news_ = true;
     advance();
   }
+}
+
+void Consensus::grow() {
+  has_news_ = true;
+  has_proposed_ = false;
 }
 
 void Consensus::hear(int from, const std::string& message) {
@@ -95,7 +110,7 @@ void Consensus::hear(int from, const std::string& message) {
       saying.members[static_cast<std::size_t>(rank_)].standing != Standing::alive) {
     throw Error(ErrorKind::mismatch, "a message of a recovery came to a rank that it takes for dead");
   }
-  if (saying.is_decided) {
+  if (saying.kind == decided) {
     members_ = saying.members;
     decision_ = Decision{std::move(saying.members), std::move(saying.values)};
     has_news_ = true;
@@ -103,20 +118,27 @@ void Consensus::hear(int from, const std::string& message) {
   }
   values_[sender] = std::move(saying.values[sender]);
   for (std::size_t r = 0; r < members_.size(); ++r) {
-    has_news_ = add(members_[r], saying.members[r]) || has_news_;
-    add(said_[sender][r], saying.members[r]);
+    if (add(members_[r], saying.members[r])) {
+      grow();
+    }
+    if (saying.kind == proposed) {
+      add(proposed_[sender][r], saying.members[r]);
+      proposes_[sender] = true;
+    }
   }
-  has_said_[sender] = true;
   advance();
 }
 
 bool Consensus::lacks(int rank) const {
   const auto index = static_cast<std::size_t>(rank);
   return rank != rank_ && members_[index].standing == Standing::alive &&
-         !(has_said_[index] && said_[index] == members_);
+         !(proposes_[index] && proposed_[index] == members_);
 }
 
 void Consensus::advance() {
+  if (!has_proposed_) {
+    return;
+  }
   for (std::size_t r = 0; r < members_.size(); ++r) {
     if (lacks(static_cast<int>(r))) {
       return;
@@ -136,7 +158,8 @@ std::optional<std::string> Consensus::take_message() {
 }
 
 std::string Consensus::message() const {
-  return decision_ ? packed({true, decision_->members, decision_->values}) : packed({false, members_, values_});
+  return decision_ ? packed({std::string(decided), decision_->members, decision_->values})
+                   : packed({std::string(has_proposed_ ? proposed : found), members_, values_});
 }
 
 }  // namespace gradientflow::transport

@@ -43,7 +43,10 @@ std::vector<int> survivors(const Members& members, std::span<const int> names, s
     throw Error(ErrorKind::peer,
                 "none of the ranks that this process was to join is left: " + name_of_missing(members, names));
   }
-  if (any(Standing::apart) && !are_most) {
+  const auto elsewhere = std::count_if(members.begin(), members.end(), [](const Member& each) {
+    return each.standing == Standing::silent || each.standing == Standing::apart;
+  });
+  if (any(Standing::apart) && (!are_most || (min_ranks && elsewhere >= *min_ranks))) {
     std::vector<int> named;
     for (const int rank : ranks) {
       if (takes_part(rank)) {

@@ -86,6 +86,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   // What is known of a rank that is lost. Looks for more: to be asked again and again.
   [[nodiscard]] std::optional<Sign> sign_of(int rank, bool is_alive);
   void exclude(const Sign& lost);
+  bool has_told_excluded();  // all of them, as far as they can be reached
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] double timeout() const noexcept { return options_.timeout; }
   [[nodiscard]] bool is_forked() const noexcept;
@@ -97,7 +98,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     gone,      // its process: nobody listens at its address any more
     lost,      // its connection has ended
     silent,    // its host acknowledges nothing, or cannot be reached
-    excluded,  // this rank has taken it for dead
+    excluded,  // it was alive, and this rank has taken it for dead
     apart,     // it has taken this rank for dead
   };
 
@@ -105,6 +106,12 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     Receiving* receiving;  // nullptr: given up meanwhile
     std::size_t awaited;
     std::size_t there;
+  };
+  struct Word {
+    Probe probe;
+    Clock::time_point ends;  // then it is given up
+    bool needs_answer;
+    bool has_arrived = false;
   };
   struct Peer {
     std::string address;
@@ -123,6 +130,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     Clock::time_point ended{};     // when it was lost
     bool was_silent = false;       // then
     std::unique_ptr<Probe> probe;  // of one that is lost
+    bool is_excluded = false;      // this rank has taken it for dead, and tells it, or has told it
+    std::unique_ptr<Word> word;    // under way
   };
 
   struct Stranger : Watched {
@@ -144,7 +153,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   bool read(Connection& connection);  // whether more may be there
   void drain(Connection& connection);
   void handle(Watched& watched, std::uint32_t events);
-  void accept_some();
+  bool accept_some();  // whether more may come
+  void meet_all();     // that have come so far
   void greet(Stranger& stranger);
   void adopt(Stranger& stranger, const Greeting& greeting);
   void lose(Connection& connection, const std::string& how, int code = 0);
@@ -152,11 +162,13 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   void end_peer(int rank, Fate fate, const std::string& how);
   [[nodiscard]] std::string loss_text(int rank) const;
   [[nodiscard]] Error loss(int rank) const { return {ErrorKind::peer, loss_text(rank)}; }
-  [[nodiscard]] Greeting greeting_to(int rank) const;
+  [[nodiscard]] Greeting greeting_to(int rank, Greeting::Purpose purpose = Greeting::Purpose::connect) const;
   void find_out(int rank);
+  [[nodiscard]] bool has_told(Peer& other) const;
   void look_after_peers(Clock::time_point now);
   [[nodiscard]] bool is_silent(Connection& connection, Clock::time_point now) const;
   [[nodiscard]] bool is_host_silent(int rank, Clock::time_point now) const;
+  [[nodiscard]] Clock::time_point last_chance_of(int rank, Clock::time_point now) const;
   void connect_to_awaited();
   void rouse();  // threads that wait
   void wake_sleeper();

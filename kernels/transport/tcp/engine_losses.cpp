@@ -1,4 +1,5 @@
 // What has become of the ranks that an engine has lost.
+#include <algorithm>
 #include <string_view>
 
 #include "../../base/text.hpp"
@@ -10,6 +11,8 @@ namespace {
 // Where only the connection between two ranks has broken, one of them gives the other up first, and the others hear of
 // one of them, not of both.
 constexpr double patience_of_higher_rank = 1.5;
+
+constexpr double for_ever = 1e9;
 
 constexpr std::string_view died = "has died: ";
 constexpr std::string_view taken = "has been taken for dead: ";
@@ -50,8 +53,9 @@ std::optional<std::string> Engine::death_of(int rank) {
   return fate == Fate::alive || fate == Fate::left ? std::nullopt : std::optional(loss_text(rank));
 }
 
-Greeting Engine::greeting_to(int rank) const {
+Greeting Engine::greeting_to(int rank, Greeting::Purpose purpose) const {
   Greeting greeting;
+  greeting.purpose = purpose;
   greeting.from = static_cast<std::uint32_t>(rank_);
   greeting.to = static_cast<std::uint32_t>(rank);
   greeting.token = token_;
@@ -66,6 +70,7 @@ void Engine::find_out(int rank) {
   }
   switch (other.probe->look()) {
     case Probe::Answer::none:
+    case Probe::Answer::closed:
       return;
     case Probe::Answer::refused:
       other.fate = Fate::gone;
@@ -107,7 +112,8 @@ std::optional<Sign> Engine::sign_of(int rank, bool is_alive) {
     case Fate::lost:
       return is_over ? std::optional(Sign{rank, Standing::silent, loss_text(rank)}) : std::nullopt;
     case Fate::apart:
-      return is_over ? std::optional(Sign{rank, Standing::apart, "has taken others for dead"}) : std::nullopt;
+      return is_over || other.is_excluded ? std::optional(Sign{rank, Standing::apart, "has taken others for dead"})
+                                          : std::nullopt;
   }
   return std::nullopt;
 }
@@ -115,10 +121,13 @@ std::optional<Sign> Engine::sign_of(int rank, bool is_alive) {
 void Engine::exclude(const Sign& lost) {
   const std::lock_guard lock(mutex_);
   Peer& other = peer(lost.rank);
-  if (other.fate == Fate::alive && other.out != nullptr) {
-    Connection& out = *other.out;
-    out.put_urgent({.kind = Header::Kind::excluded});
-    flush(out);
+  const bool may_wait_for_this = other.fate == Fate::alive || other.fate == Fate::lost || other.fate == Fate::silent;
+  if (lost.standing != Standing::gone && may_wait_for_this) {
+    other.is_excluded = true;
+    other.word = std::make_unique<Word>(
+        Word{.probe = {numeric_address(other.address), greeting_to(lost.rank, Greeting::Purpose::exclude)},
+             .ends = last_chance_of(lost.rank, Clock::now()),
+             .needs_answer = other.fate != Fate::alive});
   }
   const Fate fate = lost.standing == Standing::gone ? Fate::gone : Fate::excluded;
   end_peer(lost.rank, fate, reason_in(lost.why));
@@ -127,6 +136,47 @@ void Engine::exclude(const Sign& lost) {
   }
   other.probe.reset();
   rouse();
+}
+
+bool Engine::has_told_excluded() {
+  const std::lock_guard lock(mutex_);
+  bool all = true;
+  for (Peer& other : peers_) {
+    if (other.word != nullptr && has_told(other)) {
+      other.word.reset();
+    }
+    all = all && other.word == nullptr;
+  }
+  if (all) {
+    meet_all();
+  }
+  return all;
+}
+
+// One whose connection had ended before may have told this rank, too, with a word that was lost: it answers as soon as
+// it reads what this rank tells it.
+bool Engine::has_told(Peer& other) const {
+  Word& word = *other.word;
+  switch (word.probe.look()) {
+    case Probe::Answer::refused:
+      other.fate = other.fate == Fate::apart ? Fate::apart : Fate::gone;
+      return true;
+    case Probe::Answer::excluded:
+      other.fate = Fate::apart;
+      return true;
+    case Probe::Answer::unreachable:
+    case Probe::Answer::closed:
+      return true;
+    case Probe::Answer::none:
+      break;
+  }
+  const auto now = Clock::now();
+  if (!word.has_arrived && word.probe.has_arrived()) {
+    word.has_arrived = true;
+    const std::chrono::duration<double> patience(word.needs_answer ? std::min(options_.timeout, for_ever) : 0);
+    word.ends = now + std::chrono::duration_cast<Clock::duration>(patience);
+  }
+  return now >= word.ends;
 }
 
 }  // namespace gradientflow::transport::tcp

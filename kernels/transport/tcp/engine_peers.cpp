@@ -101,7 +101,7 @@ Connection* Engine::connection_to(int rank) {
 }
 
 // Those who show nothing stay until there are too many: a process that is stopped, or computes, may yet show it.
-void Engine::accept_some() {
+bool Engine::accept_some() {
   for (int i = 0; i < accepted_at_once; ++i) {
     Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.get() < 0) {
@@ -112,7 +112,7 @@ void Engine::accept_some() {
         epoll_event event{0, {.ptr = &watched_listener_}};
         epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
       }
-      return;
+      return false;
     }
     prepare(socket.get());
     const std::size_t most = most_strangers + peers_.size();
@@ -127,6 +127,19 @@ void Engine::accept_some() {
     epoll_event event{EPOLLIN, {.ptr = static_cast<Watched*>(&stranger)}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stranger.socket.get(), &event);
     greet(stranger);
+  }
+  return true;
+}
+
+void Engine::meet_all() {
+  while (accept_some()) {
+  }
+  std::vector<Stranger*> waiting;
+  for (const auto& each : strangers_) {
+    waiting.push_back(each.get());
+  }
+  for (Stranger* const each : waiting) {
+    greet(*each);
   }
 }
 
@@ -163,9 +176,15 @@ void Engine::greet(Stranger& stranger) {
 void Engine::adopt(Stranger& stranger, const Greeting& greeting) {
   const int rank = static_cast<int>(greeting.from);
   Peer& other = peer(rank);
-  if (other.fate == Fate::excluded || other.fate == Fate::apart) {
+  if (other.is_excluded) {
     const Header header{.kind = Header::Kind::excluded};
     static_cast<void>(::send(stranger.socket.get(), &header, sizeof header, MSG_DONTWAIT | MSG_NOSIGNAL));
+  }
+  if (greeting.purpose == Greeting::Purpose::exclude) {
+    const bool has_ended = other.fate == Fate::left || other.fate == Fate::gone;
+    end_peer(rank, Fate::apart, "");
+    other.fate = Fate::apart;
+    other.ended = has_ended ? Clock::time_point{} : other.ended;  // nothing more is found out about it
   }
   if (other.fate != Fate::alive || other.connections.size() == most_connections) {
     stranger.socket.close();
@@ -246,14 +265,7 @@ void Engine::lose(Connection& connection, const std::string& how, int code) {
   if (std::exchange(connection.is_lost, true)) {
     return;
   }
-  accept_some();
-  std::vector<Stranger*> waiting;
-  for (const auto& each : strangers_) {
-    waiting.push_back(each.get());
-  }
-  for (Stranger* const each : waiting) {
-    greet(*each);
-  }
+  meet_all();
   const int rank = connection.peer();
   Peer& other = peer(rank);
   for (std::size_t i = 0; i < other.connections.size(); ++i) {  // NOLINT(modernize-loop-convert): reading changes them
@@ -367,6 +379,26 @@ bool Engine::is_host_silent(int rank, Clock::time_point now) const {
   return std::ranges::any_of(peers_, [&](const Peer& other) {
     return other.was_silent && now - other.ended < longest_connecting && numeric_address(other.address).host() == host;
   });
+}
+
+// Until when a word to a rank may be under way: a host has as long to acknowledge it as it has otherwise, counted from
+// what it has acknowledged last.
+Engine::Clock::time_point Engine::last_chance_of(int rank, Clock::time_point now) const {
+  const Peer& other = peers_[static_cast<std::size_t>(rank)];
+  const auto soon = now + last_chance;
+  if (other.fate == Fate::silent || is_host_silent(rank, now)) {
+    return soon;
+  }
+  std::chrono::milliseconds silent{0};
+  if (other.out != nullptr) {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (getsockopt(other.out->descriptor(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0) {
+      silent = std::chrono::milliseconds(info.tcpi_last_ack_recv);
+    }
+  }
+  const std::chrono::duration<double> patience(options_.host_timeout);
+  return std::max(soon, now - silent + std::chrono::duration_cast<Clock::duration>(patience));
 }
 
 // A rank that dies before it has sent anything is only noticed through a connection.

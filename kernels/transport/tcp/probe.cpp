@@ -1,6 +1,8 @@
 #include "probe.hpp"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -18,6 +20,11 @@ Probe::Answer Probe::look() {
     return Clock::now() < next_ ? Answer::none : begin();
   }
   return has_greeted_ ? listen() : greet();
+}
+
+bool Probe::has_arrived() const {
+  int unacknowledged = 0;
+  return has_greeted_ && ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged == 0;
 }
 
 Probe::Answer Probe::begin() {
@@ -59,6 +66,9 @@ Probe::Answer Probe::listen() {
     if (received < 0 && (errno == EAGAIN || errno == EINTR)) {
       return Answer::none;
     }
+    if (received == 0 && greeting_.purpose == Greeting::Purpose::exclude) {
+      return Answer::closed;
+    }
     if (received <= 0) {
       return failed(received < 0 ? errno : ECONNRESET);
     }
@@ -72,6 +82,7 @@ Probe::Answer Probe::listen() {
 // A process that dies may still be listening when its connections have ended: then the next question is refused.
 Probe::Answer Probe::failed(int code) {
   socket_.close();
+  has_greeted_ = false;
   switch (code) {
     case ECONNREFUSED:
       return Answer::refused;

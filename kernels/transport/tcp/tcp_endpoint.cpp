@@ -177,6 +177,8 @@ std::vector<Sign> TcpEndpoint::signs(const IsAlive& is_alive) {
 
 void TcpEndpoint::exclude(const Sign& lost) { engine_->exclude({job_rank_of(lost.rank), lost.standing, lost.why}); }
 
+bool TcpEndpoint::has_told_excluded() { return engine_->has_told_excluded(); }
+
 int TcpEndpoint::job_size() const { return engine_->ranks(); }
 
 std::unique_ptr<Endpoint> TcpEndpoint::widen(std::span<const std::string> addresses, int first) const {

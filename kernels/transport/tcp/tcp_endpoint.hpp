@@ -44,6 +44,7 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::unique_ptr<Endpoint> among(std::span<const int> ranks, Stage stage) const override;
   [[nodiscard]] std::vector<Sign> signs(const IsAlive& is_alive) override;
   void exclude(const Sign& lost) override;
+  [[nodiscard]] bool has_told_excluded() override;
   [[nodiscard]] int job_size() const override;
   [[nodiscard]] std::unique_ptr<Endpoint> widen(std::span<const std::string> addresses, int first) const override;
   [[nodiscard]] Invitation invitation() const override;

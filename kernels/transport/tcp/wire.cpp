@@ -32,7 +32,8 @@ bool Greeting::is_valid(int rank, int size, const Token& expected) const noexcep
     differing |= std::to_integer<unsigned>(token[i] ^ expected[i]);
   }
   return differing == 0 && magic == Greeting{}.magic && version == Greeting{}.version &&
-         to == static_cast<std::uint32_t>(rank) && from < static_cast<std::uint32_t>(size) && from != to;
+         (purpose == Purpose::connect || purpose == Purpose::exclude) && to == static_cast<std::uint32_t>(rank) &&
+         from < static_cast<std::uint32_t>(size) && from != to;
 }
 
 }  // namespace gradientflow::transport::tcp

@@ -35,7 +35,7 @@ struct Header {
     withdrawn,  // the fetched message `number` does not come: its sender has given it up
     credit,     // `bytes` bytes of messages have left the memory of their receiver
     bye,        // nothing more comes: the process leaves in good order
-    excluded,   // nothing more comes: its receiver has been taken for dead
+    excluded,   // the answer to a greeting of a rank that has been taken for dead
   };
 
   Kind kind = Kind::message;
@@ -52,8 +52,14 @@ struct Header {
 static_assert(sizeof(Header) == 32);
 
 struct Greeting {
+  enum class Purpose : std::uint8_t {
+    connect,  // messages follow
+    exclude,  // nothing follows: `from` has taken `to` for dead
+  };
+
   std::array<char, 6> magic = {'G', 'F', 'L', 'O', 'W', '\n'};
-  std::uint16_t version = 1;
+  std::uint8_t version = 2;
+  Purpose purpose = Purpose::connect;
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   Token token{};
