@@ -306,9 +306,12 @@ def _job(variables: Variables, size: int) -> str:
 
     Not by the address of the store, which ranks may know by different names.
     """
-    run, is_step = variables.get(_TORCHRUN), tasks_of_step(variables) == size  # else its ranks are in several steps
-    names = [run and f"torchrun's job {run}", is_step and name_of_step(variables), f"{size} ranks"]
-    return ", ".join(filter(None, names))
+    names = [f"{size} ranks"]
+    if run := variables.get(_TORCHRUN):
+        names.append(f"torchrun's job {run}")
+    if tasks_of_step(variables) == size:  # else the ranks are in several steps
+        names.append(name_of_step(variables))
+    return ", ".join(names)
 
 
 def _points(text: str, what: str) -> tuple[str, ...]:

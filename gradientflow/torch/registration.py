@@ -57,10 +57,13 @@ def _found(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``init_process_group`` that the job provides, in view of those given."""
     from torch.distributed.constants import default_pg_timeout
 
-    from .process_group.rendezvous import Rendezvous, is_left_to_pytorch
+    from .process_group.rendezvous import Rendezvous, is_left_to_pytorch, meet_before_pytorch
 
     url = urlsplit(given.get("init_method") or "env://")
-    if is_left_to_pytorch(given, url_says=not {"rank", "world_size"}.isdisjoint(parse_qs(url.query))):
+    url_says = not {"rank", "world_size"}.isdisjoint(parse_qs(url.query))
+    if is_left_to_pytorch(given, url_says=url_says):
+        if not url_says and url.scheme == "env" and given.get("store") is None:
+            meet_before_pytorch(given)
         return {}
     rendezvous = Rendezvous(given.get("rank", -1), given.get("world_size", -1))
     found: dict[str, Any] = {"rank": rendezvous.place.rank, "world_size": rendezvous.place.size}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pace import scaled
 
-from gradientflow.errors import ArgumentTypeError, CommunicationTimeoutError, GradientFlowError
+from gradientflow.errors import (
+    ArgumentTypeError,
+    CommunicationError,
+    CommunicationTimeoutError,
+    GradientFlowError,
+)
 from gradientflow.launch import module_command
-from gradientflow.meeting import Way
+from gradientflow.meeting import Way, find_way
 from gradientflow.meeting.endpoints import meet
 from gradientflow.meeting.given_store import core_store
 from gradientflow.meeting.stores import open_store
@@ -72,6 +80,34 @@ def test_ranks_try_again_after_a_meeting_that_has_failed(make_store: Callable[[]
     for _ in range(3):
         with ThreadPoolExecutor(2) as pool:
             assert list(pool.map(lambda rank: come(make_store(), rank, 2), range(2))) == [(0, 2), (1, 2)]
+
+
+def test_two_jobs_at_one_master_do_not_meet() -> None:
+    """As two steps with one MASTER_PORT on a node: the rank of the other one waits for its own."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2"}
+
+    def rank_of(step: str, rank: int, timeout: float = SECONDS) -> tuple[int, int]:
+        place = {"SLURM_STEP_ID": step, "SLURM_PROCID": str(rank), "RANK": str(rank)}
+        endpoint = meet(find_way({**shared, **place}), {"timeout": str(timeout)})
+        return endpoint.rank, endpoint.size
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(rank_of, "1", 0)
+        with pytest.raises(CommunicationTimeoutError, match="no sign of rank 0"):
+            rank_of("2", 1, timeout=1)
+        assert rank_of("1", 1) == (1, 2)
+        assert first.result() == (0, 2)
+
+
+def test_an_address_of_the_master_that_nobody_knows() -> None:
+    """One sentence, and none of PyTorch's calls in C++."""
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
+    said = "^the ranks cannot meet at PyTorch's store, at nowhere.invalid:29500 .*: the name nowhere.invalid is unknown"
+    with pytest.raises(CommunicationError, match=said) as caught:
+        open_store(find_way(variables), 60)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__
 
 
 def test_what_is_no_store() -> None:
@@ -197,11 +233,12 @@ import sys, time
 from datetime import timedelta
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
-store.get("gradientflow/1/1")  # once rank 1 has come
+store.get(sys.argv[2])  # once rank 1 has come
 """
     port = free_port()
-    other = start(serving, port)
-    process = start(program, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    other = start(serving, port, f"{find_way(variables).prefix}/1/1")
+    process = start(program, **variables)
     output, errors = process.communicate(timeout=100)
     assert output.startswith(f"PyTorch's store at 127.0.0.1:{port} does not answer any more; the rank that"), errors
     assert output.count("\n") == 1
@@ -219,6 +256,30 @@ try:
 except CommunicationTimeoutError as error:
     print(error, flush=True)
 """
+
+
+def test_a_group_does_not_take_a_rank_of_another_job(start: Start) -> None:
+    """PyTorch's own rendezvous would: its store counts who comes."""
+    port = free_port()
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2"}
+    first = start(
+        WAITING.format(before="").replace("0.5", "60"), **shared, SLURM_STEP_ID="1", SLURM_PROCID="0", RANK="0"
+    )
+    deadline = time.monotonic() + scaled(60)
+    while not answers(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    other = start(WAITING.format(before=""), **shared, SLURM_STEP_ID="2", SLURM_PROCID="1", RANK="1")
+    output, errors = other.communicate(timeout=100)
+    assert "(timeout of init_process_group): no sign of rank 0" in output, errors
+    assert first.poll() is None
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def test_the_timeout_of_a_process_group(process_command: Callable[[Path], list[str]], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ SRUN_OF_MPI = {**STEP, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}
 BY_MEET = Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("10.0.0.1:29400",))
 BY_MPI = Way("MPI's launcher", "mpi", 2, 4, by_mpi=True)
 BY_MASTER = Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",), job="2 ranks")
-BY_TORCHRUN = replace(BY_MASTER, job="torchrun's job none, 2 ranks", agent=True, restart="2")
+BY_TORCHRUN = replace(BY_MASTER, job="2 ranks, torchrun's job none", agent=True, restart="2")
 PORTS = tuple(f"node03:{port}" for port in (20708, 24476, 24260, 21005))
 BY_STEP = Way("Slurm's step", "tcp", 5, 8, PORTS, job="Slurm's step 7.1")
 ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)

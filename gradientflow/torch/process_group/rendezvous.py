@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed
+from torch.distributed.constants import default_pg_timeout
 
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError
@@ -147,17 +148,32 @@ class Rendezvous:
         """Tell all ranks something. Collective; how long MPI waits is MPI's."""
         if self._mpi is not None:
             return list(self._mpi.allgather(mine))
-        if not self._way.at:
-            return [mine]
-        seconds = float(config["timeout"])
-        try:
-            store = open_store(self._way, seconds)
-            return list(store.exchange(*self.place, mine, seconds, f"{self._way.prefix}/pytorch"))
-        except CommunicationTimeoutError as error:
-            if config == Config():
-                raise
-            text = str(error).replace("(GRADIENTFLOW_TIMEOUT)", "(timeout of init_process_group)")
-            raise CommunicationTimeoutError(text) from error
+        return _exchange_at_store(self._way, self.place, mine, config) if self._way.at else [mine]
+
+
+def meet_before_pytorch(given: dict[str, Any]) -> None:
+    """Meet at the store where PyTorch's own rendezvous will be, if rank 0 serves it. Collective.
+
+    PyTorch takes any process that comes there for a rank of the job. Here a rank of another job is told apart, and
+    ranks that do not come are named.
+    """
+    told = {name: str(given[key]) for key, name in (("rank", "RANK"), ("world_size", "WORLD_SIZE")) if key in given}
+    variables = {**os.environ, **{name: value for name, value in told.items() if value != "-1"}}
+    way = find_way(variables, Given(mpi_size=mpi_size()), asked_transport())
+    if way.name == MASTER and way.at and not way.agent and not servers_of(os.environ):
+        _exchange_at_store(way, way.place, b"", settings_of(given.get("timeout") or default_pg_timeout))
+
+
+def _exchange_at_store(way: Way, place: Place, mine: bytes, config: Config) -> list[bytes]:
+    """Tell all ranks something at the store where they meet. Collective."""
+    seconds = float(config["timeout"])
+    try:
+        return list(open_store(way, seconds).exchange(*place, mine, seconds, f"{way.prefix}/pytorch"))
+    except CommunicationTimeoutError as error:
+        if config == Config():
+            raise
+        text = str(error).replace("(GRADIENTFLOW_TIMEOUT)", "(timeout of init_process_group)")
+        raise CommunicationTimeoutError(text) from error
 
 
 def is_left_to_pytorch(given: dict[str, Any], url_says: bool) -> bool:
