@@ -466,7 +466,12 @@ class Synchronizer(ABC):
         return bool(self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state beside the weights. Between iterations; does not communicate."""
+        """Return this rank's state beside the weights. Between iterations; does not communicate.
+
+        It has arrays, numbers, text, None, lists, and dictionaries with text as keys. Ranks have arrays of the same
+        shapes at the same places. If another number of ranks loads what PyTorch's checkpoints have saved of all, it
+        gets means of arrays of floats, and else what rank 0 had; but "rank" is None, in dictionaries with "ranks".
+        """
         return {}
 
     def consolidated_state_dict(self) -> dict[str, Any]:

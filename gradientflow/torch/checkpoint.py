@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections import ChainMap, UserDict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,16 +14,18 @@ import torch
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
-from gradientflow.training import consolidated
+from gradientflow.training import consolidated, of_any_rank
 from gradientflow.training.state import TrainingState
 
 from .bound_model import BoundModel
 from .fused_step import FusedStep
+from .named_state import named, states_of
 from .plain_tensors import from_plain, to_plain
 
 _BUFFERS = ("momentum_buffer", "exp_avg", "exp_avg_sq")  # of float32, in the state of a parameter
-_KEY = "gradientflow"  # in a state dict; optimizers of PyTorch ignore it
+_KEY = "gradientflow"  # in a state dict, and in the state of a parameter; optimizers of PyTorch ignore it
 _NO_STATE: dict[str, Any] = {"momentum": {}, "master_weights": {}}  # of the core
+_COMMON, _OWN = "common", "own"  # named tensors that are the same on all ranks, and this rank's
 
 
 class Checkpoint:
@@ -36,13 +41,22 @@ class Checkpoint:
         kind = f"{strategy.name} with {type(optimizer).__name__}, the learning rate {rate} of momentum"
         self._training = TrainingState(bound.loop, kind)
 
-    def own(self) -> dict[str, Any]:
-        """Return this rank's state dict. Does not communicate."""
-        return self._with(self._of_optimizer(), self._of_core(), self._training.own())
+    def own(self, by_name: bool) -> dict[str, Any]:
+        """Return this rank's state dict. Does not communicate.
+
+        With `by_name` the states of strategy and core are also in the state of a parameter, as named tensors. They are
+        not copied. PyTorch's `get_state_dict` passes on nothing but the states of parameters, and parameter groups.
+        """
+        state, of_core, own = self._of_optimizer(), self._of_core(), with_tensors(self._training.own())
+        own |= of_core
+        whole = self._with(state, own)
+        if by_name and self._has_more:
+            whole["state"] = self._with_names(state["state"], own)
+        return whole
 
     def common(self) -> dict[str, Any]:
         """Return the part of the state dict that is the same on all ranks. Does not communicate."""
-        return self._with(self._of_optimizer(), self._of_core(), self._training.common())
+        return self._with(self._of_optimizer(), with_tensors(self._training.common()) | self._of_core())
 
     def consolidated(self) -> dict[str, Any]:
         """Return a state dict that any number of ranks can load, the same on all ranks. Collective."""
@@ -50,21 +64,28 @@ class Checkpoint:
         own = self._training.consolidated()
         if self._loop.writes_weights:
             state, of_core = _consolidated(self._loop.comm, state, of_core)
-        return self._with(state, of_core, own)
+        return self._with(state, with_tensors(own) | of_core)
 
     def load(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict. Collective if the strategy has a state."""
+        problem: ArgumentError | None = None
+        try:
+            state_dict = self._without_names(state_dict)
+        except ArgumentError as error:
+            problem = error  # which the other ranks have to hear of
         own = _own(state_dict)
 
         def check() -> None:
+            if problem is not None:
+                raise problem
             self._check(state_dict, own)
             self._bound.check_weights()
 
-        if self._loop.synchronizer.has_state:
+        if self._strategy_has_state:
             self._training.load(own, check)
             self._bound.weights_are_written()
         else:
-            self._check(state_dict, own)
+            check()
         self._load(state_dict, own)
 
     def check_common(self, state_dict: dict[str, Any]) -> None:
@@ -87,11 +108,109 @@ class Checkpoint:
     def _of_core(self) -> dict[str, Any]:
         return _NO_STATE if self._fused_step is None else self._fused_step.state()
 
-    def _with(self, state: dict[str, Any], of_core: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    def _with(self, state: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """Return the state of the optimizer, with those of core and strategy, if there are any."""
         if self._fused_step is None and not own["synchronizer"]:
             return state
-        return {**state, _KEY: {**with_tensors(own), **of_core}}
+        return {**state, _KEY: own}
+
+    # ---- by name -------------------------------------------------------------------------------------------------
+
+    def _names_by(self, numbers: Iterable[Any]) -> dict[Any, str]:
+        """Return the names of the parameters that are trained, by what a state dict has in place of each parameter."""
+        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        pairs = zip(numbers, parameters, strict=False)
+        return {number: self._names[id(parameter)] for number, parameter in pairs if id(parameter) in self._names}
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        """The names of the parameters that are trained, by their ids."""
+        gradients = self._bound.gradients
+        return {id(parameter): name for name, parameter in zip(gradients.names, gradients.parameters, strict=True)}
+
+    @cached_property
+    def _holder(self) -> str:
+        """The name of the parameter whose state has the named tensors, too."""
+        return min(self._names.values())
+
+    @cached_property
+    def _strategy_has_state(self) -> bool:
+        return bool(self._loop.synchronizer.has_state)
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether there is more to save than the state of the optimizer."""
+        return self._strategy_has_state or self._loop.loss_scale is not None or any(self._of_core().values())
+
+    def is_holder(self, parameter: torch.Tensor) -> bool:
+        """Tell whether the state of this parameter has the named tensors, too."""
+        return self._names.get(id(parameter)) == self._holder and self._has_more
+
+    def prepare(self) -> None:
+        """Make momentum, moments and master weights as they are before the first step. Does not communicate."""
+        if self._loop.strategy.gradients == "consumed":
+            return  # and nothing is left for the optimizer
+        if self._fused_step is None:
+            self._optimizer.step()
+        else:
+            self._fused_step.prepare()
+
+    def _with_names(self, of_each: Mapping[int, Any], own: dict[str, Any]) -> dict[int, Any]:
+        """Return the states of parameters, with `own` as named tensors in one of them.
+
+        What the ranks have of their own is the state of the strategy. If this lets each of them train by itself, it is
+        all else, too: then the states of the parameters are those of one rank, and those of each rank among the names.
+        """
+        names = self._names_by(itertools.count())
+        mine = {"synchronizer"} if own["synchronizer"] else set()
+        if self._loop.writes_weights:
+            mine |= {*_NO_STATE, "loss_scale", "optimizer"}
+            parameters = self._bound.gradients.by_name
+            there = {name: of_each[number] for number, name in names.items() if number in of_each}
+            own = {**own, "optimizer": _of_all(there, {name: parameters[name] for name in names.values()})}
+        entries = {_COMMON: named({key: value for key, value in own.items() if key not in mine})}
+        if mine:
+            comm = self._loop.comm
+            entries[_OWN] = named({key: value for key, value in own.items() if key in mine}, comm.rank, comm.size)
+        # PyTorch wants states of all parameters if there is one.
+        whole = {**{number: {} for number in names}, **of_each}
+        holder = next(number for number, name in names.items() if name == self._holder)
+        return {**whole, holder: {**whole[holder], _KEY: entries}}
+
+    def _without_names(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a state dict in which an entry of its own has what the named tensors in it have.
+
+        Collective if the strategy has a state, and another number of ranks has saved it.
+        """
+        entries = next((of_one[_KEY] for of_one in state_dict["state"].values() if of_one.get(_KEY)), None)
+        alone = without_names(state_dict)
+        if entries is None or _KEY in state_dict:
+            return alone
+        [common], _ = states_of(entries[_COMMON])
+        own = {"synchronizer": None, **common}
+        if _OWN in entries and self._strategy_has_state:
+            own |= self._own_of(entries[_OWN])
+        optimizer = own.pop("optimizer", None)
+        if optimizer is not None:
+            names = self._names_by(number for group in state_dict["param_groups"] for number in group["params"])
+            alone["state"] = {number: optimizer[name] for number, name in names.items() if name in optimizer}
+        return {**alone, _KEY: own}
+
+    def _own_of(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's state in named tensors: if other ranks saved them, what any number of ranks can load."""
+        comm = self._loop.comm
+        states, saved_by = states_of(entries)
+        if saved_by in (None, comm.size):
+            return states[0]  # type: ignore[no-any-return]
+        arrays = []
+        for state in states:
+            array = with_arrays(state)
+            if "optimizer" in state:
+                array["optimizer"] = _with_means(_of_trained(state["optimizer"]))
+            arrays.append(array)
+        return with_tensors(of_any_rank(comm, arrays, saved_by))  # type: ignore[no-any-return]
+
+    # ---- loading -------------------------------------------------------------------------------------------------
 
     def _check(self, state_dict: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Raise unless a state dict can be loaded."""
@@ -110,9 +229,57 @@ class Checkpoint:
             self._fused_step.load(_NO_STATE if own is None else own)
 
 
+class NamedState(UserDict[torch.Tensor, Any]):
+    """The state of an optimizer, as PyTorch's functions for checkpoints by name see it.
+
+    They make a step to initialise it if it is false, and look into the states of single parameters for the names there.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The optimizer whose state it is.
+    checkpoint : Checkpoint
+        Its checkpoints.
+    is_new : bool
+        Whether nothing was trained yet.
+    """
+
+    def __init__(self, optimizer: Any, checkpoint: Checkpoint, is_new: bool) -> None:
+        self.data = optimizer.state
+        self._checkpoint = checkpoint
+        self._is_new = is_new
+
+    def __bool__(self) -> bool:
+        """Tell whether there is a state, be it in the optimizer or not."""
+        return bool(self.data) or not self._is_new
+
+    def __getitem__(self, parameter: torch.Tensor) -> Any:
+        """Return the state of a parameter, and in that of one parameter the name of what is elsewhere."""
+        of_one = self.data[parameter]
+        return ChainMap(of_one, {_KEY: {}}) if self._checkpoint.is_holder(parameter) else of_one
+
+    def items(self) -> Any:
+        """Return the parameters and their states."""
+        return self.data.items()
+
+    def values(self) -> Any:
+        """Return the states of the parameters."""
+        return self.data.values()
+
+
 def load_alone(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Load a state dict into an optimizer, without the states of strategy and core."""
+    state_dict = without_names(state_dict)
     optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
+
+
+def without_names(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a state dict without named tensors in the states of parameters."""
+    states = {
+        number: {key: value for key, value in of_one.items() if key != _KEY}
+        for number, of_one in state_dict["state"].items()
+    }
+    return {**state_dict, "state": {number: of_one for number, of_one in states.items() if of_one}}
 
 
 def _own(state_dict: dict[str, Any]) -> dict[str, Any] | None:
@@ -169,6 +336,33 @@ def _with_means(state: Any, key: object = None) -> Any:
     if key == "step" or not on_host.is_floating_point():
         return on_host
     return (on_host if on_host.dtype is torch.float64 else on_host.float()).numpy()
+
+
+def _of_all(states: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return states with zeros for parameters without one, which this rank has not trained, and others may have."""
+    if not states:
+        return {}
+    name, pattern = next(iter(states.items()))
+
+    def zeros(value: Any, parameter: torch.Tensor) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_like_parameter = value.shape == parameters[name].shape
+        return torch.zeros_like(parameter, dtype=value.dtype) if is_like_parameter else torch.zeros_like(value)
+
+    return {
+        each: states.get(each) or {key: zeros(value, parameter) for key, value in pattern.items()}
+        for each, parameter in parameters.items()
+    }
+
+
+def _of_trained(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return states without those of zeros."""
+
+    def has_been_trained(state: Mapping[str, Any]) -> bool:
+        return any(bool(value.any()) for value in state.values() if isinstance(value, torch.Tensor))
+
+    return {name: state for name, state in states.items() if has_been_trained(state)}
 
 
 def _check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:

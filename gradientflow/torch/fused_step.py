@@ -236,6 +236,16 @@ class FusedStep:
             if master is not None:
                 self._set_master(weights, master)
 
+    def prepare(self) -> None:
+        """Make momentum, moments and master weights of all parameters, with their initial values."""
+        group_of = {id(parameter): group for group in self._optimizer.param_groups for parameter in group["params"]}
+        for weights in self._all():
+            group = group_of[id(weights.parameter)]
+            self._take_buffers(weights, settings_of_group(group))
+            self._take_weights(weights)
+            if self._arrays is _OF_ADAM:
+                self._adam_settings(weights.parameter, group)
+
     # ---- momentum, and moments of Adam ---------------------------------------------------------------------------
 
     def _take_buffers(self, weights: _Weights, settings: Settings) -> None:

@@ -23,6 +23,8 @@ _current_task: Callable[[], int] = torch._C._current_graph_task_id  # which back
 class ParameterGradients:
     """The `Tensors` of PyTorch's parameters for the training loop: ``parameter.grad`` is a view of its place.
 
+    Until the first backward pass it is None, as without GradientFlow.
+
     Parameters
     ----------
     parameters : mapping of str to torch.Tensor
@@ -32,6 +34,8 @@ class ParameterGradients:
 
     Attributes
     ----------
+    by_name : dict of str to torch.Tensor
+        The parameters by name.
     names : list of str
         The names of the parameters, in the order of the layout.
     parameters : list of torch.Tensor
@@ -45,17 +49,18 @@ class ParameterGradients:
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], settings_of: Callable[[torch.Tensor], Settings]) -> None:
-        self._by_name = dict(parameters)
-        self.names = list(self._by_name)
-        self.parameters = list(self._by_name.values())
+        self.by_name = dict(parameters)
+        self.names = list(self.by_name)
+        self.parameters = list(self.by_name.values())
         self.device = devices.device_of(self.parameters[0])
         self._on_host = self.device == devices.HOST
         self.views: list[torch.Tensor] = []
         self.bytes_copied = 0
         self._settings_of = settings_of
-        self._dtypes = {name: parameter.dtype for name, parameter in self._by_name.items()}
+        self._dtypes = {name: parameter.dtype for name, parameter in self.by_name.items()}
         self._addresses: list[int] = []
         self._weight_addresses: list[int] = []
+        self._is_new = True  # no gradient was exchanged
         self._flat: list[torch.Tensor] = []  # by dtype
         self._groups: dict[int, int] = {}  # the index in `_flat`, by that of a gradient
         self._versions: list[int] = []  # of `_flat`, when the synchronizer knew what each held; or -1
@@ -84,7 +89,7 @@ class ParameterGradients:
         before = dict(zip(self.names, self.views, strict=False))
         layout = synchronizer.layout
         self.names = list(layout.names)
-        self.parameters = [self._by_name[name] for name in self.names]
+        self.parameters = [self.by_name[name] for name in self.names]
         self._synchronizer = synchronizer
         self._read_until_wait.clear()
         self._flat = [
@@ -106,9 +111,9 @@ class ParameterGradients:
         for index, (name, parameter, view) in enumerate(zip(self.names, self.parameters, views, strict=True)):
             if name in before:
                 view.copy_(before[name])
-            if parameter.grad is None or parameter.grad is before.get(name):
-                parameter.grad = None if name in before and parameter.grad is None else view
-            else:
+            if parameter.grad is not None and parameter.grad is before.get(name):
+                parameter.grad = view
+            elif parameter.grad is not None:
                 self.store(index)
                 stored.append(index)
         self._versions = [flat._version for flat in self._flat] if not before else [-1] * len(self._flat)
@@ -147,7 +152,7 @@ class ParameterGradients:
         """Zero all gradients in their places, and make these the parameters' ``grad``.
 
         With `set_to_none`, ``grad`` is None if the synchronizer reads gradients elsewhere, or if they may overwrite any
-        content of their places: then backpropagation need not add to zeros.
+        content of their places: then backpropagation need not add to zeros. So it is before the first exchange.
         """
         assert self._synchronizer is not None
         self._read_until_wait.clear()
@@ -161,7 +166,7 @@ class ParameterGradients:
             else:
                 flat.zero_()
                 self._versions[group] = flat._version
-        leave_none = leave_all or (set_to_none and self._reads_elsewhere)
+        leave_none = leave_all or (set_to_none and (self._reads_elsewhere or self._is_new))
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if leave_none:
                 parameter.grad = None
@@ -170,6 +175,7 @@ class ParameterGradients:
 
     def exchanged(self) -> None:
         """Note that the gradients are now those left by the synchronizer."""
+        self._is_new = False
         self._versions = [flat._version for flat in self._flat]
         self._read_until_wait.clear()
         self._overwritten = [None] * len(self.views)
@@ -225,7 +231,7 @@ class ParameterGradients:
             self._overwritten[index] = None
             if gradient.layout is torch.strided and gradient.data_ptr() == self._addresses[index]:
                 parameter.grad = self.views[index]  # already written there
-            elif self.takes_any_content:
+            elif self.takes_any_content or self._is_new:
                 self._write(index)
             else:
                 self.store(index)
@@ -284,6 +290,12 @@ class ParameterGradients:
             parameter.grad is not view and parameter.grad is not None
             for parameter, view in zip(self.parameters, self.views, strict=True)
         )
+
+    @property
+    def are_zeros_set_by_hand(self) -> bool:
+        """Whether all gradients have been set by hand, to zeros."""
+        pairs = zip(self.parameters, self.views, strict=True)
+        return all(each.grad is not None and each.grad is not view and not each.grad.any() for each, view in pairs)
 
     @property
     def changed(self) -> bool:

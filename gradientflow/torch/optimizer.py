@@ -24,7 +24,7 @@ from gradientflow.training.uneven import Batches
 
 from . import devices
 from .bound_model import BoundModel
-from .checkpoint import Checkpoint, load_alone
+from .checkpoint import Checkpoint, NamedState, load_alone
 from .fused_step import FusedStep, check_can_step, settings_of_parameter, why_fused
 from .gradients import ParameterGradients, layout_of
 from .parameters import make_equal
@@ -166,6 +166,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._checkpoint: Checkpoint | None = None
         self._step: Step | None = None
         self._alone = Batches()  # without a training loop
+        self._is_new = True  # no step was made, and no state loaded
         self._bytes_copied = 0  # to places of synchronizers that are closed
         self._closed = False
         self._owns_comm = comm is None
@@ -277,7 +278,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     @property
     def state(self) -> Any:
         """The state of the optimizer, by parameter."""
-        return self._inner.state
+        if self._checkpoint is None:
+            return self._inner.state
+        return NamedState(self._inner, self._checkpoint, self._is_new)
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -292,7 +295,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """
         if self._fused_step is not None:
             self._check_open()
-        return self._inner.state_dict() if self._checkpoint is None else self._checkpoint.own()
+        return self._inner.state_dict() if self._checkpoint is None else self._checkpoint.own(bool(self.state))
 
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return a state dict that any number of ranks can load, the same on all ranks. Collective.
@@ -323,6 +326,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             load_alone(self._inner, state_dict)
         else:
             self._checkpoint.load(state_dict)
+        self._is_new = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, for example once they are no longer frozen. Collective.
@@ -375,6 +379,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             raise ArgumentError(message)
         if self._step is None:
             return self._inner.step() if closure is None else self._inner.step(closure)
+        is_new, self._is_new = self._is_new, False
+        if is_new and self._checkpoint is not None and self._step.is_for_state:
+            return self._checkpoint.prepare()
         return self._step(closure)
 
     @contextmanager

@@ -49,6 +49,19 @@ class Step:
             self._bound.weights_are_written()
         return result
 
+    @property
+    def is_for_state(self) -> bool:
+        """Whether the step has nothing to train: by such a step PyTorch's `get_state_dict` initialises the state.
+
+        It sets gradients of zeros and learning rates of 0, before the first backward pass.
+        """
+        gradients, groups = self._bound.gradients, self._optimizer.param_groups
+        return (
+            gradients.are_zeros_set_by_hand
+            and not self._loop.has_begun
+            and all(float(group.get("lr", 0)) == 0 for group in groups)
+        )
+
     def _check(self, closure: Callable[[], Any] | None) -> None:
         """Raise if gradients were changed after they were sent, or a closure would do so."""
         strategy = self._loop.strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradientflow.agreement import raise_together, require_same
 
 from .array_loop import ArrayLoop
-from .consolidation import consolidated
+from .consolidation import consolidated, of_any_rank
 from .deal import Deal
 from .loop import Loop
 from .loss_scale import LossScale
@@ -20,6 +20,7 @@ __all__ = [
     "Membership",
     "Tensors",
     "consolidated",
+    "of_any_rank",
     "raise_together",
     "require_same",
 ]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gradientflow.agreement import failing_together, gather
 from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
 from gradientflow.plain import Tagged, dump, load
 
@@ -42,6 +43,59 @@ def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
         own = dump(outline, "the state")
     everyone = [load(each) for each in gather(comm, own)]
     return _filled(comm if means else None, _merged(everyone), (), arrays)
+
+
+def of_any_rank(comm: Communicator, states: Sequence[Any], saved_by: int) -> Any:
+    """Return a state that is the same on all ranks, made of the states of other ranks. Collective.
+
+    Arrays of floats are means over the ranks that saved them, as in `Synchronizer.consolidated_state_dict`; everything
+    else is that of their rank 0.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    states : sequence
+        The states that this rank has of them: each state is on one rank, that of rank 0 is the first on rank 0.
+    saved_by : int
+        How many there are, on all ranks together.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        On all ranks, if they do not have all of them.
+    """
+    found = int(comm.allreduce(np.array([len(states)]), "sum")[0])
+    if found != saved_by:
+        message = (
+            f"these are states of {found} of the {saved_by} ranks that saved them, and there are {comm.size} ranks: as "
+            "many ranks load one each, and other numbers of ranks what consolidated_state_dict() gave, or what "
+            "torch.distributed.checkpoint has read"
+        )
+        raise ArgumentError(message)
+    mine = _sum(states, comm.size / saved_by) if states else None
+    return _without_rank(consolidated(comm, mine, means=True))
+
+
+def _sum(states: Sequence[Any], factor: float) -> Any:
+    """Return the sum of the arrays of floats in these states, times `factor`, with all else from the first."""
+    first = states[0]
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for each in states for key in each)
+        return {key: _sum([each[key] for each in states if key in each], factor) for key in keys}
+    if isinstance(first, list):
+        return [_sum(each, factor) for each in zip(*states, strict=True)]
+    if isinstance(first, np.ndarray) and first.dtype.kind not in "iub":
+        return (sum(each.astype(np.float64) for each in states) * factor).astype(first.dtype)
+    return first
+
+
+def _without_rank(state: Any) -> Any:
+    """Return the state with means in place of those of one rank: as if one rank had consolidated its own."""
+    if isinstance(state, Mapping):
+        rank = {"rank": None, "ranks": 1} if {"rank", "ranks"} <= set(state) else {}
+        return {**{key: _without_rank(value) for key, value in state.items()}, **rank}
+    return [_without_rank(each) for each in state] if isinstance(state, list) else state
 
 
 def _outline(value: Any, path: Path, arrays: Arrays) -> Any:
@@ -88,4 +142,4 @@ def _filled(comm: Communicator | None, outline: Any, path: Path, arrays: Arrays)
     return flat.reshape(shape)
 
 
-__all__ = ["consolidated"]
+__all__ = ["consolidated", "of_any_rank"]

@@ -540,6 +540,11 @@ class Loop:
             self._update_masters()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there was a backward pass, or an exchange, since the last step."""
+        return self._passes > 0 or self._begun or self.update is not None
+
+    @property
     def writes_weights(self) -> bool:
         """Whether the strategy writes weights itself, outside of an optimizer's step."""
         return self.strategy.gradients != "mean"

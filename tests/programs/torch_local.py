@@ -94,7 +94,7 @@ def check_consolidated_states(comm: gf.Communicator) -> None:
                     comm.allreduce(mean.reshape(-1), "mean")
                     assert torch.allclose(state["state"][number][buffer], torch.from_numpy(mean), atol=1e-7)
                 optimizer.load_state_dict(state)
-                require_same_state(optimizer.state_dict()["state"], (words, make))
+                require_same_state(inner.state_dict()["state"], (words, make))
                 optimizer.finish()
 
 

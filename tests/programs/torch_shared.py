@@ -92,7 +92,8 @@ def assert_same(left: nn.Module, right: nn.Module) -> None:
 
 
 def kept(optimizer: Any) -> list[torch.Tensor]:
-    return [each for _, of_one in sorted(optimizer.state_dict()["state"].items()) for each in of_one.values()]
+    states = [of_one for _, of_one in sorted(optimizer.state_dict()["state"].items())]
+    return [each for of_one in states for each in of_one.values() if isinstance(each, torch.Tensor)]
 
 
 # ---- the same training -----------------------------------------------------------------------------------------------

@@ -312,7 +312,8 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         super().load_state_dict(state)
         self._computing.clear()
         self._selecting.clear()
-        if state is not None and "ratios" in state:
+        is_own = state is not None and all(pool["rank"] is not None for pool in state["pools"].values())
+        if state is not None and is_own and "ratios" in state:
             self.ratios, self._next_fit = list(state["ratios"]), int(state["next_fit"])
         else:
             self._fit_anew()

@@ -257,7 +257,7 @@ class DelayedSynchronizer(ServedSynchronizer):
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return the state of the servers, from which any number of workers can go on. Collective."""
         self._see_rounds()
-        return {**super().consolidated_state_dict(), "pushes": min(self.pushes, self.strategy.warmup)}
+        return super().consolidated_state_dict()
 
     def _entries(self) -> dict[str, list[Array]]:
         """Return the arrays that this rank has for each tensor."""
@@ -267,7 +267,7 @@ class DelayedSynchronizer(ServedSynchronizer):
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise unless the state is for these tensors, and for this rank or any."""
         super().check_state_dict(state)
-        if "rank" not in state:
+        if state.get("rank") is None:
             return
         check_rank(self.comm, state)
         if not {*self._entries(), "is_pulling", "was_skipped", "has_pre_weights"} <= set(state):
@@ -276,8 +276,11 @@ class DelayedSynchronizer(ServedSynchronizer):
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state, or begin anew with the weights of rank 0. Collective."""
+        is_own = state is not None and state.get("rank") is not None
+        if state is not None and not is_own:
+            state = {**state, "pushes": min(int(state["pushes"]), self.strategy.warmup)}
         super().load_state_dict(state)
-        if state is None or "rank" not in state:
+        if state is None or not is_own:
             for square in self.mean_squares:
                 square[...] = 0
             return
@@ -290,7 +293,7 @@ class DelayedSynchronizer(ServedSynchronizer):
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
         """Return the pushes of a state, and whether it is for one rank or for any."""
-        return {"pushes": str(state["pushes"]), "kind": "of its rank" if "rank" in state else "for any rank"}
+        return {"pushes": str(state["pushes"]), "kind": "for any rank" if state.get("rank") is None else "of its rank"}
 
     def take_over(self, other: Synchronizer) -> None:
         """Take the servers' and this rank's state of another synchronizer, by the names of tensors. Collective."""
