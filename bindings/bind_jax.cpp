@@ -17,6 +17,7 @@
 
 #include "../kernels/engine/calls/communicator.hpp"
 #include "../kernels/jax/ffi/dense_exchange.hpp"
+#include "../kernels/jax/ffi/exchanges.hpp"
 #include "../kernels/jax/ffi/handlers.hpp"
 #include "../kernels/jax/ffi/slots.hpp"
 #include "../kernels/jax/ffi/token.hpp"
@@ -36,35 +37,48 @@ using GivenPlace = std::tuple<std::optional<std::size_t>, std::size_t, std::stri
 
 using Addresses = std::vector<std::uintptr_t>;
 
+// A function of Python's that is called and let go of in any thread, perhaps while the interpreter ends.
+class HeldFunction {
+ public:
+  explicit HeldFunction(py::function function) : function_(std::move(function)) {}
+  HeldFunction(const HeldFunction&) = delete;
+  HeldFunction& operator=(const HeldFunction&) = delete;
+  ~HeldFunction() {
+    PyObject* const function = function_.release().ptr();
+    if (Py_IsInitialized() != 0) {
+      with_gil([&] { Py_DECREF(function); });
+    }
+  }
+
+  // Converts the result with the GIL, which what Python throws needs as long as it lives.
+  template <class Result, class... Arguments>
+  Result call(const Arguments&... arguments) const {
+    return with_gil([&] {
+      try {
+        return function_(arguments...).template cast<Result>();
+      } catch (py::error_already_set& error) {
+        const auto name = py::str(error.type().attr("__name__")).cast<std::string>();
+        const auto text = py::str(error.value()).cast<std::string>();
+        throw std::runtime_error(name + ": " + text);
+      }
+    });
+  }
+
+ private:
+  py::function function_;
+};
+
 // An exchange that is made in Python, by a function of the addresses of operands and results. It returns whether it has
 // made the exchange: if not, a native one makes this and all that follow, without Python.
 class BoundExchange final : public jax::Exchange {
  public:
   explicit BoundExchange(py::function work) : work_(std::move(work)) {}
-  BoundExchange(const BoundExchange&) = delete;
-  BoundExchange& operator=(const BoundExchange&) = delete;
-  ~BoundExchange() override {  // perhaps in a thread of XLA's, or while the interpreter ends
-    PyObject* const work = work_.release().ptr();
-    if (Py_IsInitialized() != 0) {
-      with_gil([&] { Py_DECREF(work); });
-    }
-  }
 
-  void run(const jax::CallFrame& frame) override {
+  void run(const jax::Buffers& buffers, bool refused) override {
     if (const auto exchange = native()) {
-      exchange->run(frame);
-      return;
-    }
-    Addresses operands;
-    Addresses results;
-    for (std::size_t i = 0; i < frame.operands(); ++i) {
-      operands.push_back(reinterpret_cast<std::uintptr_t>(frame.operand(i).data));
-    }
-    for (std::size_t i = 0; i < frame.results(); ++i) {
-      results.push_back(reinterpret_cast<std::uintptr_t>(frame.result(i).data));
-    }
-    if (!with_gil([&] { return is_done_by_call(operands, results); })) {
-      native()->run(frame);
+      exchange->run(buffers, refused);
+    } else if (!work_.call<bool>(addresses_of(buffers.operands), addresses_of(buffers.results), refused)) {
+      native()->run(buffers, refused);
     }
   }
 
@@ -79,21 +93,28 @@ class BoundExchange final : public jax::Exchange {
     return native_;
   }
 
-  // With the GIL, which what Python throws needs as long as it lives.
-  bool is_done_by_call(const Addresses& operands, const Addresses& results) const {
-    try {
-      return work_(operands, results).cast<bool>();
-    } catch (py::error_already_set& error) {
-      const auto name = py::str(error.type().attr("__name__")).cast<std::string>();
-      const auto text = py::str(error.value()).cast<std::string>();
-      throw std::runtime_error(name + ": " + text);
+  static Addresses addresses_of(const std::vector<jax::Buffer>& buffers) {
+    Addresses found;
+    found.reserve(buffers.size());
+    for (const jax::Buffer& buffer : buffers) {
+      found.push_back(reinterpret_cast<std::uintptr_t>(buffer.data));
     }
+    return found;
   }
 
-  py::function work_;
+  HeldFunction work_;
   mutable std::mutex mutex_;
   std::shared_ptr<jax::Exchange> native_;
 };
+
+std::shared_ptr<jax::Exchanges> make_exchanges(std::shared_ptr<BoundExchange> first,
+                                               std::shared_ptr<BoundExchange> others, py::function meet) {
+  const auto held = std::make_shared<HeldFunction>(std::move(meet));
+  return std::make_shared<jax::Exchanges>(std::move(first), std::move(others), [held]() -> jax::Exchanges::Order {
+    auto [communicator, timeout] = held->call<std::tuple<std::shared_ptr<Communicator>, double>>();
+    return {std::move(communicator), timeout};
+  });
+}
 
 // Copies memory from addresses to addresses, with these numbers of bytes.
 void copy_memory(const Addresses& from, const Addresses& to, const std::vector<std::size_t>& bytes) {
@@ -113,7 +134,6 @@ void bind_jax(py::module_& module) {
   py::module_ part = module.def_submodule("jax");
   py::class_<BoundExchange, std::shared_ptr<BoundExchange>>(part, "Exchange")
       .def(py::init<py::function>(), py::arg("work"))
-      .def_property_readonly("number", [](const std::shared_ptr<BoundExchange>& self) { return jax::number_of(self); })
       .def(
           "use_dense",
           [](BoundExchange& self, const std::shared_ptr<Communicator>& communicator, const AlgorithmName& algorithm,
@@ -127,6 +147,10 @@ void bind_jax(py::module_& module) {
                 communicator, transport::algorithm_from_name(algorithm.value), pools, std::move(found)));
           },
           py::arg("communicator"), py::arg("algorithm"), py::arg("pools"), py::arg("places"));
+  py::class_<jax::Exchanges, std::shared_ptr<jax::Exchanges>>(part, "Exchanges")
+      .def(py::init(&make_exchanges), py::arg("first"), py::arg("others"), py::arg("meet"))
+      .def_property_readonly("number",
+                             [](const std::shared_ptr<jax::Exchanges>& self) { return jax::number_of(self); });
   part.def(
       "number_of", [](const std::shared_ptr<Communicator>& communicator) { return jax::number_of(communicator); },
       py::arg("communicator"));
@@ -141,10 +165,10 @@ void bind_jax(py::module_& module) {
   part.def("marks_needed", &jax::marks_needed);
   part.def(
       "write_marks",
-      [](std::uint32_t count, py::array_t<double>& marks) {
-        jax::write_marks(count, {marks.mutable_data(), static_cast<std::size_t>(marks.size())});
+      [](std::uint32_t count, bool refused, py::array_t<double>& marks) {
+        jax::write_marks(count, refused, {marks.mutable_data(), static_cast<std::size_t>(marks.size())});
       },
-      py::arg("count"), py::arg("marks"));
+      py::arg("count"), py::arg("refused"), py::arg("marks"));
   part.def(
       "check_marks",
       [](std::uint32_t count, const py::array_t<double>& means) {

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import secrets
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from threading import Lock
 from typing import Any, cast
 from weakref import WeakMethod
 
@@ -16,23 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import load_core
-from gradientflow.agreement import require_same
 from gradientflow.communicator import Communicator
-from gradientflow.config import settings as settings_of
-from gradientflow.errors import ArgumentError, ClosedError, MismatchError, NonFiniteError
+from gradientflow.errors import ArgumentError, ClosedError, NonFiniteError
 from gradientflow.memory import itemsize
 from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer
 from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.update import Iteration
-from gradientflow.training.alone import alone
 from gradientflow.training.binding import bind_together
 from gradientflow.training.tensors import Tensors
 
-from .packing import pack, padded, room_for, unpack
+from .states import TOKEN, States
 
 # Bytes from which on a gradient is averaged by a call of its own, where XLA has put it. Below, a copy costs little.
 _LARGE = 1 << 18
-TOKEN = 4  # numbers of uint32: see kernels/jax/ffi/token.hpp
+_NONCE = slice(2, 4)  # of a token: zero in a state of init()
+_FRESH = b""  # in place of the token of such a state
 
 Array = npt.NDArray[Any]
 
@@ -42,9 +38,7 @@ _SETTINGS = Settings(rate=1.0, momentum=1.0)
 
 
 class Exchange:
-    """The exchange of gradients of one layout by a strategy.
-
-    Nothing is made before the first call: by then all ranks call, and a program may be traced on one rank only.
+    """An exchange of gradients of one layout by a strategy, for one call after the other.
 
     Parameters
     ----------
@@ -52,88 +46,48 @@ class Exchange:
         How gradients are averaged.
     layout : Layout
         Of the gradients.
+    states : States
+        What states are.
     comm : callable
-        Returns the communicator.
-    place : int
-        Of the transformation among those of the program, in the order in which they were made.
+        Makes the communicator, for this exchange alone, at the first call. Collective.
 
     Attributes
     ----------
-    number : int
-        The number that programs have for it.
-    hash : int
-        A hash of what a state belongs to, in its token.
+    native : object
+        What the core calls.
     """
 
-    def __init__(self, strategy: Strategy, layout: Layout, comm: Callable[[], Communicator], place: int) -> None:
+    def __init__(self, strategy: Strategy, layout: Layout, states: States, comm: Callable[[], Communicator]) -> None:
         self.strategy = strategy
         self.layout = layout
+        self._states = states
         self._comm = comm
-        self._place = place
-        run = WeakMethod(self._run)  # the native exchange, which this one has, must not keep it alive
-        self._native = load_core().jax.Exchange(lambda *addresses: _alive(run)(*addresses))
-        self.number: int = self._native.number
-        self.hash = zlib.crc32(repr((strategy.name, layout.names, layout.shapes, layout.dtypes)).encode())
+        self.native = load_core().jax.Exchange(held_weakly(WeakMethod(self._run)))
         self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint64).copy()  # another one for each state it gives
-        self._given: bytes | None = None  # the last token of a state that is the synchronizer's own
+        self._loaded: bytes | None = _FRESH  # the token of the state that the synchronizer has
         self._bound: Synchronizer | None = None
-        self._lock = Lock()  # threads of XLA's may run two programs at once
         self._kept: object = None  # what the native exchange uses
         self._placed: Any = None  # the gradients of the synchronizer, and where they are
         self._addresses: list[int] = []
 
-    # ---- states --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def first_state(self) -> tuple[Array, list[Array], Array]:
-        """The state before the first call: token, arrays and text."""
-        token = np.array([0, self.hash, 0, 0], np.uint32)
-        with alone(settings_of(None)) as comm:
-            synchronizer = self.strategy.bind(comm, self.layout)
-            arrays, text = pack(synchronizer.state_dict())
-            synchronizer.close()
-        room = room_for(text, len(self.layout)) if text != b"{}" else 0
-        return token, arrays, np.frombuffer(padded(text, room) if room else b"", np.uint8)
-
     def _load(self, synchronizer: Synchronizer, token: Array, operands: Sequence[int]) -> None:
         """Load the state of the operands, unless it is the one that the synchronizer has. Collective."""
-        if token.tobytes() == self._given:
+        found = token.tobytes() if token[_NONCE].any() else _FRESH
+        if found == self._loaded:
             return
-        if not token[2:].any():  # of init()
-            if self._given is not None:
-                synchronizer.load_state_dict(None)
+        if found == _FRESH:
+            synchronizer.load_state_dict(None)
             return
-        arrays = [np.empty_like(each) for each in self.first_state[1]]
-        text = np.empty_like(self.first_state[2])
-        load_core().jax.copy(operands, [each.ctypes.data for each in (*arrays, text)], self._state_bytes)
-        state = unpack(arrays, text.tobytes(), synchronizer.state_dict())
+        state = self._states.read(operands, synchronizer.state_dict())
         synchronizer.check_state_dict(state)
         synchronizer.load_state_dict(state)
-
-    def _save(self, synchronizer: Synchronizer, results: Sequence[int]) -> None:
-        arrays, text = pack(synchronizer.state_dict())
-        stored = [*arrays, np.frombuffer(padded(text, len(self.first_state[2])), np.uint8)]
-        load_core().jax.copy([each.ctypes.data for each in stored], results, self._state_bytes)
-
-    @cached_property
-    def _state_bytes(self) -> list[int]:
-        _, arrays, text = self.first_state
-        return [each.nbytes for each in (*arrays, text)]
-
-    # ---- calls ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def _gradient_bytes(self) -> list[int]:
         return [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self.layout.dtypes, strict=True)]
 
-    def _run(self, operands: list[int], results: list[int]) -> bool:
+    def _run(self, operands: list[int], results: list[int], refused: bool) -> bool:
         """Exchange gradients; return False if the native exchange is to do that from now on."""
-        with self._lock:
-            return self._run_alone(operands, results)
-
-    def _run_alone(self, operands: list[int], results: list[int]) -> bool:
-        if self._bound is None:
-            self._check_others()
         if self.strategy.is_plain_mean:
             self._prepare_dense(cast("PoolStrategy", self.strategy))
             return False
@@ -144,42 +98,32 @@ class Exchange:
         token = np.empty(TOKEN, np.uint32)
         copy([operands[0]], [token.ctypes.data], [token.nbytes])
         behind = 1 + len(self.layout)
-        count = int(token[0])
-        has_state = bool(self._state_bytes[-1])
+        has_state = bool(self._states.sizes[-1])
         if has_state:
             self._load(synchronizer, token, operands[behind:])
-        self._given = None  # as long as this call has not succeeded
-        self._exchange(synchronizer, count, operands[1:behind], results[1:behind])
-        token[0] = count + 1
+        self._loaded = None  # as long as this call has not succeeded
+        self._exchange(synchronizer, int(token[0]), refused, operands[1:behind], results[1:behind])
+        token[0] += 1
         if has_state:
-            self._save(synchronizer, results[behind:])
+            self._states.write(synchronizer.state_dict(), results[behind:])
             self._nonce += 1
-            token[2:] = self._nonce.view(np.uint32)
-            self._given = token.tobytes()
+            token[_NONCE] = self._nonce.view(np.uint32)
+            self._loaded = token.tobytes()
         copy([token.ctypes.data], [results[0]], [token.nbytes])
         return True
 
-    def _check_others(self) -> None:
-        """Raise on all ranks unless each makes this first call with this strategy. Collective.
-
-        Threads may begin in another order.
-        """
-        comm = self._comm()
-        places = comm.allgather(np.array([self._place])).ravel().tolist()
-        if len(set(places)) > 1:
-            message = (
-                f"the ranks call different transformations of gradientflow.jax.average for the first time, number "
-                f"{', '.join(map(str, places))} of those that each has made: make them in the same order on all ranks, "
-                "and their first calls, too"
-            )
-            raise MismatchError(message)
-        require_same(comm, "strategies", {"strategy": repr(self.strategy)})
-
-    def _exchange(self, synchronizer: Synchronizer, count: int, gradients: Sequence[int], means: Sequence[int]) -> None:
+    def _exchange(
+        self,
+        synchronizer: Synchronizer,
+        count: int,
+        refused: bool,
+        gradients: Sequence[int],
+        means: Sequence[int],
+    ) -> None:
         core = load_core().jax
         try:
             synchronizer.begin(Iteration(lambda _: _SETTINGS))
-            core.write_marks(count, synchronizer.extra)
+            core.write_marks(count, refused, synchronizer.extra)
             if synchronizer.gradient_source.startswith("elsewhere"):
                 for index, address in enumerate(gradients):
                     synchronizer.ready(index, None, address)
@@ -226,17 +170,21 @@ class Exchange:
                 places[index] = (len(pools), place, layout.names[index], None)
             extra = 1 if pools else core.marks_needed()
             pools.append(strategy.make_pool(comm, [layout.shapes[index] for index in small], dtype, extra=extra))
-        large = comm._own_part(0)  # so that these calls and the program's own do not mix
-        self._native.use_dense(large._native, strategy.algorithm, [pool._native for pool in pools], places)
-        self._kept = (large, pools)
+        self.native.use_dense(comm._native, strategy.algorithm, [pool._native for pool in pools], places)
+        self._kept = (comm, pools)
 
 
-def _alive(method: WeakMethod[Callable[..., bool]]) -> Callable[..., bool]:
-    found = method()
-    if found is None:
-        message = "the transformation with which the program was compiled is gone"
-        raise ClosedError(message)
-    return found
+def held_weakly(method: WeakMethod[Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a function that calls a method: the core, which the object has, must not keep the object alive."""
+
+    def call(*arguments: Any) -> Any:
+        found = method()
+        if found is None:
+            message = "the transformation with which the program was compiled is gone"
+            raise ClosedError(message)
+        return found(*arguments)
+
+    return call
 
 
 class _Streams:
@@ -265,4 +213,4 @@ def check_strategy(strategy: Strategy) -> None:
         raise ArgumentError(message)
 
 
-__all__ = ["TOKEN", "Exchange", "check_strategy"]
+__all__ = ["Exchange", "check_strategy", "held_weakly"]

@@ -10,7 +10,6 @@ from .versions import installed_version, untried
 
 try:
     from jax._src import core, dispatch, distributed, effects
-    from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
     from jax.interpreters import mlir
 
     abstract_token: Any = core.abstract_token
@@ -69,13 +68,6 @@ def lower_each_call(primitive: Any, rule: Callable[..., Any]) -> None:
     """Register how a primitive is lowered on CPUs: anew for each call, where JAX would take equal ones together."""
     has_choice = "cacheable" in signature(mlir.register_lowering).parameters
     mlir.register_lowering(primitive, rule, platform="cpu", **({"cacheable": False} if has_choice else {}))
-
-
-def block_if_given(value: Any) -> int | None:
-    """Return a number for the piece of program that is being lowered, if a value is given to it and not made there."""
-    if isinstance(value.owner, ir.Block):
-        return hash(ir.InsertionPoint.current.block)
-    return None
 
 
 def things_of_program(context: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError
 
 from .communicators import wait_for_programs
-from .private import block_if_given, devices_of, forget_failed_calls, things_of_program
+from .private import devices_of, forget_failed_calls, things_of_program
 
 
 def by_itself(primitive: Any, *parameters: str) -> Callable[..., Any]:
@@ -52,14 +52,11 @@ class Calls:
         The function that makes them.
     needs : object, optional
         What they need as long as the program lives.
-    state : optional
-        The value that a call has from the call before it.
     """
 
-    def __init__(self, kind: str, needs: object = None, state: Any = None) -> None:
+    def __init__(self, kind: str, needs: object = None) -> None:
         self.kind = kind
         self.needs = needs
-        self.begins_in = None if state is None else block_if_given(state)
 
 
 def check_program(context: Any, calls: Calls) -> None:
@@ -87,14 +84,9 @@ def check_program(context: Any, calls: Calls) -> None:
         raise ArgumentError(message)
     if any(each.needs is not calls.needs for each in others):
         message = (
-            "two transformations of gradientflow.jax.average in one program: nothing orders their calls, and XLA may "
-            "start them in another order on each rank; average all gradients by one, before they are taken apart"
-        )
-        raise ArgumentError(message)
-    if calls.begins_in is not None and any(each.begins_in == calls.begins_in for each in others):
-        message = (
-            "gradientflow.jax.average with two states in one program: nothing orders these calls, and XLA may start "
-            "them in another order on each rank; average all gradients by one call, before they are taken apart"
+            "two transformations of gradientflow.jax.average in one program, or one for gradients of different shapes: "
+            "nothing orders their calls, and XLA may start them in another order on each rank; average all gradients "
+            "by one call, before they are taken apart"
         )
         raise ArgumentError(message)
     things_of_program(context).append(calls)

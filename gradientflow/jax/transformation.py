@@ -17,9 +17,11 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.strategies import Layout, Strategy, as_strategy, default_strategy
 
 from .communicators import close_after_programs, communicator_of
-from .exchange import Exchange, check_strategy
+from .exchange import check_strategy
+from .exchanges import Exchanges
 from .private import lower_each_call
 from .programs import Calls, by_itself, check_program, register
+from .states import TOKEN, States
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -40,7 +42,7 @@ class AverageState(NamedTuple):
     Attributes
     ----------
     token : array
-        Leads from one call to the next, and counts the calls.
+        Leads from one call to the next, counts the calls, and has the number of the state, which its successors keep.
     arrays : tuple of arrays
         What the strategy keeps for each tensor, such as residuals: those of this rank.
     rest : array
@@ -60,7 +62,8 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
     between ranks: each rank saves and restores its own.
 
     Calls are kept in order by their states: each needs the state that the one before has given. So a program
-    has one such transformation, and passes its state on.
+    has one such transformation, and passes its state on. It may have several states, made by ``init`` in the same order
+    on all ranks.
 
     Parameters
     ----------
@@ -106,18 +109,19 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
     check_strategy(found)
     if comm is not None:
         close_after_programs(comm)
-    exchanges: dict[Layout, Exchange] = {}
+    made: dict[Layout, Exchanges] = {}
     place = next(_places)
 
-    def exchange_for(layout: Layout) -> Exchange:
-        if layout not in exchanges:
-            exchanges[layout] = Exchange(found, layout, lambda: communicator_of(comm), place)
-        return exchanges[layout]
+    def exchanges_for(layout: Layout) -> Exchanges:
+        if layout not in made:
+            made[layout] = Exchanges(found, layout, lambda: communicator_of(comm), place)
+        return made[layout]
 
     def init(params: Any) -> AverageState:
-        token, arrays, rest = exchange_for(_layout_of(params)).first_state
+        states = exchanges_for(_layout_of(params)).states
+        arrays, rest = states.first
         as_jax = jax.numpy.array  # copies, which can be donated
-        return AverageState(as_jax(token), tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
+        return AverageState(as_jax(states.new_token()), tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
 
     def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
         del params
@@ -126,21 +130,21 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
             raise ArgumentTypeError(message)
         if found.is_identity_on_one_rank and communicator_of(comm).size == 1:
             return updates, state
-        exchange = exchange_for(_layout_of(updates))
-        if not len(exchange.layout):
+        exchanges = exchanges_for(_layout_of(updates))
+        if not len(exchanges.layout):
             return updates, state
         leaves, tree = jax.tree.flatten(jax.tree.map(_as_array, updates))
         sent = [index for index, leaf in enumerate(leaves) if leaf.size]
         kept, kept_tree = jax.tree.flatten((state.arrays, state.rest))
-        _check_kept(exchange, kept)
+        _check_state(exchanges.states, state.token, kept)
         register()
-        _exchanges[exchange.number] = exchange
+        _exchanges[exchanges.number] = exchanges
         token, *results = _primitive.bind(
             state.token,
             *(jax.numpy.asarray(leaves[index]) for index in sent),
             *kept,
-            exchange=exchange.number,
-            layout=exchange.hash,
+            exchanges=exchanges.number,
+            layout=exchanges.states.hash,
         )
         for index, mean in zip(sent, results, strict=False):
             leaves[index] = mean
@@ -171,10 +175,14 @@ def _as_array(leaf: Any) -> Any:
     return leaf if hasattr(leaf, "size") else jax.numpy.asarray(leaf)  # weights may be numbers of Python
 
 
-def _check_kept(exchange: Exchange, kept: Sequence[Any]) -> None:
-    _, arrays, rest = exchange.first_state
+def _check_state(states: States, token: Any, kept: Sequence[Any]) -> None:
+    arrays, rest = states.first
     needed = [*arrays, rest] if len(rest) else arrays
-    if [(each.shape, each.dtype.name) for each in kept] != [(each.shape, each.dtype.name) for each in needed]:
+    given = [_as_array(each) for each in (token, *kept)]
+    if [(each.shape, each.dtype.name) for each in given] != [
+        ((TOKEN,), "uint32"),
+        *((each.shape, each.dtype.name) for each in needed),
+    ]:
         message = (
             "the state of average is that of other gradients, or of another strategy: make a new one by init() with a "
             "tree of arrays like the gradients"
@@ -185,19 +193,19 @@ def _check_kept(exchange: Exchange, kept: Sequence[Any]) -> None:
 # ---- the primitive ---------------------------------------------------------------------------------------------------
 
 _places = count(1)
-_exchanges: WeakValueDictionary[int, Exchange] = WeakValueDictionary()
+_exchanges: WeakValueDictionary[int, Exchanges] = WeakValueDictionary()
 
 _primitive: Any = Primitive("gradientflow_average")
 _primitive.multiple_results = True
-_primitive.def_impl(by_itself(_primitive, "exchange", "layout"))
+_primitive.def_impl(by_itself(_primitive, "exchanges", "layout"))
 _primitive.def_abstract_eval(lambda *operands, **_: operands)
 
 
-def _lower(context: Any, *operands: Any, exchange: int, layout: int) -> Any:
-    check_program(context, Calls("average", _exchanges[exchange], operands[0]))
+def _lower(context: Any, *operands: Any, exchanges: int, layout: int) -> Any:
+    check_program(context, Calls("average", _exchanges[exchanges]))
     aliases = {index: index for index in range(len(operands))}
     rule = jax.ffi.ffi_lowering("gradientflow_average", operand_output_aliases=aliases)
-    return rule(context, *operands, exchange=np.int64(exchange), layout=np.int64(layout))
+    return rule(context, *operands, exchanges=np.int64(exchanges), layout=np.int64(layout))
 
 
 def _refuse_vmap(arguments: Any, dimensions: Any, **parameters: Any) -> NoReturn:

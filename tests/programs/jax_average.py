@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+os.environ["NPROC"] = "4"  # threads of XLA's, which start calls in another order on each rank
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -133,8 +135,9 @@ def dense_under_scan() -> None:
     many = [gradients_of(step) for step in range(4)]
     stacked = jax.tree.map(lambda *each: jnp.stack(each), *many)
     scanned = jax.jit(lambda carry: jax.lax.scan(step, carry, stacked)[0])
-    once = scanned((weights, optimizer.init(weights)))
-    carry = jax.tree.map(jnp.copy, (weights, optimizer.init(weights)))
+    before = (weights, optimizer.init(weights))
+    once = scanned(before)
+    carry = jax.tree.map(jnp.copy, before)
     one_by_one = jax.jit(step, donate_argnums=0)
     for gradients in many:
         carry, _ = one_by_one(carry, gradients)
@@ -239,6 +242,70 @@ def branches_of_states() -> None:
     assert same(update(gradients_of(1), first)[0], expected)
 
 
+def later(x: Any, steps: Any) -> Any:
+    """Give x after some work, in pieces that XLA gives to several threads."""
+    turned = jax.lax.fori_loop(0, steps, lambda _, each: jnp.sin(each @ each), jnp.ones((100, 100)) * x[0])
+    for _ in range(6):
+        turned = jnp.sin(turned @ turned)
+    return x + 0 * turned[0, 0]
+
+
+@case
+def several_states_in_one_program() -> None:
+    """XLA starts their calls in another order on each rank, and each call is given the gradients of its own state."""
+    for strategy in ("dense", "csc(density=1, chunk_size=100, momentum=1)"):
+        tx = gfj.average(strategy, comm=comm)
+        inner = jax.jit(tx.update)  # traced once for all states
+
+        @jax.jit
+        def step(given: Any, states: Any, work: Any, update: Any = inner) -> Any:
+            return [update(later(*each), state) for *each, state in zip(given, work, states, strict=True)]
+
+        states = [tx.init(jnp.zeros(4000)) for _ in range(3)]
+        work = [400 * (place == RANK) for place in range(3)]
+        for number in range(8):
+            given = [jnp.full(4000, SIZE * float(RANK + number + 1000 * place)) for place in range(3)]
+            means, states = zip(*step(given, states, work), strict=True)
+            for place, mean in enumerate(means):
+                assert np.all(np.asarray(mean) == SIZE * ((SIZE - 1) / 2 + number + 1000 * place)), (strategy, place)
+
+
+@case
+def one_state_for_two_calls() -> None:
+    """All ranks raise at once; a state that a loop does not pass on is no mistake."""
+
+    def check(strategy: str, ones: Any) -> None:
+        tx = gfj.average(strategy, comm=comm)
+        inner, made = jax.jit(tx.update), jax.jit(tx.init)
+        twice = jax.jit(lambda one, other: (inner(ones, one), inner(2 * ones, other)))
+        first, second = tx.init(ones), tx.init(ones)
+        copied = jax.tree.map(jnp.copy, first)
+        for pair in ((first, copied), (second, second), [inner(ones, first)[1]] * 2, (made(ones), made(ones))):
+            raises("MismatchError: a program gives one state of average", lambda pair=pair: twice(*pair))
+        (_, first), (_, second) = twice(first, second)
+        assert [int(each.token[0]) for each in (first, second)] == [1, 1]
+
+    if SIZE > 1:
+        check("dense", jnp.ones(400))
+        check("dense", jnp.ones((300, 300)))
+    check("top_k(ratio=1)", jnp.ones(400))
+    optimizer = optax.MultiSteps(gfj.average("top_k(ratio=1)", comm=comm), 2)
+    scanned = jax.jit(lambda kept, many: jax.lax.scan(lambda kept, x: optimizer.update(x, kept)[::-1], kept, many))
+    assert jnp.allclose(jnp.sum(scanned(optimizer.init(jnp.ones(9)), jnp.ones((4, 9)))[1], 0), 2)
+
+
+@case
+def states_made_in_another_order() -> None:
+    """Rank 0 has made a state more: it calls with number 3, all others with number 2."""
+    if SIZE > 1:
+        with gf.init(config=gf.Config(timeout=1)) as other:
+            tx = gfj.average("top_k(ratio=8)", comm=other)
+            state = [tx.init(jnp.ones(400)) for _ in range(2 + (RANK == 0))][-1]
+            said = "has come with that of number 2 only" if RANK == SIZE - 1 else "CommunicationTimeoutError"
+            raises(said, lambda: tx.update(jnp.ones(400), state))
+            comm.barrier()
+
+
 @case
 def numbers_of_python() -> None:
     tx = gfj.average("top_k(ratio=1)", comm=comm)
@@ -283,6 +350,7 @@ def mistakes() -> None:
     other = {"first": jnp.ones((20, 31))}
     raises("that of other gradients", lambda: jax.jit(tx.update)(other, state))
     raises("gets the state of its init", lambda: tx.update(gradients_of(0), ()))
+    raises("that of other gradients", lambda: tx.update(gradients_of(0), gfj.AverageState(())))
     raises("int32", lambda: tx.init({"a": jnp.ones(3, jnp.int32)}))
     raises("has no derivative", lambda: jax.grad(lambda g: tx.update(g, state)[0]["first"].sum())(gradients_of(0)))
     batched = jax.tree.map(lambda each: each[None], gradients_of(0))
@@ -293,8 +361,8 @@ def mistakes() -> None:
         return tx.update(gradients, state), second.update(gradients, state)
 
     raises("two transformations of gradientflow.jax.average", lambda: jax.jit(two)(gradients_of(0)))
-    twins = jax.jit(lambda one, other: (tx.update(gradients_of(0), one), tx.update(gradients_of(1), other)))
-    raises("two states in one program", lambda: twins(state, state))
+    many = jax.vmap(tx.init)(batched)
+    raises("that of other gradients", lambda: tx.update(gradients_of(0), many))
     if SIZE > 1:
         dense = gfj.average(comm=comm)
         state = dense.init(gradients_of(0))
@@ -373,9 +441,9 @@ def freed_with_its_programs() -> None:
     tx = gfj.average("top_k(ratio=2)", comm=comm)
     update = jax.jit(tx.update)
     update(gradients_of(0), tx.init(gradients_of(0)))
-    exchanges = [each for each in gc.get_objects() if type(each).__name__ == "Exchange" and hasattr(each, "strategy")]
-    left = weakref.ref(max(exchanges, key=lambda each: each.number))
-    del tx, update, exchanges
+    made = [each for each in gc.get_objects() if type(each).__name__ == "Exchanges" and hasattr(each, "states")]
+    left = weakref.ref(max(made, key=lambda each: each.number))
+    del tx, update, made
     jax.clear_caches()
     gc.collect()
     assert left() is None
@@ -388,8 +456,8 @@ if __name__ == "__main__":
     last = gfj.average("top_k(ratio=2)", comm=comm)
     big = jnp.ones((600, 600))
     update = jax.jit(lambda g, state: last.update(jnp.tanh(g @ g), state))
-    state = last.init(big)
+    states = [last.init(big), last.init(big)]
     for _ in range(4):  # under way when the program ends, and on some ranks still to begin
-        means, state = update(big, state)
+        states = [update(big, state)[1] for state in states]
     print(f"the end of {RANK}", flush=True)
     sys.exit()

@@ -3,8 +3,10 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <numeric>
+#include <span>
 #include <string>
 
 #include "../../base/error.hpp"
@@ -14,7 +16,9 @@ namespace {
 
 Buffer buffer_of(const void* given) {
   const auto& buffer = *static_cast<const XLA_FFI_Buffer*>(given);
-  return {static_cast<std::byte*>(buffer.data), buffer.dtype, {buffer.dims, static_cast<std::size_t>(buffer.rank)}};
+  const std::span shape(buffer.dims, static_cast<std::size_t>(buffer.rank));
+  const auto count = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+  return {static_cast<std::byte*>(buffer.data), buffer.dtype, static_cast<std::size_t>(count)};
 }
 
 // For each kind of error: the exception in gradientflow.errors, and XLA's code that comes closest.
@@ -69,6 +73,10 @@ class Calls {
     }
     ++under_way_;
   }
+  void begin_another() {  // within one
+    const std::lock_guard lock(mutex_);
+    ++under_way_;
+  }
   void end() {
     const std::lock_guard lock(mutex_);
     if (--under_way_ == 0) {
@@ -93,6 +101,30 @@ Calls& calls() {
   return *all;
 }
 
+void check(const XLA_FFI_Api& api, XLA_FFI_Error* error, const char* what) {
+  if (error == nullptr) {
+    return;
+  }
+  XLA_FFI_Error_Destroy_Args arguments{
+      .struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, .extension_start = nullptr, .error = error};
+  api.XLA_FFI_Error_Destroy(&arguments);
+  throw Error(ErrorKind::internal, std::string("XLA does not give a call ") + what);
+}
+
+// Does work of a call, and returns the error that it ends with, or nullptr.
+template <class Work>
+XLA_FFI_Error* error_of(const XLA_FFI_Api& api, const Work& work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const Error& error) {
+    const auto [exception, code] = name_of(error.kind());
+    return made(api, std::string(exception) + ": " + error.what(), code);
+  } catch (const std::exception& error) {
+    return made(api, error.what(), XLA_FFI_Error_Code_INTERNAL);
+  }
+}
+
 // What XLA asks when a handler is registered: the answer is the version that the runtime itself has, since only what
 // all versions have in common is used.
 void describe(const XLA_FFI_CallFrame& frame, XLA_FFI_Metadata& metadata) {
@@ -103,13 +135,9 @@ void describe(const XLA_FFI_CallFrame& frame, XLA_FFI_Metadata& metadata) {
 
 }  // namespace
 
-std::size_t Buffer::count() const {
-  return static_cast<std::size_t>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
-}
-
 std::size_t Buffer::bytes() const {
   constexpr std::size_t wide = 4;
-  return count() * (type == XLA_FFI_DataType_U32 ? wide : size_of(dtype()));
+  return count * (type == XLA_FFI_DataType_U32 ? wide : size_of(dtype()));
 }
 
 DType Buffer::dtype() const {
@@ -141,6 +169,29 @@ Buffer CallFrame::operand(std::size_t index) const { return buffer_of(frame_.arg
 
 Buffer CallFrame::result(std::size_t index) const { return buffer_of(frame_.rets.rets[index]); }
 
+Buffers CallFrame::buffers() const {
+  Buffers all;
+  for (std::int64_t i = 0; i < frame_.args.size; ++i) {
+    all.operands.push_back(buffer_of(frame_.args.args[i]));
+  }
+  for (std::int64_t i = 0; i < frame_.rets.size; ++i) {
+    all.results.push_back(buffer_of(frame_.rets.rets[i]));
+  }
+  return all;
+}
+
+std::vector<std::size_t> CallFrame::shape(std::size_t operand) const {
+  const auto& buffer = *static_cast<const XLA_FFI_Buffer*>(frame_.args.args[operand]);
+  return {buffer.dims, buffer.dims + buffer.rank};
+}
+
+std::int64_t CallFrame::run() const {
+  XLA_FFI_RunId_Get_Args arguments{
+      .struct_size = XLA_FFI_RunId_Get_Args_STRUCT_SIZE, .extension_start = nullptr, .ctx = frame_.ctx, .run_id = 0};
+  check(*frame_.api, frame_.api->XLA_FFI_RunId_Get(&arguments), "the number of its execution");
+  return arguments.run_id;
+}
+
 const void* CallFrame::attribute(std::string_view name, XLA_FFI_AttrType type) const {
   const XLA_FFI_Attrs& all = frame_.attrs;
   for (std::int64_t i = 0; i < all.size; ++i) {
@@ -164,7 +215,30 @@ std::string_view CallFrame::text(std::string_view name) const {
   return {span.ptr, span.len};
 }
 
-XLA_FFI_Error* answer(XLA_FFI_CallFrame* frame, void (*work)(const CallFrame&)) noexcept {
+LateAnswer::LateAnswer(XLA_FFI_CallFrame& frame) : api_(frame.api), future_(nullptr) {
+  XLA_FFI_Future_Create_Args arguments{
+      .struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE, .extension_start = nullptr, .future = nullptr};
+  check(*api_, api_->XLA_FFI_Future_Create(&arguments), "a future");
+  future_ = frame.future = arguments.future;
+  calls().begin_another();
+}
+
+void LateAnswer::give(const std::function<void()>& work) const noexcept {
+  if (XLA_FFI_Error* const error = error_of(*api_, work)) {
+    XLA_FFI_Future_SetError_Args arguments{.struct_size = XLA_FFI_Future_SetError_Args_STRUCT_SIZE,
+                                           .extension_start = nullptr,
+                                           .future = future_,
+                                           .error = error};
+    api_->XLA_FFI_Future_SetError(&arguments);
+  } else {
+    XLA_FFI_Future_SetAvailable_Args arguments{
+        .struct_size = XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE, .extension_start = nullptr, .future = future_};
+    api_->XLA_FFI_Future_SetAvailable(&arguments);
+  }
+  calls().end();
+}
+
+XLA_FFI_Error* answer(XLA_FFI_CallFrame* frame, void (*work)(CallFrame&)) noexcept {
   if (const XLA_FFI_Extension_Base* const asked = frame->extension_start;
       asked != nullptr && asked->type == XLA_FFI_Extension_Metadata) {
     describe(*frame, *reinterpret_cast<const XLA_FFI_Metadata_Extension*>(asked)->metadata);
@@ -173,22 +247,12 @@ XLA_FFI_Error* answer(XLA_FFI_CallFrame* frame, void (*work)(const CallFrame&)) 
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) {
     return nullptr;
   }
-  try {
+  return error_of(*frame->api, [&] {
     calls().begin();
-    try {
-      work(CallFrame(*frame));
-    } catch (...) {
-      calls().end();
-      throw;
-    }
-    calls().end();
-    return nullptr;
-  } catch (const Error& error) {
-    const auto [exception, code] = name_of(error.kind());
-    return made(*frame->api, std::string(exception) + ": " + error.what(), code);
-  } catch (const std::exception& error) {
-    return made(*frame->api, error.what(), XLA_FFI_Error_Code_INTERNAL);
-  }
+    const std::unique_ptr<Calls, void (*)(Calls*)> under_way(&calls(), [](Calls* all) { all->end(); });
+    CallFrame call(*frame);
+    work(call);
+  });
 }
 
 void end_calls() { calls().end_all(); }

@@ -12,8 +12,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <functional>
 #include <string_view>
+#include <vector>
 
 #include "../../base/dtype.hpp"
 
@@ -23,21 +24,45 @@ namespace gradientflow::jax {
 struct Buffer {
   std::byte* data;
   XLA_FFI_DataType type;
-  std::span<const std::int64_t> shape;
+  std::size_t count;  // elements
 
-  [[nodiscard]] std::size_t count() const;  // elements
   [[nodiscard]] std::size_t bytes() const;
   [[nodiscard]] DType dtype() const;  // throws Error(type) unless the core has this dtype
 };
 
+// All of a call's. The memory stays in its place until the call is answered.
+struct Buffers {
+  std::vector<Buffer> operands;
+  std::vector<Buffer> results;
+};
+
+// The answer of a call that has not ended when its handler returns.
+class LateAnswer {
+ public:
+  explicit LateAnswer(XLA_FFI_CallFrame& frame);
+
+  // Does the work of the call, and answers as answer() does. Once. What waits for the call may run in this thread.
+  void give(const std::function<void()>& work) const noexcept;
+
+ private:
+  const XLA_FFI_Api* api_;
+  XLA_FFI_Future* future_;
+};
+
 class CallFrame {
  public:
-  explicit CallFrame(const XLA_FFI_CallFrame& frame) : frame_(frame) {}
+  explicit CallFrame(XLA_FFI_CallFrame& frame) : frame_(frame) {}
 
-  [[nodiscard]] std::size_t operands() const { return static_cast<std::size_t>(frame_.args.size); }
   [[nodiscard]] Buffer operand(std::size_t index) const;
-  [[nodiscard]] std::size_t results() const { return static_cast<std::size_t>(frame_.rets.size); }
   [[nodiscard]] Buffer result(std::size_t index) const;
+  [[nodiscard]] Buffers buffers() const;
+  [[nodiscard]] std::vector<std::size_t> shape(std::size_t operand) const;
+
+  // The number of this execution of a program, which no other execution has in this process.
+  [[nodiscard]] std::int64_t run() const;
+
+  // The handler returns without an answer, which has to be given: the frame is gone then.
+  [[nodiscard]] LateAnswer answer_later() { return LateAnswer(frame_); }
 
   // Attributes of the call, of type int64 and text. They throw Error(internal) if there is none of this name and type.
   [[nodiscard]] std::int64_t number(std::string_view name) const;
@@ -46,12 +71,12 @@ class CallFrame {
  private:
   [[nodiscard]] const void* attribute(std::string_view name, XLA_FFI_AttrType type) const;
 
-  const XLA_FFI_CallFrame& frame_;
+  XLA_FFI_CallFrame& frame_;
 };
 
 // Does the work of a handler, and turns what it throws into an error of XLA: the name of the exception in Python, and
 // the message. Answers by itself what XLA asks about the handler.
-XLA_FFI_Error* answer(XLA_FFI_CallFrame* frame, void (*work)(const CallFrame&)) noexcept;
+XLA_FFI_Error* answer(XLA_FFI_CallFrame* frame, void (*work)(CallFrame&)) noexcept;
 
 // From now on every call fails; returns once no call is under way. For the end of the interpreter.
 void end_calls();

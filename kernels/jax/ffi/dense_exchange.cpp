@@ -17,14 +17,14 @@ DenseExchange::DenseExchange(std::shared_ptr<engine::Communicator> communicator,
       places_(std::move(places)) {}
 
 // Begins the exchange of the small gradients: wait() ends it.
-void DenseExchange::average_small(const CallFrame& frame, std::uint32_t call) {
+void DenseExchange::average_small(const Buffers& buffers, std::uint32_t call, bool refused) {
   if (!pools_.empty()) {
-    write_marks(call, pools_.front()->extra());
+    write_marks(call, refused, pools_.front()->extra());
   }
   for (std::size_t i = 0; i < places_.size(); ++i) {
     if (const Place& place = places_[i]; place.pool) {
       engine::GradientPool& pool = *pools_[*place.pool];
-      const Buffer gradient = frame.operand(i + 1);
+      const Buffer& gradient = buffers.operands[i + 1];
       std::copy_n(gradient.data, gradient.bytes(), pool.data() + pool.offset(place.tensor));
       pool.ready(place.tensor);
     }
@@ -34,22 +34,23 @@ void DenseExchange::average_small(const CallFrame& frame, std::uint32_t call) {
   }
 }
 
-void DenseExchange::average_large(const CallFrame& frame, std::uint32_t call) {
+void DenseExchange::average_large(const Buffers& buffers, std::uint32_t call, bool refused) {
   for (std::size_t i = 0; i < places_.size(); ++i) {
     const Place& place = places_[i];
     if (place.pool) {
       continue;
     }
-    const Buffer gradient = frame.operand(i + 1);
-    const Buffer mean = frame.result(i + 1);
-    const std::string name = "gradient " + place.name + " in call " + std::to_string(call);
+    const Buffer& gradient = buffers.operands[i + 1];
+    const Buffer& mean = buffers.results[i + 1];
+    const std::string name =
+        (refused ? "refused gradient " : "gradient ") + place.name + " in call " + std::to_string(call);
     communicator_->run(engine::make_call(*communicator_, {.kind = transport::CallKind::allreduce,
                                                           .op = ReduceOp::mean,
                                                           .algorithm = algorithm_,
                                                           .wire = place.wire,
                                                           .label = engine::Label{name},
-                                                          .input = {gradient.data, gradient.count(), gradient.dtype()},
-                                                          .output = {mean.data, mean.count(), mean.dtype()}}));
+                                                          .input = {gradient.data, gradient.count, gradient.dtype()},
+                                                          .output = {mean.data, mean.count, mean.dtype()}}));
   }
 }
 
@@ -72,13 +73,12 @@ void DenseExchange::give_up() noexcept {
   }
 }
 
-void DenseExchange::run(const CallFrame& frame) {
-  const std::lock_guard lock(mutex_);
-  const std::uint32_t call = count_of(frame.operand(0));
+void DenseExchange::run(const Buffers& buffers, bool refused) {
+  Token token = token_of(buffers.operands.front());
   try {
-    average_small(frame, call);
-    average_large(frame, call);
-    wait(call);
+    average_small(buffers, token.count, refused);
+    average_large(buffers, token.count, refused);
+    wait(token.count);
   } catch (const Error&) {
     give_up();
     throw;
@@ -86,11 +86,12 @@ void DenseExchange::run(const CallFrame& frame) {
   for (std::size_t i = 0; i < places_.size(); ++i) {
     if (const Place& place = places_[i]; place.pool) {
       const engine::GradientPool& pool = *pools_[*place.pool];
-      const Buffer mean = frame.result(i + 1);
+      const Buffer& mean = buffers.results[i + 1];
       std::copy_n(pool.data() + pool.offset(place.tensor), mean.bytes(), mean.data);
     }
   }
-  write_token(frame.operand(0), call + 1, frame.result(0));
+  ++token.count;
+  write_token(token, buffers.results.front());
 }
 
 }  // namespace gradientflow::jax

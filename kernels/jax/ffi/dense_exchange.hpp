@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,7 +12,7 @@
 
 #include "../../engine/calls/communicator.hpp"
 #include "../../engine/exchange/gradient_pool.hpp"
-#include "slots.hpp"
+#include "exchanges.hpp"
 
 namespace gradientflow::jax {
 
@@ -32,11 +31,11 @@ class DenseExchange final : public Exchange {
   DenseExchange(std::shared_ptr<engine::Communicator> communicator, transport::Algorithm algorithm,
                 std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<Place> places);
 
-  void run(const CallFrame& frame) override;
+  void run(const Buffers& buffers, bool refused) override;
 
  private:
-  void average_small(const CallFrame& frame, std::uint32_t call);
-  void average_large(const CallFrame& frame, std::uint32_t call);
+  void average_small(const Buffers& buffers, std::uint32_t call, bool refused);
+  void average_large(const Buffers& buffers, std::uint32_t call, bool refused);
   void wait(std::uint32_t call);
   void give_up() noexcept;
 
@@ -44,7 +43,6 @@ class DenseExchange final : public Exchange {
   transport::Algorithm algorithm_;
   std::vector<std::shared_ptr<engine::GradientPool>> pools_;
   std::vector<Place> places_;
-  std::mutex mutex_;
 };
 
 }  // namespace gradientflow::jax

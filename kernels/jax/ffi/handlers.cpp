@@ -14,13 +14,13 @@
 namespace gradientflow::jax {
 namespace {
 
-engine::Array array_of(const Buffer& buffer) { return {buffer.data, buffer.count(), buffer.dtype()}; }
+engine::Array array_of(const Buffer& buffer) { return {buffer.data, buffer.count, buffer.dtype()}; }
 
-void do_allreduce(const CallFrame& frame) {
+void do_allreduce(CallFrame& frame) {
   const std::shared_ptr<engine::Communicator> communicator = communicator_of(frame.number("comm"));
   const Buffer input = frame.operand(1);
   const std::string_view wire = frame.text("wire");
-  const std::vector<std::size_t> shape(input.shape.begin(), input.shape.end());
+  const std::vector<std::size_t> shape = frame.shape(1);
   communicator->run(
       engine::make_call(*communicator, {.kind = transport::CallKind::allreduce,
                                         .op = reduce_op_from_name(frame.text("op")),
@@ -30,9 +30,9 @@ void do_allreduce(const CallFrame& frame) {
                                         .output = array_of(frame.result(1))}));
 }
 
-void do_average(const CallFrame& frame) {
-  check_layout(frame.number("layout"), frame.operand(0));
-  exchange_of(frame.number("exchange"))->run(frame);
+void do_average(CallFrame& frame) {
+  check_layout(frame.number("layout"), token_of(frame.operand(0)));
+  exchanges_of(frame.number("exchanges"))->run(frame);
 }
 
 }  // namespace

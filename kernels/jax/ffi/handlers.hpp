@@ -9,8 +9,8 @@ namespace gradientflow::jax {
 // results: the same. Attributes: comm (the number of a communicator), op, wire (empty for none), label.
 XLA_FFI_Error* allreduce(XLA_FFI_CallFrame* frame) noexcept;
 
-// Averages gradients by an exchange. Operands and results: see Exchange. Attributes: exchange, its number, and layout,
-// the hash that its tokens have.
+// Averages gradients. Operands and results: see Exchange. Attributes: exchanges, the number of the Exchanges, and
+// layout, the hash that their tokens have.
 XLA_FFI_Error* average(XLA_FFI_CallFrame* frame) noexcept;
 
 }  // namespace gradientflow::jax

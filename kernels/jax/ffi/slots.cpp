@@ -46,8 +46,8 @@ Slots<engine::Communicator>& communicators() {
   return *slots;
 }
 
-Slots<Exchange>& exchanges() {
-  static auto* const slots = new Slots<Exchange>;  // NOLINT(*-owning-memory)
+Slots<Exchanges>& all_exchanges() {
+  static auto* const slots = new Slots<Exchanges>;  // NOLINT(*-owning-memory)
   return *slots;
 }
 
@@ -57,12 +57,14 @@ std::int64_t number_of(const std::shared_ptr<engine::Communicator>& communicator
   return communicators().number_of(communicator);
 }
 
-std::int64_t number_of(const std::shared_ptr<Exchange>& exchange) { return exchanges().number_of(exchange); }
+std::int64_t number_of(const std::shared_ptr<Exchanges>& exchanges) { return all_exchanges().number_of(exchanges); }
 
 std::shared_ptr<engine::Communicator> communicator_of(std::int64_t number) {
   return communicators().object_of(number, "communicator");
 }
 
-std::shared_ptr<Exchange> exchange_of(std::int64_t number) { return exchanges().object_of(number, "transformation"); }
+std::shared_ptr<Exchanges> exchanges_of(std::int64_t number) {
+  return all_exchanges().object_of(number, "transformation");
+}
 
 }  // namespace gradientflow::jax

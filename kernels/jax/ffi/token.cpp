@@ -16,16 +16,16 @@ bool is_set(std::uint32_t count, std::size_t bit) { return ((count >> bit) & 1U)
 
 }  // namespace
 
-std::uint32_t count_of(const Buffer& token) {
-  std::uint32_t count = 0;
-  std::memcpy(&count, token.data, sizeof(count));
-  return count;
+Token token_of(const Buffer& buffer) {
+  Token token{};
+  std::memcpy(&token, buffer.data, sizeof(token));
+  return token;
 }
 
-void check_layout(std::int64_t layout, const Buffer& token) {
-  std::uint32_t found = 0;
-  std::memcpy(&found, token.data + sizeof(found), sizeof(found));
-  if (found != layout) {
+void write_token(const Token& token, const Buffer& buffer) { std::memcpy(buffer.data, &token, sizeof(token)); }
+
+void check_layout(std::int64_t layout, const Token& token) {
+  if (token.layout != layout) {
     throw Error(
         ErrorKind::value,
         "the state of average is that of other gradients or of another strategy: make a new one by init() with a "
@@ -33,21 +33,20 @@ void check_layout(std::int64_t layout, const Buffer& token) {
   }
 }
 
-void write_token(const Buffer& before, std::uint32_t count, const Buffer& after) {
-  std::memmove(after.data, before.data, before.bytes());
-  std::memcpy(after.data, &count, sizeof(count));
-}
+std::size_t marks_needed() { return 2 * bits + 1; }
 
-std::size_t marks_needed() { return 2 * bits; }
-
-void write_marks(std::uint32_t count, std::span<double> marks) {
+void write_marks(std::uint32_t count, bool refused, std::span<double> marks) {
   for (std::size_t bit = 0; bit < bits; ++bit) {
     marks[2 * bit] = is_set(count, bit) ? 1 : 0;
     marks[2 * bit + 1] = is_set(count, bit) ? 0 : 1;
   }
+  marks[2 * bits] = refused ? 1 : 0;
 }
 
 void check_marks(std::uint32_t count, std::span<const double> means) {
+  if (means[2 * bits] != 0) {
+    refuse();
+  }
   for (std::size_t bit = 0; bit < bits; ++bit) {
     if (means[2 * bit + (is_set(count, bit) ? 1 : 0)] != 0) {
       throw Error(ErrorKind::mismatch,
@@ -57,6 +56,13 @@ void check_marks(std::uint32_t count, std::span<const double> means) {
                       "same order, and restore states of the same step");
     }
   }
+}
+
+void refuse() {
+  throw Error(ErrorKind::mismatch,
+              "a program gives one state of average, or a state and a copy of it, to two calls, which XLA may start in "
+              "another order on each rank: pass on the state that each call returns, make a state of its own for each "
+              "by init() outside of jax.jit, or average all gradients by one call");
 }
 
 }  // namespace gradientflow::jax

@@ -1,0 +1,105 @@
+"""The exchanges of gradients of one layout: that of the first state, and that of all others, which take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+from weakref import WeakMethod
+
+import numpy as np
+
+from gradientflow._location import load_core
+from gradientflow.agreement import require_same
+from gradientflow.communicator import Communicator
+from gradientflow.errors import MismatchError
+from gradientflow.strategies import Layout, Strategy
+
+from .exchange import Exchange, held_weakly
+from .states import States
+
+
+class Exchanges:
+    """The exchanges of gradients of one layout by a strategy; see kernels/jax/ffi/exchanges.hpp.
+
+    Nothing is made before the first call: by then all ranks call, and a program may be traced on one rank only.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        How gradients are averaged.
+    layout : Layout
+        Of the gradients.
+    comm : callable
+        Returns the communicator.
+    place : int
+        Of the transformation among those of the program, in the order in which they were made.
+
+    Attributes
+    ----------
+    number : int
+        The number that programs have for them.
+    states : States
+        What their states are.
+    """
+
+    def __init__(self, strategy: Strategy, layout: Layout, comm: Callable[[], Communicator], place: int) -> None:
+        core = load_core().jax
+        self.layout = layout
+        self.states = States(strategy, layout)
+        self._meeting = meeting = _Meeting(strategy, comm, place)
+        self._first = Exchange(strategy, layout, self.states, meeting.part_of_first_state)
+        self._others = Exchange(strategy, layout, self.states, meeting.part_of_other_states)
+        self._native = core.Exchanges(self._first.native, self._others.native, held_weakly(WeakMethod(meeting.order)))
+        self.number: int = self._native.number
+
+
+class _Meeting:
+    """Makes communicators once calls come, on all ranks: the calls of different states may come in any order."""
+
+    def __init__(self, strategy: Strategy, comm: Callable[[], Communicator], place: int) -> None:
+        self._strategy = strategy
+        self._comm = comm
+        self._place = place
+        self._lock = Lock()  # threads of XLA's may run two programs at once
+        self._first: Communicator | None = None
+        self._others: Communicator | None = None
+
+    def part_of_first_state(self) -> Communicator:
+        """Return the communicator for calls with the first state. Collective, by calls with any state."""
+        with self._lock:
+            if self._first is None:
+                self._check_others()
+                self._first = self._comm()._own_part(0)
+            return self._first
+
+    def part_of_other_states(self) -> Communicator:
+        """Return that for calls with all other states. Collective, by these calls."""
+        self.part_of_first_state()
+        if self._others is None:
+            self._others = self._comm()._own_part(0)
+        return self._others
+
+    def order(self) -> tuple[Any, float]:
+        """Return the same for the core, and the timeout."""
+        part = self.part_of_other_states()
+        return part._native, float(part.describe()["settings"]["timeout"])
+
+    def _check_others(self) -> None:
+        """Raise on all ranks unless each makes this first call with this strategy. Collective.
+
+        Threads may begin in another order.
+        """
+        comm = self._comm()
+        places = comm.allgather(np.array([self._place])).ravel().tolist()
+        if len(set(places)) > 1:
+            message = (
+                f"the ranks call different transformations of gradientflow.jax.average for the first time, number "
+                f"{', '.join(map(str, places))} of those that each has made: make them in the same order on all ranks, "
+                "and their first calls, too"
+            )
+            raise MismatchError(message)
+        require_same(comm, "strategies", {"strategy": repr(self._strategy)})
+
+
+__all__ = ["Exchanges"]

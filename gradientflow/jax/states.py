@@ -1,0 +1,82 @@
+"""The states of a strategy as compiled programs have them: arrays of fixed shapes, which XLA puts somewhere."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.config import settings as settings_of
+from gradientflow.strategies import Layout, Strategy
+from gradientflow.training.alone import alone
+
+from .packing import pack, padded, room_for, unpack
+
+TOKEN = 5  # numbers of uint32: see kernels/jax/ffi/token.hpp
+
+Array = npt.NDArray[Any]
+
+
+class States:
+    """The states of a strategy for gradients of one layout.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        How gradients are averaged.
+    layout : Layout
+        Of the gradients.
+
+    Attributes
+    ----------
+    hash : int
+        A hash of what a state belongs to, in its token.
+    """
+
+    def __init__(self, strategy: Strategy, layout: Layout) -> None:
+        self._strategy = strategy
+        self._layout = layout
+        self._numbers = count(1)
+        self.hash = zlib.crc32(repr((strategy.name, layout.names, layout.shapes, layout.dtypes)).encode())
+
+    def new_token(self) -> Array:
+        """Return the token of a state before its first call, with a number of its own."""
+        return np.array([0, self.hash, 0, 0, next(self._numbers)], np.uint32)
+
+    @cached_property
+    def first(self) -> tuple[list[Array], Array]:
+        """What a state has before the first call beside its token: arrays and text."""
+        with alone(settings_of(None)) as comm:
+            synchronizer = self._strategy.bind(comm, self._layout)
+            arrays, text = pack(synchronizer.state_dict())
+            synchronizer.close()
+        room = room_for(text, len(self._layout)) if text != b"{}" else 0
+        return arrays, np.frombuffer(padded(text, room) if room else b"", np.uint8)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The bytes of the arrays, and of the text."""
+        arrays, text = self.first
+        return [each.nbytes for each in (*arrays, text)]
+
+    def read(self, addresses: Sequence[int], like: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state that lies at addresses; `like` is one of the same synchronizer."""
+        arrays, text = self.first
+        arrays, text = [np.empty_like(each) for each in arrays], np.empty_like(text)
+        load_core().jax.copy(addresses, [each.ctypes.data for each in (*arrays, text)], self.sizes)
+        return unpack(arrays, text.tobytes(), like)
+
+    def write(self, state: Mapping[str, Any], addresses: Sequence[int]) -> None:
+        """Put a state to addresses."""
+        arrays, text = pack(state)
+        stored = [*arrays, np.frombuffer(padded(text, self.sizes[-1]), np.uint8)]
+        load_core().jax.copy([each.ctypes.data for each in stored], addresses, self.sizes)
+
+
+__all__ = ["TOKEN", "States"]

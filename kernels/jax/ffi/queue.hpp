@@ -1,0 +1,48 @@
+// Calls of several states, made one after the other in the order in which they come on rank 0, which tells the other
+// ranks before each. In a thread of their own, as long as there are any.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "call_frame.hpp"
+#include "exchanges.hpp"
+
+namespace gradientflow::jax {
+
+class Queue : public std::enable_shared_from_this<Queue> {
+ public:
+  Queue(std::shared_ptr<Exchange> exchange, Exchanges::Meet meet)
+      : channel_(std::move(exchange)), meet_(std::move(meet)) {}
+
+  // The call is answered once it is made.
+  void put(CallFrame& frame);
+
+ private:
+  struct Call {
+    std::uint32_t state;
+    std::int64_t run;
+    Buffers buffers;
+    LateAnswer answer;
+  };
+
+  void serve();
+  [[nodiscard]] bool has_calls();
+  [[nodiscard]] std::uint32_t agree_on_state();
+  [[nodiscard]] Call take(std::uint32_t state);
+  [[nodiscard]] Call take_first();
+
+  Channel channel_;
+  Exchanges::Meet meet_;
+  std::optional<Exchanges::Order> order_;  // of the thread that serves
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Call> calls_;
+  bool served_ = false;
+};
+
+}  // namespace gradientflow::jax
