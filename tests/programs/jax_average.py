@@ -369,6 +369,10 @@ def mistakes() -> None:
         raises("that of other gradients", lambda: jax.jit(dense.update)(other, state))
         ahead = state._replace(token=state.token.at[0].add(RANK))
         raises("states of different calls", lambda: jax.jit(dense.update)(gradients_of(0), ahead))
+        fresh = second.init(gradients_of(0))
+        ahead = fresh._replace(token=fresh.token.at[0].add(RANK))
+        raises("states of different calls", lambda: second.update(gradients_of(0), ahead))
+        assert same(second.update(gradients_of(1), fresh)[0], tx.update(gradients_of(1), tx.init(gradients_of(1)))[0])
         large = {"large": jnp.ones((300, 300))}
         state = dense.init(large)
         ahead = state._replace(token=state.token.at[0].add(RANK))
