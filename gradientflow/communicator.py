@@ -110,8 +110,8 @@ class Communicator:
     def close(self) -> None:
         """Close the communicator once its asynchronous calls are done. Closing twice is harmless.
 
-        Does not wait for the other ranks; a rank that waits for this one afterwards gets an error. Arrays over node
-        memory stay valid.
+        Does not wait for the other ranks; a rank that waits for this one afterwards gets an error. Its memory and
+        descriptors are released, even if the object is kept. Arrays over node memory stay valid.
         """
         self._end(True)
         release_done()

@@ -224,6 +224,15 @@ void Group::fail(const Error& reason) noexcept {
   messages_->tell_failed(reason);
 }
 
+// Memory that the endpoint may still read or write stays: see the destructor.
+void Group::release() noexcept {
+  if (!has_abandoned_requests()) {
+    node_->release();
+    agreement_.reset();
+    work_.reset();
+  }
+}
+
 std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport::Pages pages,
                                                     const std::function<void()>& attend) {
   if (topology_.nodes() > 1) {

@@ -94,6 +94,9 @@ class Group {
   void close() noexcept;
   void fail(const Error& reason) noexcept;
 
+  // Lets go of memory and descriptors that only calls need. After close(), once no call is under way.
+  void release() noexcept;
+
   [[nodiscard]] const transport::Topology& topology() const { return topology_; }
   [[nodiscard]] transport::Endpoint& endpoint() { return *endpoint_; }
   [[nodiscard]] const transport::Endpoint& endpoint() const { return *endpoint_; }

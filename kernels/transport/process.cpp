@@ -12,29 +12,40 @@
 #include <utility>
 
 #include "../base/error.hpp"
+#include "descriptor.hpp"
 
 namespace gradientflow::transport {
 
-Process::Process(pid_t pid) : pid_(pid), descriptor_(-1) {
+namespace {
+
+int open_process(pid_t pid) {
 #ifdef SYS_pidfd_open
-  descriptor_ = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+#else
+  return -1;
 #endif
 }
 
+}  // namespace
+
+Process::Process(pid_t pid) : pid_(pid), descriptor_(open_process(pid)) {}
+
 Process::Process(Process&& other) noexcept : pid_(other.pid_), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
-Process::~Process() {
-  if (descriptor_ >= 0) {
-    close(descriptor_);
-  }
-}
+Process::~Process() { release(); }
 
 bool Process::alive() const noexcept {
-  if (descriptor_ >= 0) {
-    pollfd entry{descriptor_, POLLIN, 0};
+  if (const Descriptor opened(descriptor_ < 0 ? open_process(pid_) : -1); opened || descriptor_ >= 0) {
+    pollfd entry{opened ? opened.get() : descriptor_, POLLIN, 0};
     return poll(&entry, 1, 0) == 0;
   }
   return kill(pid_, 0) == 0 || errno == EPERM;
+}
+
+void Process::release() noexcept {
+  if (const int descriptor = std::exchange(descriptor_, -1); descriptor >= 0) {
+    close(descriptor);
+  }
 }
 
 void Process::read(void* destination, const void* address, std::size_t bytes) const {

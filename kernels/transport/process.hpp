@@ -20,6 +20,7 @@ class Process {
 
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
   [[nodiscard]] bool alive() const noexcept;  // false from the moment it exits, also while nobody has reaped it
+  void release() noexcept;                    // lets go of the descriptor; alive() opens another one from now on
 
   // Copies `bytes` bytes at `address` of the other process to `destination`. Throws Error(system) where the kernel
   // refuses (containers often do) or the memory is gone.

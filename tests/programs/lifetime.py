@@ -201,6 +201,35 @@ def check_many_communicators_leave_nothing(_: gf.Communicator) -> None:
     Usage().check_no_more_than(before)
 
 
+def check_what_is_closed_holds_nothing(comm: gf.Communicator) -> None:
+    """Though the program keeps it. The gradients of a pool stay as long as that."""
+    kept: list[Any] = []
+
+    def close_parts(number: int) -> None:
+        for _ in range(number):
+            part = comm.split(0)
+            assert part is not None
+            works(part)
+            part.close()
+            assert part.describe()["local_rank"] == part.local_rank
+            kept.append(part)
+
+    def close_pools(number: int) -> None:
+        for kind in (gf.GradientPool, gf.SparseGradientPool, gf.TopKGradientPool):
+            for _ in range(number):
+                kept.append(kind(comm, [1000]))
+                kept[-1].ready()
+                kept[-1].wait()
+                kept[-1].close()
+
+    close_parts(3)
+    before = Usage()
+    close_parts(20)
+    Usage().check_no_more_than(before)
+    close_pools(5)
+    assert Usage().descriptors <= before.descriptors
+
+
 def check_communicators_between_nodes_leave_nothing(_: gf.Communicator) -> None:
     """What MPI keeps of a communicator is a few kilobytes, which only many of them show."""
 

@@ -238,6 +238,15 @@ void Communicator::stop_timeline() {
 }
 
 bool Communicator::close(bool drain) noexcept {
+  const bool is_first = leave(drain);
+  if (is_first) {
+    release();
+  }
+  return is_first;
+}
+
+// Closes it, and keeps what renewing it takes.
+bool Communicator::leave(bool drain) noexcept {
   if (forks_ != count_forks()) {
     return false;
   }
@@ -254,6 +263,13 @@ bool Communicator::close(bool drain) noexcept {
     group_->close();
   }
   return is_first;
+}
+
+// A thread of the device's calls looks after the ranks until these are destroyed.
+void Communicator::release() noexcept {
+  if (devices_.made() == nullptr) {
+    group_->release();
+  }
 }
 
 bool Communicator::closed() const { return turns_.is_closed() || forks_ != count_forks(); }

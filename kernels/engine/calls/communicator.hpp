@@ -127,7 +127,8 @@ class Communicator {
   // Serves calls on device tensors; nullptr before the first such call. For information only.
   [[nodiscard]] const collective::DeviceGroup* device_group() const { return devices_.made(); }
 
-  // Closes the communicator. `drain`: waits for the asynchronous calls first; otherwise they end with Error(closed).
+  // Closes the communicator, and lets go of memory and descriptors, but of those of calls on a device. `drain`: waits
+  // for the asynchronous calls first; otherwise they end with Error(closed).
   // Closing twice is harmless. Not collective: the others find out when they wait for this rank.
   // Returns whether this has closed it.
   bool close(bool drain) noexcept;
@@ -180,7 +181,12 @@ class Communicator {
                                              const std::function<void()>& poll_signals);
   static bool turn_away_newcomers(Renewal& renewal);
   Renewal agree_with_all(const std::string& said, std::optional<int> min_ranks);
-  void leave_to_renew(const char* why);
+  bool leave(bool drain) noexcept;
+  void release() noexcept;
+  struct LetGo {
+    void operator()(Communicator* self) const { self->release(); }
+  };
+  [[nodiscard]] std::unique_ptr<Communicator, LetGo> leave_to_renew(const char* why);
   void admit(const collective::Call& call) const;
   void check_threads(const char* what) const;
   [[nodiscard]] std::shared_ptr<Failure> unreported_failure() const;

@@ -66,18 +66,20 @@ void Communicator::check_recoverable(std::optional<int> min_ranks) const {
   }
 }
 
-void Communicator::leave_to_renew(const char* why) {
+// Closes it. What others need for the new one goes with the result.
+std::unique_ptr<Communicator, Communicator::LetGo> Communicator::leave_to_renew(const char* why) {
   turns_.break_off(Error(ErrorKind::closed, why));
-  if (!close(false)) {
+  if (!leave(false)) {
     throw Error(ErrorKind::closed, "the communicator is closed");  // or recovered by another thread
   }
+  return std::unique_ptr<Communicator, LetGo>(this);
 }
 
 // Agrees on who is left, and sets up a communicator of these.
 std::shared_ptr<Communicator> Communicator::recover(std::optional<int> min_ranks) {
   check_recoverable(min_ranks);
   const auto timeline = recorder_.timeline();  // stays open for the new one
-  leave_to_renew("it recovers the communicator, to go on without ranks that have died");
+  const auto until_renewed = leave_to_renew("it recovers the communicator, to go on without ranks that have died");
   const transport::Endpoint::IsAlive is_alive_here = [this](int rank) { return is_alive(rank); };
   return renew(agree_with_all(text_of(min_ranks), min_ranks), group_->config(), is_alive_here, poll_signals_);
 }
@@ -86,7 +88,8 @@ std::shared_ptr<Communicator> Communicator::welcome(std::unique_ptr<transport::E
                                                     std::optional<int> min_ranks, const std::function<void()>& invite) {
   check_recoverable(min_ranks);
   const auto timeline = recorder_.timeline();
-  leave_to_renew("it makes a communicator of this one's ranks and of others, that have come to the job");
+  const auto until_renewed =
+      leave_to_renew("it makes a communicator of this one's ranks and of others, that have come to the job");
   const transport::Endpoint::IsAlive is_alive_here = [this](int rank) { return is_alive(rank); };
   Renewal left = agree_with_all(std::string(admits) + text_of(min_ranks), min_ranks);
   const bool all_admit = std::all_of(left.decision.values.begin(), left.decision.values.end(),

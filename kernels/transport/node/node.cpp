@@ -148,7 +148,8 @@ Node::Node(MemoryMap control, const Topology& topology, const Config& config, Co
       timeout_(config.timeout),
       cores_(std::move(cores)),
       spin_(topology.local().size() <= cores_.numbers.size() ? config.spin : 0),
-      yields_(config.yields) {
+      yields_(config.yields),
+      has_closed_(topology.local().size()) {
   for (const int r : world_ranks_) {
     processes_.emplace_back(topology.pids[static_cast<std::size_t>(r)]);
   }

@@ -108,8 +108,9 @@ class Node {
   [[nodiscard]] const std::string& cores_remark() const noexcept { return cores_.remark; }
   [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
   [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where it is not of this node
-  [[nodiscard]] bool is_alive(int local) const { return processes_[static_cast<std::size_t>(local)].alive(); }
-  [[nodiscard]] bool has_closed(int local) const noexcept;  // with no error before
+  // These two are for any thread, also after release().
+  [[nodiscard]] bool is_alive(int local) const;
+  [[nodiscard]] bool has_closed(int local) const;  // with no error before
   // Copies memory of rank `local`'s process. Throws Error(peer) where that has died, Error(system) where the kernel
   // refuses.
   void read(int local, void* destination, const void* address, std::size_t bytes) const;
@@ -203,6 +204,8 @@ class Node {
   void close() noexcept { leave(State::closed); }
   // For any thread; the first reason counts.
   void fail(const Error& reason) noexcept;
+  // Lets go of the control block and of descriptors. After close(), once no call is under way.
+  void release() noexcept;
   // Makes a call that waits right now, in another thread, throw Error(closed).
   void interrupt() noexcept { interrupted_.store(true); }
 
@@ -293,6 +296,9 @@ class Node {
   bool all_idle_ = false;
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> gives_up_{false};
+  mutable std::mutex release_mutex_;  // of release(), and what other threads may do beside it
+  bool is_released_ = false;
+  std::vector<char> has_closed_;  // by rank, as of release()
   std::uint32_t segment_count_ = 0;
   mutable std::mutex segments_mutex_;
   std::map<const std::byte*, std::weak_ptr<Segment>> segments_;  // by the start of this rank's part

@@ -103,7 +103,8 @@ void Node::read(int local, void* destination, const void* address, std::size_t b
 }
 
 void Node::fail(const Error& reason) noexcept {
-  if (gives_up_.exchange(true)) {
+  const std::lock_guard lock(release_mutex_);
+  if (gives_up_.exchange(true) || is_released_) {
     return;
   }
   Flags& mine = flags(rank_);
@@ -114,11 +115,37 @@ void Node::fail(const Error& reason) noexcept {
   leave(State::failed);
 }
 
-bool Node::has_closed(int local) const noexcept {
-  return flags(local).state.load(std::memory_order_acquire) == State::closed;
+bool Node::is_alive(int local) const {
+  const std::lock_guard lock(release_mutex_);
+  return processes_[static_cast<std::size_t>(local)].alive();
+}
+
+bool Node::has_closed(int local) const {
+  const std::lock_guard lock(release_mutex_);
+  return is_released_ ? has_closed_[static_cast<std::size_t>(local)] != 0
+                      : flags(local).state.load(std::memory_order_acquire) == State::closed;
+}
+
+void Node::release() noexcept {
+  const std::lock_guard lock(release_mutex_);
+  if (is_released_) {
+    return;
+  }
+  for (int local = 0; local < size_; ++local) {
+    const bool has_closed = flags(local).state.load(std::memory_order_acquire) == State::closed;
+    has_closed_[static_cast<std::size_t>(local)] = has_closed ? 1 : 0;
+  }
+  is_released_ = true;
+  control_ = MemoryMap();
+  for (Process& each : processes_) {
+    each.release();
+  }
 }
 
 void Node::leave(State state) noexcept {
+  if (is_released_) {
+    return;
+  }
   State open = State::open;
   flags(rank_).state.compare_exchange_strong(open, state, std::memory_order_acq_rel);
 }
