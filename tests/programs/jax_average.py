@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-os.environ["NPROC"] = "4"  # threads of XLA's, which start calls in another order on each rank
+os.environ["NPROC"] = "8"  # threads of XLA's, which start calls in another order on each rank
 
 import jax
 import jax.numpy as jnp
@@ -244,7 +244,7 @@ def branches_of_states() -> None:
 
 def later(x: Any, steps: Any) -> Any:
     """Give x after some work, in pieces that XLA gives to several threads."""
-    turned = jax.lax.fori_loop(0, steps, lambda _, each: jnp.sin(each @ each), jnp.ones((100, 100)) * x[0])
+    turned = jax.lax.fori_loop(0, steps, lambda _, each: jnp.sin(each @ each), jnp.ones((200, 200)) * x[0])
     for _ in range(6):
         turned = jnp.sin(turned @ turned)
     return x + 0 * turned[0, 0]
@@ -261,10 +261,10 @@ def several_states_in_one_program() -> None:
         def step(given: Any, states: Any, work: Any, update: Any = inner) -> Any:
             return [update(later(*each), state) for *each, state in zip(given, work, states, strict=True)]
 
-        states = [tx.init(jnp.zeros(4000)) for _ in range(3)]
-        work = [400 * (place == RANK) for place in range(3)]
+        states = [tx.init(jnp.zeros(4000)) for _ in range(2)]
+        work = [150 * (place == RANK) for place in range(2)]
         for number in range(8):
-            given = [jnp.full(4000, SIZE * float(RANK + number + 1000 * place)) for place in range(3)]
+            given = [jnp.full(4000, SIZE * float(RANK + number + 1000 * place)) for place in range(2)]
             means, states = zip(*step(given, states, work), strict=True)
             for place, mean in enumerate(means):
                 assert np.all(np.asarray(mean) == SIZE * ((SIZE - 1) / 2 + number + 1000 * place)), (strategy, place)
