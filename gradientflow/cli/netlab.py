@@ -113,5 +113,5 @@ def netlab(
         for host, seconds in downs:
             lab.take_link_down(host, seconds)
         environment = {**launch_environment(launcher), **lab.environment(launcher.version)}
-        job = Job(lab.command(command), environment, reads_input=True, is_mpi=not shell, starts_mpi=shell)
-        return run_job(job)
+        command = lab.command(command)
+        return run_job(Job(command, environment, reads_input=True, is_mpi=not shell, starts_mpi=shell))
