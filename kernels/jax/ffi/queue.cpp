@@ -51,12 +51,17 @@ void Queue::serve() {
   }
 }
 
-// Collective, on ranks that have a call.
-std::uint32_t Queue::agree_on_state() {
+// Collective the first time, on ranks that have a call.
+const Exchanges::Order& Queue::order() {
   if (!order_) {
     order_ = meet_();
   }
-  engine::Communicator& communicator = *order_->communicator;
+  return *order_;
+}
+
+// Collective, on ranks that have a call.
+std::uint32_t Queue::agree_on_state() {
+  engine::Communicator& communicator = *order().communicator;
   std::uint32_t state = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -71,16 +76,17 @@ std::uint32_t Queue::agree_on_state() {
 }
 
 Queue::Call Queue::take(std::uint32_t state) {
+  const Exchanges::Order& order = this->order();
   std::unique_lock lock(mutex_);
   auto found = calls_.end();
-  const bool is_here = changed_.wait_for(lock, std::chrono::duration<double>(order_->timeout), [&] {
+  const bool is_here = changed_.wait_for(lock, std::chrono::duration<double>(order.timeout), [&] {
     found = std::find_if(calls_.begin(), calls_.end(), [&](const Call& call) { return call.state == state; });
     return found != calls_.end();
   });
   if (!is_here) {
     throw Error(ErrorKind::timeout,
                 "rank 0 averages gradients with the state of init() number " + std::to_string(state) + ", and rank " +
-                    std::to_string(order_->communicator->rank()) + " has come with that of number " +
+                    std::to_string(order.communicator->rank()) + " has come with that of number " +
                     std::to_string(calls_.front().state) +
                     " only: call init() of average equally often, and in the same order, on all ranks");
   }

@@ -32,6 +32,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   void serve();
   [[nodiscard]] bool has_calls();
+  [[nodiscard]] const Exchanges::Order& order();
   [[nodiscard]] std::uint32_t agree_on_state();
   [[nodiscard]] Call take(std::uint32_t state);
   [[nodiscard]] Call take_first();

@@ -345,21 +345,22 @@ std::optional<std::string> TcpStore::try_place(const Place& place, const Until& 
   } catch (const Error& error) {
     return error.what();
   }
-  std::optional<std::string> cause;
+  std::string cause;
   for (const SocketAddress& each : addresses) {
     try {
-      cause = try_address(each, "the store at " + place.text(), until);
+      const auto failure = try_address(each, "the store at " + place.text(), until);
+      if (!failure) {
+        return std::nullopt;
+      }
+      cause = *failure;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::mismatch || places_.size() == 1) {
         throw;
       }
       return error.what();
     }
-    if (!cause) {
-      return cause;
-    }
   }
-  return (places_.size() > 1 ? place.text() + ": " : "") + *cause;
+  return (places_.size() > 1 ? place.text() + ": " : "") + cause;
 }
 
 std::optional<std::string> TcpStore::try_address(const SocketAddress& address, const std::string& name,
