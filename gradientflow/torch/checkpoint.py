@@ -150,10 +150,20 @@ class Checkpoint:
         """Make momentum, moments and master weights as they are before the first step. Does not communicate."""
         if self._loop.strategy.gradients == "consumed":
             return  # and nothing is left for the optimizer
-        if self._fused_step is None:
-            self._optimizer.step()
-        else:
+        if self._fused_step is not None:
             self._fused_step.prepare()
+            return
+        decays = [(group, group["weight_decay"]) for group in self._optimizer.param_groups if "weight_decay" in group]
+        try:
+            for group, _ in decays:
+                group["weight_decay"] = 0.0  # else it is in momentum and moments
+            self._optimizer.step()
+        finally:
+            for group, decay in decays:
+                group["weight_decay"] = decay
+        for of_one in self._optimizer.state.values():
+            if "step" in of_one:
+                of_one["step"] = of_one["step"] * 0
 
     def _with_names(self, of_each: Mapping[int, Any], own: dict[str, Any]) -> dict[int, Any]:
         """Return the states of parameters, with `own` as named tensors in one of them.

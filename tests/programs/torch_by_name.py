@@ -252,6 +252,32 @@ def check_saving_makes_no_step(comm: gf.Communicator) -> None:
         optimizer.close()
 
 
+def check_saving_before_the_first_step(comm: gf.Communicator) -> None:
+    """One rank saves an optimizer that has not trained: all train on as without it, and so does what is loaded."""
+
+    def decaying(kind: str) -> tuple[nn.Module, Any]:
+        model = Turned()
+        if kind == "sgd":
+            inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+        else:
+            inner = torch.optim.AdamW(model.parameters(), lr=0.05)
+        return model, gft.DistributedOptimizer(inner, model, comm)
+
+    for kind in ("sgd", "adamw"):
+        found = []
+        for what in ("nothing", "saved", "loaded"):
+            model, optimizer = decaying(kind)
+            if what == "saved" and RANK == 0:
+                get_optimizer_state_dict(model, optimizer)
+            elif what == "loaded":
+                set_optimizer_state_dict(model, optimizer, saved(get_optimizer_state_dict(model, optimizer)))
+            train(model, optimizer, range(3))
+            found.append(bits(model))
+            assert all(group["weight_decay"] > 0 for group in optimizer.param_groups)
+            optimizer.close()
+        assert found == found[:1] * 3, kind
+
+
 def check_one_rank_gives_all_the_state(comm: gf.Communicator) -> None:
     full_state, options = (StateDictOptions(full_state_dict=True, broadcast_from_rank0=root) for root in (False, True))
     for name, kind in (("dense", "adamw"), ("scaled", "sgd")):
