@@ -259,6 +259,10 @@ class NamedState(UserDict[torch.Tensor, Any]):
         self._checkpoint = checkpoint
         self._is_new = is_new
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be copied and pickled as the state of the optimizer."""
+        return self.data.__reduce_ex__(protocol)
+
     def __bool__(self) -> bool:
         """Tell whether there is a state, be it in the optimizer or not."""
         return bool(self.data) or not self._is_new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import sys
 import warnings
@@ -371,6 +372,8 @@ def check_views_of_the_state(comm: gf.Communicator) -> None:
     state[model.first.bias]["momentum_buffer"].zero_()
     assert (optimizer._inner.state[model.last.bias]["momentum_buffer"] == 1).all()
     assert [set(of_one) for of_one in optimizer._inner.state.values()] == [{"momentum_buffer"}] * 4
+    copied = copy.deepcopy(state)
+    assert [set(of_one) for of_one in copied.values()] == [{"momentum_buffer"}] * 4
     optimizer.close()
 
 
