@@ -218,7 +218,7 @@ class Checkpoint:
             if "optimizer" in state:
                 array["optimizer"] = _with_means(_of_trained(state["optimizer"]))
             arrays.append(array)
-        return with_tensors(of_any_rank(comm, arrays, saved_by))  # type: ignore[no-any-return]
+        return with_tensors(from_plain(of_any_rank(comm, to_plain(arrays), saved_by)))  # type: ignore[no-any-return]
 
     # ---- loading -------------------------------------------------------------------------------------------------
 
