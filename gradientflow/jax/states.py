@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -37,17 +36,20 @@ class States:
     ----------
     hash : int
         A hash of what a state belongs to, in its token.
+    made : int
+        How many states there are; the next one has the number behind it.
     """
 
     def __init__(self, strategy: Strategy, layout: Layout) -> None:
         self._strategy = strategy
         self._layout = layout
-        self._numbers = count(1)
+        self.made = 0
         self.hash = zlib.crc32(repr((strategy.name, layout.names, layout.shapes, layout.dtypes)).encode())
 
-    def new_token(self) -> Array:
-        """Return the token of a state before its first call, with a number of its own."""
-        return np.array([0, self.hash, 0, 0, next(self._numbers)], np.uint32)
+    @property
+    def next_token(self) -> Array:
+        """The token of the next state, before its first call."""
+        return np.array([0, self.hash, 0, 0, self.made + 1], np.uint32)
 
     @cached_property
     def first(self) -> tuple[list[Array], Array]:

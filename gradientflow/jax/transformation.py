@@ -121,7 +121,10 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
         states = exchanges_for(_layout_of(params)).states
         arrays, rest = states.first
         as_jax = jax.numpy.array  # copies, which can be donated
-        return AverageState(as_jax(states.new_token()), tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
+        token = as_jax(states.next_token)
+        # Where init is traced there is no state yet: perhaps one rank alone asks for the shapes.
+        states.made += not isinstance(token, jax.core.Tracer)
+        return AverageState(token, tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
 
     def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
         del params

@@ -295,6 +295,17 @@ def one_state_for_two_calls() -> None:
 
 
 @case
+def shapes_on_one_rank() -> None:
+    """Rank 0 alone asks for the shapes of a state: that makes none."""
+    tx, given = gfj.average("dense", comm=comm), jnp.full(40, float(RANK))
+    if RANK == 0:
+        jax.eval_shape(tx.init, given)
+    state = tx.init(given)
+    assert int(state.token[4]) == 1
+    assert np.all(np.asarray(jax.jit(tx.update)(given, state)[0]) == (SIZE - 1) / 2)
+
+
+@case
 def states_made_in_another_order() -> None:
     """Rank 0 has made a state more: it calls with number 3, all others with number 2."""
     if SIZE > 1:
