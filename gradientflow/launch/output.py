@@ -31,7 +31,8 @@ class Stream:
     mark: bytes = b""  # begins a note, which is not passed on: a launcher says that it has started, and what has failed
     due: float = math.inf  # when the beginning of a line is passed on
     notes: list[bytes] = field(default_factory=list)  # that have come
-    ended: threading.Event = field(default_factory=threading.Event)
+    is_over: bool = False  # its process has ended: what the pipe holds is all
+    ended: threading.Event = field(default_factory=threading.Event)  # nothing more is read
     _begun: list[bytes] = field(default_factory=list)  # the last line, which has not ended, in pieces
     _in_line: bool = False  # whether the beginning of a line has been passed on
 
@@ -95,6 +96,12 @@ class Output:
         """Begin, once all processes have been started."""
         self._thread.start()
 
+    def end(self, stream: Stream) -> None:
+        """Read what is left of a stream, whose process has ended; SIGCHLD comes when the stream has `ended`."""
+        if not stream.is_over:
+            stream.is_over = True
+            os.write(self._end_input, b".")
+
     def finish(self) -> None:
         """Begin to end, once the processes have ended: what they have left behind may still write, and is not heard.
 
@@ -114,11 +121,7 @@ class Output:
             while self._pass_on_what_comes():
                 pass
             for pipe, stream in list(self._streams.items()):
-                os.set_blocking(pipe, False)
-                with contextlib.suppress(BlockingIOError):
-                    self._write(stream, stream.take(os.read(pipe, _LARGEST_PIPE)))  # all that it holds
-                self._write(stream, stream.take_begun())
-                self._forget(pipe)
+                self._pass_on_rest(pipe, stream)
         finally:
             self.has_ended = True
             _wake_launcher()
@@ -135,9 +138,18 @@ class Output:
                     self._forget(pipe)
         now = time.monotonic()
         for pipe, stream in list(self._streams.items()):
-            if stream.due <= now and not self._write(stream, stream.take_begun()):
+            if stream.is_over:
+                self._pass_on_rest(pipe, stream)
+            elif stream.due <= now and not self._write(stream, stream.take_begun()):
                 self._forget(pipe)
-        return self._end not in ready
+        return self._end not in ready or bool(os.read(self._end, 1 << 16))
+
+    def _pass_on_rest(self, pipe: int, stream: Stream) -> None:
+        os.set_blocking(pipe, False)
+        with contextlib.suppress(BlockingIOError):
+            self._write(stream, stream.take(os.read(pipe, _LARGEST_PIPE)))  # all that it holds
+        self._write(stream, stream.take_begun())
+        self._forget(pipe)
 
     def _write(self, stream: Stream, data: bytes) -> bool:
         """Write what has been taken from a stream; return whether more is to be read."""
@@ -166,6 +178,7 @@ class Output:
         self._selector.unregister(pipe)
         os.close(pipe)
         stream.ended.set()
+        _wake_launcher()
 
 
 def _write_some(target: int, data: memoryview) -> int:

@@ -133,9 +133,7 @@ class Member:
                 self.process.stdin.close()
 
     def take_notes(self) -> list[dict[str, Any]]:
-        """Return what a launcher has told of its ranks; once it has ended, all of it."""
-        if self.is_launcher and self.process.poll() is not None:
-            self.output.ended.wait(_GRACE_SECONDS)
+        """Return what a launcher has told of its ranks."""
         notes, self._taken = self.output.notes[self._taken :], len(self.output.notes)
         return [json.loads(note) for note in notes if note]
 
@@ -298,8 +296,12 @@ class Members:
         for member in self._running[:]:
             status = member.process.poll()
             if status is not None:
-                self._running.remove(member)
                 member.close_input()
+                if member.is_launcher and not member.output.ended.is_set():  # what it has told may not have been read
+                    self._output.end(member.output)
+                    status = None
+                else:
+                    self._running.remove(member)
             for note in member.take_notes():
                 self._take(note)
             if status and not self._gone.issuperset(member.ranks):
@@ -341,7 +343,8 @@ class Members:
         return for_launchers + (_GRACE_SECONDS if is_urgent else float(self._job["grace"]))
 
     def kill(self) -> None:
-        """Kill all that still run."""
+        """Kill all that still run; what has ended is not heard any more."""
+        self._running = [member for member in self._running if member.process.poll() is None]
         for member in self._running:
             member.kill()
 

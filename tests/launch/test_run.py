@@ -168,6 +168,14 @@ def test_when_a_rank_fails_the_others_may_report(run: Run, tmp_path: Path) -> No
     assert time.monotonic() - begin < scaled(30)
 
 
+def test_a_failure_is_known_however_late_the_output_is_read(start_run: Callable[..., Job]) -> None:
+    """What the launcher of a host has told is still in a pipe when it has ended, for longer than ranks have to end."""
+    job = start_run("-n", 1, "--hosts", "one:1", "--", "sh", "-c", "yes | head -c 80000; sleep 0.3; exit 7")
+    time.sleep(4.5)
+    ended = job.finish()
+    assert (ended.returncode, ended.stdout.count("y\n")) == (7, 40000), ended.output
+
+
 # Ranks 1 and 2 fail, one after the other; the others go on for a while.
 TWO_FAIL = (
     "case $RANK in\n1) kill -9 $$;;\n2) while ! [ -e $1 ]; do sleep 0.02; done; exit 9;;\n"
