@@ -113,8 +113,10 @@ def _run(job: Job, scratch: Scratch | None) -> int:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def prepare_launcher() -> None:
-        # MPI's launcher would end its ranks at once when a terminal sends it the same signal.
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before | (_OF_TERMINAL if job.is_mpi else set()))
+        # MPI's launcher would end its ranks at once when a terminal sends it the same signal. A launcher of ours takes
+        # signals that have come before it was ready.
+        blocked = _OF_TERMINAL if job.is_mpi else set() if job.starts_mpi else _WATCHED
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before | blocked)
         die_with_parent(signal.SIGTERM)
 
     folder = {} if scratch is None else {SESSION_FOLDER: scratch.path}

@@ -448,6 +448,17 @@ def test_signals_of_programs_reach_the_ranks(start_ready: Start, options: tuple[
     assert (ended.returncode, ended.stdout.count("10 12\n")) == (0, 2), ended.output
 
 
+def test_a_signal_that_comes_before_the_launcher_is_ready_reaches_the_ranks(start_run: Callable[..., Job]) -> None:
+    job = start_run("-n", 2, "--", "sleep", 60)
+    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
+    while not children.read_text():
+        assert time.monotonic() < job.started + job.timeout
+        time.sleep(0.001)
+    job.process.send_signal(signal.SIGUSR1)
+    ended = job.finish()
+    assert (ended.returncode, ended.stderr.count("was ended by SIGUSR1: ending the others")) == (138, 1), ended.output
+
+
 @pytest.mark.parametrize("options", WAYS)
 def test_a_job_is_stopped_and_continued(start_ready: Start, options: tuple[str, ...]) -> None:
     job, ranks = start_ready(options, 1)
