@@ -340,7 +340,7 @@ class Members:
         for member in self._running:
             member.end(soon=is_urgent)
         for_launchers = _GRACE_SECONDS if any(member.is_launcher for member in self._running) else 0.0
-        return for_launchers + (_GRACE_SECONDS if is_urgent else float(self._job["grace"]))
+        return for_launchers + (_GRACE_SECONDS if is_urgent or not self._running else float(self._job["grace"]))
 
     def kill(self) -> None:
         """Kill all that still run; what has ended is not heard any more."""
@@ -546,7 +546,7 @@ def main() -> int:
     while True:
         members.reap()
         members.start_again()
-        if not members and (members.finish() or (cause and deadline is not None and deadline <= time.monotonic())):
+        if not members and members.finish():
             return members.status or cause or int(members.output_is_lost)
         if deadline is None and members.status != 0:
             deadline = time.monotonic() + members.patience
@@ -562,6 +562,8 @@ def main() -> int:
             continue
         if asked is None:
             asked, deadline = now, now + members.end(after_signal=received in _ENDING)
+        elif cause and not members:  # whoever reads the output has had time for it
+            return members.status or cause
         else:
             members.kill()
             deadline = now + _GRACE_SECONDS

@@ -508,6 +508,18 @@ def test_ranks_that_do_not_end_are_killed(
     assert ended.returncode == (-9 if way == "a killed launcher" else 143), ended.output
 
 
+def test_a_signal_ends_a_job_whose_output_nobody_reads(start_run: Callable[..., Job], tmp_path: Path) -> None:
+    """Once its ranks have ended, their grace is not what it waits for."""
+    job = start_run("-n", 1, "--grace", 1000, "--", "sh", "-c", f"yes | head -c 80000; echo $$ >{tmp_path}/rank")
+    while not (text := (tmp_path / "rank").read_text() if (tmp_path / "rank").exists() else "") or (
+        Path(f"/proc/{text.strip()}").exists()
+    ):
+        assert time.monotonic() < job.started + job.timeout
+        time.sleep(0.02)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(scaled(30)) == 143, job.finish().output
+
+
 @pytest.mark.parametrize("options", WAYS[:2])
 def test_nohup_keeps_a_job_alive(start_ready: Start, options: tuple[str, ...]) -> None:
     job, _ = start_ready(options, 1, before=["nohup"])
