@@ -48,10 +48,16 @@ class Stream:
     def take_begun(self) -> bytes:
         """Return the beginning of a line, which has no end yet, but not that of a note."""
         begun = self._take_pieces()
-        if self.mark and self.mark in begun:
-            begun, mark, note = begun.partition(self.mark)
-            self._begun = [mark + note]
+        if self.mark and (note := self._note_in(begun)):
+            begun = begun.removesuffix(note)
+            self._begun = [note]
         return self._labelled(begun)
+
+    def _note_in(self, begun: bytes) -> bytes:
+        """Return the end of the beginning of a line, from a mark on, of which not all needs to have come."""
+        _, mark, note = begun.partition(self.mark)
+        last = begun.rfind(self.mark[:1])  # nothing else in a mark is like its first byte
+        return mark + note or (begun[last:] if last >= 0 and self.mark.startswith(begun[last:]) else b"")
 
     def _take_pieces(self) -> bytes:
         begun, self._begun, self.due = b"".join(self._begun), [], math.inf

@@ -65,7 +65,7 @@ def _ssh_command(job: TcpJob) -> list[str]:
     """Write the command line that starts a job on its hosts."""
     if shutil.which("ssh") is None and not all(map(_is_this_machine, job.hosts)):
         raise LaunchError("there is no ssh on the PATH, by which ranks on other hosts are started")
-    mark, members = secrets.token_hex(16), rank_members(job)
+    mark, members = f"\x1e{secrets.token_hex(16)}", rank_members(job)  # text hardly has the first character
     passed_on = {name: os.environ[name] for name in variables_to_forward(os.environ) if name != TOKEN}
     environment = {**passed_on, **tcp_variables(job)}
     shared = {

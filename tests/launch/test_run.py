@@ -387,6 +387,9 @@ def test_labels_and_notes_of_a_stream() -> None:
     assert stream.take_begun() == b"one"  # but not what may become a note
     assert stream.take(b"ote\n") + stream.take(b" line\n") == b" line\n"
     assert stream.notes == [b"a note"]
+    assert stream.take(b"MARtext MAR") + stream.take_begun() == b"MARtext "
+    assert stream.take(b"Kanother\n") + stream.take(b"line\n") == b"line\n"
+    assert stream.notes == [b"a note", b"another"]
 
 
 # Says that it is ready, and what it gets.
