@@ -425,7 +425,7 @@ class Members:
             return False
         is_quick = now - member.since < _LONG_LIFE
         self._quick_ends[number] = self._quick_ends[number] + 1 if is_quick else 0
-        pause = 2.0 ** (self._quick_ends[number] - 2) if self._quick_ends[number] > 1 else 0.0
+        pause = 2.0 ** min(self._quick_ends[number] - 2, 9) if self._quick_ends[number] > 1 else 0.0
         self._waiting[number] = now + min(pause, _LONGEST_PAUSE), failure
         return True
 

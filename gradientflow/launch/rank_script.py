@@ -54,6 +54,7 @@ def main() -> int:
         machine.bind(machine.share(binding, place["LOCAL_RANK"], ranks_here))
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, as would the program
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # MPI's launcher is started with those of a terminal blocked
     try:
         os.execvp(program[0], program)
     except OSError as error:
