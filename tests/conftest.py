@@ -20,6 +20,7 @@ from jax_jobs import jax_command, takes_jax
 from jobs import Finished, Job, begin, python_command, rank_command
 from needs_mpi import WITHOUT_MPI
 from pace import PACE, measure, scaled
+from processor_time import ProcessorTime
 from rank_servers import RankServers
 from xdist.scheduler import LoadScopeScheduling
 
@@ -40,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[PACE] = f"{measure():.2f}"
     if config.option.timeout is None and "PYTEST_TIMEOUT" not in os.environ:
         config.option.timeout = scaled(float(config.getini("timeout")))
+    config.pluginmanager.register(ProcessorTime())
     line = "checks(program, *only, without=()): run the test for each function check_* of tests/programs/<program>.py"
     config.addinivalue_line("markers", line)
 

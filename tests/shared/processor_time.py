@@ -1,0 +1,74 @@
+"""Processor seconds of each test, its jobs included, and a reference loop that says how fast this machine is.
+
+A test's seconds are those of the worker and all its descendants between the test's begin and its end. Ranks are forked
+from servers that stay, so the servers' seconds count, too. Every item has them in the JUnit file, as the property
+``processor_seconds``; the end of a run shows their sum, by file with ``--durations``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+PROPERTY = "processor_seconds"
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def reference_seconds() -> float:
+    """Return the processor seconds of a fixed loop of Python, about 1."""
+    begin = time.process_time()
+    total = 0
+    for i in range(25_000_000):
+        total += i & 3
+    return time.process_time() - begin
+
+
+def spent(process: int) -> float:
+    """Return the processor seconds of a process, its descendants, and those that they have waited for."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        seconds = sum(map(int, fields[11:15])) / _TICKS
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children", encoding="utf-8") as file:
+                seconds += sum(spent(int(child)) for child in file.read().split())
+    except OSError:  # it has just ended; its parent counts it from now on
+        return 0.0
+    return seconds
+
+
+class ProcessorTime:
+    """The plugin."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._begin = spent(os.getpid())
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        if call.when == "teardown":
+            item.user_properties.append((PROPERTY, round(spent(os.getpid()) - self._begin, 2)))
+        return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        by_file: Counter[str] = Counter()
+        for reports in terminalreporter.stats.values():
+            for report in reports:
+                if isinstance(report, pytest.TestReport) and report.when == "teardown":
+                    by_file[report.location[0]] += dict(report.user_properties).get(PROPERTY, 0.0)
+        if not by_file:
+            return
+        terminalreporter.section("processor seconds")
+        if config.option.durations:
+            for file, seconds in by_file.most_common():
+                terminalreporter.write_line(f"{seconds:8.1f}  {file}")
+        total, reference = by_file.total(), reference_seconds()
+        terminalreporter.write_line(
+            f"{total:8.1f}  in all, {total / reference:.0f} times the reference loop ({reference:.2f} s)"
+        )
