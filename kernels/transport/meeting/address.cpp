@@ -175,7 +175,7 @@ void await_name(const std::vector<Place>& places, const Until& until) {
     std::string causes;
     for (const Place& place : places) {
       try {
-        resolve(place, until);
+        static_cast<void>(resolve(place, until));
         return;
       } catch (const UnknownName& error) {
         if (causes.find(error.what()) == std::string::npos) {
