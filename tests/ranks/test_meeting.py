@@ -328,7 +328,7 @@ def test_under_torchrun_a_script_begins_anew_from_its_checkpoint(
         "comm = gf.init()\n"
         "state = np.load(path) if path.exists() else np.zeros(2, np.int64)\n"
         "comm.barrier()\n"
-        "print(f'begins at {state[0]}\\n', end='')\n"
+        "print(f'begins at {state[0]}\\n', end='', flush=True)\n"
         "while state[0] < 20:\n"
         "    if is_first and comm.rank == 1 and state[0] == 7: os._exit(3)\n"
         "    state += [1, comm.allreduce(np.array([comm.rank + 1]))[0]]\n"

@@ -34,6 +34,7 @@ def test_every_exception_is_one_of_ours_and_a_familiar_one() -> None:
         "ClosedError": ValueError,
         "NonFiniteError": ArithmeticError,
         "CommunicationError": RuntimeError,
+        "RecoverableError": RuntimeError,
         "PeerError": RuntimeError,
         "AbandonedError": RuntimeError,
         "CommunicationTimeoutError": TimeoutError,

@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -30,15 +31,15 @@ def reference_seconds() -> float:
 
 def spent(process: int) -> float:
     """Return the processor seconds of a process, its descendants, and those that they have waited for."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+    seconds = 0.0
+    with suppress(OSError), open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
         seconds = sum(map(int, fields[11:15])) / _TICKS
+    # A process or thread that has just ended has no files any more; its parent counts it from now on.
+    with suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):
-            with open(f"/proc/{process}/task/{thread}/children", encoding="utf-8") as file:
-                seconds += sum(spent(int(child)) for child in file.read().split())
-    except OSError:  # it has just ended; its parent counts it from now on
-        return 0.0
+            with suppress(OSError), open(f"/proc/{process}/task/{thread}/children", encoding="utf-8") as file:
+                seconds += sum(map(spent, map(int, file.read().split())))
     return seconds
 
 

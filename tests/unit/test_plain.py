@@ -73,6 +73,7 @@ def test_numbers_of_any_size_arrive() -> None:
 
 
 def test_arrays_of_bfloat16_arrive() -> None:
+    pytest.importorskip("ml_dtypes")
     bfloat16 = numpy_dtype("bfloat16")
     value = [np.arange(3).astype(bfloat16), np.ones(1, bfloat16)[0]]
     assert same(load(dump(value)), value)

@@ -299,7 +299,7 @@ def test_code_runs_in_programs_of_its_folder_or_where_its_file_is_named(
         context.syspath_prepend(folder)
         assert repr(default_strategy()) == "Own"
     with monkeypatch.context() as context:
-        context.setattr(sys.modules["__main__"], "__file__", str(folder / "program.py"))
+        context.setattr(sys.modules["__main__"], "__file__", str(folder / "program.py"), raising=False)
         assert repr(default_strategy()) == "Own"
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")  # its files are found beside it all the same
