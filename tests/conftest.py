@@ -18,7 +18,7 @@ import pytest
 from checks import CheckedJob, checks_of, job_of
 from jax_jobs import jax_command, takes_jax
 from jobs import Finished, Job, begin, python_command, rank_command
-from needs_mpi import WITHOUT_MPI
+from needs_mpi import WITHOUT_MPI, takes_mpi
 from pace import PACE, measure, scaled
 from processor_time import ProcessorTime
 from rank_servers import RankServers
@@ -112,10 +112,10 @@ def check(
             program = request.node.get_closest_marker("checks").args[0]
             command, environment = jax_command(ranks, program, *arguments), env or {}
             if not takes_jax(program):
-                launcher = request.getfixturevalue("launcher")
+                launcher = None if WITHOUT_MPI and not takes_mpi(program) else request.getfixturevalue("launcher")
                 python = request.getfixturevalue("rank_servers").command(program, environment)
                 command = rank_command(launcher, ranks, python, arguments, recover=False)
-                environment = {**launch_environment(launcher), **environment}
+                environment = {**(launch_environment(launcher) if launcher else {}), **environment}
             _checked_jobs[job] = CheckedJob(command, names, environment, timeout)
         return _checked_jobs[job].wait_for(name)
 

@@ -12,17 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
-from support import RANK, SIZE, WORLD, raises, run_checks, scaled
+from support import RANK, SIZE, WORLD, mine, raises, run_checks, scaled
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, CommunicationTimeoutError, MismatchError
 
 TOTAL = SIZE * (SIZE + 1) // 2
 SIZES = [1, 100, 5000, 40_000]
-
-
-def mine(count: int, factor: int = 1) -> np.ndarray:
-    return np.full(count, factor * (RANK + 1), np.float64)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

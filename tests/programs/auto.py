@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from support import LAYOUTS, RANK, SIZE, quick_link, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks
 
 import gradientflow as gf
 import gradientflow.torch as gft
@@ -46,10 +46,6 @@ def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
         training.ready(index)
     training.wait()
     optimizer.step()
-
-
-def flat(arrays: Any) -> Any:
-    return np.concatenate([np.asarray(array, np.float64).reshape(-1) for array in arrays])
 
 
 def chosen(training: ArrayLoop) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import LAYOUTS, RANK, SIZE, quick_link, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks, same_everywhere
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError
@@ -28,10 +28,6 @@ def gradients_of(rank: int, step: int) -> list[Any]:
     return [SIZE * random.integers(-9, 10, shape).astype(np.float32) for shape in SHAPES]
 
 
-def flat(arrays: Any) -> Any:
-    return np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in arrays])
-
-
 @contextmanager
 def trained(comm: gf.Communicator, words: str = "hpsgd", **options: Any) -> Iterator[tuple[ArrayLoop, SGD]]:
     with ArrayLoop(comm, [np.ones(shape, np.float32) for shape in SHAPES], words, **options) as training:
@@ -45,11 +41,6 @@ def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
         training.ready(index)
     assert training.wait().kind == "written"
     optimizer.step()
-
-
-def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
-    mine = flat(arrays)
-    assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
 
 
 # ---- the algorithm ---------------------------------------------------------------------------------------------------
@@ -101,7 +92,7 @@ def check_recorded_interleavings(comm: gf.Communicator) -> None:
                     step(training, optimizer, number)
                 assert np.array_equal(flat(training.weights), expected[RANK][number]), (seed, number)
             training.finish()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
             total = sum(flat(gradients_of(rank, n)) for rank in range(SIZE) for n in range(len(done[rank])))
             assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
 
@@ -124,7 +115,7 @@ def check_nothing_is_lost(comm: gf.Communicator) -> None:
                 if number % 3 == 0:
                     time.sleep(random.uniform(0, 0.003))
             training.finish()
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
         counts = comm.allgather(np.array([steps])).ravel()
         total = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(counts[rank]))
         assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
@@ -142,7 +133,7 @@ def check_rates_that_differ(comm: gf.Communicator) -> None:
             step(training, optimizer, number)
             time.sleep(0.001 * RANK)
         training.finish()
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
 
 
 def check_loss_scale(comm: gf.Communicator) -> None:
@@ -170,7 +161,7 @@ def check_one_rank_that_fails_finishes(comm: gf.Communicator) -> None:
             training.ready(0)
             training.abandon()
         training.finish()
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
         total = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(4))
         assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
 
@@ -247,7 +238,7 @@ def check_a_state_that_is_loaded_in_mid_run(comm: gf.Communicator) -> None:
             with mock.patch.object(synchronizer, "round_is_running", return_value=bool((number + RANK) % 2)):
                 step(training, optimizer, number)
         training.load_state_dict(state)
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
         total = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(5))
         assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
         assert synchronizer.rounds == 0
@@ -270,7 +261,7 @@ def check_weights_without_gradient(comm: gf.Communicator) -> None:
             assert (training.weights[4] == 1).all()
             assert (training.weights[0] < 1).all() or number == 0
         training.finish()
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
         assert (training.weights[4] == 1).all()
         assert (training.weights[2] < 1 - 3 * RATE).all()
 

@@ -12,7 +12,18 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import LAYOUTS, RANK, SIZE, quick_link, raises, require_same_state, run_checks
+from support import (
+    LAYOUTS,
+    RANK,
+    SIZE,
+    WORLD,
+    flat,
+    quick_link,
+    raises,
+    require_same_state,
+    run_checks,
+    same_everywhere,
+)
 
 import gradientflow as gf
 from gradientflow._location import load_core
@@ -55,15 +66,6 @@ def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
     optimizer.step()
 
 
-def flat(arrays: Any) -> Any:
-    return np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in arrays])
-
-
-def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
-    mine = flat(arrays)
-    assert (comm.allgather(mine) == mine).all()
-
-
 def require_close(found: Any, wanted: Any, what: object, tolerance: float = 1e-5) -> None:
     assert np.allclose(found, wanted, rtol=tolerance, atol=tolerance), (what, found, wanted)
 
@@ -100,7 +102,7 @@ def check_step_by_step(comm: gf.Communicator) -> None:
                 reference.ratios = [1.0 if report.dense else ratio for report in reports]  # what is sent as it is
                 means = flat(reference.step(layers))
                 require_close(flat(training.gradients), means, words)
-                same_everywhere(comm, training.gradients)
+                same_everywhere(training.gradients)
                 residuals, mine = flat(training.synchronizer.residuals), flat(reference.residuals[RANK])
                 if "clip" in options:
                     require_close(residuals, mine, words)
@@ -215,7 +217,7 @@ def check_uneven_batches(comm: gf.Communicator) -> None:
             put_in = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(1 + 2 * rank))
             left = comm.allreduce(flat(training.synchronizer.residuals), "sum")
             require_close(left - SIZE * flat(training.weights), put_in, words)
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------
@@ -239,14 +241,14 @@ def check_states(comm: gf.Communicator) -> None:
                 assert np.array_equal(*residuals), words
             if SIZE > 1:
                 with raises(ArgumentError, "rank"):
-                    other.load_state_dict(comm.mpi.bcast(state))  # of rank 0
+                    other.load_state_dict(WORLD.bcast(state))  # of rank 0
             everything = training.consolidated_state_dict()
             require_same_state(everything, words)
             before = comm.allreduce(flat(training.synchronizer.residuals), "mean")
             other.load_state_dict(everything)
             require_close(flat(other.synchronizer.residuals), before, words)
             step(other, stepper, 20)
-            same_everywhere(comm, other.weights)
+            same_everywhere(other.weights)
 
 
 def check_states_on_other_numbers_of_ranks(comm: gf.Communicator) -> None:
@@ -267,7 +269,7 @@ def check_states_on_other_numbers_of_ranks(comm: gf.Communicator) -> None:
     for words in (*exact, "top_k(ratio=4)", "random_k(ratio=4)", "lags(max_ratio=50, selection='exact')", *others):
         _, expected = go_on(comm, words, 10)
         for before, after in ((comm, part), (part, comm)):
-            _, weights = go_on(after, words, 10, comm.mpi.bcast(go_on(before, words, 4)))
+            _, weights = go_on(after, words, 10, WORLD.bcast(go_on(before, words, 4)))
             # Making matrices orthogonal magnifies what NumPy's products round, which is another on another processor.
             tolerance = 1e-4 if "powersgd" in words else 1e-5
             require_close(flat(weights), flat(expected), (words, before.size, after.size), tolerance)
@@ -319,7 +321,7 @@ def check_states_that_do_not_fit(comm: gf.Communicator) -> None:
                     training.load_state_dict(training.state_dict() if RANK == SIZE - 1 else state)
             assert np.array_equal(flat(training.synchronizer.residuals), before)
             step(training, optimizer, 2)
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def check_gradients_that_are_not_finite(comm: gf.Communicator) -> None:
                 assert np.array_equal(flat(training.synchronizer.residuals), before), words
                 assert np.array_equal(flat(training.weights), weights), words
                 step(training, optimizer, 2)
-                same_everywhere(comm, training.weights)
+                same_everywhere(training.weights)
 
 
 def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator) -> None:
@@ -367,7 +369,7 @@ def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator) -> None:
             assert np.array_equal(flat(training.weights), weights)
             for number in (2, 3):
                 step(training, optimizer, number)
-                same_everywhere(comm, training.weights)
+                same_everywhere(training.weights)
 
 
 def check_ratios_that_differ(comm: gf.Communicator) -> None:
@@ -386,7 +388,7 @@ def check_ratios_that_differ(comm: gf.Communicator) -> None:
         strategy.final_ratio = 4.0
         assert np.array_equal(flat(training.weights), weights)
         step(training, optimizer, 2)
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
 
 
 def check_arguments(comm: gf.Communicator) -> None:

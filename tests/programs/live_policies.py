@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from support import RANK, SIZE, run_checks
+from support import RANK, SIZE, WORLD, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import GradientFlowError
@@ -58,7 +58,7 @@ def train(comm: gf.Communicator, policy: Any) -> float:
                 assert push.wait(60) == "applied"
                 server.pull_into(weights)
             server.finish(weights, 60)
-    all_weights = comm.mpi.allgather(weights[0].tobytes())
+    all_weights = WORLD.allgather(weights[0].tobytes())
     assert len(set(all_weights)) == 1
     assert len(set(weights[0].tolist())) == 1
     return float(weights[0][0])
@@ -99,7 +99,7 @@ def check_all_have_the_same_weights_at_a_barrier(comm: gf.Communicator) -> None:
             assert all((each == pulled[-1]).all() for each in weights), "parts of several versions"
         server.finish(weights, 60)
         trace = server.trace(60) if RANK == 0 else None
-    everything = comm.mpi.gather(pulled)
+    everything = WORLD.allgather(pulled)
     if trace is None or everything is None:
         return
     pushes, barriers = [0] * SIZE, 0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from support import LAYOUTS, RANK, SIZE, quick_link, raises, require_same_state, run_checks
+from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, require_same_state, run_checks, same_everywhere
 
 import gradientflow as gf
 from gradientflow.errors import MismatchError
@@ -48,15 +48,6 @@ def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
         training.ready(index)
     training.wait()
     optimizer.step()
-
-
-def flat(arrays: Any) -> Any:
-    return np.concatenate([np.asarray(array, np.float64).reshape(-1) for array in arrays])
-
-
-def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
-    mine = flat(arrays)
-    assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
 
 
 def check_weights_of_16_bits_that_are_changed_before_the_first_step(comm: gf.Communicator) -> None:
@@ -113,7 +104,7 @@ def check_a_state_that_is_read_within_the_first_step(comm: gf.Communicator) -> N
                             assert all((each == 0.5).all() for each in training.weights)
                     optimizer.step()
                 found.append(flat(training.synchronizer.common))
-        same_everywhere(comm, found[1])
+        same_everywhere(found[1])
 
 
 # ---- the algorithms --------------------------------------------------------------------------------------------------
@@ -130,7 +121,7 @@ def check_local_sgd(comm: gf.Communicator) -> None:
             step(training, optimizer, number)
             assert np.allclose(flat(training.weights), weights[RANK], atol=1e-6), number
         training.finish()
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
         assert np.allclose(flat(training.weights), weights.mean(axis=0), atol=1e-6)
         before = flat(training.weights)
         training.finish()
@@ -184,7 +175,7 @@ def check_streaming_diloco(comm: gf.Communicator) -> None:
             step(training, optimizer, number)
             assert np.allclose(flat(training.weights), flat(weights[RANK]), atol=1e-5), number
         training.finish()
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
 
 
 def check_sparse_loco(comm: gf.Communicator) -> None:
@@ -232,7 +223,7 @@ def check_powersgd(comm: gf.Communicator) -> None:
                 residuals -= wanted[2]
             step(training, optimizer, number)
             assert np.allclose(flat(training.gradients), flat(wanted), atol=1e-5), number
-            same_everywhere(comm, training.gradients)
+            same_everywhere(training.gradients)
 
 
 def check_powersgd_loses_nothing_by_rounding(comm: gf.Communicator) -> None:
@@ -244,7 +235,7 @@ def check_powersgd_loses_nothing_by_rounding(comm: gf.Communicator) -> None:
             used[wire], wanted = np.zeros((30, 20)), np.zeros((30, 20))
             for number in range(6):
                 step(training, optimizer, number)
-                same_everywhere(comm, training.gradients)
+                same_everywhere(training.gradients)
                 used[wire] += training.gradients[2]
                 wanted += np.mean([gradients_of(rank, number)[2] for rank in range(SIZE)], axis=0)
             kept = comm.allreduce(np.array(training.synchronizer.residuals[2], np.float64), "mean")
@@ -270,7 +261,7 @@ def check_states_go_on_bit_for_bit(comm: gf.Communicator) -> None:
                 assert np.array_equal(flat(training.weights), flat(other.weights)), (words, number)
             for each in (training, other):
                 each.finish()
-                same_everywhere(comm, each.weights)
+                same_everywhere(each.weights)
             assert np.array_equal(flat(training.weights), flat(other.weights)), words
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, WORLD, raises, run_checks
+from support import RANK, SIZE, WORLD, raises, run_checks, still_works
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentTypeError, MismatchError
@@ -22,11 +22,6 @@ OTHERS_NAMED = ("rank " if len(OTHERS) == 1 else "ranks ") + ", ".join(map(str, 
 
 def x(count: int = 100, dtype: str = "float32") -> np.ndarray:
     return np.ones(count, dtype)
-
-
-def still_works(comm: gf.Communicator) -> None:
-    for count in (3, 5000, 200_000):
-        assert (comm.allreduce(np.full(count, RANK + 1, np.int64)) == SIZE * (SIZE + 1) // 2).all()
 
 
 def differ(comm: gf.Communicator, usual: Call, usual_text: str, odd: Call, odd_text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
-from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks
+from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks, same_everywhere
 
 import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError, PeerError
@@ -37,11 +37,6 @@ def run(training: ArrayLoop, step: int, order: tuple[int, ...] = (0, 1, 2, 3)) -
         training.gradients[index][...] = gradients_of(RANK, step)[index]
         training.ready(index)
     training.wait()
-
-
-def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
-    mine = np.concatenate([np.ravel(array) for array in arrays])
-    assert (comm.allgather(mine) == mine).all()
 
 
 # ---- the examples ----------------------------------------------------------------------------------------------------
@@ -84,7 +79,7 @@ def check_top_k(comm: gf.Communicator) -> None:
             sent[i] += SIZE * gradient
             put_in[i] += sum(gradients_of(rank, step)[i] for rank in range(SIZE))
         optimizer.step()
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
     residuals = [comm.allreduce(each.copy(), "sum") for each in training.synchronizer.residuals]
     for total, left, gone in zip(put_in, residuals, sent, strict=True):
         assert np.allclose(total, left + gone, atol=1e-4)
@@ -121,7 +116,7 @@ def check_local_sgd(comm: gf.Communicator) -> None:
             for weight, each in zip(training.weights, expected, strict=True):
                 assert np.allclose(weight.ravel(), each[RANK], atol=1e-4)
         training.finish()
-        same_everywhere(comm, training.weights)
+        same_everywhere(training.weights)
         with raises(ArgumentError, "join() does not go with LocalSGD"), training.join():
             pass
 
@@ -134,7 +129,7 @@ def check_uneven_batches(comm: gf.Communicator) -> None:
                 for step in range(3 + 2 * RANK):
                     run(training, step)
                     optimizer.step()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 def check_library_strategies(comm: gf.Communicator) -> None:
@@ -220,7 +215,7 @@ def check_what_is_kept_of_an_iteration_that_is_dropped(comm: gf.Communicator) ->
             assert all(map(np.array_equal, kept.sums, sums))
             assert kept.count == 5 + (1, 1, 2, 2, 3)[step]
             assert list(kept.table) == [kept.count - 5, kept.count - 4, kept.count - 3]
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
         training.synchronizer.load_state_dict(None)
         assert all((each == 7).all() for each in kept.sums)
         assert kept.count == 5
@@ -280,7 +275,7 @@ def check_local_sgd_with_master_weights(comm: gf.Communicator) -> None:
         assert np.allclose(optimizer.masters[0], mean - RANK, rtol=0, atol=1e-6)
         training.finish()
         assert (training.weights[0] == np.float16(optimizer.masters[0][0])).all()
-        same_everywhere(comm, [optimizer.masters[0]])
+        same_everywhere([optimizer.masters[0]])
 
 
 def check_training_goes_on_after_join(comm: gf.Communicator) -> None:
@@ -302,7 +297,7 @@ def check_training_goes_on_after_join(comm: gf.Communicator) -> None:
                 training.ready(index)
             training.wait()
             optimizer.step()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 class Written(Strategy):
@@ -369,7 +364,7 @@ def check_an_exception_after_a_step(comm: gf.Communicator) -> None:
                 training.abandon()
             else:
                 optimizer.step()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 def check_an_exception_in_bind(comm: gf.Communicator) -> None:
@@ -426,9 +421,9 @@ def check_pytorch(comm: gf.Communicator) -> None:
                 losses.append(loss.item())
             optimizer.finish()
             assert losses[-1] < 0.8 * losses[0], (words, losses)
-            same_everywhere(comm, [parameter.detach().numpy() for parameter in model.parameters()])
+            same_everywhere([parameter.detach().numpy() for parameter in model.parameters()])
             if words.startswith(LOCAL):
-                same_everywhere(comm, [buffer.numpy() for buffer in model.buffers()])
+                same_everywhere([buffer.numpy() for buffer in model.buffers()])
             state = optimizer.state_dict()
             optimizer.load_state_dict(state)
         if words.startswith(SIGN) and SIZE > 1:
@@ -493,7 +488,7 @@ def check_pytorch_resumes_where_ranks_differ(comm: gf.Communicator) -> None:
         for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
             assert torch.equal(mine, theirs)
         its.load_state_dict(whole)
-        same_everywhere(comm, [parameter.detach().float().numpy() for parameter in other.parameters()])
+        same_everywhere([parameter.detach().float().numpy() for parameter in other.parameters()])
         optimizer.close()
         its.close()
 
@@ -512,7 +507,7 @@ def check_pytorch_masters_are_averaged(comm: gf.Communicator) -> None:
             optimizer.step()
         own = optimizer.state_dict()["gradientflow"]["master_weights"]
         assert len(own) == 4
-        same_everywhere(comm, [own[name].numpy() for name in sorted(own)])
+        same_everywhere([own[name].numpy() for name in sorted(own)])
         for name, parameter in model.named_parameters():
             assert torch.equal(own[name].half(), parameter)
 
@@ -539,7 +534,7 @@ def check_pytorch_state_goes_along(comm: gf.Communicator) -> None:
                 sums[name] += parameter.grad if parameter.grad is not None else 0
             backward(model, step)
             optimizer.step()
-            same_everywhere(comm, [parameter.detach().numpy() for parameter in model.parameters()])
+            same_everywhere([parameter.detach().numpy() for parameter in model.parameters()])
         kept: Any = optimizer.synchronizer
         assert kept.count == 5 + 4
         for name, total in zip(kept.layout.names, kept.sums, strict=True):
@@ -586,7 +581,7 @@ def check_pytorch_what_comes_too_late(comm: gf.Communicator) -> None:
             optimizer.zero_grad()
             backward(model, step)
             optimizer.step()
-            same_everywhere(comm, [parameter.detach().numpy() for parameter in model.parameters()])
+            same_everywhere([parameter.detach().numpy() for parameter in model.parameters()])
         optimizer.zero_grad()
         backward(model, 2)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
@@ -635,7 +630,7 @@ def check_pytorch_with_an_exception(comm: gf.Communicator) -> None:
                 optimizer.step()
             if hook is not None:
                 hook.remove()
-            same_everywhere(comm, [parameter.detach().numpy() for parameter in model.parameters()])
+            same_everywhere([parameter.detach().numpy() for parameter in model.parameters()])
 
 
 def torch_or_skip() -> Any:
@@ -691,7 +686,7 @@ def check_an_exception_on_one_rank(comm: gf.Communicator) -> None:
                 continue
             run(training, step)
             optimizer.step()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
     with ArrayLoop(comm, weights(), "dense") as training:  # in pools, too
         optimizer = SGD(training, training.weights, lr=1.0)
         for step in range(3):
@@ -704,7 +699,7 @@ def check_an_exception_on_one_rank(comm: gf.Communicator) -> None:
             else:
                 run(training, step)
                 optimizer.step()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 class NoSynchronizer(Strategy):
@@ -810,7 +805,7 @@ def check_calls_in_begin(comm: gf.Communicator) -> None:
             else:
                 run(training, step)
                 optimizer.step()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 def check_learning_rates_that_differ(comm: gf.Communicator) -> None:
@@ -833,7 +828,7 @@ def check_learning_rates_that_differ(comm: gf.Communicator) -> None:
                         run(training, step)
                     assert all(map(np.array_equal, training.weights, before))
                     training.abandon()
-                same_everywhere(comm, training.weights)
+                same_everywhere(training.weights)
 
 
 def check_pytorch_with_learning_rates_that_differ(comm: gf.Communicator) -> None:
@@ -870,7 +865,7 @@ def check_pytorch_with_learning_rates_that_differ(comm: gf.Communicator) -> None
                     backward(model, step)
                     optimizer.step()
                 assert all(map(torch.equal, model.parameters(), before))
-            same_everywhere(comm, [parameter.detach().float().numpy() for parameter in model.parameters()])
+            same_everywhere([parameter.detach().float().numpy() for parameter in model.parameters()])
 
 
 class Careless(Strategy):

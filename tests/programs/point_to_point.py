@@ -7,7 +7,20 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from support import DTYPES, RANK, SIZE, STORAGE, WORLD, as_tensor, exact_inputs, raises, run_checks, same_bits, scaled
+from support import (
+    DTYPES,
+    RANK,
+    SIZE,
+    STORAGE,
+    WORLD,
+    as_tensor,
+    exact_inputs,
+    raises,
+    run_checks,
+    same_bits,
+    scaled,
+    still_works,
+)
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, MismatchError, PeerError
@@ -22,11 +35,6 @@ COUNTS = [0, 1, 7, 1000, 8192, 8193, 300_007]  # small ones leave at once, large
 
 def numbers(rank: int, count: int, turn: int = 0) -> np.ndarray:
     return np.arange(count, dtype=np.float64) * (rank + 1) + turn
-
-
-def still_works(comm: gf.Communicator) -> None:
-    for count in (3, 20_000):
-        assert (comm.allreduce(np.full(count, RANK + 1, np.int64)) == TOTAL).all()
 
 
 def in_threads(*works: Callable[[], None]) -> None:

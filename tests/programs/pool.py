@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, expected, raises, run_checks, same_bits
+from support import RANK, SIZE, WORLD, expected, raises, run_checks, same_bits
 
 import gradientflow as gf
 from gradientflow._location import build_info
@@ -259,7 +259,7 @@ def check_a_wait_that_ends_too_early(comm: gf.Communicator) -> None:
     pool = gf.GradientPool(comm, [1000])
     pool.views[0][...] = RANK
     if RANK == SIZE - 1:
-        comm.mpi.Barrier()
+        WORLD.Barrier()
     pool.ready(0)
     if RANK != SIZE - 1:
         for _ in range(2):
@@ -267,7 +267,7 @@ def check_a_wait_that_ends_too_early(comm: gf.Communicator) -> None:
                 pool.wait(timeout=0.02)
         with raises(ArgumentError, "tensor 0 was already ready"):
             pool.ready(0)
-        comm.mpi.Barrier()
+        WORLD.Barrier()
     pool.wait(timeout=60)
     assert (pool.views[0] == (SIZE - 1) / 2).all()
     assert pool.iteration == 1
@@ -460,8 +460,8 @@ def check_memory(comm: gf.Communicator) -> None:
         first.ready()
         first.wait()  # whatever the first call of its kind takes
     gc.collect()
-    comm.mpi.Barrier()
-    before, pss_before = anonymous_kib(), comm.mpi.allreduce(node_memory_kib("Pss"))
+    WORLD.Barrier()
+    before, pss_before = anonymous_kib(), WORLD.allreduce(node_memory_kib("Pss"))
     shapes = [(1024, 1024)] * 6 + [1000, 1]
     pool = gf.GradientPool(comm, shapes)
     assert pool.nbytes == sum(padded(math.prod(shape_of(shape)), 4) for shape in shapes)
@@ -472,9 +472,9 @@ def check_memory(comm: gf.Communicator) -> None:
         pool.wait()
     assert all(view.flat[0] == view.flat[view.size - 1] == (SIZE - 1) / 2 for view in pool.views)
     slack = 3 << 10  # a huge page that is not full, the control block
-    comm.mpi.Barrier()
-    taken = comm.mpi.allreduce(node_memory_kib("Pss")) - pss_before
-    comm.mpi.Barrier()
+    WORLD.Barrier()
+    taken = WORLD.allreduce(node_memory_kib("Pss")) - pss_before
+    WORLD.Barrier()
     one = pool.nbytes >> 10
     assert SIZE * one - slack <= taken <= SIZE * (one + slack), f"{taken} KiB for {SIZE} pools of {one} KiB"
     beside = anonymous_kib() - before
@@ -482,7 +482,7 @@ def check_memory(comm: gf.Communicator) -> None:
         assert beside < one // 2, f"{beside} KiB beside a pool of {one} KiB"
     del pool, view
     gc.collect()
-    comm.mpi.Barrier()
+    WORLD.Barrier()
     left = node_memory_kib("Rss")
     assert left < slack, f"{left} KiB of node memory are left"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, WORLD, raises, run_checks, scaled
+from support import RANK, SIZE, WORLD, mine, raises, run_checks, scaled
 
 import gradientflow as gf
 from gradientflow.errors import (
@@ -26,10 +26,6 @@ from gradientflow.errors import (
 TOTAL = SIZE * (SIZE + 1) // 2
 SIZES = [1, 7, 100, 5000, 40_000]  # inside the announcement's line, behind it, and too large for it
 LAST = SIZE - 1
-
-
-def mine(count: int, factor: int = 1) -> np.ndarray:
-    return np.full(count, factor * (RANK + 1), np.float64)
 
 
 def check_every_collective(comm: gf.Communicator) -> None:

@@ -11,7 +11,18 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
-from support import LAYOUTS, RANK, SIZE, quick_link, raises, require_same_state, run_checks, scaled
+from support import (
+    LAYOUTS,
+    RANK,
+    SIZE,
+    flat,
+    quick_link,
+    raises,
+    require_same_state,
+    run_checks,
+    same_everywhere,
+    scaled,
+)
 from workers_reference import Floats, Servers, gradient_of, ssd_sgd, ssgd
 
 import gradientflow as gf
@@ -31,10 +42,6 @@ DELAYED = "ssd_sgd(k=3, warmup=3)"
 def parts_of(flat: Floats) -> list[Floats]:
     parts = np.split(flat, np.cumsum(SIZES)[:-1])
     return [part.reshape(shape).copy() for part, shape in zip(parts, SHAPES, strict=True)]
-
-
-def flat(arrays: Any) -> Floats:
-    return np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in arrays])
 
 
 class Training:
@@ -81,10 +88,6 @@ def servers(number: int, inside: bool = True) -> Servers:
 
 def require_same(found: Floats, wanted: Floats, *what: object) -> None:
     assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32)), (what, np.abs(found - wanted).max())
-
-
-def same_everywhere(comm: gf.Communicator, weights: Floats) -> None:
-    assert (comm.allgather(weights) == weights).all()
 
 
 # ---- the algorithms --------------------------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ def check_common_weights(comm: gf.Communicator) -> None:
         for step in range(5):
             own = training.step(step)
         with training.loop.common_weights():
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
             assert not np.array_equal(training.weights, own)
         require_same(training.weights, own)
         training.loop.finish()
@@ -321,7 +324,7 @@ def check_adam(comm: gf.Communicator) -> None:
             assert {int(each) for each, size in zip(updates, SIZES, strict=True) if size} == {
                 5 if "ssd" in words else 5 * SIZE
             }
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
     with raises(ArgumentError, "whose momentum is beta1"):
         Training(comm, "ssgd(optimizer='adam')")
 
@@ -337,7 +340,7 @@ def check_two_runs_give_the_same_bits(comm: gf.Communicator) -> None:
                     training.step(step)
                 runs.append(training.weights)
                 training.loop.finish()
-                same_everywhere(comm, training.weights)
+                same_everywhere(training.weights)
         require_same(*runs)
 
 
@@ -367,7 +370,7 @@ def check_ranks_with_more_steps_than_others(comm: gf.Communicator) -> None:
                 for step in range(4 + RANK):
                     training.step(100 * round_of_training + step)
                 training.loop.finish()
-                same_everywhere(comm, training.weights)
+                same_everywhere(training.weights)
 
 
 # ---- loss scale, and what goes wrong ---------------------------------------------------------------------------------
@@ -394,7 +397,7 @@ def check_loss_scale_of_half_precision(comm: gf.Communicator) -> None:
             assert scale.value == 2.0, (words, scale.value, scale.overflows)
             training.loop.finish()
             assert np.isfinite(training.weights).all()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
             masters = flat(training.optimizer.masters.values())
             require_same(masters.astype(np.float16).astype(np.float32), training.weights)
 
@@ -433,7 +436,7 @@ def check_iterations_that_are_given_up(comm: gf.Communicator) -> None:
             for step in range(4, 9):
                 training.step(step)
             training.loop.finish()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 def check_overflows_of_the_wire_lower_the_loss_scale(comm: gf.Communicator) -> None:
@@ -477,7 +480,7 @@ def check_given_up_under_a_dynamic_loss_scale(comm: gf.Communicator) -> None:
                     training.optimizer.step()
             assert (scale.value, scale.overflows) == (before, 0), (words, scale.value)
             training.loop.finish()
-            same_everywhere(comm, training.weights)
+            same_everywhere(training.weights)
 
 
 def check_what_does_not_fit(comm: gf.Communicator) -> None:
@@ -545,10 +548,10 @@ def check_consolidated_states(comm: gf.Communicator) -> None:
             with trained(comm, words) as other:
                 other.loop.load_state_dict(state)
                 require_same(other.weights, flat(state["synchronizer"]["server"]["weights"]), words)
-                same_everywhere(comm, other.weights)
+                same_everywhere(other.weights)
                 other.step(7)
                 other.loop.finish()
-                same_everywhere(comm, other.weights)
+                same_everywhere(other.weights)
             training.loop.finish()
 
 

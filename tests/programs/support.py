@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import inspect
 import itertools
 import json
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,8 +17,8 @@ from typing import Any
 from unittest import SkipTest, mock
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
+from world import HAS_MPI, WORLD
 
 from gradientflow import Communicator, Config, init
 from gradientflow.model import fit
@@ -30,31 +30,10 @@ from pace import scaled  # noqa: F401
 Array = NDArray[Any]
 
 
-class Patient(MPI.Intracomm):
-    """MPI's communicator, on which ranks sleep until all have come: on few cores, spinning takes the others' time."""
-
-    def Barrier(self) -> None:  # noqa: N802
-        """Wait for all ranks."""
-        request = self.Ibarrier()
-        while not request.Test():
-            time.sleep(0.001)
-
-    def allgather(self, sendobj: Any) -> list[Any]:
-        """Gather an object of each rank."""
-        self.Barrier()
-        return super().allgather(sendobj)
-
-    def allreduce(self, sendobj: Any, op: MPI.Op = MPI.SUM) -> Any:
-        """Reduce an object of each rank."""
-        self.Barrier()
-        return super().allreduce(sendobj, op)
-
-
-TRANSPORTS = ("mpi", "tcp")
+TRANSPORTS = ("mpi", "tcp") if HAS_MPI else ("tcp",)
 _TRANSPORT = "GRADIENTFLOW_TRANSPORT"
-WORLD = Patient(MPI.COMM_WORLD)
-RANK = WORLD.rank
-SIZE = WORLD.size
+RANK: int = WORLD.rank
+SIZE: int = WORLD.size
 
 # The nodes of most checks: one; one for each rank; and nodes of two, of which the last may have one.
 _LAYOUTS: list[dict[str, Any]] = [{}, {"node_size": 1}, {"node_size": 2}]
@@ -82,6 +61,38 @@ def require_same_state(state: Any, what: object) -> None:
     for path in everyone[0] | everyone[RANK]:
         theirs, mine = (each.get(path, "nothing") for each in (everyone[0], everyone[RANK]))
         assert mine == theirs, f"{what}: {path} is {mine} on rank {RANK} and {theirs} on rank 0"
+
+
+def bits(arrays: Any) -> bytes:
+    """Return the bytes of an array or several, of NumPy or PyTorch."""
+    if not hasattr(arrays, "dtype"):
+        return b"".join(map(bits, arrays))
+    if hasattr(arrays, "untyped_storage"):
+        arrays = arrays.detach().contiguous().view(-1).view(sys.modules["torch"].uint8).cpu().numpy()
+    return np.ascontiguousarray(arrays).tobytes()
+
+
+def same_everywhere(arrays: Any) -> None:
+    """Raise unless all ranks have the same bits in an array or several."""
+    everyone = WORLD.allgather(hashlib.sha256(bits(arrays)).digest())
+    differ = [rank for rank, each in enumerate(everyone) if each != everyone[RANK]]
+    assert not differ, f"ranks {differ} have other bits than rank {RANK}"
+
+
+def flat(arrays: Any) -> NDArray[np.float32]:
+    """Return all elements in one row."""
+    return np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in arrays])
+
+
+def mine(count: int = 10, factor: int = 1) -> NDArray[np.float64]:
+    """Make what this rank puts into a sum."""
+    return np.full(count, factor * (RANK + 1), np.float64)
+
+
+def still_works(comm: Communicator) -> None:
+    """Check sums of few and of many elements."""
+    for count in (3, 5000, 200_000):
+        assert (comm.allreduce(np.full(count, comm.rank + 1)) == comm.size * (comm.size + 1) // 2).all()
 
 
 def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -159,7 +170,10 @@ def run_checks(
             continue
         _tell(begun=name)
         failure, skipped = "", "" if settings or check in once else f"not with {SIZE} ranks"
-        for each, transport in [({}, "auto")] if check in once else _cases(settings, sends, check in by_mpi):
+        cases = [({}, "auto")] if check in once else _cases(settings, sends, check in by_mpi)
+        if check in by_mpi and not HAS_MPI:
+            cases, skipped = [], "needs MPI"
+        for each, transport in cases:
             try:
                 with over(transport), around(each) as given:
                     check(*given)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, BFloat16, raises, run_checks
+from support import RANK, SIZE, BFloat16, raises, run_checks, still_works
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -19,10 +19,6 @@ READ_ONLY = "is read-only"
 UNSUPPORTED: list[Any] = [">f4", ">f8", ">i4", ">i8", ">f2", "c8", "c16", "O", "U3", "S4", "V4", [("a", "f4")]]
 UNSUPPORTED += ["i2", "u2", "u4", "u8", "g", "M8[s]", "m8[s]"]
 SUPPORTED = "supported are float16, bfloat16, float32, float64, int8, uint8, int32, int64 and bool"
-
-
-def still_works(comm: gf.Communicator) -> None:
-    assert comm.allreduce(np.full(3, RANK + 1, np.int64)).tolist() == [TOTAL] * 3
 
 
 def mine(dtype: object = np.float32) -> Any:

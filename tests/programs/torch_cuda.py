@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support import RANK, SIZE, WORLD, communicator, raises, run_checks, say, scaled
+from support import RANK, SIZE, communicator, raises, run_checks, same_everywhere, say, scaled
 from tensor_places import DEVICE, PLACE, PLACED, address_of, left_on_host, on_host
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -91,11 +91,6 @@ def assert_same(found: list[Tensor], wanted: list[Tensor], *what: object) -> Non
             assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), ((one - other).abs().max(), *what)
         else:
             assert torch.equal(one, other), ((one - other).abs().max(), *what)
-
-
-def same_everywhere(tensors: Any) -> None:
-    mine = b"".join(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in values(tensors))
-    assert WORLD.bcast(mine) == mine
 
 
 # ---- DistributedOptimizer --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import SkipTest, mock
 
 import torch
-from support import RANK, SIZE, raises, require_same_state, run_checks
+from support import RANK, SIZE, raises, require_same_state, run_checks, same_everywhere
 from tensor_places import PLACE, PLACED, on_host
 
 import gradientflow as gf
@@ -20,11 +20,6 @@ from gradientflow.strategies import ArraySynchronizer, Layout, Strategy
 torch.set_num_threads(1)
 
 OWN = ("hpsgd", "local_sgd(period=2)", "diloco(period=2)", "psgd")
-
-
-def same_everywhere(comm: gf.Communicator, model: torch.nn.Module) -> None:
-    mine = torch.cat([each.detach().float().reshape(-1) for each in model.parameters()]).cpu().numpy()
-    assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
 
 
 def half(comm: gf.Communicator, words: str, value: float) -> tuple[torch.nn.Module, Any]:
@@ -60,7 +55,7 @@ def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator) -> None:
             step(model, optimizer)
         optimizer.finish()
         assert abs(model.weight.float().mean() - 5) < 0.05, words
-        same_everywhere(comm, model)
+        same_everywhere(model.parameters())
         optimizer.close()
 
 
@@ -134,7 +129,7 @@ def train(
             with optimizer.common_weights():
                 seen += [each.detach().cpu().double().reshape(-1).clone() for each in model.parameters()]
         optimizer.finish()
-        same_everywhere(comm, model)
+        same_everywhere(model.parameters())
         seen += [each.detach().cpu().double().reshape(-1).clone() for each in model.parameters()]
     return torch.cat(seen)
 
@@ -190,7 +185,7 @@ def check_a_group_that_cannot_be_added(comm: gf.Communicator) -> None:
         optimizer.add_param_group({"params": list(model[0].parameters())})
     model[0].requires_grad_(False)
     optimizer.finish()
-    same_everywhere(comm, model)
+    same_everywhere(model.parameters())
     wide = torch.nn.Parameter(torch.ones(3, dtype=torch.float64, device=PLACED))
     model.register_parameter("wide", wide)
     with raises(ArgumentTypeError, "wide is torch.float64"):
@@ -252,7 +247,7 @@ def check_a_checkpoint_that_is_loaded_in_mid_run(comm: gf.Communicator) -> None:
         for _ in range(3):
             step(model, optimizer)
         optimizer.load_state_dict(sgd.state_dict())  # of the optimizer alone: what is under way is applied
-        same_everywhere(comm, model)
+        same_everywhere(model.parameters())
         assert abs(model.weight.mean() - 5) < 0.05
 
 
@@ -272,7 +267,7 @@ def check_a_checkpoint_for_weights_that_have_moved(comm: gf.Communicator) -> Non
         optimizer.load_state_dict(start)
         step(model, optimizer)
         optimizer.finish()
-        same_everywhere(comm, model)
+        same_everywhere(model.parameters())
 
 
 def check_fragments_that_change(comm: gf.Communicator) -> None:
@@ -309,7 +304,7 @@ def check_fragments_that_change(comm: gf.Communicator) -> None:
         assert after.due == [-1, -1]
         train(9)
         optimizer.finish()
-        same_everywhere(comm, model)
+        same_everywhere(model.parameters())
 
 
 def check_states_between_exchanges(comm: gf.Communicator) -> None:
@@ -402,7 +397,7 @@ def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator) -> None:
             model[1](hidden).mean().backward()
             optimizer.step()
         optimizer.finish()
-        same_everywhere(comm, model)
+        same_everywhere(model.parameters())
         optimizer.close()
 
 

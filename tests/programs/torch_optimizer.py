@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks, same_everywhere
 from tensor_places import PLACE, address_of
 from torch import nn
 from torch.autograd import forward_ad
@@ -77,12 +77,6 @@ def batch_of_all(step: int, width: int = 6, dtype: torch.dtype = torch.float32) 
 
 def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.9, decay: float = 0.01) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
-
-
-def same_everywhere(tensors: Any) -> None:
-    """Check that all ranks have the same bits."""
-    mine = b"".join(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
-    assert WORLD.bcast(mine) == mine
 
 
 def assert_close(left: nn.Module, right: nn.Module, tolerance: float = 1e-6) -> None:

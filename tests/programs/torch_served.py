@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, raises, run_checks, same_everywhere
 from tensor_places import PLACE, PLACED
 from torch import nn
 from workers_reference import Floats, Servers, ssd_sgd
@@ -76,11 +76,6 @@ def require_same(found: Floats, wanted: Floats, *what: object) -> None:
     assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32)), (what, np.abs(found - wanted).max())
 
 
-def same_everywhere(model: nn.Module) -> None:
-    mine = flat(model).tobytes()
-    assert WORLD.bcast(mine) == mine
-
-
 def check_workers_are_those_in_straight_lines(comm: gf.Communicator) -> None:
     """Gradients are taken where backpropagation has left them, and weights change in `step`."""
     for words, k, warmup, rule in (
@@ -128,7 +123,7 @@ def check_accumulation_and_parameters_without_gradients(comm: gf.Communicator) -
             for _ in range(2):
                 model.first(torch.ones(1, 6, device=PLACED)).sum().backward()
             optimizer.step()
-            same_everywhere(model)
+            same_everywhere(model.parameters())
             assert torch.equal(model.last.weight, before) == set_to_none
             assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
 
@@ -197,7 +192,7 @@ def check_states(comm: gf.Communicator) -> None:
                     step_of(model, optimizer, step)
                 require_same(flat(model), wanted, words, dtype, taken)
                 optimizer.finish()
-                same_everywhere(model)
+                same_everywhere(model.parameters())
 
 
 def check_weights_loaded_before_the_first_step(comm: gf.Communicator) -> None:
@@ -236,7 +231,7 @@ def check_parameters_that_are_added(comm: gf.Communicator) -> None:
             for step in range(5, 9):
                 step_of(model, optimizer, step)
             optimizer.finish()
-            same_everywhere(model)
+            same_everywhere(model.parameters())
 
 
 def check_what_comes_too_late(comm: gf.Communicator) -> None:
@@ -254,7 +249,7 @@ def check_what_comes_too_late(comm: gf.Communicator) -> None:
         for step in range(2):
             step_of(model, optimizer, step)
         optimizer.finish()
-        same_everywhere(model)
+        same_everywhere(model.parameters())
     with raises(ArgumentError, "for torch.optim.SGD"):
         gft.DistributedOptimizer(torch.optim.Adam(model.parameters()), model, comm, strategy="ssgd")
 

@@ -16,7 +16,7 @@ from unittest import SkipTest
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support import LAYOUTS, RANK, SIZE, WORLD, quick_link, raises, run_checks
+from support import LAYOUTS, RANK, SIZE, WORLD, bits, quick_link, raises, run_checks, same_everywhere
 from tensor_places import PLACE
 from torch import nn
 
@@ -107,15 +107,6 @@ def train(model: nn.Module, optimizer: Any, steps: Iterator[int] | range, last: 
         else:
             (sum(loss_of(model, batch_of(rank, step)) for rank in range(last)) / last).backward()
         optimizer.step()
-
-
-def bits(tensors: Any) -> bytes:
-    return b"".join(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
-
-
-def same_everywhere(tensors: Any) -> None:
-    mine = bits(tensors)
-    assert WORLD.bcast(mine) == mine
 
 
 def assert_close(left: nn.Module, right: nn.Module, tolerance: float = 2e-6) -> None:

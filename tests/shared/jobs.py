@@ -18,7 +18,7 @@ import pytest
 from forked_ranks import TAG
 from pace import scaled
 
-from gradientflow.launch import OPEN_MPI, SESSION_FOLDER, Launcher, mpirun_command
+from gradientflow.launch import OPEN_MPI, SESSION_FOLDER, Launcher, module_command, mpirun_command
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 ENDS_WITHOUT_MPI = {"MPI4PY_RC_FINALIZE": "0"}  # of ranks where others die: Open MPI may wait for these at the end
@@ -152,10 +152,14 @@ def python_command(program: str) -> list[str]:
 
 
 def rank_command(
-    launcher: Launcher, ranks: int, program: list[str], arguments: tuple[object, ...], recover: bool | str
+    launcher: Launcher | None, ranks: int, program: list[str], arguments: tuple[object, ...], recover: bool | str
 ) -> list[str]:
-    """Write the command line that starts ranks of a program; `recover` as of `start_job`."""
-    command = mpirun_command(launcher, ranks, [*program, *map(str, arguments)])
+    """Write the command line that starts ranks of a program, without MPI if there is no launcher; `recover` as of
+    `start_job`."""
+    program = [*program, *map(str, arguments)]
+    if launcher is None:
+        return module_command("gradientflow.cli", ["run", "--transport", "tcp", "-n", str(ranks), "--", *program])
+    command = mpirun_command(launcher, ranks, program)
     if recover:
         if launcher.library != OPEN_MPI:
             pytest.skip(f"{launcher.library}'s launcher ends all ranks when one dies")

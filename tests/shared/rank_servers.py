@@ -46,7 +46,7 @@ class RankServers:
         own = {name for name, value in env.items() if os.environ.get(name) != value}
         if program in _BY_THEMSELVES or any(map(_READ_AT_LOAD.fullmatch, own)):
             return [sys.executable, str(file)]
-        kind = "mpi" if mpi else "plain"
+        kind = "mpi" if mpi and not WITHOUT_MPI else "plain"
         return [sys.executable, "-I", "-S", preloaded.__file__, self._socket(_takes_torch(file)), kind, str(file)]
 
     def close(self) -> None:
