@@ -15,7 +15,7 @@ from typing import Any
 import cuda_emulator
 import nccl_emulator
 import pytest
-from checks import CheckedJob, checks_of, job_of
+from checks import CheckedJob, checks_of, job_of, without_repeats
 from jax_jobs import jax_command, takes_jax
 from jobs import Finished, Job, begin, python_command, rank_command
 from needs_mpi import WITHOUT_MPI, takes_mpi
@@ -51,6 +51,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = without_repeats(items)
     for item in items:
         if mark := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(scaled(mark.args[0])), append=False)
@@ -69,7 +70,9 @@ def pytest_collection_finish() -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make an item of each check."""
     if mark := metafunc.definition.get_closest_marker("checks"):
-        metafunc.parametrize("check", checks_of(*mark.args, **mark.kwargs), indirect=True)
+        marks = {True: pytest.mark.thorough, False: ()}
+        checks = [pytest.param(each.name, marks=marks[each.thorough]) for each in checks_of(*mark.args, **mark.kwargs)]
+        metafunc.parametrize("check", checks, indirect=True)
 
 
 class JobScheduling(LoadScopeScheduling):

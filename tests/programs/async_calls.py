@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 
 import numpy as np
+from marks import on_ranks
 from mpi4py import MPI
 from support import RANK, SIZE, WORLD, mine, raises, run_checks, scaled
 
@@ -28,6 +29,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.001)
 
 
+@on_ranks(1, 2, 3)
 def check_results(comm: gf.Communicator) -> None:
     x = mine(10)
     handle = comm.allreduce_async(x)
@@ -123,6 +125,7 @@ def check_blocking_calls_in_between(comm: gf.Communicator) -> None:
     assert (x == 25 + SIZE - 1).all()
 
 
+@on_ranks(1, 3)
 def check_dropped_handles(comm: gf.Communicator) -> None:
     """What is under way lives until it is done, whether the handle is kept or not."""
     survivors = []
@@ -149,6 +152,7 @@ def check_dropped_handles(comm: gf.Communicator) -> None:
     assert not any(ref() is not None for ref in survivors), "tensors are kept after their calls are done"
 
 
+@on_ranks(1, 3)
 def check_errors(comm: gf.Communicator) -> None:
     """Wrong arguments are refused at once; what the other ranks have to do with is told by wait."""
     with raises(ArgumentTypeError):
@@ -283,6 +287,7 @@ def check_threads_on_one_communicator(comm: gf.Communicator) -> None:
     in_threads(threads, in_any_order)
 
 
+@on_ranks(1, 3)
 def check_the_interpreter_runs_on(comm: gf.Communicator) -> None:
     """A call that waits, small or large, leaves the interpreter to other threads."""
 
@@ -337,6 +342,7 @@ def check_a_pool_in_another_thread(comm: gf.Communicator) -> None:
             assert np.array_equal(view, np.full(view.shape, (index + 1) * TOTAL / SIZE, np.float32))
 
 
+@on_ranks(1, 3)
 def check_no_elements(comm: gf.Communicator) -> None:
     """Tensors without elements, between others, in every call."""
     none = np.empty(0)
@@ -361,6 +367,7 @@ def check_no_elements(comm: gf.Communicator) -> None:
     assert comm.allgatherv(mine(RANK)).size == SIZE * (SIZE - 1) // 2  # rank 0 puts nothing in
 
 
+@on_ranks(1, 2, 3)
 def check_every_call_at_once(comm: gf.Communicator) -> None:
     """All kinds of calls are in flight together, and on two communicators."""
     with gf.init() as other:

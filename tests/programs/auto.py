@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks
 
 import gradientflow as gf
@@ -78,6 +79,7 @@ def is_one_range(dense: Any) -> bool:
     return getattr(dense, "fusion_threshold", None) == "inf"
 
 
+@on_ranks(1, 3)
 def check_it_trains_as_dense_does(comm: gf.Communicator) -> None:
     """With a choice that differs, arrays that are held, and whatever ranks find by themselves."""
     for accept in (True, False):
@@ -97,6 +99,7 @@ def check_it_trains_as_dense_does(comm: gf.Communicator) -> None:
             assert ("ms with dense(fusion_threshold='inf')" in why) == (comm.size > 0)
 
 
+@on_ranks(1, 3)
 def check_nothing_promises_more(comm: gf.Communicator) -> None:
     """The first choice is dense, at once where no prediction is better."""
     same = Step(1.0, 0.5 + RANK, 0.0, 0.5, 0.0)
@@ -108,6 +111,7 @@ def check_nothing_promises_more(comm: gf.Communicator) -> None:
         assert "promises more: 500.00 ms of" in training.synchronizer.why  # type: ignore[attr-defined]
 
 
+@on_ranks(1, 3)
 def check_wires_only_if_allowed(comm: gf.Communicator) -> None:
     for allow in ((), ("float16",)):
         with preferring(lambda dense: dense.wire == "float16"), trained(comm, words(allow=allow)) as (each, optimizer):
@@ -127,6 +131,7 @@ def check_wires_only_if_allowed(comm: gf.Communicator) -> None:
     assert parse_strategy("auto(allow='bfloat16')") == Auto(("bfloat16",))
 
 
+@on_ranks(1, 3)
 def check_states(comm: gf.Communicator) -> None:
     """The choice is part of a state, for as many ranks; before there is one, and for others, it is made anew."""
     with preferring(is_one_range), trained(comm, words()) as (training, optimizer):
@@ -178,6 +183,7 @@ def check_steps_that_are_longer_are_not_kept(comm: gf.Communicator) -> None:
             assert is_one_range(chosen(training)) == (seconds < 2.0)
 
 
+@on_ranks(1, 3)
 def check_explain(comm: gf.Communicator) -> None:
     with ExitStack() as stack:
         stack.enter_context(quick_link())
@@ -236,6 +242,7 @@ def check_a_model_that_changes(comm: gf.Communicator) -> None:
         assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
 
 
+@on_ranks(1, 3)
 def check_pools_are_regrouped(comm: gf.Communicator) -> None:
     with gf.GradientPool(comm, [100, 200, 300]) as pool:
         for threshold, ranges in ((0, 3), ("inf", 1), (1200, 2), ("auto", 1)):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from mpi4py import MPI
 from support import RANK, SIZE, run_checks
 
@@ -279,10 +280,12 @@ def run(cases: Iterator[Case]) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@on_ranks(1, 3)
 def check_collectives(comm: gf.Communicator) -> None:
     run(collectives(comm))
 
 
+@on_ranks(1, 3)
 def check_calls(comm: gf.Communicator) -> None:
     run(calls(comm))
 

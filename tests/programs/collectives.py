@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from mpi4py import MPI
 from support import (
     DTYPES,
@@ -365,6 +366,7 @@ def kinds_dtypes_and_ops() -> list[tuple[str, str, str]]:
     return [*reducing, *((kind, dtype, "sum") for kind in MOVING for dtype in DTYPES)]
 
 
+@on_ranks(1, 2, 3)
 def check_large() -> None:
     """Run what needs several full-sized slots, and every kind of memory, on a few dtypes."""
     data, choices = both(LARGE_ELEMENTS, 2), random.Random(SIZE)
@@ -416,6 +418,7 @@ def check(grid: Grid, case: Case, settings: dict[str, Any]) -> None:
         raise AssertionError(message) from error
 
 
+@on_ranks(1, 3)
 def check_against_mpi() -> None:
     """Ask mpi4py for the same, with the dtypes and ops that MPI knows."""
     for settings in ({}, *({"node_size": node_size, **SMALL_SEGMENTS} for node_size in NODE_SIZES)):
@@ -524,6 +527,7 @@ def check_barrier() -> None:
                 assert WORLD.allreduce(came, MPI.MAX) <= WORLD.allreduce(left, MPI.MIN)
 
 
+@on_ranks(1, 3)
 def check_shapes() -> None:
     """Results have the shapes that the documentation says."""
     for node_size in (0, 1, 2):
@@ -552,6 +556,7 @@ def check_shapes() -> None:
             assert comm.allgatherv(empty).shape == (0,)
 
 
+@on_ranks(1, 2, 3)
 def check_what_handles_say() -> None:
     """A handle tells which way its call went, once it is done."""
     inside = "alone" if SIZE == 1 else "announcement"

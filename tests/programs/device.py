@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, expected, raises, run_checks, same_bits
 
 import gradientflow as gf
@@ -68,6 +69,7 @@ class Capsules:
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_arrays(comm: gf.Communicator) -> None:
     for shape in [(), (3,), (0,), (2, 3), (4, 0, 2)]:
         for dtype in ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"):
@@ -91,6 +93,7 @@ def check_arrays(comm: gf.Communicator) -> None:
     still_works(comm)
 
 
+@on_ranks(1, 3)
 def check_protocols(comm: gf.Communicator) -> None:
     x = mine()
     assert comm.allreduce(Interface(x), label="x") is not None
@@ -174,6 +177,7 @@ def check_closed(_: gf.Communicator) -> None:
     WORLD.Barrier()
 
 
+@on_ranks(1, 3)
 def check_memory(comm: gf.Communicator) -> None:
     x = comm.empty((3, 5), "float32", device=DEVICE)
     assert x.get().tolist() == np.zeros((3, 5)).tolist()
@@ -284,6 +288,7 @@ def compare_means(comm: gf.Communicator, pool: gf.GradientPool, values: list[lis
             np.testing.assert_allclose(found, wanted, rtol=1e-3 if view.dtype == "float16" else 1e-5, atol=1e-3)
 
 
+@on_ranks(1, 3)
 def check_pool(comm: gf.Communicator) -> None:
     for dtype, threshold in (("float32", 0), ("float32", 5000), ("float16", math.inf), ("float64", "auto")):
         pool = gf.GradientPool(comm, SHAPES, dtype, fusion_threshold=threshold, device=DEVICE)
@@ -385,6 +390,7 @@ def check_timeout(comm: gf.Communicator) -> None:
         np.testing.assert_allclose(view.get(), (SIZE + 1) / 2)
 
 
+@on_ranks(1, 3)
 def check_timeline(comm: gf.Communicator) -> None:
     """The device's own times: an allreduce begins while later gradients are not ready yet."""
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ import math
 import time
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, raises, run_checks
 from twins import DEVICE, DEVICES, Twins
 
@@ -23,6 +24,7 @@ from gradientflow.errors import (
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_plain(comm: gf.Communicator) -> None:
     """Densities, momenta and chunk sizes: smaller than tensors, larger than them, and not a multiple of anything.
 
@@ -63,6 +65,7 @@ def check_thresholds(comm: gf.Communicator) -> None:
         twins.close()
 
 
+@on_ranks(1, 3)
 def check_mixed_precision(comm: gf.Communicator) -> None:
     """With loss scales that change, overflows on some rank, and master weights; SGD and LARS."""
     cases = (("float16", "float16", False), ("bfloat16", "bfloat16", True), ("float16", "float32", True))
@@ -134,6 +137,7 @@ def check_steps_ahead(comm: gf.Communicator) -> None:
 # ---- what may go wrong -----------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_not_finite(comm: gf.Communicator) -> None:
     """The same error, with the same place, and nothing changed, whether the chunk is sent or not."""
     culprit = SIZE - 1
@@ -162,6 +166,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
         twins.close()
 
 
+@on_ranks(1, 3)
 def check_abandoned(comm: gf.Communicator) -> None:
     """A rank gives an iteration up, with some tensors ready: it keeps its residuals, and the others go on."""
     pool = {"density": 0.3, "momentum": 0.9, "chunk_size": 150}
@@ -215,6 +220,7 @@ def check_late(comm: gf.Communicator) -> None:
     twins.close()
 
 
+@on_ranks(1, 3)
 def check_states(comm: gf.Communicator) -> None:
     """A run that is loaded goes on bit by bit, from a device on a device, and from there on the host."""
     pool = {"density": 0.3, "momentum": 0.9, "chunk_size": 150}

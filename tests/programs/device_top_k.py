@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, raises, run_checks
 from twins import DEVICE, Twins
 
@@ -32,6 +33,7 @@ def make(comm: gf.Communicator, dtype: str, options: dict[str, Any]) -> Twins:
     return Twins(comm, dtype, options, lr=lambda t: 0.5 / (1 + t), momentum=0.0 if "momentum" in options else 0.9)
 
 
+@on_ranks(1, 3)
 def check_the_same_bits(comm: gf.Communicator) -> None:
     """Of all that can be seen, after every step; also where a layer becomes dense, which has kept something."""
     for number, (dtype, options) in enumerate(CASES):
@@ -99,6 +101,7 @@ def outcomes(twins: Twins, call: Callable[[Any, Any], None]) -> list[str]:
     return found
 
 
+@on_ranks(1, 3)
 def check_what_may_go_wrong(comm: gf.Communicator) -> None:
     """The same errors, with nothing changed: not finite, in sparse and dense layers, and ratios that differ."""
     culprit = SIZE - 1

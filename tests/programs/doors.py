@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from mpi4py import MPI
 from support import RANK, SIZE, WORLD, run_checks
 
@@ -116,6 +117,7 @@ OF_SEVERAL: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@on_ranks(1, 2, 3)
 def check_sentences(comm: gf.Communicator) -> None:
     of_c = c_communicator()
     own_block = (12 + SIZE - 1 - RANK) // SIZE

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks, same_everywhere
 
 import gradientflow as gf
@@ -76,6 +77,7 @@ def simulate(done: list[list[bool]], rate: float = RATE) -> list[list[Any]]:
     return found
 
 
+@on_ranks(1, 2, 3)
 def check_recorded_interleavings(comm: gf.Communicator) -> None:
     """Ranks whose rounds are done after other numbers of steps."""
     for seed in range(5):
@@ -97,6 +99,7 @@ def check_recorded_interleavings(comm: gf.Communicator) -> None:
             assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
 
 
+@on_ranks(1, 2, 3)
 def check_nothing_is_lost(comm: gf.Communicator) -> None:
     """Under delays of both sides, and with ranks that make other numbers of steps."""
     random = np.random.default_rng([RANK, 7])
@@ -169,6 +172,7 @@ def check_one_rank_that_fails_finishes(comm: gf.Communicator) -> None:
 # ---- use -------------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_common_weights(comm: gf.Communicator) -> None:
     with trained(comm) as (training, optimizer):
         synchronizer: Any = training.synchronizer
@@ -182,6 +186,7 @@ def check_common_weights(comm: gf.Communicator) -> None:
         training.finish()
 
 
+@on_ranks(1, 3)
 def check_states(comm: gf.Communicator) -> None:
     with trained(comm) as (training, optimizer):
         step(training, optimizer, 0)
@@ -307,6 +312,7 @@ def check_wrong_use(comm: gf.Communicator) -> None:
         ArrayLoop(comm, [np.ones(3)], "hpsgd")
 
 
+@on_ranks(1, 3)
 def check_explain(comm: gf.Communicator) -> None:
     """A step takes what it computes; a round takes as many as fit into it."""
     with quick_link():

@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 from jax_support import MESH, RANK, SIZE, own, run_checks, spread  # noqa: E402
+from marks import on_ranks  # noqa: E402
 
 RANKS = range(SIZE)
 RING = [(rank, (rank + 1) % SIZE) for rank in RANKS]
@@ -32,7 +33,7 @@ TOLERANCES = {"bfloat16": 0.05, "float32": 1e-5, "complex64": 1e-5, "float64": 1
 Parts = list[Any]  # of an array, by rank
 
 
-def on_ranks(call: Callable[..., Any], *parts: Parts, mesh: Mesh = MESH) -> Any:
+def mapped_over(call: Callable[..., Any], *parts: Parts, mesh: Mesh = MESH) -> Any:
     """Return this rank's results of a function that calls collectives over the ranks."""
     axes = P(mesh.axis_names)
     mapped = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=axes, out_specs=axes, check_vma=False))
@@ -64,6 +65,7 @@ def draw(dtype: str, rows: int) -> Parts:
     return [(rng.normal(size=(rows, 3)) + imaginary * rng.normal(size=(rows, 3))).astype(kind) for _ in RANKS]
 
 
+@on_ranks(1, 2, 3)
 def check_gathering_exchanging_and_passing_on() -> None:
     dtypes = ("bool", *NUMBERS)
     parts = [draw(dtype, 2 * SIZE) for dtype in dtypes]
@@ -78,24 +80,26 @@ def check_gathering_exchanging_and_passing_on() -> None:
             for array in arrays
         ]
 
-    for dtype, given, (gathered, exchanged, passed) in zip(dtypes, parts, on_ranks(call, *parts), strict=True):
+    for dtype, given, (gathered, exchanged, passed) in zip(dtypes, parts, mapped_over(call, *parts), strict=True):
         same(gathered, np.concatenate(given), what=f"all_gather {dtype}")
         same(exchanged, np.concatenate([np.split(part, SIZE)[RANK] for part in given]), what=f"all_to_all {dtype}")
         same(passed, given[RANK - 1], what=f"ppermute {dtype}")
 
 
+@on_ranks(1, 2, 3)
 def check_sums() -> None:
     parts = [draw(dtype, 2 * SIZE) for dtype in NUMBERS]
 
     def call(*arrays: Any) -> Any:
         return [(lax.psum(array, "ranks"), lax.psum_scatter(array, "ranks", tiled=True)) for array in arrays]
 
-    for dtype, given, (total, block) in zip(NUMBERS, parts, on_ranks(call, *parts), strict=True):
+    for dtype, given, (total, block) in zip(NUMBERS, parts, mapped_over(call, *parts), strict=True):
         want, tolerance = folded(operator.add, given), TOLERANCES.get(dtype, 0.0)
         same(total, want, tolerance, f"psum {dtype}")
         same(block, np.split(want, SIZE)[RANK], tolerance, f"psum_scatter {dtype}")
 
 
+@on_ranks(2, 3)
 def check_largest_and_smallest() -> None:
     dtypes = [dtype for dtype in NUMBERS if dtype not in COMPLEX]
     parts = [draw(dtype, 2) for dtype in dtypes]
@@ -103,7 +107,7 @@ def check_largest_and_smallest() -> None:
     def call(*arrays: Any) -> Any:
         return [(lax.pmax(array, "ranks"), lax.pmin(array, "ranks")) for array in arrays]
 
-    for dtype, given, (most, least) in zip(dtypes, parts, on_ranks(call, *parts), strict=True):
+    for dtype, given, (most, least) in zip(dtypes, parts, mapped_over(call, *parts), strict=True):
         same(most, folded(np.maximum, given), what=f"pmax {dtype}")
         same(least, folded(np.minimum, given), what=f"pmin {dtype}")
 
@@ -124,6 +128,7 @@ def check_what_jit_divides_by_itself() -> None:
         same(product, folded(operator.mul, given)[0], 10 * TOLERANCES.get(dtype, 0.0), f"prod {dtype}")
 
 
+@on_ranks(1, 3)
 def check_special_values_and_counts() -> None:
     last = np.array([[1.0, -np.inf, np.nan, 0.0]], np.float32)
     odd = [np.ones_like(last) if rank < SIZE - 1 else last for rank in RANKS]
@@ -133,13 +138,14 @@ def check_special_values_and_counts() -> None:
         extremes = lax.pmax(array, "ranks"), lax.pmin(array, "ranks")
         return extremes, [(lax.psum(each, "ranks") * jnp.uint16(2)).sum(1, dtype="uint16") for each in counts]
 
-    (most, least), totals = on_ranks(call, odd, *few)
+    (most, least), totals = mapped_over(call, odd, *few)
     same(most, folded(np.maximum, odd), what="pmax of NaN")
     same(least, folded(np.minimum, odd), what="pmin of NaN")
     for given, total in zip(few, totals, strict=True):
         same(total, (2 * folded(operator.add, given)).sum(1, dtype=np.uint16), what=f"psum of {given[0].size} uint16")
 
 
+@on_ranks(2, 3)
 def check_large_arrays() -> None:
     """Cyclic messages that are longer than what a connection holds, and a reduction in several pieces."""
     parts = [np.full((SIZE, 1 << 18), rank, np.float64) for rank in RANKS]
@@ -151,7 +157,7 @@ def check_large_arrays() -> None:
         sums = lax.psum(piece, "ranks"), lax.pmax(piece, "ranks")
         return passed, lax.all_to_all(array, "ranks", 0, 0, tiled=True), sums
 
-    (forth, back_again), exchanged, (total, most) = on_ranks(call, parts, pieces)
+    (forth, back_again), exchanged, (total, most) = mapped_over(call, parts, pieces)
     same(forth, parts[RANK - 1])
     same(back_again, parts[(RANK + 1) % SIZE])
     same(exchanged, np.concatenate([part[:1] for part in parts]))
@@ -161,10 +167,11 @@ def check_large_arrays() -> None:
 
 def check_a_message_to_one_rank() -> None:
     parts = [np.full((1, 4), rank + 1.0) for rank in RANKS]
-    found = on_ranks(lambda array: lax.ppermute(array, "ranks", [(0, SIZE - 1)]), parts)
+    found = mapped_over(lambda array: lax.ppermute(array, "ranks", [(0, SIZE - 1)]), parts)
     same(found, parts[0] if RANK == SIZE - 1 else np.zeros((1, 4)))
 
 
+@on_ranks(2, 3)
 def check_groups() -> None:
     if SIZE % 2:
         raise SkipTest("needs an even number of ranks")
@@ -176,7 +183,7 @@ def check_groups() -> None:
         total = lax.psum(array, "ranks", axis_index_groups=pairs)
         return total, lax.all_gather(array, "ranks", axis_index_groups=halves, tiled=True)
 
-    total, gathered = on_ranks(call, parts)
+    total, gathered = mapped_over(call, parts)
     first = RANK // 2 * 2
     same(total, parts[first] + parts[first + 1])
     same(gathered, np.concatenate(parts[RANK % 2 :: 2]))
@@ -192,13 +199,14 @@ def check_a_mesh_of_two_axes() -> None:
         sums = [lax.psum(array, axes) for axes in ("row", "column", ("row", "column"))]
         return sums, lax.ppermute(array, "row", [(0, 1), (1, 0)])
 
-    (over_rows, over_columns, over_all), passed = on_ranks(call, parts, mesh=square)
+    (over_rows, over_columns, over_all), passed = mapped_over(call, parts, mesh=square)
     same(over_rows, folded(operator.add, [parts[rank] for rank in RANKS if rank % columns == RANK % columns]))
     same(over_columns, folded(operator.add, [parts[rank] for rank in RANKS if rank // columns == RANK // columns]))
     same(over_all, folded(operator.add, parts))
     same(passed, parts[(RANK + columns) % SIZE])
 
 
+@on_ranks(2, 3)
 def check_calls_in_a_loop() -> None:
     """Each with other numbers; and many that are dispatched before the first result is looked at."""
     parts = [np.random.default_rng(rank).integers(0, 1000, (SIZE, 5000)).astype(np.float64) for rank in RANKS]
@@ -220,6 +228,7 @@ def check_calls_in_a_loop() -> None:
     assert [np.array_equal(own(scattered), block * k) for k, scattered in enumerate(ahead)] == [True] * 30
 
 
+@on_ranks(1, 3)
 def check_donated_arrays() -> None:
     """Whose memory the result may take."""
     for dtype in ("float32", "uint16", "complex64"):
@@ -231,6 +240,7 @@ def check_donated_arrays() -> None:
         same(own(array), folded(operator.add, parts) * np.array(SIZE**2, dtype), what=dtype)
 
 
+@on_ranks(1, 2, 3)
 def check_training() -> None:
     """Data parallel under jit, against the same steps in one process."""
     rng = np.random.default_rng(1)
@@ -259,6 +269,7 @@ def check_training() -> None:
         same(other, together)
 
 
+@on_ranks(2, 3)
 def check_communicators_beside() -> None:
     after = gf.init()
     for communicator in (BEFORE, after):
@@ -268,6 +279,7 @@ def check_communicators_beside() -> None:
     after.close()
 
 
+@on_ranks(2, 3)
 def check_a_thread_beside() -> None:
     """One thread runs programs of JAX while another one uses the program's own communicator."""
     total = jax.jit(jax.shard_map(lambda v: lax.psum(v, "ranks"), mesh=MESH, in_specs=P("ranks"), out_specs=P("ranks")))

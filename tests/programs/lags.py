@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from marks import on_ranks
 from support import (
     LAYOUTS,
     RANK,
@@ -73,6 +74,7 @@ def require_close(found: Any, wanted: Any, what: object, tolerance: float = 1e-5
 # ---- the algorithm ---------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_step_by_step(comm: gf.Communicator) -> None:
     """Each rank sends, keeps and gets what it would in straight lines."""
     whole = [sum(COUNTS)]
@@ -113,6 +115,7 @@ def check_step_by_step(comm: gf.Communicator) -> None:
                 require_close(flat(training.weights), expected, words)
 
 
+@on_ranks(1, 3)
 def check_what_is_sent_and_kept_is_what_was_there(comm: gf.Communicator) -> None:
     """Of every layer in every step, bit for bit: also rounded to 16 bits, sampled and at random."""
     others = "lags(ratio=30, warmup=4)", "lags(100, warmup=0, threshold_reuse=3)", "top_k(ratio=9, wire='float16')"
@@ -223,6 +226,7 @@ def check_uneven_batches(comm: gf.Communicator) -> None:
 # ---- states ----------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_states(comm: gf.Communicator) -> None:
     for words in ALL:
         with trained(comm, words) as (training, optimizer), trained(comm, words) as (other, stepper):
@@ -349,6 +353,7 @@ def check_gradients_that_are_not_finite(comm: gf.Communicator) -> None:
                 same_everywhere(training.weights)
 
 
+@on_ranks(1, 3)
 def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator) -> None:
     """Nothing is lost of what was kept, and the next one works; also where it would have been monitored, and fitted."""
     for words in (*ALL, "lags(max_ratio=50, warmup=2, monitor=True)"):
@@ -485,6 +490,7 @@ def told() -> Iterator[list[str]]:
         logger.setLevel(level)
 
 
+@on_ranks(1, 3)
 def check_adaptive_ratios(comm: gf.Communicator) -> None:
     """They are fitted once it has warmed up, again on request, and are the same on all ranks."""
     words = "lags(max_ratio=64, warmup=3)"
@@ -561,6 +567,7 @@ def check_ratios_are_fitted_again_by_themselves(comm: gf.Communicator) -> None:
         assert all(name in training.synchronizer.ratio_table() for name in training.layout.names)
 
 
+@on_ranks(1, 3)
 def check_explain(comm: gf.Communicator) -> None:
     with quick_link():
         for words in ALL:

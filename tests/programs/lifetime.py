@@ -16,6 +16,7 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
+from marks import on_ranks
 from mpi4py import MPI
 from support import RANK, SIZE, WORLD, raises, run, run_checks, say, still_works
 
@@ -28,6 +29,7 @@ TOTAL = SIZE * (SIZE + 1) // 2
 # ---- within a program ------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_closing(_: gf.Communicator) -> None:
     comm = gf.init()
     assert not comm.closed
@@ -72,6 +74,7 @@ def check_exceptions_in_with(_: gf.Communicator) -> None:
         assert comm.closed
 
 
+@on_ranks(1, 3)
 def check_what_a_communicator_is_made_from(_: gf.Communicator) -> None:
     for nonsense in (3, "world", [WORLD], object(), MPI.COMM_NULL, MPI):
         with raises(ArgumentTypeError):
@@ -89,6 +92,7 @@ def check_what_a_communicator_is_made_from(_: gf.Communicator) -> None:
         still_works(comm)
 
 
+@on_ranks(1, 3)
 def check_arrays_outlive_communicators(_: gf.Communicator) -> None:
     comm = gf.init()
     x, y = comm.empty((100, 100)), comm.empty(2_000_000)
@@ -179,6 +183,7 @@ def open_and_close(number: int) -> None:
         del x, pool
 
 
+@on_ranks(1, 3)
 def check_many_communicators_leave_nothing(_: gf.Communicator) -> None:
     for number in range(12):
         open_and_close(number)
@@ -196,6 +201,7 @@ def check_many_communicators_leave_nothing(_: gf.Communicator) -> None:
     Usage().check_no_more_than(before)
 
 
+@on_ranks(1, 3)
 def check_what_is_closed_holds_nothing(comm: gf.Communicator) -> None:
     """Though the program keeps it. The gradients of a pool stay as long as that."""
     kept: list[Any] = []
@@ -299,6 +305,7 @@ def check_many_calls_leave_nothing(comm: gf.Communicator) -> None:
     Usage().check_no_more_than(before, slack_kib=6000)
 
 
+@on_ranks(1, 3)
 def check_fork(comm: gf.Communicator) -> None:
     """A forked process has no part in a communicator, and its end is not the rank's end."""
     x = comm.empty(1000)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, run_checks
 
 import gradientflow as gf
@@ -64,6 +65,7 @@ def train(comm: gf.Communicator, policy: Any) -> float:
     return float(weights[0][0])
 
 
+@on_ranks(1, 3)
 def check_live_policies(comm: gf.Communicator) -> None:
     own = f"{EXAMPLES / 'k_sync.py'}:KSync(2)"
     for words in ("bsp", "asp", "ssp(1)", "dssp(1, 4)", "dssp(1, 4, 'all')", "elastic_bsp(6)", own):
@@ -112,6 +114,7 @@ def check_all_have_the_same_weights_at_a_barrier(comm: gf.Communicator) -> None:
     assert barriers > 0
 
 
+@on_ranks(1, 3)
 def check_pulls_of_workers_that_never_wait(comm: gf.Communicator) -> None:
     """A server may hear that a worker goes on before it has its push, and the pull along with it."""
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, require_same_state, run_checks, same_everywhere
 
 import gradientflow as gf
@@ -110,6 +111,7 @@ def check_a_state_that_is_read_within_the_first_step(comm: gf.Communicator) -> N
 # ---- the algorithms --------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_local_sgd(comm: gf.Communicator) -> None:
     with trained(comm, "local_sgd(period=3)") as (training, optimizer):
         weights = np.full((SIZE, sum(map(np.size, training.weights))), 0.5)
@@ -128,6 +130,7 @@ def check_local_sgd(comm: gf.Communicator) -> None:
         assert np.array_equal(flat(training.weights), before)
 
 
+@on_ranks(1, 3)
 def check_diloco(comm: gf.Communicator) -> None:
     """Nesterov's momentum and the plain one, at once."""
     for nesterov in (True, False):
@@ -147,6 +150,7 @@ def check_diloco(comm: gf.Communicator) -> None:
                 assert np.allclose(flat(training.weights), weights[RANK], atol=1e-5), (nesterov, number)
 
 
+@on_ranks(1, 3)
 def check_streaming_diloco(comm: gf.Communicator) -> None:
     """Fragments take turns, and what has travelled is mixed in later."""
     period, fragments, delay, own = 6, 3, 2, 0.25
@@ -178,6 +182,7 @@ def check_streaming_diloco(comm: gf.Communicator) -> None:
         same_everywhere(training.weights)
 
 
+@on_ranks(1, 3)
 def check_sparse_loco(comm: gf.Communicator) -> None:
     with trained(comm, "sparse_loco(period=2, outer_rate=0.5, decay=0.75)") as (training, optimizer):
         common = [np.full(int(np.prod(shape)), 0.5, np.float32) for shape in SHAPES]
@@ -207,6 +212,7 @@ def check_sparse_loco(comm: gf.Communicator) -> None:
             assert np.allclose(mine, theirs, atol=1e-5)
 
 
+@on_ranks(1, 2, 3)
 def check_powersgd(comm: gf.Communicator) -> None:
     """Only the matrix is approximated, and what the product lacks of its mean comes later."""
     with trained(comm, "powersgd(rank=3, warmup=1)") as (training, optimizer):
@@ -246,6 +252,7 @@ def check_powersgd_loses_nothing_by_rounding(comm: gf.Communicator) -> None:
 # ---- what every strategy has -----------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_states_go_on_bit_for_bit(comm: gf.Communicator) -> None:
     for words in ALL:
         with trained(comm, words) as (training, optimizer), trained(comm, words) as (other, stepper):
@@ -265,6 +272,7 @@ def check_states_go_on_bit_for_bit(comm: gf.Communicator) -> None:
             assert np.array_equal(flat(training.weights), flat(other.weights)), words
 
 
+@on_ranks(1, 3)
 def check_consolidated_states_are_the_same(comm: gf.Communicator) -> None:
     """Those of strategy, loss scale and optimizer, also where the last rank has skipped a step."""
     for words in ALL:
@@ -320,6 +328,7 @@ def check_two_runs_have_the_same_bits(comm: gf.Communicator) -> None:
 # ---- what is to be expected ------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_explain(comm: gf.Communicator) -> None:
     """A view of each method's traffic, with costs as measured."""
     with quick_link():

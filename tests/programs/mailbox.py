@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, raises, run, run_checks, scaled
 
 import gradientflow as gf
@@ -70,6 +71,7 @@ def empty(size: int) -> np.ndarray:
 # ---- what arrives ----------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_any_order(comm: gf.Communicator) -> None:
     """Many messages at once; odd tags are received from the rank that sends, even ones from any."""
     for seed in range(4):
@@ -110,6 +112,7 @@ def check_any_order(comm: gf.Communicator) -> None:
             WORLD.Barrier()
 
 
+@on_ranks(1, 3)
 def check_unknown_sizes(comm: gf.Communicator) -> None:
     """Rank 0 serves whoever sends, without a receive posted before, as a server does."""
     plan = random.Random(5)
@@ -198,6 +201,7 @@ def check_timeouts(comm: gf.Communicator) -> None:
         WORLD.Barrier()
 
 
+@on_ranks(1, 3)
 def check_cancel(comm: gf.Communicator) -> None:
     """A receive that is given up takes nothing from those after it."""
     with box(comm) as mail:
@@ -313,6 +317,7 @@ def check_forks(comm: gf.Communicator) -> None:
         WORLD.Barrier()
 
 
+@on_ranks(1, 3)
 def check_tags(comm: gf.Communicator) -> None:
     with box(comm) as mail:
         assert mail.inner.count == 5
@@ -375,6 +380,7 @@ def check_arguments_that_do_not_convert(comm: gf.Communicator) -> None:
         WORLD.Barrier()
 
 
+@on_ranks(1, 3)
 def check_letters_keep_their_mailbox(comm: gf.Communicator) -> None:
     """It is closed when the interpreter exits, so it stays for as long as a request does."""
     mail = Box(comm)
@@ -392,6 +398,7 @@ def check_letters_keep_their_mailbox(comm: gf.Communicator) -> None:
     assert kept() is None
 
 
+@on_ranks(1, 2, 3)
 def check_closing(comm: gf.Communicator) -> None:
     """One rank after the other closes; those that wait for it hear of it, what it has sent before arrives."""
     for orderly in (True, False):
@@ -439,6 +446,7 @@ def check_closing(comm: gf.Communicator) -> None:
         WORLD.Barrier()
 
 
+@on_ranks(1, 3)
 def check_untaken(comm: gf.Communicator) -> None:
     """Nobody takes a large message: its sender hears of it, and mailboxes that come next are not disturbed."""
     for turn in range(3):

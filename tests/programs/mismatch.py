@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, raises, run_checks, still_works
 
 import gradientflow as gf
@@ -32,6 +33,7 @@ def differ(comm: gf.Communicator, usual: Call, usual_text: str, odd: Call, odd_t
     still_works(comm)
 
 
+@on_ranks(2, 3)
 def check_counts(comm: gf.Communicator) -> None:
     # Within the announcements, beyond them, and one of each.
     for usual, odd in ((10, 11), (0, 1), (50_000, 50_001), (10, 50_000), (50_000, 10), (4_000_000, 1)):
@@ -121,6 +123,7 @@ def check_wires(comm: gf.Communicator) -> None:
         differ_in(comm, as_bfloat16, as_float16, "wire bfloat16", "wire float16")
 
 
+@on_ranks(2, 3)
 def check_kinds(comm: gf.Communicator) -> None:
     calls: dict[str, Call] = {
         "barrier": lambda c: c.barrier(),
@@ -180,6 +183,7 @@ def check_algorithms(comm: gf.Communicator) -> None:
             differ_in(comm, calls[0], calls[1], f"algorithm {name}", f"algorithm {other}")
 
 
+@on_ranks(2, 3)
 def check_labels(comm: gf.Communicator) -> None:
     """Calls that are alike but for the label or the shape: those of tensors that were swapped."""
     for count, store in itertools.product((12, 60_000), (np.ones, comm.empty)):
@@ -259,6 +263,7 @@ def check_swapped(comm: gf.Communicator) -> None:
             comm.allreduce(x(), label=label)
 
 
+@on_ranks(2, 3)
 def check_all_differ(comm: gf.Communicator) -> None:
     with raises(MismatchError, *(f"rank {rank}: allreduce of {rank + 1} float32" for rank in range(SIZE))):
         comm.allreduce(x(RANK + 1))
@@ -286,6 +291,7 @@ def check_tensors_are_untouched(comm: gf.Communicator) -> None:
     still_works(comm)
 
 
+@on_ranks(2, 3)
 def check_settings(_: gf.Communicator) -> None:
     """Settings on which the ranks must agree are compared before a communicator is made."""
     different = {

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from unittest import SkipTest
 
 import numpy as np
+from marks import on_ranks
 from support import (
     DTYPES,
     OPS,
@@ -67,6 +68,7 @@ def assert_is(found: DeviceArray, wanted: Array, dtype: str, op: str, what: str)
         assert same_bits(values, wanted), f"{what}: {difference(values, wanted)}"
 
 
+@on_ranks(1, 3)
 def check_reductions(comm: gf.Communicator) -> None:
     for dtype in DTYPES:
         for op in OPS:
@@ -94,6 +96,7 @@ def check_reductions(comm: gf.Communicator) -> None:
                 assert_is(out, result[bounds], dtype, op, f"reduce_scatter {what}")
 
 
+@on_ranks(1, 3)
 def check_moves(comm: gf.Communicator) -> None:
     for dtype in DTYPES:
         for count in (0, 1, 37, 20001) if dtype in ("float32", "int8") else (38,):
@@ -132,6 +135,7 @@ def check_moves(comm: gf.Communicator) -> None:
                 assert same_bits(from_device(out, dtype), np.concatenate(inputs)), f"allgatherv of {counts} {dtype}"
 
 
+@on_ranks(1, 3)
 def check_not_a_number(comm: gf.Communicator) -> None:
     """max takes the number where another rank has one, unlike other algorithms."""
     x = np.array([np.nan, RANK, np.nan if RANK == 0 else RANK], np.float32)
@@ -141,6 +145,7 @@ def check_not_a_number(comm: gf.Communicator) -> None:
     assert np.array_equal(out.get(), np.array([np.nan, SIZE - 1, last], np.float32), equal_nan=True), out.get()
 
 
+@on_ranks(1, 3)
 def check_wire(comm: gf.Communicator) -> None:
     """Values that float16 has come through unchanged; what is too large for it becomes infinite, and is counted."""
     for algorithm in ["nccl"] + ["hierarchical"] * (comm.nodes > 1):

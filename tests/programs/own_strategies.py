@@ -10,6 +10,7 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
+from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks, same_everywhere
 
 import gradientflow as gf
@@ -42,6 +43,7 @@ def run(training: ArrayLoop, step: int, order: tuple[int, ...] = (0, 1, 2, 3)) -
 # ---- the examples ----------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_sign_sgd(comm: gf.Communicator) -> None:
     """Ranks whose gradients come in different orders, and one without some of them."""
     with ArrayLoop(comm, weights(), f"{SIGN}(scale=0.5)") as training:
@@ -62,6 +64,7 @@ def check_sign_sgd(comm: gf.Communicator) -> None:
         optimizer.step()
 
 
+@on_ranks(1, 3)
 def check_top_k(comm: gf.Communicator) -> None:
     """What was sent and what is left is what was put in; a state goes on bit for bit."""
 
@@ -99,6 +102,7 @@ def check_top_k(comm: gf.Communicator) -> None:
     other.close()
 
 
+@on_ranks(1, 3)
 def check_local_sgd(comm: gf.Communicator) -> None:
     """Weights differ until they are averaged, and do not once training is finished."""
     with ArrayLoop(comm, weights(), f"{LOCAL}(period=3)") as training:
@@ -132,6 +136,7 @@ def check_uneven_batches(comm: gf.Communicator) -> None:
             same_everywhere(training.weights)
 
 
+@on_ranks(1, 2, 3)
 def check_library_strategies(comm: gf.Communicator) -> None:
     """Dense in the NumPy loop is the mean; several dtypes go in pools of their own."""
     mixed = [np.zeros(5, np.float32), np.zeros(4, np.float16), np.zeros((2, 3), np.float32)]
@@ -392,6 +397,7 @@ class Late(Strategy):
 # ---- in PyTorch ------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_pytorch(comm: gf.Communicator) -> None:
     try:
         import torch
@@ -457,6 +463,7 @@ def backward(model: Any, step: int) -> None:
     model(x).square().mean().backward()
 
 
+@on_ranks(1, 3)
 def check_pytorch_resumes_where_ranks_differ(comm: gf.Communicator) -> None:
     """With Local SGD a checkpoint has the rank's own weights; a consolidated one those of all."""
     torch = torch_or_skip()
@@ -901,6 +908,7 @@ class Mistaken(Strategy):
         return synchronizer
 
 
+@on_ranks(1, 3)
 def check_bad_strategies(comm: gf.Communicator) -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: ArrayLoop(comm, weights(), NoSynchronizer()), "bind of NoSynchronizer returned a str"),
@@ -935,6 +943,7 @@ def check_bad_strategies(comm: gf.Communicator) -> None:
             ArrayLoop(comm, weights(), f"{TOP_K}(density=0.{RANK + 1})")
 
 
+@on_ranks(1, 2, 3)
 def check_what_is_sent_is_counted(comm: gf.Communicator) -> None:
     """Messages through a strategy's communicator, also of parts and pools, and by exchanges of weights."""
     least = 2 * (comm.nodes - 1)  # times a tensor: what all ranks together send for an allreduce

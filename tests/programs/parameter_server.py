@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, narrow, raises, run, run_checks, scaled, widen
 
 import gradientflow as gf
@@ -103,6 +104,7 @@ def server_counts() -> list[int | None]:
     return [None, *sorted({1, (SIZE + 1) // 2, SIZE})]
 
 
+@on_ranks(1, 2, 3)
 def check_rounds(comm: gf.Communicator) -> None:
     settings = [Settings(0.1 + 0.01 * i, 0.9 if i % 2 else 0.0, 0.01 * i) for i in range(len(SHAPES))]
     for wire in ("float32", "float16", "bfloat16"):
@@ -155,6 +157,7 @@ def check_large_tensors(comm: gf.Communicator) -> None:
                 assert same(weights, line.weights)
 
 
+@on_ranks(1, 2)
 def check_versions_past_the_caches(comm: gf.Communicator) -> None:
     """Shards of more than 4 MiB, whose versions are written past the caches; tails that are no whole vector."""
     if SIZE > 2:
@@ -175,6 +178,7 @@ def check_versions_past_the_caches(comm: gf.Communicator) -> None:
             server.finish()
 
 
+@on_ranks(1, 3)
 def check_what_is_pushed(comm: gf.Communicator) -> None:
     """Gradients of other dtypes, by address, and not at all; skipped rounds."""
     weights = zeros()
@@ -202,6 +206,7 @@ def check_what_is_pushed(comm: gf.Communicator) -> None:
         server.finish()
 
 
+@on_ranks(1, 3)
 def check_tensors_without_a_gradient(comm: gf.Communicator) -> None:
     """A round leaves a tensor alone that none of its pushes has; one that some have gets zeros from the others."""
     settings = [Settings(0.1, 0.9, 0.01 * i) for i in range(len(SHAPES))]
@@ -241,6 +246,7 @@ def check_pushes_that_are_applied_alone(comm: gf.Communicator) -> None:
     assert np.all(weights[SIZE] == 2)
 
 
+@on_ranks(1, 3)
 def check_a_pull_stays(comm: gf.Communicator) -> None:
     """What has been pulled stays as it was, however many rounds follow before it is taken."""
     for wire in ("float32", "float16"):
@@ -264,6 +270,7 @@ def check_a_pull_stays(comm: gf.Communicator) -> None:
             server.finish()
 
 
+@on_ranks(1, 2, 3)
 def check_asynchronous(comm: gf.Communicator) -> None:
     """Each push is applied once, alone, whoever comes when; whole numbers are exact."""
     weights = zeros()
@@ -282,6 +289,7 @@ def check_asynchronous(comm: gf.Communicator) -> None:
         assert all(np.all(each == total) for each in weights), weights
 
 
+@on_ranks(1, 3)
 def check_finish(comm: gf.Communicator) -> None:
     """Workers that push different numbers of times: rounds go on with those that are left."""
     weights = zeros()
@@ -491,6 +499,7 @@ def check_arguments(comm: gf.Communicator) -> None:
         server.pull()
 
 
+@on_ranks(1, 3)
 def check_tiny(comm: gf.Communicator) -> None:
     """No weights at all, and fewer than servers could have."""
     for shapes in ([], [(0,)], [(1,)], [(3,), (40,)]):
@@ -535,6 +544,7 @@ def check_closing_in_any_order(comm: gf.Communicator) -> None:
             WORLD.Barrier()  # nobody waits for who comes later
 
 
+@on_ranks(1, 3)
 def check_lars(comm: gf.Communicator) -> None:
     """Local rates from the norms of whole tensors, whatever the servers; the same bits everywhere."""
     found = []
@@ -586,6 +596,7 @@ class AdamLine:
             self.weights[i] = weight - rate * self.mean[i] / (np.sqrt(self.square[i]) / root + f(self.eps))
 
 
+@on_ranks(1, 3)
 def check_adam(comm: gf.Communicator) -> None:
     """A run that is saved, and goes on with another number of servers; its words have to be the same on all ranks.
 
@@ -667,6 +678,7 @@ def check_adam(comm: gf.Communicator) -> None:
         shutil.rmtree(path.parent)
 
 
+@on_ranks(1, 3)
 def check_states(comm: gf.Communicator) -> None:
     """A run goes on where it stood, with another number of servers; what is wrong is refused on all ranks."""
     settings = Settings(0.1, 0.9)
@@ -782,6 +794,7 @@ def check_a_full_disk(comm: gf.Communicator) -> None:
         shutil.rmtree(path.parent)
 
 
+@on_ranks(1, 3)
 def check_reports(comm: gf.Communicator) -> None:
     weights = zeros()
     for policy in ("bsp", "ssp(1)"):
@@ -897,6 +910,7 @@ def check_optimizers_that_differ(comm: gf.Communicator) -> None:
             gf.ParameterServer(comm, zeros(), optimizer="lars" if RANK else "sgd")
 
 
+@on_ranks(2)
 def check_pushes_that_nobody_waits_for(comm: gf.Communicator) -> None:
     """Small ones to another node, too, stay here until the server takes them: one has left, and two wait."""
     if SIZE == 1 or comm.nodes < SIZE:
@@ -992,6 +1006,7 @@ def weights_of(pull: Any, wire: str) -> Arrays:
     return [each.astype(np.float32) for each in views]
 
 
+@on_ranks(1, 2, 3)
 def check_memory_in_place(comm: gf.Communicator) -> None:
     """Gradients written where servers read them, and weights read where servers wrote them: the bits of the copies."""
     settings = Settings(0.1, 0.9, 0.01)
@@ -1024,6 +1039,7 @@ def check_memory_in_place(comm: gf.Communicator) -> None:
                     server.finish()
 
 
+@on_ranks(1, 3)
 def check_weights_that_are_looked_at(comm: gf.Communicator) -> None:
     """They stay as they are, however many rounds others make meanwhile, and nobody waits for the one who looks."""
     for policy in ("asp", f"ssp({40 * SIZE})", "bsp"):
@@ -1056,6 +1072,7 @@ def check_weights_that_are_looked_at(comm: gf.Communicator) -> None:
                 server.finish()
 
 
+@on_ranks(1, 3)
 def check_gradients_out_of_place(comm: gf.Communicator) -> None:
     """Memory of other pushes, and of pulls, is copied; the place of another tensor, or as another dtype, is refused."""
     for wire in ("float32", "float16"):
@@ -1164,6 +1181,7 @@ def check_threads_that_push(comm: gf.Communicator) -> None:
         assert all(np.all(each == 24 * SIZE) for each in weights)  # those were of zeros
 
 
+@on_ranks(1, 2)
 def check_skips_that_are_forgotten(comm: gf.Communicator) -> None:
     """Of pushes older than the last 1024 that were skipped nothing is known."""
     if comm.nodes != 1 or SIZE > 2:

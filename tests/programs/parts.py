@@ -6,6 +6,7 @@ import gc
 import threading
 
 import numpy as np
+from marks import on_ranks
 from mpi4py import MPI
 from support import RANK, SIZE, WORLD, raises, run_checks
 
@@ -30,6 +31,7 @@ def alike(color: int, modulus: int = 2) -> list[int]:
     return [rank for rank in range(SIZE) if rank % modulus == color]
 
 
+@on_ranks(1, 2, 3)
 def check_colors(comm: gf.Communicator) -> None:
     for modulus in (1, 2, 3, SIZE):
         color = RANK % modulus
@@ -51,6 +53,7 @@ def check_keys(comm: gf.Communicator) -> None:
         works(part, alike(RANK % 2)[::-1])
 
 
+@on_ranks(1, 3)
 def check_ranks_that_get_none(comm: gf.Communicator) -> None:
     part = comm.split(None if RANK == 0 else 5)
     if RANK == 0:
@@ -70,6 +73,7 @@ def check_wrong_colors(comm: gf.Communicator) -> None:
     works(comm, list(range(SIZE)))
 
 
+@on_ranks(1, 2, 3)
 def check_nested(comm: gf.Communicator) -> None:
     """Down to one rank each."""
     parts = [comm]
@@ -184,6 +188,7 @@ def check_other_calls_than_split(comm: gf.Communicator) -> None:
     works(comm, list(range(SIZE)))
 
 
+@on_ranks(1, 3)
 def check_the_communicator_of_mpi(comm: gf.Communicator) -> None:
     """A part has one of its own, which is freed with it."""
     part = comm.split(RANK % 2)

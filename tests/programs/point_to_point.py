@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from marks import on_ranks
 from support import (
     DTYPES,
     RANK,
@@ -59,6 +60,7 @@ def in_threads(*works: Callable[[], None]) -> None:
 # ---- what arrives ----------------------------------------------------------------------------------------------------
 
 
+@on_ranks(2, 3)
 def check_sizes(comm: gf.Communicator) -> None:
     """One sends and the other receives, then the other way round."""
     if not HAS_PARTNER:
@@ -210,6 +212,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
 # ---- ranks that are not there ----------------------------------------------------------------------------------------
 
 
+@on_ranks(2, 3)
 def check_a_partner_that_has_closed(_: gf.Communicator) -> None:
     """What it sent before it closed can still be received; after that, there is nobody."""
     comm = gf.init()

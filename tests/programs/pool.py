@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, expected, raises, run_checks, same_bits
 
 import gradientflow as gf
@@ -81,6 +82,7 @@ def check_layout(comm: gf.Communicator) -> None:
     assert gf.GradientPool(comm, (16, 17)).nbytes == 64 + 128
 
 
+@on_ranks(1, 2, 3)
 def check_values(comm: gf.Communicator) -> None:
     dtypes = ["float32", "float64", "float16"] if comm.nodes == 1 else ["float64"]
     for dtype in dtypes:
@@ -122,6 +124,7 @@ def check_ready(comm: gf.Communicator) -> None:
     pool.wait()
 
 
+@on_ranks(1, 3)
 def check_zeros_for_what_is_not_ready(comm: gf.Communicator) -> None:
     for threshold in (0, 300, math.inf):
         pool = gf.GradientPool(comm, [10, 20, 30, 40], fusion_threshold=threshold)
@@ -173,6 +176,7 @@ def check_order(comm: gf.Communicator) -> None:
             assert all(report.ready <= report.started for report in reports)
 
 
+@on_ranks(1, 3)
 def check_ranges(comm: gf.Communicator) -> None:
     pool = gf.GradientPool(comm, [16, 16, 0, 32, 16], fusion_threshold=128)
     assert pool.offsets == (0, 64, 128, 128, 256)
@@ -207,6 +211,7 @@ def check_settings_are_checked_first(comm: gf.Communicator) -> None:
     assert comm.allreduce(np.array(1)) == SIZE
 
 
+@on_ranks(1, 2, 3)
 def check_wire(comm: gf.Communicator) -> None:
     sent = {}
     for wire in (None, "float32", "float16", "bfloat16"):
@@ -229,6 +234,7 @@ def check_wire(comm: gf.Communicator) -> None:
         assert sent[None] == [0, 0]
 
 
+@on_ranks(1, 3)
 def check_abandon(comm: gf.Communicator) -> None:
     """A rank that gives up half-way does not keep the others waiting; in the next iteration nothing is left of it."""
     pool = gf.GradientPool(comm, [100, 200, 300], fusion_threshold=0)
@@ -454,6 +460,7 @@ def anonymous_kib() -> int:
     return int(found[1])
 
 
+@on_ranks(1, 3)
 def check_memory(comm: gf.Communicator) -> None:
     """Gradients lie in the pool and nowhere else."""
     with gf.GradientPool(comm, [5000]) as first:

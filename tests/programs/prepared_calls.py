@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, mine, raises, run_checks, scaled
 
 import gradientflow as gf
@@ -28,6 +29,7 @@ SIZES = [1, 7, 100, 5000, 40_000]  # inside the announcement's line, behind it, 
 LAST = SIZE - 1
 
 
+@on_ranks(1, 2, 3)
 def check_every_collective(comm: gf.Communicator) -> None:
     """Twice, with other values the second time, and the result of the ordinary call both times."""
     for count in (3, 40_000):
@@ -186,6 +188,7 @@ def check_calls_that_end_as_the_time_does(comm: gf.Communicator) -> None:
         assert (x == TOTAL).all()
 
 
+@on_ranks(1, 3)
 def check_errors(comm: gf.Communicator) -> None:
     with raises(ArgumentTypeError):
         comm.allreduce_init([1, 2])
@@ -208,6 +211,7 @@ def check_errors(comm: gf.Communicator) -> None:
     request.wait()
 
 
+@on_ranks(2)
 def check_the_interpreter_runs_on_while_labels_are_told(comm: gf.Communicator) -> None:
     """Rank 0 waits for the label of a rank that has started another call, and does not wait for it yet."""
     if SIZE != 2 or comm.nodes != 1:
@@ -242,6 +246,7 @@ def check_ranks_that_prepare_different_calls(comm: gf.Communicator) -> None:
             assert (comm.allreduce(x.copy()) == TOTAL).all()
 
 
+@on_ranks(1, 3)
 def check_a_forgotten_request(comm: gf.Communicator) -> None:
     x = mine(3)
     comm.allreduce_init(x).start()
@@ -251,6 +256,7 @@ def check_a_forgotten_request(comm: gf.Communicator) -> None:
     assert (x == TOTAL).all()
 
 
+@on_ranks(1, 3)
 def check_closing(_: gf.Communicator) -> None:
     with gf.init() as comm:
         tensors = [mine(count) for count in SIZES]
@@ -297,6 +303,7 @@ def check_leaving_after_an_exception(_: gf.Communicator) -> None:
     comm.close()
 
 
+@on_ranks(1, 3)
 def check_fast_paths(comm: gf.Communicator) -> None:
     """They stand before the methods, and look like them; methods of classes of one's own come first."""
     pairs = {

@@ -21,6 +21,7 @@ from unittest import SkipTest
 import numpy as np
 import torch
 import torch.distributed as dist
+from marks import on_ranks
 from support import RANK, SIZE, Array, raises, run_checks, scaled
 from tensor_places import DEVICE, PLACE
 
@@ -131,6 +132,7 @@ def strided(values: torch.Tensor) -> list[torch.Tensor]:
 # ---- reductions ------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(2, 3)
 def check_allreduce() -> None:
     cases = [(dtype, op, (3, 7)) for dtype, op in defined()]
     for dtype, op in [(torch.float32, Op.SUM), (torch.int16, Op.MAX), (torch.bool, Op.BXOR), (torch.complex64, Op.AVG)]:
@@ -238,6 +240,7 @@ def check_reduce_scatter() -> None:
     same(output, reduced((RANK + 1,), torch.float32, Op.SUM, seed=RANK))
 
 
+@on_ranks(2, 3)
 def check_coalesced() -> None:
     shapes = [(3,), (2, 2), (0,), (5,)]
     tensors = [mine(shape) for shape in shapes]
@@ -391,6 +394,7 @@ def check_short_forms() -> None:
 # ---- works and futures -----------------------------------------------------------------------------------------------
 
 
+@on_ranks(2, 3)
 def check_async() -> None:
     tensors = [mine((101 * i,), seed=i) for i in range(20)]
     works: list[Any] = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -491,6 +495,7 @@ def check_callbacks() -> None:
 # ---- between two ranks -----------------------------------------------------------------------------------------------
 
 
+@on_ranks(2, 3)
 def check_messages() -> None:
     if SIZE == 1:
         return
@@ -546,6 +551,7 @@ def check_messages() -> None:
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(2, 3)
 def check_groups() -> None:
     if SIZE == 1:
         return
@@ -696,6 +702,7 @@ def check_refusals() -> None:
     dist.barrier()
 
 
+@on_ranks(2, 3)
 def check_monitored_barrier() -> None:
     """The words of its errors are Gloo's, which PyTorch's tests look for."""
     group: Any = dist.new_group(list(range(SIZE)))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, communicator, over, raises, run_checks
 
 import gradientflow as gf
@@ -46,6 +47,7 @@ def fails() -> Iterator[None]:
     raise AssertionError("no error")
 
 
+@on_ranks(2, 3)
 def check_all_come_along(comm: gf.Communicator) -> None:
     array = comm.empty(1000)
     array[:] = RANK
@@ -96,6 +98,7 @@ def check_parts_of_a_recovered_one(comm: gf.Communicator) -> None:
                 works(each)
 
 
+@on_ranks(2, 3)
 def check_mailboxes(comm: gf.Communicator) -> None:
     """Messages from anybody, in two mailboxes, between those of calls."""
     with comm.recover() as new:
@@ -200,6 +203,7 @@ def check_several_communicators(first: gf.Communicator) -> None:
         works(new_second)
 
 
+@on_ranks(2, 3)
 def check_min_ranks(comm: gf.Communicator) -> None:
     with comm.recover(min_ranks=SIZE) as new:
         works(new)

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
+from marks import on_ranks
 from support import (
     LAYOUTS,
     RANK,
@@ -93,6 +94,7 @@ def require_same(found: Floats, wanted: Floats, *what: object) -> None:
 # ---- the algorithms --------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_ssgd_step_by_step(comm: gf.Communicator) -> None:
     for number in sorted({1, SIZE}):
         expected = ssgd(START, gradient_of, 6, workers=SIZE, servers=servers(number, inside=False))
@@ -167,6 +169,7 @@ def check_updates_of_adam_are_counted_by_tensor(comm: gf.Communicator) -> None:
     assert np.allclose(*found, rtol=1e-5, atol=1e-6)
 
 
+@on_ranks(1, 2, 3)
 def check_ssd_sgd_step_by_step(comm: gf.Communicator) -> None:
     """Workers have the weights that they have in straight lines, after every step, and so have the servers."""
     for k, warmup, rule, number, options in (
@@ -224,6 +227,7 @@ def check_a_pull_that_comes_while_a_gradient_is_computed(comm: gf.Communicator) 
         training.loop.finish()
 
 
+@on_ranks(1)
 def check_one_worker_is_plain_sgd(comm: gf.Communicator) -> None:
     """Bit for bit, at any k: without momentum and weight decay, where the local update is the servers'."""
     if SIZE > 1:
@@ -344,6 +348,7 @@ def check_two_runs_give_the_same_bits(comm: gf.Communicator) -> None:
         require_same(*runs)
 
 
+@on_ranks(1, 3)
 def check_asynchronous_ones_lose_nothing(comm: gf.Communicator) -> None:
     """Each push is applied by itself, undivided: with gradients that do not depend on weights, sums are known."""
 
@@ -483,6 +488,7 @@ def check_given_up_under_a_dynamic_loss_scale(comm: gf.Communicator) -> None:
             same_everywhere(training.weights)
 
 
+@on_ranks(1, 3)
 def check_what_does_not_fit(comm: gf.Communicator) -> None:
     with raises(MismatchError, "different tensors"):
         ArrayLoop(
@@ -506,6 +512,7 @@ def _mismatch() -> None:
 # ---- states ----------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_states_restore_bit_for_bit(comm: gf.Communicator) -> None:
     """Taken after any step, between a pull and its arrival too; a run goes on from them as if nothing had happened."""
     rules = [f"ssd_sgd(2, 2, {rule!r})" for rule in ("glu", "dc_asgd", "none")]
@@ -531,6 +538,7 @@ def check_states_restore_bit_for_bit(comm: gf.Communicator) -> None:
                 require_same(training.weights, at_end, words, taken)
 
 
+@on_ranks(1, 3)
 def check_consolidated_states(comm: gf.Communicator) -> None:
     """They are the same on all ranks, and training goes on from the servers' weights."""
     for words in (*WAITING, DELAYED):
@@ -555,6 +563,7 @@ def check_consolidated_states(comm: gf.Communicator) -> None:
             training.loop.finish()
 
 
+@on_ranks(1, 3)
 def check_explain(comm: gf.Communicator) -> None:
     with quick_link():
         for words in ("ssgd", "asgd", "ssd_sgd(k=4, warmup=4)", "ssd_sgd(2, 2, 'none')"):

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, quick_link, raises, run_checks
 
 import gradientflow as gf
@@ -73,6 +74,7 @@ def flat_residuals(pool: gf.SparseGradientPool) -> np.ndarray:
     return result
 
 
+@on_ranks(1, 2, 3)
 def check_straight_line(comm: gf.Communicator) -> None:
     """Everything after every step, bit by bit: gradients, residuals, norms, the choice, weights."""
     for momentum, chunk_size, threshold in ((0.5, 8, 0), (1.0, 33, 256), (0.0, 16, math.inf), (0.5, 1000, 0)):
@@ -125,6 +127,7 @@ def check_straight_line(comm: gf.Communicator) -> None:
         pool.close()
 
 
+@on_ranks(1, 3)
 def check_nothing_is_lost(comm: gf.Communicator) -> None:
     """With a momentum of 1, what was sent and the residuals are what was put in: exactly, for random pools."""
     random = np.random.default_rng(SIZE)
@@ -222,6 +225,7 @@ def check_densities(comm: gf.Communicator) -> None:
     assert sent == [20, 16, 12, 8, 3, 3]  # 1 - 0.85 t / 4, rounded up
 
 
+@on_ranks(1, 3)
 def check_not_finite(comm: gf.Communicator) -> None:
     """An infinite or NaN gradient is told on all ranks, with rank and tensor, and changes nothing."""
     culprit = SIZE - 1
@@ -271,6 +275,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
         assert np.isfinite(flat(pool)).all()
 
 
+@on_ranks(1, 2, 3)
 def check_loss_scale(comm: gf.Communicator) -> None:
     """Scaled gradients give what unscaled ones do, and a step that overflows is as if it had not been."""
     runs = []
@@ -376,6 +381,7 @@ def check_timeout(comm: gf.Communicator) -> None:
         pool.wait(math.nan)
 
 
+@on_ranks(1, 3)
 def check_abandon(comm: gf.Communicator) -> None:
     """A rank gives up: the others get zeros for what it has not sent, it holds on to the rest, and all go on alike."""
     pool = gf.SparseGradientPool(comm, [16, 16, 16, 16], density=0.5, momentum=1.0, chunk_size=16)
@@ -427,6 +433,7 @@ def check_abandon(comm: gf.Communicator) -> None:
     assert pool.iteration == 4 + (SIZE > 1)
 
 
+@on_ranks(1, 3)
 def check_state(comm: gf.Communicator) -> None:
     """A run that is saved and loaded goes on as one that is not; the sum of the residuals is the same on any ranks."""
 
@@ -500,6 +507,7 @@ def check_state(comm: gf.Communicator) -> None:
     pool.wait()
 
 
+@on_ranks(1, 3)
 def check_states_that_are_refused(comm: gf.Communicator) -> None:
     """Before anything is changed; and where it is collective, on all ranks."""
     pool = gf.SparseGradientPool(comm, [30, 40], chunk_size=16, density=0.5, momentum=1.0)
@@ -657,6 +665,7 @@ def check_bad_input(comm: gf.Communicator) -> None:
         pool.wait()
 
 
+@on_ranks(1, 3)
 def check_empty(comm: gf.Communicator) -> None:
     pool = gf.SparseGradientPool(comm, [0, (0, 3)], extra=1)
     pool.extra[0] = RANK
@@ -668,6 +677,7 @@ def check_empty(comm: gf.Communicator) -> None:
     assert none.chunks == 0
 
 
+@on_ranks(1, 3)
 def check_explain(comm: gf.Communicator) -> None:
     """It says what is sent, and says "none" where there is no gain."""
     with quick_link():
@@ -790,6 +800,7 @@ def check_lars_at_the_ends_of_float32(comm: gf.Communicator) -> None:
         pool.close()
 
 
+@on_ranks(1, 3)
 def check_dense_sgd(comm: gf.Communicator) -> None:
     """As PyTorch's, the learning rate outside the momentum; and schedules of it."""
     pool = gf.GradientPool(comm, [(6, 5), 7])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, raises, run_checks
 
 import gradientflow as gf
@@ -28,6 +29,7 @@ def average(pool: Pool) -> None:
     pool.wait()
 
 
+@on_ranks(1, 3)
 def check_a_step_needs_averages(comm: gf.Communicator) -> None:
     """Else each rank would use its own gradients, and the weights drift apart."""
     for pool in pools(comm):
@@ -122,6 +124,7 @@ def check_a_step_without_momentum(comm: gf.Communicator) -> None:
                 assert make is gf.optimizers.LARS or (weights[0] == weight).all()
 
 
+@on_ranks(1, 2, 3)
 def check_a_tensor_that_no_rank_has(comm: gf.Communicator) -> None:
     """A step in a loop leaves it alone, as PyTorch's does without a gradient; with one on any rank it is changed."""
     for make in (gf.optimizers.SGD, gf.optimizers.LARS, gf.optimizers.AdamW):
@@ -144,6 +147,7 @@ def check_a_tensor_that_no_rank_has(comm: gf.Communicator) -> None:
             assert now.get("updates", [4, 3]) == [4, 3]
 
 
+@on_ranks(1, 3)
 def check_adam(comm: gf.Communicator) -> None:
     """As the papers have it, in float64; on the master weights of those of 16 bits; a state goes on, bit for bit."""
     rng = np.random.default_rng(3)
@@ -182,6 +186,7 @@ def check_adam(comm: gf.Communicator) -> None:
                     gf.optimizers.SGD(pool, others, 0.1).load_state_dict(optimizer.state_dict())
 
 
+@on_ranks(1, 3)
 def check_an_iteration_of_nobody(comm: gf.Communicator) -> None:
     """All ranks are told that nothing was averaged; where one rank has something, the others need nothing."""
     for pool in pools(comm):

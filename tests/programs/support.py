@@ -37,7 +37,7 @@ SIZE: int = WORLD.size
 
 # The nodes of most checks: one; one for each rank; and nodes of two, of which the last may have one.
 _LAYOUTS: list[dict[str, Any]] = [{}, {"node_size": 1}, {"node_size": 2}]
-LAYOUTS = {1: _LAYOUTS[:1], 2: _LAYOUTS[:2], 3: _LAYOUTS[1:]}.get(SIZE, _LAYOUTS[2:])
+LAYOUTS = {1: _LAYOUTS[:1], 2: _LAYOUTS[:2], 3: _LAYOUTS[::2]}.get(SIZE, _LAYOUTS[2:])
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "uint8", "int32", "int64"]
@@ -150,9 +150,10 @@ def run_checks(
 ) -> None:
     """Run the checks of the program, the functions check_*, each under all settings, also after one has failed.
 
-    Settings that make nodes take turns with the transports: the first of them is over MPI with 2 and 4 ranks, over TCP
-    with 3 and 5. Checks that send messages under any settings (`sends`) run over both. Those in `by_mpi`, which need
-    MPI, and settings without nodes are left to the environment.
+    Settings that make nodes take turns with the transports, and so do checks and numbers of ranks: the first settings
+    of the first check are over MPI with 2 and 4 ranks, over TCP with 3 and 5. Checks that send messages under any
+    settings (`sends`) run over both. Those in `by_mpi`, which need MPI, and settings without nodes are left to the
+    environment.
 
     Those in `once` run under no settings. `around` makes what a check is called with: a communicator of its own, unless
     said otherwise. A rank whose check fails leaves `around`, so that the other ranks do not wait for it. A check may
@@ -165,12 +166,12 @@ def run_checks(
     }
     selected = os.environ["CHECKS"].split(",") if "CHECKS" in os.environ else [*checks]
     failures = 0
-    for name, check in checks.items():
+    for number, (name, check) in enumerate(checks.items()):
         if name not in selected:
             continue
         _tell(begun=name)
         failure, skipped = "", "" if settings or check in once else f"not with {SIZE} ranks"
-        cases = [({}, "auto")] if check in once else _cases(settings, sends, check in by_mpi)
+        cases = [({}, "auto")] if check in once else _cases(number, settings, sends, check in by_mpi)
         if check in by_mpi and not HAS_MPI:
             cases, skipped = [], "needs MPI"
         for each, transport in cases:
@@ -191,9 +192,11 @@ def run_checks(
         sys.exit(1)
 
 
-def _cases(settings: Sequence[Mapping[str, Any]], sends: bool, by_mpi: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Give all settings with the transports that they are to be tried with."""
-    turns = itertools.islice(itertools.cycle(TRANSPORTS), SIZE % 2, None)
+def _cases(
+    number: int, settings: Sequence[Mapping[str, Any]], sends: bool, by_mpi: bool
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Give all settings with the transports that the check of this number is to be tried with."""
+    turns = itertools.islice(itertools.cycle(TRANSPORTS), (number + SIZE) % 2, None)
     for each in settings:
         if SIZE == 1 or by_mpi or not (sends or int(each.get("node_size", 0))):
             yield each, "auto"

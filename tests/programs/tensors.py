@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, BFloat16, raises, run_checks, still_works
 
 import gradientflow as gf
@@ -218,6 +219,7 @@ def check_dlpack(comm: gf.Communicator) -> None:
 # ---- out, root, op, algorithm ----------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_out(comm: gf.Communicator) -> None:
     x = mine()
     assert comm.allreduce(x, out=x) is x
@@ -264,6 +266,7 @@ def check_out(comm: gf.Communicator) -> None:
     still_works(comm)
 
 
+@on_ranks(1, 3)
 def check_blocks(comm: gf.Communicator) -> None:
     """Where every rank has a block of its own, there must be one for each."""
     if SIZE > 1:
@@ -284,6 +287,7 @@ def check_blocks(comm: gf.Communicator) -> None:
     still_works(comm)
 
 
+@on_ranks(1, 3)
 def check_wires(comm: gf.Communicator) -> None:
     """Only float32 can travel as something shorter, only in allreduce, and only in messages of our own."""
     for wire in ("float16", "bfloat16"):
@@ -318,6 +322,7 @@ def check_wires(comm: gf.Communicator) -> None:
     still_works(comm)
 
 
+@on_ranks(1, 3)
 def check_names_and_roots(comm: gf.Communicator) -> None:
     for root in (-1, SIZE, 10**6, -(2**31), 2**31 - 1):
         with raises(ArgumentError, f"root {root} is not a rank: ranks are 0 to {SIZE - 1}"):
@@ -376,6 +381,7 @@ def check_errors_on_one_rank(comm: gf.Communicator) -> None:
 # ---- node memory -----------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_empty(comm: gf.Communicator) -> None:
     for shape in (0, 5, (), (3,), (2, 3), (0, 3), [4, 5], np.int64(3), (np.int32(2), 2), range(2, 4)):
         for dtype in ("float32", np.float64, "int8", bool, np.dtype("int64")):

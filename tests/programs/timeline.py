@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, raises, run_checks
 
 import gradientflow as gf
@@ -24,6 +25,7 @@ def events_of(name: str) -> list[dict[str, Any]]:
     return found
 
 
+@on_ranks(1, 3)
 def check_a_training_step(comm: gf.Communicator) -> None:
     begin = time.monotonic() * 1e6
     comm.start_timeline(FOLDER / "step.json")
@@ -78,6 +80,7 @@ def check_a_training_step(comm: gf.Communicator) -> None:
     assert len({event["id"] for event in waits}) == len(waits) // 2
 
 
+@on_ranks(1, 3)
 def check_the_model_has_the_same_events(comm: gf.Communicator) -> None:
     """The ranges of a step, in their order, with their bytes and paths; none before its last gradient is ready."""
     counts = [512, 1536, 1024, 3008, 1040]  # without gaps between them

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, raises, run_checks
 
 import gradientflow as gf
@@ -154,6 +155,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@on_ranks(1, 2, 3)
 def check_straight_line(comm: gf.Communicator) -> None:
     """Everything after every step, bit by bit: means, residuals, velocities, what was sent, numbers along."""
     for case, options in enumerate(CASES):
@@ -222,6 +224,7 @@ def own_sums(pool: gf.TopKGradientPool) -> np.ndarray:
     return np.concatenate([each.ravel() for each in pool.residuals])
 
 
+@on_ranks(1, 3)
 def check_nothing_is_lost(comm: gf.Communicator) -> None:
     """Whatever the selection, what was sent and the residual are what was put in: exactly, with one rank that sends."""
     for selection in ("sampled", "exact", "random"):
@@ -386,6 +389,7 @@ def check_settings_that_differ(comm: gf.Communicator) -> None:
         pool.close()
 
 
+@on_ranks(1, 3)
 def check_not_finite(comm: gf.Communicator) -> None:
     """An infinite or NaN gradient is told on all ranks, with rank and tensor, and changes nothing."""
     culprit = SIZE - 1
@@ -426,6 +430,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
         pool.loss_scale = 3.0
 
 
+@on_ranks(1, 2, 3)
 def check_what_is_beyond_float16(comm: gf.Communicator) -> None:
     """It stays in the residual, also of layers that are averaged as they are; an infinite gradient does not."""
     rounding = 2e-3 if SIZE & (SIZE - 1) else 0.0  # of parts of a mean
@@ -459,6 +464,7 @@ def check_what_is_beyond_float16(comm: gf.Communicator) -> None:
             pool.close()
 
 
+@on_ranks(1, 2, 3)
 def check_loss_scale(comm: gf.Communicator) -> None:
     """Scaled gradients come back scaled; residuals are not."""
     runs = []
@@ -530,6 +536,7 @@ def check_taking_back(comm: gf.Communicator) -> None:
     assert all(same(a, b) for a, b in zip(results[:5], results[5:], strict=True))
 
 
+@on_ranks(1, 3)
 def check_abandon(comm: gf.Communicator) -> None:
     """A rank gives up: it keeps what it had, the others get nothing of what was not complete, and all go on alike."""
     pool = gf.TopKGradientPool(comm, [16, 16, 3000], ratios=[4, 4, 1], selection="exact", momentum=0.5, extra=1)
@@ -575,6 +582,7 @@ def check_abandon(comm: gf.Communicator) -> None:
     assert pool.iteration == 3 + (SIZE > 1)
 
 
+@on_ranks(1, 3)
 def check_nothing_ready(comm: gf.Communicator) -> None:
     """Told where nothing is ready on any rank; zeros for the others where it is so on some."""
     for overlap in (True, False):
@@ -632,6 +640,7 @@ def check_timeout(comm: gf.Communicator) -> None:
         pool.wait(math.nan)
 
 
+@on_ranks(1, 3)
 def check_state(comm: gf.Communicator) -> None:
     """A run that is saved and loaded goes on as one that is not; the mean of what is kept is the same on any ranks."""
     for options in ({}, {"momentum": 0.5, "threshold_reuse": 2}, {"selection": "random", "seed": 5}):

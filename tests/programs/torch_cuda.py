@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from marks import on_ranks
 from support import RANK, SIZE, communicator, raises, run_checks, same_everywhere, say, scaled
 from tensor_places import DEVICE, PLACE, PLACED, address_of, left_on_host, on_host
 from torch import nn
@@ -147,6 +148,7 @@ def train(
     return values(model.parameters()), gradients
 
 
+@on_ranks(1, 3)
 def check_training_is_that_on_the_host(comm: gf.Communicator) -> None:
     for name, make, dtype, settings in CASES:
         with on_host():
@@ -158,6 +160,7 @@ def check_training_is_that_on_the_host(comm: gf.Communicator) -> None:
             assert_same(on_device[0], weights, name)
 
 
+@on_ranks(1, 3)
 def check_whole_numbers_are_exact(comm: gf.Communicator) -> None:
     """Of parameters that this rank does not use, or nobody, too."""
     model = Sums().to(PLACED)
@@ -294,6 +297,7 @@ def check_ddp(comm: gf.Communicator) -> None:
                 optimizers[1].step()
 
 
+@on_ranks(1, 3)
 def check_futures(comm: gf.Communicator) -> None:
     """What is put into the current stream behind a future, a callback or a work sees the results."""
     for count in (3, 100_000):
@@ -360,6 +364,7 @@ def check_handles(comm: gf.Communicator) -> None:
         assert kept() is None
 
 
+@on_ranks(1, 3)
 def check_streams(comm: gf.Communicator) -> None:
     """Producers and consumers in streams of their own, kept busy so that a missing order shows."""
     if not IS_REAL:

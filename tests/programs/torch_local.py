@@ -9,6 +9,7 @@ from typing import Any
 from unittest import SkipTest, mock
 
 import torch
+from marks import on_ranks
 from support import RANK, SIZE, raises, require_same_state, run_checks, same_everywhere
 from tensor_places import PLACE, PLACED, on_host
 
@@ -59,6 +60,7 @@ def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator) -> None:
         optimizer.close()
 
 
+@on_ranks(1, 3)
 def check_consolidated_states(comm: gf.Communicator) -> None:
     """They are the same on all ranks, and have the means of what each rank's optimizer keeps."""
     kinds: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (
@@ -134,6 +136,7 @@ def train(
     return torch.cat(seen)
 
 
+@on_ranks(1, 3)
 def check_training_is_that_on_the_host(comm: gf.Communicator) -> None:
     if PLACE == "host":
         raise SkipTest("on a device only")
@@ -147,6 +150,7 @@ def check_training_is_that_on_the_host(comm: gf.Communicator) -> None:
             assert torch.equal(found, wanted), (words, dtype, (found - wanted).abs().max())
 
 
+@on_ranks(1, 3)
 def check_hpsgd_loses_nothing(comm: gf.Communicator) -> None:
     """Gradients are whole numbers, so that their sum is exact whenever a round takes them."""
     model = torch.nn.Linear(64, 1, bias=False).to(PLACED)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks, same_everywhere
 from tensor_places import PLACE, address_of
 from torch import nn
@@ -96,6 +97,7 @@ def assert_in_pool(optimizer: gft.DistributedOptimizer, model: nn.Module) -> Non
 # ---- the same training -----------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_training_equals_one_process(comm: gf.Communicator) -> None:
     for make in (sgd, lambda m: torch.optim.Adam([{"params": m.last.parameters(), "lr": 0.01},
                                                   {"params": m.embedding.parameters()}], lr=0.003)):  # fmt: skip
@@ -155,6 +157,7 @@ def check_wire(comm: gf.Communicator) -> None:
         assert sent["float16"] < sent[None]
 
 
+@on_ranks(1, 3)
 def check_dtypes_and_layouts(comm: gf.Communicator) -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
@@ -224,6 +227,7 @@ def check_accumulation(comm: gf.Communicator) -> None:
                 assert done == [3 if way == "every pass" else 1] * len(done)
 
 
+@on_ranks(1, 3)
 def check_gradients_that_layers_write_in_place(comm: gf.Communicator) -> None:
     """They have the bits of PyTorch's, and whoever else gets such a gradient has it in memory of its own."""
     alone = seeded(Tied)
@@ -325,6 +329,7 @@ class Words(nn.Module):
         return self.decoder(torch.tanh(self.table(words)))
 
 
+@on_ranks(1, 3)
 def check_embeddings_that_add_in_place(comm: gf.Communicator) -> None:
     """Their gradients have the bits of PyTorch's, whatever is looked up, and however the model is trained."""
     generator = torch.Generator().manual_seed(RANK)
@@ -400,6 +405,7 @@ def check_several_losses(comm: gf.Communicator) -> None:
         assert_close(model, alone)
 
 
+@on_ranks(1, 3)
 def check_unused_parameters(comm: gf.Communicator) -> None:
     """What a rank does not use counts as zeros; what nobody uses stays as it is, momentum and weight decay included."""
     for set_to_none in (True, False):
@@ -436,6 +442,7 @@ def check_unused_parameters(comm: gf.Communicator) -> None:
     assert SIZE == 1 or not torch.equal(model.branches[0].weight, before.branches[0].weight)
 
 
+@on_ranks(1, 3)
 def check_order(comm: gf.Communicator) -> None:
     """After the first iteration gradients lie in the order in which rank 0 had them."""
     model = seeded(Tied)
@@ -512,6 +519,7 @@ def check_two_optimizers(comm: gf.Communicator) -> None:
     same_everywhere(p for model in models for p in model.parameters())
 
 
+@on_ranks(1, 3)
 def check_join(comm: gf.Communicator) -> None:
     """Ranks with 0, 1, 2... batches: means over all ranks, and the same model everywhere at the end."""
     model = seeded(Tied)
@@ -543,6 +551,7 @@ def check_join(comm: gf.Communicator) -> None:
 # ---- what users do with an optimizer ---------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_clipping_and_gradients_by_hand(comm: gf.Communicator) -> None:
     model = seeded(Tied)
     alone = copy.deepcopy(model)
@@ -640,6 +649,7 @@ def check_schedulers_and_hooks(comm: gf.Communicator) -> None:
     assert optimizer._inner.param_groups[0]["lr"] == 0.25
 
 
+@on_ranks(1, 3)
 def check_state_dict(comm: gf.Communicator) -> None:
     """A checkpoint of one can be loaded into the other, and training goes on as it would have."""
     model = seeded(Tied)
@@ -1050,6 +1060,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
 # ---- broadcasts ------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_broadcast_parameters(comm: gf.Communicator) -> None:
     root = SIZE - 1
 
@@ -1107,6 +1118,7 @@ def check_broadcast_parameters(comm: gf.Communicator) -> None:
                 gft.broadcast_parameters(mine, comm=comm)
 
 
+@on_ranks(1, 3)
 def check_broadcast_optimizer_state(comm: gf.Communicator) -> None:
     for make in (lambda m: torch.optim.AdamW(m.parameters(), lr=0.1 * (RANK + 1)), lambda m: sgd(m, lr=RANK + 1.0)):
         model = seeded(Tied, seed=RANK)

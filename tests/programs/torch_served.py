@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, raises, run_checks, same_everywhere
 from tensor_places import PLACE, PLACED
 from torch import nn
@@ -76,6 +77,7 @@ def require_same(found: Floats, wanted: Floats, *what: object) -> None:
     assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32)), (what, np.abs(found - wanted).max())
 
 
+@on_ranks(1, 3)
 def check_workers_are_those_in_straight_lines(comm: gf.Communicator) -> None:
     """Gradients are taken where backpropagation has left them, and weights change in `step`."""
     for words, k, warmup, rule in (
@@ -162,6 +164,7 @@ def check_a_schedule_is_that_of_one_process(comm: gf.Communicator) -> None:
             assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6), step
 
 
+@on_ranks(1, 3)
 def check_states(comm: gf.Communicator) -> None:
     """Through torch.save; a run goes on bit for bit, also from between a pull and its arrival."""
     for words, dtype, options in (

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, raises, run, run_checks, say
 from torch import nn
 
@@ -99,6 +100,7 @@ def kept(optimizer: Any) -> list[torch.Tensor]:
 # ---- the same training -----------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_bits_of_the_step_without_sharing(comm: gf.Communicator) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for make in (sgd, lambda model: sgd(model, momentum=0), adam, adamw):
@@ -131,6 +133,7 @@ def check_large_tensors(comm: gf.Communicator) -> None:
     assert_same(*models)
 
 
+@on_ranks(1, 3)
 def check_training_equals_one_process(comm: gf.Communicator) -> None:
     alone, model = Net(), Net()
     plain = sgd(alone)
@@ -210,6 +213,7 @@ def check_later_parameters(comm: gf.Communicator) -> None:
 # ---- one copy --------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_there_is_one_copy(comm: gf.Communicator) -> None:
     model = Net()
     optimizer = gft.DistributedOptimizer(sgd(model), model, comm, share="node")
@@ -283,6 +287,7 @@ def check_broadcasts(comm: gf.Communicator) -> None:
 # ---- what does not go with it ----------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_refused(comm: gf.Communicator) -> None:
     model = Net()
     for wanted, arguments in {

@@ -15,6 +15,7 @@ from unittest import SkipTest
 
 import numpy as np
 import torch
+from marks import on_ranks
 from numpy.typing import NDArray
 from support import LAYOUTS, RANK, SIZE, WORLD, bits, quick_link, raises, run_checks, same_everywhere
 from tensor_places import PLACE
@@ -186,6 +187,7 @@ class ReferenceOfChunks:
         return used
 
 
+@on_ranks(1, 2, 3)
 def check_csc_is_the_algorithm(comm: gf.Communicator) -> None:
     """Step by step, with a learning rate that changes, with and without correction."""
     for chunk_size, warmup, correction in ((24, 0, True), (7, 4, True), (24, 2, False)):
@@ -213,6 +215,7 @@ def check_csc_is_the_algorithm(comm: gf.Communicator) -> None:
         optimizer.close()
 
 
+@on_ranks(1, 2, 3)
 def check_top_k_is_the_algorithm(comm: gf.Communicator) -> None:
     """Layer by layer and step by step, with every optimizer: also in 16 bits with a loss scale."""
     on_the_host()
@@ -350,6 +353,7 @@ def check_density_one_is_plain_sgd(comm: gf.Communicator) -> None:
     assert_close(model, alone)
 
 
+@on_ranks(2, 3)
 def check_nothing_is_lost(comm: gf.Communicator) -> None:
     """With a momentum of 1, what all steps have used and the residuals add up to all gradients, exactly.
 
@@ -429,6 +433,7 @@ FUSED: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [  # with settings of 
 ]
 
 
+@on_ranks(1, 2, 3)
 def check_fused_steps_are_torchs(comm: gf.Communicator) -> None:
     """With groups, schedules, clipping, closures and hooks; a checkpoint goes both ways."""
     for kind, of_all, of_first in FUSED:
@@ -503,6 +508,7 @@ def _check_fused_step(comm: gf.Communicator, kind: Any, of_all: dict[str, Any], 
     inner.step()
 
 
+@on_ranks(1, 3)
 def check_unused_parameters(comm: gf.Communicator) -> None:
     """What nobody uses is left alone: weights, momentum and the state."""
     for strategy, dtype in product((Dense(), CSC(0.5, chunk_size=16)), (torch.float32, torch.bfloat16)):
@@ -528,6 +534,7 @@ def check_unused_parameters(comm: gf.Communicator) -> None:
 # ---- LARS ------------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_lars(comm: gf.Communicator) -> None:
     """By itself, and made by the core, against a loop from the textbook."""
     rates = [0.5, 1.0, 2.0, 2.0, 1.0]
@@ -693,6 +700,7 @@ class TwoDtypes(nn.Module):
         return self.wide(x).sum() + (self.narrow(x.half()).float() * factor).sum()
 
 
+@on_ranks(1, 3)
 def check_overflow(comm: gf.Communicator) -> None:
     """One rank's gradient is infinite: all skip the step and halve the scale. The residuals stay, of any dtype."""
     for strategy in (Dense(), CSC(0.3, chunk_size=8, momentum=1.0)):
@@ -798,6 +806,7 @@ def check_a_loss_scale_is_for_one(comm: gf.Communicator) -> None:
     gft.DistributedOptimizer(sgd(models[1]), models[1], comm, loss_scale=scale).close()
 
 
+@on_ranks(2, 3)
 def check_an_exception_on_one_rank(comm: gf.Communicator) -> None:
     """All ranks drop that iteration, the others with an error that names the rank, and the next one works."""
     model = seeded(Net)
@@ -912,6 +921,7 @@ def saved(state: Any) -> Any:
     return torch.load(stream, weights_only=True)
 
 
+@on_ranks(1, 2, 3)
 def check_resuming_is_exact(comm: gf.Communicator) -> None:
     """On the same ranks, also where the pools were laid out anew, with masters, loss scale and momentum."""
     for make, dtype, settings in (
@@ -950,6 +960,7 @@ def check_resuming_is_exact(comm: gf.Communicator) -> None:
         other.close()
 
 
+@on_ranks(1, 3)
 def check_other_ranks(comm: gf.Communicator) -> None:
     """A consolidated state goes onto any number of ranks: the mean of residuals stays the same."""
     model = seeded(Turned)
@@ -1172,6 +1183,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
             optimizer.step()
 
 
+@on_ranks(1, 2, 3)
 def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communicator) -> None:
     """The same bits as where they are written to their places, whatever users do with gradients in between."""
 
@@ -1232,6 +1244,7 @@ def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communic
         assert (read > 0, none) == (strategy != "slgs(ratio=5)", 0)
 
 
+@on_ranks(1, 3)
 def check_explain(comm: gf.Communicator) -> None:
     model = seeded(Net)
     with quick_link(), gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3)) as optimizer:

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
+from marks import on_ranks
 from support import RANK, SIZE, WORLD, Array, narrow, run_checks, same_bits, widen
 
 import gradientflow as gf
@@ -51,6 +52,7 @@ def in_all_ways(count_only: int | None = None) -> list[tuple[str, str, int]]:
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 3)
 def check_sums_and_means_are_near(comm: gf.Communicator) -> None:
     for wire, algorithm, count in in_all_ways():
         inputs = inputs_of(count, 1)
@@ -76,6 +78,7 @@ def check_max_and_min_are_rounded_once(comm: gf.Communicator) -> None:
             assert nonfinite == 0
 
 
+@on_ranks(2)
 def check_two_ranks_to_the_bit(comm: gf.Communicator) -> None:
     """What two ranks do is known in every detail: both round, both add, both round the sum."""
     if SIZE != 2:
@@ -115,6 +118,7 @@ def check_a_mean_does_not_overflow(comm: gf.Communicator) -> None:
 # ---- counting --------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_what_is_lost_is_counted(comm: gf.Communicator) -> None:
     """Infinity and NaN of one rank, and numbers that are too large for float16 only, at a few places."""
     for wire, algorithm, count in in_all_ways():
@@ -175,6 +179,7 @@ def check_where_nothing_is_rounded_nothing_is_counted(comm: gf.Communicator) -> 
         assert handle.nonfinite is None
 
 
+@on_ranks(1, 3)
 def check_inside_a_node_nothing_is_rounded(_: gf.Communicator) -> None:
     for count in COUNTS:
         inputs = inputs_of(count, 7)

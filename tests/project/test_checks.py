@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from checks import CheckedJob, checks_of, job_of
+from checks import CheckedJob, checks_of, job_of, without_repeats
 from jobs import Finished, begin, python_command, rank_command
 from rank_servers import RankServers
 
@@ -43,11 +45,36 @@ def outcome(job: CheckedJob, name: str) -> str:
 
 
 def test_checks_are_found_without_running_the_program() -> None:
-    assert checks_of("outcomes") == ALL
-    assert checks_of("outcomes", *ALL[3:0:-1]) == ALL[1:4]
-    assert checks_of("outcomes", without=ALL[1:]) == ALL[:1]
+    def names(*only: str, without: Sequence[str] = ()) -> list[str]:
+        return [each.name for each in checks_of("outcomes", *only, without=without)]
+
+    assert names() == ALL
+    assert names(*ALL[3:0:-1]) == ALL[1:4]
+    assert names(without=ALL[1:]) == ALL[:1]
     with pytest.raises(ValueError, match=r"outcomes\.py has no check_forgotten"):
         checks_of("outcomes", "check_forgotten")
+
+
+def test_marks_of_checks_are_found() -> None:
+    found = checks_of("outcomes")
+    assert [sorted(each.ranks) for each in found] == [[1, 3], [3], [2], [3], [3]]
+    assert [each.thorough for each in found] == [False] * 4 + [True]
+
+
+def test_checks_are_run_on_the_ranks_that_they_are_marked_for() -> None:
+    def left(*ranks: int, slow: Sequence[int] = ()) -> list[tuple[int, str]]:
+        items = []
+        for number in ranks:
+            marks = {"checks": pytest.mark.checks("outcomes").mark, **({"slow": True} if number in slow else {})}
+            for name in ALL[:3]:
+                spec = SimpleNamespace(params={"ranks": number, "check": name})
+                items.append(SimpleNamespace(nodeid=f"t[{number}]", callspec=spec, get_closest_marker=marks.get))
+        return [(each.callspec.params["ranks"], each.callspec.params["check"]) for each in without_repeats(items)]
+
+    many = [ALL[0], ALL[1]]
+    assert left(1, 2, 3, 4) == [(1, ALL[0]), (2, ALL[2]), *product((3, 4), many)]
+    assert left(1, 2) == [(1, ALL[0]), *product([2], many)]
+    assert left(2, 4, 3, slow=[2, 4]) == [*product((2, 4), ALL[:3]), *product([3], many)]
 
 
 def test_checks_of_a_job_have_one_name_in_common() -> None:

@@ -7,8 +7,10 @@ import json
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,21 +18,69 @@ from typing import Any
 import pytest
 from jobs import PROGRAMS, Finished, begin
 
+_MANY = 3  # or more ranks: those of a check without a mark
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of a program, and how it is marked."""
+
+    name: str
+    ranks: frozenset[int]  # as on_ranks has them
+    thorough: bool
+
 
 @cache
-def _functions_of(program: str) -> list[str]:
-    """List the functions of a program in their order. Importing it here would start MPI in pytest."""
+def _marked(program: str) -> dict[str, Check]:
+    """Read the checks of a program, in their order. Importing it here would start MPI in pytest."""
     tree = ast.parse((PROGRAMS / f"{program}.py").read_text(encoding="utf-8"))
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    checks = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
+            marks = ", ".join(map(ast.unparse, node.decorator_list))
+            ranks = re.search(r"on_ranks\((.*?)\)", marks)
+            numbers = frozenset(map(int, ranks[1].split(","))) if ranks else frozenset({_MANY})
+            checks[node.name] = Check(node.name, numbers, "thorough" in marks)
+    return checks
 
 
-def checks_of(program: str, *only: str, without: Sequence[str] = ()) -> list[str]:
+def checks_of(program: str, *only: str, without: Sequence[str] = ()) -> list[Check]:
     """List the checks of a program, the functions check_*."""
-    checks = [name for name in _functions_of(program) if name.startswith("check_")]
+    checks = _marked(program)
     if unknown := {*only, *without} - {*checks}:
         message = f"{program}.py has no {', '.join(sorted(unknown))}"
         raise ValueError(message)
-    return [name for name in checks if name not in without and (not only or name in only)]
+    return [check for name, check in checks.items() if name not in without and (not only or name in only)]
+
+
+def without_repeats(items: Sequence[pytest.Function]) -> list[pytest.Function]:
+    """Leave out the checks that are not marked for the ranks of their test; what is slow is as it is.
+
+    Where a test has fewer than three ranks, its most stand for them.
+    """
+    most: Counter[str] = Counter()
+    for item in items:
+        most[_test_of(item)] = max(most[_test_of(item)], _ranks_of(item))
+
+    def stays(item: pytest.Function) -> bool:
+        ranks = _ranks_of(item)
+        if ranks == 0:
+            return True
+        marked = _MANY if ranks >= min(_MANY, most[_test_of(item)]) else ranks
+        return marked in _marked(item.get_closest_marker("checks").args[0])[item.callspec.params["check"]].ranks
+
+    return [*filter(stays, items)]
+
+
+def _test_of(item: pytest.Function) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _ranks_of(item: pytest.Function) -> int:
+    """Return the number of ranks of a check, 0 of what is no check or is slow."""
+    if item.get_closest_marker("checks") is None or item.get_closest_marker("slow") is not None:
+        return 0
+    return item.callspec.params.get("ranks", 0)
 
 
 def job_of(nodeid: str) -> str:
