@@ -1,4 +1,12 @@
-"""Ranks that add up whole numbers step by step, die on request, and come back."""
+"""Ranks that add up whole numbers step by step, die on request, and come back.
+
+    come_back.py STEPS SECONDS [FILE] DEATH...
+
+Each step takes so many seconds at least. A death is ``rank@step``. The ranks make so many steps, and then go on until
+those that have died are back, but in the last of the steps: however long a process takes to start. With a file they go
+on until it is there. With ``seed=N`` as the only death all but one rank die at any moment, also while they join, up to
+three times each, and nobody is waited for.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -23,12 +32,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if sys.argv[3].startswith("seed="):  # all but one rank die at any moment, also while they join, up to three times
-    seed, deaths = int(sys.argv[3].removeprefix("seed=")), []
+files = [Path(each) for each in sys.argv[3:] if "=" not in each and "@" not in each]
+deaths = [tuple(map(int, each.split("@"))) for each in sys.argv[3:] if "@" in each]
+wanted = int(os.environ["GRADIENTFLOW_SIZE"]) - sum(step == steps - 1 for _, step in deaths)
+if sys.argv[3].startswith("seed="):
+    seed, wanted = int(sys.argv[3].removeprefix("seed=")), 0
     if starts < 3 and number != seed % int(os.environ["GRADIENTFLOW_SIZE"]):
         threading.Timer(random.Random(f"{seed} {number} {starts}").uniform(0.0, 1.5), die).start()
-else:  # rank@step
-    deaths = [tuple(map(int, each.split("@"))) for each in sys.argv[3:]]
 is_first = starts == 0
 comm = gf.join()
 is_new = changed = comm.recovered_from is not None
@@ -47,7 +57,8 @@ def catch_up(comm: gf.Communicator) -> None:
         is_new = False
 
 
-while changed or state[0] < steps:
+is_awaited = wanted > 0  # one that is to come
+while changed or state[0] < steps or is_awaited:
     if is_first and (number, int(state[0])) in deaths:
         die()
     try:
@@ -58,10 +69,12 @@ while changed or state[0] < steps:
             comm, changed = there, True
         else:
             time.sleep(seconds)
-            counted = comm.allreduce(np.array([1, state[0]]))
+            waits = not files[0].exists() if files else comm.size < wanted
+            counted = comm.allreduce(np.array([1, state[0], waits]))
             assert counted[1] == counted[0] * state[0], (counted, state)
             assert counted[0] == comm.size
             state += np.array([1, counted[0]])
+            is_awaited = counted[2] > 0
     except PeerError:
         comm, changed = comm.recover(1), True
 print("end", comm.rank, comm.size, *state, flush=True)

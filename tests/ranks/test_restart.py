@@ -18,7 +18,7 @@ from gradientflow._location import load_core
 from gradientflow.launch import module_command
 from gradientflow.launch.tcp import launcher_command
 
-STEPS = 60
+STEPS = 20
 Run = Callable[..., Finished]
 Program = Callable[..., list[str]]
 
@@ -40,17 +40,19 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture
 def program(process_command: Callable[[str], list[str]]) -> Program:
-    """Give ``program(*deaths, steps=60)``: the command of a rank that adds one at each step, and dies as told."""
-    return lambda *deaths, steps=STEPS: ["--", *process_command("come_back"), str(steps), "0.02", *deaths]
+    """Give ``program(*deaths, steps=20)``: the command of a rank that adds one at each step, and dies as told."""
+    return lambda *deaths, steps=STEPS: ["--", *process_command("come_back"), str(steps), "0.01", *deaths]
 
 
-def ends(ended: Finished) -> set[tuple[int, ...]]:
-    """Return the size, the steps and the sum that ranks have in the end."""
+def end(ended: Finished) -> tuple[int, ...]:
+    """Return the size, the steps and the sum that all ranks have in the end."""
     assert ended.returncode == 0, ended.output
-    return {tuple(map(int, each)) for each in re.findall(r"^end \d+ (\d+) (\d+) (\d+)$", ended.stdout, re.MULTILINE)}
+    found = set(re.findall(r"^end \d+ (\d+) (\d+) (\d+)$", ended.stdout, re.MULTILINE))
+    assert len(found) == 1, ended.output
+    return tuple(map(int, found.pop()))
 
 
-TOGETHER = [("0@8", "2@14"), ("0@9", "1@9"), ("1@0", "0@1", "2@59")]
+TOGETHER = [("0@8", "2@14"), ("0@9", "1@9"), ("1@0", "0@1", "2@19")]
 
 
 @pytest.mark.parametrize("deaths", [*TOGETHER, pytest.param(("0@10",), marks=pytest.mark.slow)], ids=str)
@@ -58,29 +60,30 @@ def test_they_come_back(run: Run, program: Program, deaths: tuple[str, ...]) -> 
     """Each has added one at each step from that at which it has come to that at which it has died."""
     ranks = 3 if len(deaths) < 3 else 4
     ended = run("-n", ranks, "--restart", *program(*deaths))
-    lives = [(0, int(each.partition("@")[2])) for each in deaths] + [(0, STEPS)] * (ranks - len(deaths))
-    joined = re.findall(r"^joined \d+ \d+ (\d+)$", ended.stdout, re.MULTILINE)
-    lives += [(int(step), STEPS) for step in joined]
-    assert len(joined) >= len([each for each in deaths if not each.endswith("@59")]), ended.output
-    assert ends(ended) == {(ranks - len(deaths) + len(joined), STEPS, sum(end - begin for begin, end in lives))}
+    joined = list(map(int, re.findall(r"^joined \d+ \d+ (\d+)$", ended.stdout, re.MULTILINE)))
+    assert len(joined) >= sum(not each.endswith("@19") for each in deaths), ended.output
+    size, steps, total = end(ended)
+    assert size == ranks - len(deaths) + len(joined)
+    assert steps >= STEPS
+    lives = sum(int(each.partition("@")[2]) for each in deaths) + sum(steps - step for step in joined)
+    assert total == lives + (ranks - len(deaths)) * steps
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 100))])
 def test_they_may_die_at_any_moment(run: Run, program: Program, seed: int) -> None:
     """While ranks meet, join and recover, several at once, up to three times each."""
     ended = run("-n", 3, "--restart", "4", *program(f"seed={seed}", steps=60))
-    (end,) = ends(ended)
-    assert end[1] == 60
-    assert 60 <= end[2] <= 180
+    _, steps, total = end(ended)
+    assert steps == 60
+    assert 60 <= total <= 180
 
 
 def test_on_several_hosts(start_netlab: Callable[..., Any]) -> None:
     """Their launcher keeps the store: that outlives the host of rank 0."""
     options = ("--hosts", "2", "--ranks-per-host", "2", "--transport", "tcp", "--min-ranks", "1", "--restart")
-    program = [*python_command("come_back"), "150", "0.02", "0@8", "1@8", "3@15"]
+    program = [*python_command("come_back"), "20", "0.01", "0@8", "1@8", "3@15"]
     ended = start_netlab(*options, "--", *program, timeout=100).finish()
-    ((size, steps, _),) = ends(ended)
-    assert (size, steps, ended.stdout.count("joined")) == (4, 150, 3), ended.output
+    assert (end(ended)[0], ended.stdout.count("joined")) == (4, 3), ended.output
 
 
 @pytest.mark.parametrize(("mode", "deaths"), [("early", 1), ("early twice", 2), ("all", 1), ("raise", 1), ("close", 1)])
@@ -105,15 +108,20 @@ def test_a_job_that_nobody_is_left_of_ends_if_a_rank_is_not_started_again(
 
 
 def test_a_process_that_does_not_fit_does_no_harm(run: Run, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+    is_sent_away, script = tmp_path / "is_sent_away", tmp_path / "script.py"
     script.write_text(
-        "import os, sys\n"
-        "if os.environ['GRADIENTFLOW_RESTARTS'] == '1': os.environ['GRADIENTFLOW_STAGING_BYTES'] = '123456'\n"
-        "sys.argv = ['', '60', '0.02', '1@5']\n"
-        f"exec(open({python_command('come_back')[-1]!r}).read())\n"
+        "import os, pathlib, sys\n"
+        "comes_back = os.environ['GRADIENTFLOW_RESTARTS'] == '1'\n"
+        "if comes_back: os.environ['GRADIENTFLOW_STAGING_BYTES'] = '123456'\n"
+        f"sys.argv = ['', '20', '0.01', {str(is_sent_away)!r}, '1@5']\n"
+        "try:\n"
+        f"    exec(open({python_command('come_back')[-1]!r}).read())\n"
+        "finally:\n"
+        f"    if comes_back: pathlib.Path({str(is_sent_away)!r}).touch()\n"
     )
     ended = run("-n", 3, "--restart", "1", "--", script)
-    assert ends(ended) == {(2, STEPS, 2 * STEPS + 5)}
+    size, steps, total = end(ended)
+    assert (size, total) == (2, 2 * steps + 5)
     assert "MismatchError: this process cannot join the job: " in ended.stderr
     assert "staging_bytes" in ended.stderr
 
