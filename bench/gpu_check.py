@@ -158,8 +158,8 @@ def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
         files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob(pattern))
         if not files:
             return Step(name, [], 0, reason=f"there are no tests/{pattern}")
-        pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *files, *arguments]
-        return Step(name, [*tool, *pytest], limit, environment, report)
+        pytest = [python, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        return Step(name, [*tool, *pytest, *files, *arguments], limit, environment, report)
 
     yield command("doctor", ["doctor"], 30)
     yield tests("test-kernels", "devices/test_cuda_kernels.py", [], 60)

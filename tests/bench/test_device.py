@@ -141,6 +141,7 @@ def test_allreduce_is_measured_beside_mpi_through_the_host(device_env: Mapping[s
     assert all(result["launch_us"] > 0 and result["refill_median_us"] > 0 for result in results)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("collective", ["reduce-scatter", "scatter"])
 def test_arrays_of_different_lengths_are_right(collective: str, device_env: Mapping[str, str]) -> None:
     ended = bench(collective, "-n", "3", "--sizes", "4000", "--iterations", "5", "--compare", "", env=device_env)
@@ -148,6 +149,7 @@ def test_arrays_of_different_lengths_are_right(collective: str, device_env: Mapp
     assert "WRONG" not in ended.stdout
 
 
+@pytest.mark.thorough
 def test_nccl_that_is_not_there_is_a_remark(device_env: Mapping[str, str]) -> None:
     hidden = {**device_env, "GRADIENTFLOW_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
     arguments = ["--sizes", "4K", "--algorithm", "auto,nccl", "--compare", "nccl", "--memory", "array"]
@@ -274,6 +276,7 @@ def test_the_aims_are_read_off_the_figures(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_the_script_runs_through(device_env: Mapping[str, str], tmp_path: Path) -> None:
     """Without what takes long; what is left out says so, and a step that fails decides the exit status."""
     command = [sys.executable, "bench/gpu_check.py", "--out", str(tmp_path), "--no-install", "--small", "--seconds"]

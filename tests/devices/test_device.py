@@ -20,7 +20,10 @@ Env = Mapping[str, str]
 LATE = {"CUDA_EMULATOR_DELAY": "100"}  # whatever is not ordered by events happens in any order
 
 
-@pytest.mark.parametrize(("ranks", "devices", "one_of"), [(1, 1, 6), (2, 1, 10), (3, 2, 16), (5, 1, 40)])
+@pytest.mark.parametrize(
+    ("ranks", "devices", "one_of"),
+    [*(pytest.param(*each, marks=pytest.mark.thorough) for each in ((1, 1, 12), (5, 1, 60))), (3, 2, 16)],
+)
 def test_every_collective_in_memory_of_the_devices(
     mpirun: Run, device_env: Env, ranks: int, devices: int, one_of: int
 ) -> None:
@@ -31,7 +34,9 @@ def test_every_collective_in_memory_of_the_devices(
     assert finished.line("paths ") == ("device_staged" if ranks > 1 else "alone")
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.thorough)]
+)
 def test_every_collective_through_the_host(mpirun: Run, device_env: Env, ranks: int) -> None:
     """Where ranks do not map each other's memory: in pieces, through the collectives of nodes of every size."""
     env = {**device_env, **LATE, "CUDA_EMULATOR_PEERS": "0", "CUDA_EMULATOR_DEVICES": str(ranks)}
@@ -42,7 +47,10 @@ def test_every_collective_through_the_host(mpirun: Run, device_env: Env, ranks: 
 
 
 @pytest.mark.checks("device")
-@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "node_size"),
+    [pytest.param(1, 0, marks=pytest.mark.thorough), (3, 0), pytest.param(3, 2, marks=pytest.mark.thorough)],
+)
 def test_tensors_streams_errors_pools_and_timelines(check: Run, device_env: Env, ranks: int, node_size: int) -> None:
     env = {**device_env, **LATE, "CUDA_EMULATOR_DEVICES": "2", "GRADIENTFLOW_NCCL_LIBRARY": "off"}
     check(ranks, node_size, env=env, timeout=100)

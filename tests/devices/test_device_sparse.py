@@ -13,7 +13,10 @@ APART = {"CUDA_EMULATOR_DEVICES": "2", "CUDA_EMULATOR_PEERS": "0"}
 
 
 @pytest.mark.checks("device_sparse")
-@pytest.mark.parametrize(("ranks", "emulated"), [(1, {}), (2, APART), (3, DELAYED)])
+@pytest.mark.parametrize(
+    ("ranks", "emulated"),
+    [*(pytest.param(*each, marks=pytest.mark.thorough) for each in ((1, {}), (2, APART))), (3, DELAYED)],
+)
 def test_the_same_bits_as_on_the_host(
     check: Callable[..., Any], device_env: dict[str, str], ranks: int, emulated: Mapping[str, str]
 ) -> None:

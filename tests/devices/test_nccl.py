@@ -42,16 +42,18 @@ HIERARCHICAL = "check_hierarchical"  # the only one that needs several nodes
 
 
 @pytest.mark.checks("nccl_calls", without=[HIERARCHICAL])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_all_calls(check: Run, emulated: Callable[..., Env], ranks: int) -> None:
     check(ranks, env=emulated(ranks))
 
 
+@pytest.mark.thorough
 @pytest.mark.checks("nccl_calls", "check_moves", "check_not_a_number", "check_wire", "check_streams")
 def test_some_calls_of_five_ranks_on_one_device(check: Run, emulated: Callable[..., Env]) -> None:
     check(5, env=emulated(1, NCCL_MULTI_RANK_GPU_ENABLE="1", CUDA_EMULATOR_DELAY="50"))
 
 
+@pytest.mark.thorough
 @pytest.mark.checks("nccl_calls", HIERARCHICAL, "check_wire")
 def test_the_hierarchical_form(check: Run, emulated: Callable[..., Env]) -> None:
     check(5, env=emulated(5, GRADIENTFLOW_NODE_SIZE="2", CUDA_EMULATOR_PROTECT="1"))
@@ -71,6 +73,7 @@ assert "mpi4py" not in sys.modules
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("node_size", [0, 1])
 def test_ranks_without_mpi(shell: Run, emulated: Callable[..., Env], tmp_path: Path, node_size: int) -> None:
     """What NCCL and the memory of peers need to know of each other goes through the endpoint."""
@@ -91,6 +94,7 @@ def test_a_real_nccl(check: Run, cuda_devices: int, ranks: int) -> None:
 # ---- where it cannot be used -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("devices", [1, 2])
 def test_it_is_said_why_there_is_none(mpirun: Run, emulated: Callable[..., Env], devices: int) -> None:
     """Too old, switched off and so on; with one device, that two ranks have it."""
@@ -108,7 +112,7 @@ def told(finished: Any) -> dict[int, tuple[str, str]]:
     return {int(rank): (kind, text) for rank, kind, text in found}
 
 
-@pytest.mark.parametrize("when", ["error", "late"])
+@pytest.mark.parametrize("when", ["error", pytest.param("late", marks=pytest.mark.thorough)])
 def test_an_error_of_nccl(mpirun: Run, emulated: Callable[..., Env], when: str) -> None:
     errors = told(mpirun(3, "nccl_faults", when, env=emulated(3)))
     assert set(errors) == {0, 1, 2}
@@ -121,6 +125,7 @@ def test_an_error_of_nccl(mpirun: Run, emulated: Callable[..., Env], when: str) 
         assert "emulated failure of the network" in errors[rank][1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mode", "ranks", "more"),
     [("silence", 2, []), ("launch", 2, []), ("silence", 5, ["hierarchical"])],
@@ -138,6 +143,7 @@ def test_a_rank_that_does_nothing(
         assert kind == "CommunicationTimeoutError" or "has given up after an error" in text
 
 
+@pytest.mark.thorough
 def test_a_communicator_that_is_never_ready(mpirun: Run, emulated: Callable[..., Env]) -> None:
     errors = told(mpirun(2, "nccl_faults", "init", env=emulated(2, GRADIENTFLOW_TIMEOUT=str(SECONDS))))
     assert set(errors) == {0, 1}
@@ -145,6 +151,7 @@ def test_a_communicator_that_is_never_ready(mpirun: Run, emulated: Callable[...,
         assert "on rank 1: NCCL did not come to know the others within 2 s" in text
 
 
+@pytest.mark.thorough
 def test_a_rank_that_dies(mpirun: Run, emulated: Callable[..., Env]) -> None:
     errors = told(mpirun(3, "nccl_faults", "kill", env=emulated(3), recover=True, check=False))
     assert set(errors) == {0, 2}
@@ -153,6 +160,7 @@ def test_a_rank_that_dies(mpirun: Run, emulated: Callable[..., Env]) -> None:
         assert "rank 1" in text
 
 
+@pytest.mark.thorough
 def test_a_rank_that_leaves(mpirun: Run, emulated: Callable[..., Env]) -> None:
     errors = told(mpirun(3, "nccl_faults", "leave", env=emulated(3)))
     assert set(errors) == {0, 2}

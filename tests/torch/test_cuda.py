@@ -20,7 +20,7 @@ on_a_device = pytest.mark.skipif(
 
 
 @pytest.mark.checks("torch_cuda")
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_training_on_an_emulated_device(check: Run, emulated_cuda: Path, ranks: int) -> None:
     """Training is that of the host, bit for bit, though the device takes its time."""
     check(ranks, env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=100)
@@ -55,17 +55,20 @@ def test_strategies_on_an_emulated_device(check: Run, emulated_cuda: Path) -> No
     check(2, env=emulated(emulated_cuda), timeout=100)
 
 
+@pytest.mark.thorough
 @pytest.mark.checks("torch_served")
 def test_strategies_on_servers_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
     """The bits are those of the host, which copies and what is computed in other streams must not change."""
     check(2, env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=150)
 
 
+@pytest.mark.thorough
 @pytest.mark.checks("torch_local")
 def test_strategies_with_own_weights_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
     check(2, env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=150)
 
 
+@pytest.mark.thorough
 @pytest.mark.checks("process_group")
 def test_the_process_group_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
     check(2, *"01", env=emulated(emulated_cuda), timeout=100)
