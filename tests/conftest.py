@@ -168,11 +168,9 @@ def cuda_devices() -> int:
 
 
 @pytest.fixture(scope="session")
-def _emulators(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
-    """Give ``_emulators(name, build)``, which builds a library in a folder of theirs, once for all workers."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "emulators"
-    folder.mkdir(exist_ok=True)
+def _emulators() -> Callable[..., Path]:
+    """Give ``_emulators(name, build)``, which builds a library, once for all workers and until its sources change."""
+    folder = cuda_emulator.folder_of_emulators(PACKAGE / "lib")
 
     def build_once(name: str, build: Callable[[Path], Path]) -> Path:
         with (folder / "lock").open("w") as lock:

@@ -1,7 +1,8 @@
 """Native code of benchmarks and tests: modules compiled, with pybind11, when they are first used.
 
-Each is one C++ file, compiled against the installed headers and library of the core. Compiled modules are in the user's
-cache, under a name that contains a hash of everything that they depend on.
+Each is one C++ file, compiled against the installed headers and library of the core. Several may be compiled in one go:
+pybind11's headers take most of the time. Compiled modules are in the user's cache, under a name that contains a hash of
+everything that they depend on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -39,11 +41,11 @@ def load_kernels(device: str) -> ModuleType:
 
 
 @functools.cache
-def load_native(source: Path) -> ModuleType:
-    """Load the module defined by a C++ file, whose name it has."""
+def load_native(source: Path, library: Path | None = None) -> ModuleType:
+    """Load the module defined by a C++ file, whose name it has, from a library that `build_native` has made, if any."""
     load_core()  # raises an error if something is wrong with it
     # Under our own name: older versions of pybind11 enter it in sys.modules, where others may have a "cuda", too.
-    spec = importlib.util.spec_from_file_location(f"{__name__}.{source.stem}", build_native(source))
+    spec = importlib.util.spec_from_file_location(f"{__name__}.{source.stem}", library or build_native(source))
     if spec is None or spec.loader is None:
         raise ImportError(f"{source.stem} is no module")
     module = importlib.util.module_from_spec(spec)
@@ -51,8 +53,8 @@ def load_native(source: Path) -> ModuleType:
     return module
 
 
-def build_native(source: Path) -> Path:
-    """Compile the module defined by a C++ file, unless it is in the cache; gives its path.
+def build_native(*sources: Path) -> Path:
+    """Compile the modules defined by C++ files into one library, unless it is in the cache; gives its path.
 
     Raises `GradientFlowError` if there is no compiler or no pybind11, or the compiler fails.
     """
@@ -60,26 +62,28 @@ def build_native(source: Path) -> Path:
     headers = [*sorted(SOURCES.glob("*.hpp")), *sorted((PACKAGE / "include").rglob("*.hpp"))]
     # Modules share types, which works only if both were compiled with the same version of pybind11.
     key = hashlib.sha256(repr([command, metadata.version("pybind11"), build_info(), _SUFFIX]).encode())
-    for path in (source, *headers):
+    for path in (*sources, *headers):
         key.update(path.read_bytes())
-    module = _cache() / f"{source.stem}-{key.hexdigest()[:20]}{_SUFFIX}"
+    module = cache_folder() / f"{sources[0].stem}-{key.hexdigest()[:20]}{_SUFFIX}"
     with module.with_suffix(".lock").open("w") as lock:
         with contextlib.suppress(OSError):  # some file systems of clusters have no locks: then every rank compiles
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks the first one compiles
         if not module.exists():
-            _compile([*command, str(source)], source, module)
+            _compile(command, sources, module)
     return module
 
 
-def _compile(command: list[str], source: Path, module: Path) -> None:
-    print(f"gradientflow: compiling {source.name}, once, in {module.parent}", file=sys.stderr, flush=True)
-    command = [*command, "-shared", f"-L{PACKAGE / 'lib'}", "-lgradientflow"]
+def _compile(command: list[str], sources: Sequence[Path], module: Path) -> None:
+    names = ", ".join(source.name for source in sources)
+    print(f"gradientflow: compiling {names}, once, in {module.parent}", file=sys.stderr, flush=True)
+    together = "".join(f'#include "{source}"\n' for source in sources)
+    command = [*command, "-x", "c++", "-", "-shared", f"-L{PACKAGE / 'lib'}", "-lgradientflow"]
     command += [f"-Wl,-rpath,{PACKAGE / 'lib'}", "-Wl,--allow-shlib-undefined", "-o"]
     own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # as with sanitizers
     with scratch_folder() as (folder, _):
         made = Path(folder, module.name)
         command.append(str(made))
-        done = subprocess.run(command, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=own, input=together, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise GradientFlowError(f"{shlex.join(command)} failed: {done.stderr.strip()}")
         with whole_file(module) as file:
@@ -113,7 +117,7 @@ def _flags() -> list[str]:
     return [*flags, "-s"]
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     """Give a folder for compiled modules: the user's cache, or a temporary one where that cannot be written."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "gradientflow")
     try:

@@ -131,7 +131,7 @@ std::vector<std::vector<int>> group_ranks(const std::vector<std::size_t>& host_k
   return transport::group_ranks(host_keys, 0, node_size).members;
 }
 
-void bind(py::module_& functions) {
+void bind_collective(py::module_& functions) {
   functions.def("block", &block, py::arg("count"), py::arg("parts"), py::arg("index"));
   functions.def("slice", &slice, py::arg("count"), py::arg("parts"), py::arg("index"), py::arg("grain"));
   functions.def("piece", &piece, py::arg("range"), py::arg("length"), py::arg("index"));
@@ -160,5 +160,5 @@ void bind(py::module_& functions) {
 
 PYBIND11_MODULE(collective, module) {
   gradientflow::native::translate_errors();
-  gradientflow::native::bind(module);
+  gradientflow::native::bind_collective(module);
 }

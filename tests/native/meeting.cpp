@@ -112,7 +112,7 @@ std::pair<std::vector<std::string>, py::bytes> introduce_rank(const std::string&
   return {met.addresses, py::bytes(reinterpret_cast<const char*>(met.token.data()), met.token.size())};
 }
 
-void bind(py::module_& functions) {
+void bind_meeting(py::module_& functions) {
   bind_protocol(functions);
   functions.def("introduce", &introduce_rank, py::arg("place"), py::arg("rank"), py::arg("size"), py::arg("address"),
                 py::arg("trouble") = "", py::arg("timeout") = 30.0);
@@ -139,5 +139,5 @@ void bind(py::module_& functions) {
 
 PYBIND11_MODULE(meeting, module) {
   gradientflow::native::translate_errors();
-  gradientflow::native::bind(module);
+  gradientflow::native::bind_meeting(module);
 }

@@ -209,7 +209,7 @@ bool is_greeting(const std::string& bytes, int to, int size, const std::string& 
   return greeting && greeting->is_valid(to, size, token_of(token));
 }
 
-void bind(py::module_& module) {
+void bind_tcp(py::module_& module) {
   module.attr("largest_whole") = tcp::largest_whole;
   module.attr("largest_piece") = tcp::largest_piece;
   module.attr("credit") = tcp::credit_of_a_peer;
@@ -266,5 +266,5 @@ void bind(py::module_& module) {
 
 PYBIND11_MODULE(tcp, module) {
   gradientflow::native::translate_errors();
-  gradientflow::native::bind(module);
+  gradientflow::native::bind_tcp(module);
 }

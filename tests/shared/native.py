@@ -11,15 +11,15 @@ from typing import Any
 
 from gradientflow.bench.core.native import SOURCES, build_native, load_native
 
-OWN = Path(__file__).resolve().parents[1] / "native"
-
-FILES = [
-    *(SOURCES / name for name in ("compute.cpp", "cuda.cpp")),
-    *(OWN / name for name in ("collective.cpp", "meeting.cpp", "mpi.cpp", "recovery.cpp", "tcp.cpp")),
+_OWN = [
+    Path(__file__).resolve().parents[1] / "native" / f"{name}.cpp"
+    for name in ("collective", "meeting", "mpi", "recovery", "tcp")
 ]
 
 with ThreadPoolExecutor() as pool:
-    list(pool.map(build_native, FILES))
+    built = [pool.submit(build_native, *files) for files in ([SOURCES / "cuda.cpp"], [SOURCES / "compute.cpp"], _OWN)]
+    library = [each.result() for each in built][-1]
 
-modules: list[Any] = [load_native(file) for file in FILES]
-compute, cuda, collective, meeting, mpi, recovery, tcp = modules
+compute, cuda = (load_native(SOURCES / name) for name in ("compute.cpp", "cuda.cpp"))
+modules: list[Any] = [load_native(file, library) for file in _OWN]
+collective, meeting, mpi, recovery, tcp = modules

@@ -27,11 +27,20 @@ def build(folder: Path, cuda_library: Path) -> Path:
     Path
         The library, for GRADIENTFLOW_NCCL_LIBRARY.
     """
-    library = folder / NAME
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-w", "-pthread"]
-    command += [f"-I{CUDA}", str(SOURCE), "-o", str(library)]
+    made = folder / f"{NAME}.new"  # in its place all at once
+    command = [
+        os.environ.get("CXX", "g++"),
+        "-std=c++20",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        "-w",
+        "-pthread",
+        f"-Wl,-soname,{NAME}",
+    ]
+    command += [f"-I{CUDA}", str(SOURCE), "-o", str(made)]
     command += [str(cuda_library), f"-Wl,-rpath,{cuda_library.parent}", "-Wl,--no-undefined"]
     command += ["-Wl,--allow-shlib-undefined"]
     command += ["-Wl,-Bsymbolic"]  # its own functions, and not those of an NCCL that has been loaded globally
     subprocess.run(command, check=True)
-    return library
+    return made.rename(folder / NAME)
