@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import waits
 from ._location import load_core
 from .agreement import gather
 from .errors import CommunicationError, CommunicationTimeoutError, MismatchError, PeerError, RecoverableError
@@ -21,11 +22,6 @@ from .meeting.way import LACKS, OUTSIDE
 if TYPE_CHECKING:
     from .communicator import Communicator
 
-_LOOK_SECONDS = 0.2  # between two looks at the store
-_BLIND_SECONDS = 30.0  # after one that has failed
-_STORE_SECONDS = 2.0  # for a call of the store between two steps
-_ANSWER_SECONDS = 1.0  # in which a newcomer that lives accepts a connection
-_DEAD_SECONDS = 1.0  # between two looks whether nobody is left to let newcomers in
 _BEGINS_ANEW = "nobody is left in it, and it begins anew"
 _NOTHING = b"?"  # no value of ours
 _NONCE = 64  # characters before each card: two processes never have the same
@@ -82,7 +78,7 @@ class Door:
         min_ranks, _, invitation = answer.partition(b" ")
         endpoint, former = newcomer.enter(invitation)
         if self._place is None:  # now somebody is inside whom nobody counts
-            self._store.set(f"{self._prefix}/others", b"1", _STORE_SECONDS)
+            self._store.set(f"{self._prefix}/others", b"1", waits.STORE.seconds)
         return core.Communicator.enter(endpoint, former, int(min_ranks) or None, dict(config))
 
     def _wait_for_answer(self, number: int, seconds: float) -> bytes:
@@ -96,7 +92,7 @@ class Door:
             if self._place is not None:
                 self._store.set(self._outside_key(self._place.rank), b"%d" % number, seconds)
             try:
-                answer: bytes = self._store.get(self._answer_key(number), min(_DEAD_SECONDS, seconds))
+                answer: bytes = self._store.get(self._answer_key(number), min(waits.NOBODY_LEFT.seconds, seconds))
                 return answer
             except CommunicationTimeoutError as error:
                 if time.monotonic() > end:
@@ -132,7 +128,7 @@ class Door:
             return
         if why := self.lacks():
             raise PeerError(why)
-        self._store.remove(f"{self._prefix}/stands", _STORE_SECONDS)
+        self._store.remove(f"{self._prefix}/stands", waits.STORE.seconds)
         for number in numbers:
             self._answer(number, None, load_core().refusal(_BEGINS_ANEW))
 
@@ -146,11 +142,11 @@ class Door:
             found.append(said)
         return found
 
-    def job_stands(self, seconds: float = _STORE_SECONDS) -> bool:
+    def job_stands(self, seconds: float | None = None) -> bool:
         """Tell whether the ranks of the job have made their first communicator."""
         return self._look(f"{self._prefix}/stands", seconds) is not None
 
-    def lacks(self, seconds: float = _STORE_SECONDS) -> str:
+    def lacks(self, seconds: float | None = None) -> str:
         """Return why a rank will not come that has ended, and is not started again; empty if there is none."""
         return (self._look(self._lacks, seconds) or b"").decode()
 
@@ -207,7 +203,7 @@ class Door:
         """Tell those who still wait that the job has ended, where they can learn it."""
         if self._outlives_ranks:
             with contextlib.suppress(CommunicationError):
-                self._store.set(f"{self._prefix}/ended", b"1", _STORE_SECONDS)
+                self._store.set(f"{self._prefix}/ended", b"1", waits.STORE.seconds)
                 for knock in self._unanswered():
                     self._answer(knock.number, None, load_core().refusal("it has ended"))
 
@@ -216,10 +212,10 @@ class Door:
         core, found = load_core(), []
         if time.monotonic() < self._next_look:
             return []
-        self._next_look = time.monotonic() + _LOOK_SECONDS
+        self._next_look = time.monotonic() + waits.LOOK.seconds
         try:
             if self._is_new:  # a rank that has left in good order may have had this task before
-                self._store.remove(f"{self._prefix}/ended", _STORE_SECONDS)
+                self._store.remove(f"{self._prefix}/ended", waits.STORE.seconds)
                 self._is_new = False
             for knock in self._unanswered():
                 objection = core.objection_to(knock.card) or _silence_at(core.address_on(knock.card))
@@ -228,7 +224,7 @@ class Door:
                 else:
                     found.append(knock)
         except CommunicationError:  # the store has ended, or cannot be reached: nobody can come
-            self._next_look = time.monotonic() + _BLIND_SECONDS
+            self._next_look = time.monotonic() + waits.BLIND.seconds
         return found
 
     def _unanswered(self) -> list[_Knock]:
@@ -243,14 +239,14 @@ class Door:
 
     def _answer(self, number: int, min_ranks: int | None, answer: bytes) -> None:
         with contextlib.suppress(CommunicationError):  # another rank may reach the store
-            self._store.set(self._answer_key(number), b"%d " % (min_ranks or 0) + answer, _STORE_SECONDS)
+            self._store.set(self._answer_key(number), b"%d " % (min_ranks or 0) + answer, waits.STORE.seconds)
 
     def _answer_key(self, number: int) -> str:
         return f"{self._prefix}/{number}/answer"
 
-    def _look(self, key: str, seconds: float = _STORE_SECONDS) -> bytes | None:
+    def _look(self, key: str, seconds: float | None = None) -> bytes | None:
         """Return the value that there is now."""
-        value: bytes | None = self._store.compare_set(key, _NOTHING, _NOTHING, seconds)
+        value: bytes | None = self._store.compare_set(key, _NOTHING, _NOTHING, seconds or waits.STORE.seconds)
         return None if value == _NOTHING else value
 
 
@@ -267,7 +263,7 @@ def _shared(comm: Communicator, knocks: list[_Knock]) -> list[_Knock]:
 def _silence_at(address: str) -> str:
     """Return why nobody answers at an address; empty if somebody does."""
     try:
-        socket.create_connection(split_address(address, "the address"), _ANSWER_SECONDS).close()
+        socket.create_connection(split_address(address, "the address"), waits.NEWCOMER_ANSWERS.seconds).close()
     except OSError as error:
         return f"nobody answers at {address}: {error.strerror or error}"
     return ""

@@ -19,7 +19,7 @@ from checks import CheckedJob, checks_of, job_of, without_repeats
 from jax_jobs import jax_command, takes_jax
 from jobs import Finished, Job, begin, python_command, rank_command
 from needs_mpi import WITHOUT_MPI, takes_mpi
-from pace import PACE, measure, scaled
+from pace import PACE, PATIENCE, measure, scaled
 from processor_time import ProcessorTime
 from rank_servers import RankServers
 from xdist.scheduler import LoadScopeScheduling
@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if PACE not in os.environ:
         os.environ[PACE] = f"{measure():.2f}"
+    os.environ.setdefault(PATIENCE, f"{min(scaled(0.2), 1.0):.2f}")
     if config.option.timeout is None and "PYTEST_TIMEOUT" not in os.environ:
         config.option.timeout = scaled(float(config.getini("timeout")))
     config.pluginmanager.register(ProcessorTime())

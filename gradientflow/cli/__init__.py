@@ -18,6 +18,7 @@ from functools import partial
 import click
 
 import gradientflow as gf
+from gradientflow import waits
 from gradientflow.cli.job import report_end
 from gradientflow.cli.lazy import LazyCommand
 from gradientflow.errors import GradientFlowError
@@ -88,7 +89,7 @@ def _drop_output() -> None:
 def _complain(message: str, status: int) -> int:
     if rank_of_this_process():
         # Rank 0 says it for all ranks; the launcher ends the job when one rank ends, so leave rank 0 the time.
-        time.sleep(1.0)
+        time.sleep(waits.FIRST_RANK_SAYS.seconds)
     else:
         print(f"gradientflow: {message}", file=sys.stderr, flush=True)
     return status

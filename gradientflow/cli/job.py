@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from gradientflow import waits
 from gradientflow.launch import GRACE_SECONDS, SESSION_FOLDER, Scratch, scratch_folder
 from gradientflow.launch.output import Output, Stream
 
@@ -45,8 +46,6 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
 _PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT})
 _WATCHED = _ENDING | _PASSED_ON | {signal.SIGCHLD}
 _SENT_BY_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C went to the whole foreground group, the launcher included
-_SAME_SECONDS = 1.0  # in which a second signal may be the first one: sent to a group, and then to each process
-_ENDING_SECONDS = 5.0  # which a launcher takes for killing its ranks
 _DYING_SECONDS = 60.0  # what the kernel may take to end a killed process that has much memory
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -145,7 +144,7 @@ def _run(job: Job, scratch: Scratch | None) -> int:
                 launcher.wait()
             _kill_orphans(children_before)
         if output is not None:
-            cause = _finish(output, None if cause is None else time.monotonic() + _ENDING_SECONDS) or cause
+            cause = _finish(output, None if cause is None else time.monotonic() + waits.LAUNCHER_ENDS.seconds) or cause
     finally:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
@@ -184,7 +183,7 @@ def _wait(launcher: subprocess.Popen[bytes], job: Job) -> int | None:
                 return cause  # told to end, and did not
             cause = cause or TIMED_OUT
             launcher.terminate()
-            asked_ranks, deadline = False, now + _ENDING_SECONDS
+            asked_ranks, deadline = False, now + waits.LAUNCHER_ENDS.seconds
         elif received.si_signo in _PASSED_ON:
             _pass_on(launcher, received, job)
             if received.si_signo == signal.SIGTSTP:
@@ -195,10 +194,10 @@ def _wait(launcher: subprocess.Popen[bytes], job: Job) -> int | None:
             if not asked_ranks:
                 _pass_on(launcher, received, job)
             seconds = 0.0 if job.is_mpi and not asked_ranks else job.grace
-            deadline = now + seconds + (0.0 if asked_ranks else _ENDING_SECONDS)
-        elif received.si_signo in _ENDING and now > asked + _SAME_SECONDS:
+            deadline = now + seconds + (0.0 if asked_ranks else waits.LAUNCHER_ENDS.seconds)
+        elif received.si_signo in _ENDING and now > asked + waits.SAME_SIGNAL.seconds:
             _pass_on(launcher, received, job)
-            asked_ranks, deadline = False, now + _ENDING_SECONDS
+            asked_ranks, deadline = False, now + waits.LAUNCHER_ENDS.seconds
     return cause
 
 

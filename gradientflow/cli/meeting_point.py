@@ -7,13 +7,12 @@ import errno
 import os
 import socket
 
+from gradientflow import waits
 from gradientflow._location import load_core
 from gradientflow.cli.checks import Check, address_towards
 from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError, MismatchError
 from gradientflow.meeting.stores import TOKEN
 from gradientflow.meeting.variables import split_address
-
-_SECONDS = 3.0
 
 
 def meeting_point(place: str) -> list[Check]:
@@ -39,7 +38,7 @@ def _try(place: str) -> Check:
     except ArgumentError as error:
         return Check(place, "fail", "no address", str(error))
     try:
-        socket.create_connection((host, port), _SECONDS).close()
+        socket.create_connection((host, port), waits.PLACE_ANSWERS.seconds).close()
     except socket.gaierror as error:
         return Check(place, "fail", "its name is not known here", f"{host}: {error.strerror}")
     except UnicodeError as error:
@@ -47,7 +46,8 @@ def _try(place: str) -> Check:
     except ConnectionRefusedError:
         return _nobody(place, host, port)
     except OSError as error:
-        reason = f"no answer within {_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        late = f"no answer within {waits.PLACE_ANSWERS.seconds:g} s"
+        reason = late if isinstance(error, TimeoutError) else error.strerror or str(error)
         advice = "the host is off, or a firewall or a wrong address keeps this one from it"
         return Check(place, "fail", f"cannot be reached: {reason}", advice)
     return _somebody(place)
@@ -72,7 +72,7 @@ def _nobody(place: str, host: str, port: int) -> Check:
 
 def _somebody(place: str) -> Check:
     try:
-        load_core().TcpStore(place, timeout=_SECONDS, token=os.environ.get(TOKEN, ""))
+        load_core().TcpStore(place, timeout=waits.PLACE_ANSWERS.seconds, token=os.environ.get(TOKEN, ""))
     except MismatchError as error:
         return Check(place, "warn", "reached: a store of GradientFlow of another job", str(error))
     except CommunicationTimeoutError:

@@ -35,11 +35,15 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+sys.path += [_FOLDER, os.path.dirname(_FOLDER)]
 
 if TYPE_CHECKING:
+    from gradientflow import waits
+
     from .output import Output, Stream
 else:
+    import waits
     from output import Output, Stream
 
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
@@ -48,19 +52,15 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
 _OF_PROGRAMS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # would end what a rank has started and does not know them
 _PASSED_ON = _OF_PROGRAMS | {signal.SIGTSTP, signal.SIGCONT}
 _WATCHED = _ENDING | _PASSED_ON | {signal.SIGCHLD}
-_REPORT_SECONDS = 3.0  # in which ranks notice that another has gone
-_GRACE_SECONDS = 3.0  # between asking a rank to end and killing it, unless a signal from outside is the reason
-_SAME_SECONDS = 1.0  # in which a second signal may be the first one: sent to a group, and then to each process
 _NURSERY_SECONDS = 0.1  # in which a nursery that has killed its ranks by its death is seen to have ended
 _NOT_STARTED = 127  # as a shell says it
 _SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
-_PRELOADED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preloaded.py")
+_PRELOADED = os.path.join(_FOLDER, "preloaded.py")
 _TOKEN = "GRADIENTFLOW_TOKEN"
 _RESTARTS = "GRADIENTFLOW_RESTARTS"
 _PLACE = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
 _LONG_LIFE = 30.0  # seconds; whoever has lived so long is started again at once
-_LONGEST_PAUSE = 30.0
 _LONGEST_ABSENCE = 3600.0  # seconds; attempts to come back to the job that cannot reach it count after them
 
 _is_done = threading.Event()  # who is started again comes too late: a rank has done its work, or the store is gone
@@ -277,7 +277,7 @@ class Members:
     @property
     def patience(self) -> float:
         """How many seconds the others have to report, once there are too few: none if there has been no job."""
-        return _REPORT_SECONDS if self._has_begun else 0.0
+        return waits.REPORT.seconds if self._has_begun else 0.0
 
     @property
     def are_deserted(self) -> bool:
@@ -339,8 +339,9 @@ class Members:
         is_urgent = self.are_deserted or not after_signal
         for member in self._running:
             member.end(soon=is_urgent)
-        for_launchers = _GRACE_SECONDS if any(member.is_launcher for member in self._running) else 0.0
-        return for_launchers + (_GRACE_SECONDS if is_urgent or not self._running else float(self._job["grace"]))
+        grace = waits.ASKED_TO_END.seconds
+        for_launchers = grace if any(member.is_launcher for member in self._running) else 0.0
+        return for_launchers + (grace if is_urgent or not self._running else float(self._job["grace"]))
 
     def kill(self) -> None:
         """Kill all that still run; what has ended is not heard any more."""
@@ -425,8 +426,9 @@ class Members:
             return False
         is_quick = now - member.since < _LONG_LIFE
         self._quick_ends[number] = self._quick_ends[number] + 1 if is_quick else 0
-        pause = 2.0 ** min(self._quick_ends[number] - 2, 9) if self._quick_ends[number] > 1 else 0.0
-        self._waiting[number] = now + min(pause, _LONGEST_PAUSE), failure
+        quick = min(self._quick_ends[number], 9)
+        pause = waits.RESTART.seconds * 2 ** (quick - 2) if quick > 1 else 0.0
+        self._waiting[number] = now + min(pause, waits.LONGEST_RESTART.seconds), failure
         return True
 
     def _fail(self, failure: Failure, *, again: bool = False) -> None:
@@ -556,7 +558,7 @@ def main() -> int:
             members.signal(received)
         elif received in _ENDING:
             cause = cause or 128 + received
-            if asked is None or now > asked + _SAME_SECONDS or members.are_deserted:
+            if asked is None or now > asked + waits.SAME_SIGNAL.seconds or members.are_deserted:
                 deadline = now
         if deadline is None or deadline > now:
             continue
@@ -566,7 +568,7 @@ def main() -> int:
             return members.status or cause
         else:
             members.kill()
-            deadline = now + _GRACE_SECONDS
+            deadline = now + waits.ASKED_TO_END.seconds
 
 
 def _read_job() -> dict[str, Any]:

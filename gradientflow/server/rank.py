@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from gradientflow import waits
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, GradientFlowError, PeerError
 from gradientflow.mailbox import make_mailbox
 from gradientflow.plain import dump, load
-
-_CLOSING_SECONDS = 5.0  # for each server that workers have left open to end by itself
-_POLL_SECONDS = 0.2  # between checks for ranks that have died
 
 
 class _Channel:
@@ -168,7 +166,7 @@ def serve(everyone: Communicator, workers: int) -> None:
 def _next_command(channel: _Channel, workers: set[int]) -> tuple[int, bytes] | None:
     """Wait a moment for a command of a worker. Raise PeerError if none comes and a worker, which it names, is gone."""
     try:
-        found = channel.next(None, _POLL_SECONDS)
+        found = channel.next(None, waits.WORKER_DIES.seconds)
     except PeerError:  # all ranks are gone: the loop below names one
         found = None
     for worker in sorted(workers):
@@ -179,7 +177,7 @@ def _next_command(channel: _Channel, workers: set[int]) -> tuple[int, bytes] | N
 def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) -> None:
     """Close the servers, after some time in which they can end by themselves and tell the workers why."""
     for thread in threads:
-        thread.join(_CLOSING_SECONDS)
+        thread.join(waits.SERVER_ENDS.seconds)
     for native in natives:
         native.close(orderly)
 

@@ -20,9 +20,9 @@ constexpr std::string_view prefix = "GRADIENTFLOW_";
 // Other known variables, without the prefix: those that setup.py and CMake read, those that say where ranks meet, the
 // one that names the settings file, and those that `gradientflow run`, `gradientflow netlab` and the tests set for the
 // processes that they start.
-constexpr std::array<std::string_view, 18> others = {
-    "BUILD_TYPE", "CUDA", "WERROR", "SANITIZE", "MPI",     "MPICXX",   "MPI_PREFIX", "MPI_STAYS", "MEET",
-    "RANK",       "SIZE", "TOKEN",  "NETLAB",   "SERVERS", "TEST_JOB", "BIND",       "RESTARTS",  "CONFIG_FILE"};
+constexpr std::array<std::string_view, 19> others = {
+    "BUILD_TYPE", "CUDA",  "WERROR", "SANITIZE", "MPI",      "MPICXX", "MPI_PREFIX", "MPI_STAYS",   "MEET",    "RANK",
+    "SIZE",       "TOKEN", "NETLAB", "SERVERS",  "TEST_JOB", "BIND",   "RESTARTS",   "CONFIG_FILE", "PATIENCE"};
 
 // The Levenshtein distance of two names.
 std::size_t distance(std::string_view from, std::string_view to) {

@@ -123,9 +123,6 @@ struct Limits {
 // Up to so many ranks, all may exchange messages with all others, where that makes an error clearer.
 inline constexpr int few_ranks = 64;
 
-// How long a rank that gives up waiting listens for the other ranks, to name those that are missing.
-inline constexpr double roll_call_seconds = 1.0;
-
 // A rank with which nothing can be exchanged any more, because its process or host has died.
 struct Death {
   int rank;

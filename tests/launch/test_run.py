@@ -18,6 +18,7 @@ from jobs import Finished, Job, begin, python_command
 from needs_mpi import needs_mpi
 from pace import scaled
 
+from gradientflow import waits
 from gradientflow.launch import (
     LaunchError,
     command_over_tcp,
@@ -171,7 +172,7 @@ def test_when_a_rank_fails_the_others_may_report(run: Run, tmp_path: Path) -> No
 def test_a_failure_is_known_however_late_the_output_is_read(start_run: Callable[..., Job]) -> None:
     """What the launcher of a host has told is still in a pipe when it has ended, for longer than ranks have to end."""
     job = start_run("-n", 1, "--hosts", "one:1", "--", "sh", "-c", "yes | head -c 80000; sleep 0.3; exit 7")
-    time.sleep(4.5)
+    time.sleep(1.5 * waits.ASKED_TO_END.seconds + scaled(1))
     ended = job.finish()
     assert (ended.returncode, ended.stdout.count("y\n")) == (7, 40000), ended.output
 
@@ -179,7 +180,7 @@ def test_a_failure_is_known_however_late_the_output_is_read(start_run: Callable[
 # Ranks 1 and 2 fail, one after the other; the others go on for a while.
 TWO_FAIL = (
     "case $RANK in\n1) kill -9 $$;;\n2) while ! [ -e $1 ]; do sleep 0.02; done; exit 9;;\n"
-    "*) sleep 1; touch $1; sleep 1; echo done;;\nesac\n"
+    "*) sleep 0.5; touch $1; sleep 0.2; echo done;;\nesac\n"
 )
 
 
@@ -486,8 +487,8 @@ def _state(process: int) -> str:
 
 @pytest.mark.parametrize("options", WAYS[:3])
 def test_ranks_have_time_to_end_after_a_signal(start_ready: Start, options: tuple[str, ...]) -> None:
-    """MPI's launcher would kill them after a quarter of a second; after a failure they have three seconds."""
-    job, _ = start_ready(options, 1, 1 if "mpi" in options else 3.2)
+    """MPI's launcher would kill them after a quarter of a second; after a failure they have less."""
+    job, _ = start_ready(options, 1, 1 if "mpi" in options else waits.ASKED_TO_END.seconds + 0.2)
     job.process.send_signal(signal.SIGTERM)
     ended = job.finish()
     assert (ended.returncode, ended.stdout.count("15\n")) == (143, 2), ended.output
@@ -503,7 +504,7 @@ def test_ranks_that_do_not_end_are_killed(
     if way != "no time":
         wait_for_words(job, tmp_path, "got")
     if way == "a second signal":
-        time.sleep(1.2)  # one that comes sooner counts as the same
+        time.sleep(waits.SAME_SIGNAL.seconds + 0.2)  # one that comes sooner counts as the same
         job.process.send_signal(signal.SIGTERM)
     elif way == "a killed launcher":
         job.process.kill()

@@ -27,7 +27,7 @@ from typing import Any
 import click
 import pytest
 
-from gradientflow import _core, cli, mpi_start
+from gradientflow import _core, cli, mpi_start, waits
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.cli import bench, checks, job
 from gradientflow.cli.hosts import check_hosts
@@ -538,7 +538,7 @@ def test_without_mpi_the_others_may_report_before_they_are_ended(tmp_path: Path)
     """They do when a rank has failed, whose status it is; who then goes on is ended."""
     program = tmp_path / "program.sh"
     program.write_text(
-        "case $RANK in\n0) sleep 94.5;;\n1) kill -9 $$;;\n2) sleep 1; echo rank 2 has noticed; exit 9;;\nesac\n"
+        "case $RANK in\n0) sleep 94.5;;\n1) kill -9 $$;;\n2) sleep 0.2; echo rank 2 has noticed; exit 9;;\nesac\n"
     )
     ended = gradientflow("run", "-n", "3", "--transport", "tcp", "--", "sh", str(program))
     assert ended.returncode == 128 + signal.SIGKILL
@@ -614,7 +614,7 @@ def test_ranks_that_die_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -
             killed.set()
             threading.Timer(1.0, kill, (pid, number)).start()
 
-    monkeypatch.setattr(job, "_ENDING_SECONDS", 0.1)
+    monkeypatch.setattr(waits, "LAUNCHER_ENDS", waits.Wait(0.1))
     monkeypatch.setattr(job.os, "kill", kill_later)
     # The launcher leaves its rank behind.
     with tempfile.TemporaryFile() as output:

@@ -135,6 +135,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow._location": {"gradientflow.errors"},
     "gradientflow.mpi_library": {"gradientflow.errors", "gradientflow._location", "gradientflow.mpi_start"},
     "gradientflow._fast_paths": set(),
+    "gradientflow.waits": set(),
     "gradientflow.whole_file": set(),
     "gradientflow.trust": {"gradientflow._location"},
     "gradientflow.settings_file": {
@@ -155,6 +156,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "gradientflow.arguments",
         "gradientflow.meeting",
         "gradientflow.mpi_start",
+        "gradientflow.waits",
     },
     "gradientflow.device": {"gradientflow.errors", "gradientflow._location", "gradientflow.memory"},
 }
@@ -188,6 +190,7 @@ PYTHON_LAYERS["gradientflow.door"] = {
     "gradientflow.communicator",
     "gradientflow.errors",
     "gradientflow.meeting",
+    "gradientflow.waits",
 }
 PYTHON_LAYERS["gradientflow.job"] = {
     "gradientflow._location",
@@ -259,6 +262,7 @@ PYTHON_LAYERS[PROCESS_GROUP] = {
     "gradientflow.mpi_library",
     "gradientflow.torch.devices",
     "gradientflow.torch.names",
+    "gradientflow.waits",
 }
 PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {
     "gradientflow.job",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from forked_ranks import TAG
-from pace import scaled
+from pace import PATIENCE, scaled
 
 from gradientflow.launch import OPEN_MPI, SESSION_FOLDER, Launcher, module_command, mpirun_command
 
@@ -115,7 +115,7 @@ class Job:
 def outside_environment() -> dict[str, str]:
     """Give the environment that all jobs have: this process's, without settings of the library."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
-    return {**outside, "OMP_NUM_THREADS": "1"}
+    return {**outside, PATIENCE: os.environ.get(PATIENCE, ""), "OMP_NUM_THREADS": "1"}
 
 
 def begin(

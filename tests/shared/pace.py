@@ -11,6 +11,7 @@ import sys
 import time
 
 PACE = "TESTS_PACE"  # a variable of the environment
+PATIENCE = "GRADIENTFLOW_PATIENCE"  # how long, beside what is shipped, the package waits for what may never come
 
 _WORK = "sum(i * i for i in range(3_000_000))"
 _QUIET_SECONDS = 0.2  # what it takes beside one of its kind on two cores of 2023 that have nothing else to do

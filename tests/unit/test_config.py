@@ -349,9 +349,9 @@ def test_no_variable_is_read_behind_the_settings_back() -> None:
 
     Whether several ranks of NCCL may share a device is said in a variable of NCCL's own, how many processes a launcher
     has started in those of the launchers, that names of hosts may come late in one of Kubernetes, and where the ranks
-    of a C program meet in variables that are no settings.
+    of a C program meet, and how long tests have it wait, in variables that are no settings.
     """
-    meeting = {f"GRADIENTFLOW_{name}" for name in ("MEET", "RANK", "SIZE", "TOKEN")}
+    others = {f"GRADIENTFLOW_{name}" for name in ("MEET", "RANK", "SIZE", "TOKEN", "PATIENCE")}
     variables: set[str] = set()
     readers = []
     for source in sorted((ROOT / "kernels").rglob("*.[ch]*")) + sorted((ROOT / "bindings").rglob("*.[ch]*")):
@@ -359,9 +359,10 @@ def test_no_variable_is_read_behind_the_settings_back() -> None:
         variables |= set(re.findall(r'"(GRADIENTFLOW_[A-Z_]*[A-Z])"', text))
         if "getenv" in text:
             readers.append(source.relative_to(ROOT).as_posix())
-    assert variables == {field.variable for field in fields()} | meeting
+    assert variables == {field.variable for field in fields()} | others
     assert set(readers) <= {
         "kernels/base/config.cpp",
+        "kernels/base/waits.cpp",
         "kernels/c/meeting.cpp",
         "kernels/compute/simd.cpp",
         "kernels/collective/on_device/device_group.cpp",

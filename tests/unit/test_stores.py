@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native import meeting
-from pace import scaled
+from pace import PATIENCE, scaled
 
 from gradientflow import _core
 from gradientflow.errors import (
@@ -395,7 +395,8 @@ def test_a_name_that_is_known_later(tmp_path: Path) -> None:
     store = _core.TcpStore("127.0.0.1:0", serve=True, timeout=SECONDS)
     address = store.address.replace("127.0.0.1", "later.invalid")
     program = "import sys; from gradientflow import _core; print(_core.TcpStore(sys.argv[1], timeout=60).add('n', 1))"
-    kinds = ({"LATER": "0.3"}, {"LATER": "3.5", "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+    late = f"{3 * float(os.environ[PATIENCE]) + 0.5}"
+    kinds = ({"LATER": "0.2"}, {"LATER": late, "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
     processes = [python(program, address, LD_PRELOAD=library, **env) for env in kinds]
     for process in processes:
         said, errors = process.communicate(timeout=60)

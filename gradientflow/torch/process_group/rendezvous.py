@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
+from gradientflow import waits
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError
 from gradientflow.job import asked_transport, computing_ranks, mpi_size
@@ -34,7 +35,6 @@ dist: Any = torch.distributed  # its annotations leave out what it takes from C+
 
 _LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
-_PROBE_SECONDS = 5.0  # for trying one address of the master
 _HIGHEST_PORT = 65535
 
 
@@ -241,7 +241,7 @@ def _reachable(addresses: Sequence[str], port: int) -> str:
     if len(addresses) == 1:
         return addresses[0]
     for address in addresses:
-        with contextlib.suppress(OSError), socket.create_connection((address, port), _PROBE_SECONDS):
+        with contextlib.suppress(OSError), socket.create_connection((address, port), waits.MASTER_ANSWERS.seconds):
             return address
     message = (
         f"no address of rank 0's host can be reached from {socket.gethostname()}, of {', '.join(addresses) or 'none'} "

@@ -7,6 +7,7 @@
 
 #include "../../base/text.hpp"
 #include "../../base/thread.hpp"
+#include "../../base/waits.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -15,7 +16,6 @@ namespace cuda = compute::cuda;
 using namespace std::chrono_literals;
 
 constexpr auto interval = 20ms;
-constexpr auto grace = 500ms;     // data that a rank sent before it died may still arrive
 constexpr std::size_t many = 64;  // calls under way, from which on events of ended ones are reused before new ones
 
 }  // namespace
@@ -178,7 +178,7 @@ std::optional<Error> NcclWatch::find_error() {
       lost_.reset();
     } else if (!lost_) {
       lost_ = now;
-    } else if (now - *lost_ > grace && oldest.began && now - *oldest.began > grace) {
+    } else if (now - std::max(*lost_, oldest.began.value_or(now)) > waits::nccl_data.time()) {
       return loss;
     }
     if (oldest.began && std::chrono::duration<double>(now - *oldest.began).count() > timeout_) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../../base/error.hpp"
+#include "../../base/waits.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -26,7 +27,7 @@ DeviceTimeline::DeviceTimeline(std::shared_ptr<Timeline> timeline, int device, c
 }
 
 DeviceTimeline::~DeviceTimeline() {
-  const auto deadline = Timeline::Clock::now() + std::chrono::seconds(1);
+  const auto deadline = Timeline::Clock::now() + waits::device_times.time();
   try {
     while (true) {
       {

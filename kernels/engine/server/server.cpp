@@ -4,14 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "../../base/waits.hpp"
+
 namespace gradientflow::engine {
-namespace {
-
-using namespace std::chrono_literals;
-
-constexpr auto last_words = 1s;
-
-}  // namespace
 
 Server::Server(Shared& shared, std::size_t number, std::size_t threads, MakePolicy make_policy)
     : shared_(shared),
@@ -202,7 +197,7 @@ void Server::check_losses() {
     if (rank >= shared_.roles.workers || (!worker(rank).closed && !says_bye(worker(rank)))) {
       if (!recovery_.is_on) {  // else nobody reads who has given up first, and all go on without that one
         // The rank may have given up because of another server's error: give that error time to arrive first.
-        shared_.mailbox->until([this] { return stops_.load(); }, Clock::now() + last_words);
+        shared_.mailbox->until([this] { return stops_.load(); }, Clock::now() + waits::last_words.time());
       }
       throw Error(*loss);
     }

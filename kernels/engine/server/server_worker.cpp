@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../../base/text.hpp"
+#include "../../base/waits.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -12,7 +13,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto between_looks = 50ms;
-constexpr auto server_has_spoken = 1s;
 constexpr double longest_wait = 1e9;
 
 }  // namespace
@@ -85,7 +85,7 @@ void ServerWorker::check_losses(const std::string& what) {
     }
     if (const auto loss = shared_.mailbox->loss_of(rank, what)) {
       // A server's error names the first rank that left.
-      const auto deadline = Clock::now() + (is_recoverable_ ? 0s : server_has_spoken);
+      const auto deadline = Clock::now() + (is_recoverable_ ? Clock::duration() : waits::last_words.time());
       for (take_notes(); !failure_ && Clock::now() < deadline; take_notes()) {
         shared_.mailbox->poll();
         std::this_thread::sleep_for(1ms);
@@ -147,7 +147,7 @@ Error ServerWorker::with_slowest_ranks(const Error& error) {
   std::vector<int> last;
   double fewest = 0.0;
   try {
-    const std::vector<double> numbers = report(Report::statistics, 1.0);
+    const std::vector<double> numbers = report(Report::statistics, waits::statistics.seconds());
     std::size_t at = 3;
     for (int w = 0; w < shared_.roles.workers; ++w) {
       if (w == 0 || numbers[at] <= fewest) {

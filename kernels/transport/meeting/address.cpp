@@ -20,6 +20,7 @@
 
 #include "../../base/text.hpp"
 #include "../../base/thread.hpp"
+#include "../../base/waits.hpp"
 #include "../descriptor.hpp"
 
 namespace gradientflow::transport {
@@ -28,7 +29,6 @@ namespace {
 // Addresses of the networks that stand for examples: whatever leads there is the default route.
 constexpr std::array<const char*, 2> somewhere = {"192.0.2.1", "2001:db8::1"};
 
-constexpr double seconds_for_a_name = 3.0;
 constexpr std::chrono::milliseconds between_lookups{100};
 
 struct InterfaceAddress {
@@ -170,7 +170,7 @@ std::vector<SocketAddress> resolve(const Place& place, const Until& until) {
 }
 
 void await_name(const std::vector<Place>& places, const Until& until) {
-  const Until soon = until.anew(names_may_come_late() ? until.remaining() : seconds_for_a_name);
+  const Until soon = until.anew(names_may_come_late() ? until.remaining() : waits::known_name.seconds());
   while (true) {
     std::string causes;
     for (const Place& place : places) {

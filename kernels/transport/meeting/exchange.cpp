@@ -14,6 +14,7 @@
 
 #include "../../base/error.hpp"
 #include "../../base/text.hpp"
+#include "../../base/waits.hpp"
 #include "../process.hpp"
 #include "../signature.hpp"
 #include "random.hpp"
@@ -56,8 +57,6 @@ std::int64_t start_of_process() {
   return age < 0 ? start_of_library : milliseconds_now() - age;
 }
 
-constexpr double seconds_to_find_the_missing = 5.0;
-constexpr double seconds_to_await_others = 2.0;
 constexpr auto nap_for_others = std::chrono::milliseconds(1);
 
 }  // namespace
@@ -144,7 +143,7 @@ std::vector<std::string> StoreExchange::all(const std::string& mine, const Until
     verdict = store_.get(key("verdict"), until);
   }
   if (!verdict) {
-    const std::vector<int> absent = missing(until.anew(seconds_to_find_the_missing));
+    const std::vector<int> absent = missing(until.anew(waits::missing_ranks.seconds()));
     const std::string who = absent.empty() ? "their meeting did not end" : "no sign of " + name_ranks(absent);
     verdict = decide({ErrorKind::timeout,
                       std::to_string(size_) + " ranks did not meet at " + store_.name() + " within " +
@@ -247,8 +246,8 @@ void StoreExchange::leave(bool have_met, const Until& until) {
     }
     const bool is_last = store_.add(key("gone"), 1, until) == size_;
     if (store_.is_served_here()) {
-      const int absent = have_met ? 0 : static_cast<int>(missing(until.anew(seconds_to_await_others)).size());
-      await_others(size_ - absent, until.anew(seconds_to_await_others));
+      const int absent = have_met ? 0 : static_cast<int>(missing(until.anew(waits::others_leave.seconds())).size());
+      await_others(size_ - absent, until.anew(waits::others_leave.seconds()));
     }
     if (have_met && is_last) {
       clean(until);

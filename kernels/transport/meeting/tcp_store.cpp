@@ -14,6 +14,7 @@
 #include "../../base/error.hpp"
 #include "../../base/forks.hpp"
 #include "../../base/text.hpp"
+#include "../../base/waits.hpp"
 #include "../process.hpp"
 
 namespace gradientflow::transport {
@@ -21,10 +22,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr double seconds_of_an_attempt = 5.0;       // of a connection, and of a greeting
-constexpr double seconds_of_a_first_attempt = 0.5;  // at each of several places
-constexpr double seconds_of_an_answer = 5.0;        // of a call that does not wait, where no time is left
-constexpr double seconds_to_leave_word = 1.0;
 constexpr const char* other_server = "gradientflow/could not serve";
 constexpr auto first_pause = 10ms;  // between attempts
 constexpr auto longest_pause = 500ms;
@@ -159,7 +156,7 @@ void TcpStore::serve(const Until& until) {
 
 // Tells the store at a place, if it is one of this job, who could not serve beside it. Returns whether it is one.
 bool TcpStore::leave_word(const Place& place, const Until& until) {
-  const Until soon = until.anew(std::min(until.remaining(), seconds_to_leave_word));
+  const Until soon = until.anew(std::min(until.remaining(), waits::store_word.seconds()));
   bool is_ours = false;
   try {
     is_ours = !try_place(place, soon);
@@ -238,7 +235,7 @@ std::string TcpStore::remark() {
   }
   std::string said;
   try {
-    if (const auto other = look(other_server, Until(seconds_of_an_answer))) {
+    if (const auto other = look(other_server, Until(waits::store_answer.seconds()))) {
       said += "; " + *other + " wanted to serve the store, too: two processes were told to be rank 0";
     }
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): then that is not known
@@ -247,7 +244,8 @@ std::string TcpStore::remark() {
     said += "; " + std::to_string(refused) + (refused == 1 ? " connection" : " connections") +
             " of other jobs or with another token (GRADIENTFLOW_TOKEN) had to be refused";
   }
-  if (std::none_of(places_.begin(), places_.end(), [](const Place& each) { return is_here(each, Until(1.0)); })) {
+  if (std::none_of(places_.begin(), places_.end(),
+                   [](const Place& each) { return is_here(each, Until(waits::store_place.seconds())); })) {
     said += "; this process serves the store, but its host does not have the address of " + address() +
             ": the others may look for it elsewhere";
   }
@@ -262,7 +260,7 @@ std::optional<std::string> TcpStore::call(const StoreRequest& request, const Unt
   check_value(request.value);
   check_value(request.expected.value_or(""));
   // Whoever only wants to know what there is gets an answer, even if no time is left.
-  const Until& limit = until.over() ? until.anew(seconds_of_an_answer) : until;
+  const Until& limit = until.over() ? until.anew(waits::store_answer.seconds()) : until;
   const std::unique_lock lock = limit.lock(mutex_);
   if (!lock) {
     throw timeout_of("other threads have not ended their calls of " + name(), limit);
@@ -309,14 +307,14 @@ std::optional<std::string> TcpStore::exchange(const StoreRequest& request, const
 
 void TcpStore::connect(const Until& until) {
   if (server_ != nullptr) {
-    const Until soon = until.anew(std::max(until.remaining(), seconds_of_an_answer));
+    const Until soon = until.anew(std::max(until.remaining(), waits::store_answer.seconds()));
     if (const auto cause = try_address(server_->address(), name(), soon)) {
       throw Error(ErrorKind::system, "cannot reach " + name() + " from the process that serves it: " + *cause);
     }
     return;
   }
   // Something else at one of several places is to be left soon, but a slow network needs more time than a fast one.
-  double patience = places_.size() > 1 ? seconds_of_a_first_attempt : seconds_of_an_attempt;
+  double patience = (places_.size() > 1 ? waits::store_first_attempt : waits::store_attempt).seconds();
   auto pause = first_pause;
   while (true) {
     std::string causes;
@@ -331,7 +329,7 @@ void TcpStore::connect(const Until& until) {
       throw timeout_of("cannot reach " + name(), until, causes);
     }
     pause = std::min<std::chrono::milliseconds>(pause * 3 / 2, longest_pause);
-    patience = std::min(2 * patience, seconds_of_an_attempt);
+    patience = std::min(2 * patience, waits::store_attempt.seconds());
   }
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../../base/forks.hpp"
+#include "../../base/waits.hpp"
 #include "mailbox_alarm.hpp"
 
 namespace gradientflow::transport {
@@ -140,7 +141,7 @@ void Mailbox::close(bool orderly, const std::optional<Error>& reason) noexcept {
     for (const auto& transfer : std::exchange(posted_, {})) {
       end(transfer, given_up(*transfer, why));
     }
-    const auto deadline = Clock::now() + leave_time;
+    const auto deadline = Clock::now() + waits::leave.time();
     while (progress(false), orderly && !in_flight_.empty() && Clock::now() < deadline) {
       lock.unlock();
       std::this_thread::sleep_for(1ms);

@@ -157,8 +157,6 @@ class Mailbox {
 
   class Alarm;  // wakes the thread
 
-  static constexpr std::chrono::seconds leave_time{1};  // for what is on its way when a mailbox is closed
-
   Mailbox(std::unique_ptr<Endpoint> endpoint, std::string name, std::function<bool(int)> is_alive);
   [[nodiscard]] bool is_forked() const noexcept;
   void check_process() const;

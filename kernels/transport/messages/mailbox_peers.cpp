@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "../../base/waits.hpp"
 #include "mailbox.hpp"
 
 namespace gradientflow::transport {
@@ -135,7 +136,7 @@ void Mailbox::check_peers() {
     const int peer = transfer->kind_ == Request::Kind::send ? transfer->peer_ : transfer->envelope_.source;
     const PeerState& known = peers_[static_cast<std::size_t>(peer)];
     const bool may_come = known.state == State::closed && transfer->kind_ == Request::Kind::receive;
-    if (known.state == State::open || may_come || now - known.since < leave_time) {
+    if (known.state == State::open || may_come || now - known.since < waits::leave.time()) {
       return false;
     }
     transfer->request_.give_up(std::move(transfer->owner_));

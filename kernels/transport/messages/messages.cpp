@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../../base/text.hpp"
+#include "../../base/waits.hpp"
 
 namespace gradientflow::transport {
 namespace {
@@ -324,7 +325,7 @@ std::vector<int> Messages::missing_ranks(int awaited) {
                [&](int r) { return r != rank(); });
   tell(others, State::asking, ErrorKind::peer, "");
   std::vector<int> missing;
-  Patience patience(std::min(roll_call_seconds, timeout_));
+  Patience patience(std::min(waits::roll_call.seconds(), timeout_));
   while (true) {
     node_->pulse();
     read_notices();

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "../../base/text.hpp"
+#include "../../base/waits.hpp"
 #include "../buffer.hpp"
 #include "../patience.hpp"
 #include "../signature.hpp"
@@ -197,7 +198,7 @@ MPI_Comm MpiEndpoint::split_off(int color, int key, const CheckPeers& check_peer
     throw give_up_in(what, error);
   }
   const auto here = Roll::Answer::here;
-  const std::vector<std::byte> raw = gather(&here, sizeof here, what, timeout_ + roll_call_seconds);
+  const std::vector<std::byte> raw = gather(&here, sizeof here, what, timeout_ + waits::roll_call.seconds());
   std::vector<Roll::Answer> answers(static_cast<std::size_t>(size()));
   std::memcpy(answers.data(), raw.data(), raw.size());
   std::vector<int> by;
@@ -222,7 +223,7 @@ Error MpiEndpoint::give_up_in(const std::string& what, const Error& error) const
   const bool is_timeout = error.kind() == ErrorKind::timeout;
   const auto gave_up = Roll::Answer::gave_up;
   try {
-    static_cast<void>(gather(&gave_up, sizeof gave_up, what, is_timeout ? roll_call_seconds : 0.0));
+    static_cast<void>(gather(&gave_up, sizeof gave_up, what, is_timeout ? waits::roll_call.seconds() : 0.0));
   } catch (const Error& named) {
     return is_timeout ? named : error;
   }

@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "../../base/text.hpp"
+#include "../../base/waits.hpp"
 #include "../patience.hpp"
 
 namespace gradientflow::transport {
 namespace {
 
 using nccl::Result;
-
-constexpr double seconds_to_end = 5.0;
 
 // The text of the last error is NCCL's, not a communicator's: it can be asked for after that is gone, too.
 std::string reason_of(const NcclLibrary& library, Result result) {
@@ -130,7 +129,7 @@ NcclCommunicator::~NcclCommunicator() {
     }
     ended = state() == Result::success && !is_failure(library_->functions().comm_finalize(comm_));
   }
-  if (!ended || !finished_within(seconds_to_end)) {
+  if (!ended || !finished_within(waits::nccl_end.seconds())) {
     abort();
     return;
   }

@@ -14,6 +14,7 @@
 #include <numeric>
 #include <utility>
 
+#include "../../base/waits.hpp"
 #include "tcp_endpoint.hpp"
 
 namespace gradientflow::transport::tcp {
@@ -23,7 +24,6 @@ using namespace std::chrono_literals;
 
 constexpr int found_at_once = 64;
 constexpr auto look_every = 250ms;
-constexpr auto leave_time = 1s;
 constexpr auto longest_handover = 1ms;
 constexpr auto in_between_waits = 5ms;
 constexpr auto longest_unpolled = 1ms;  // while only single requests are tested
@@ -342,7 +342,7 @@ bool Engine::has_left() const {
 // What has been sent must arrive, and a connection that is closed before it has all been acknowledged may lose it.
 void Engine::leave() noexcept {
   try {
-    const auto deadline = Clock::now() + leave_time;
+    const auto deadline = Clock::now() + waits::leave.time();
     while (has_to_send() && Clock::now() < deadline) {
       carry_on(1ms);
     }

@@ -1,0 +1,19 @@
+#include "waits.hpp"
+
+#include <cstdlib>
+
+namespace gradientflow {
+
+double Wait::seconds() const {
+  static const double factor = [] {
+    const char* const text = std::getenv("GRADIENTFLOW_PATIENCE");
+    return text == nullptr || *text == '\0' ? 1.0 : std::strtod(text, nullptr);
+  }();
+  return factor * seconds_;
+}
+
+std::chrono::steady_clock::duration Wait::time() const {
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds()));
+}
+
+}  // namespace gradientflow
