@@ -1,0 +1,21 @@
+"""What strategies promise: one check for each promise, over the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from table_of_strategies import PROMISES
+
+from gradientflow.strategies import parse_strategies
+
+
+@pytest.mark.checks("promises")
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_strategies_promise(check: Callable[..., Any], ranks: int) -> None:
+    check(ranks, timeout=150)
+
+
+def test_the_table_has_all_strategies() -> None:
+    assert {each.name for each in PROMISES} == {each.name for each in parse_strategies("all")}
