@@ -25,6 +25,7 @@ def measure(path: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
+@pytest.mark.thorough
 def test_psum_beside_gloo(tmp_path: Path) -> None:
     arguments = ["--transport", "tcp", "--sizes", "4,64K", "--rounds", "1", "--seconds", "0.05"]
     found = measure(tmp_path / "found.json", "psum", *arguments)
@@ -42,6 +43,7 @@ def test_the_loop_counts(tmp_path: Path) -> None:
     assert found["calls"] == 20
 
 
+@pytest.mark.thorough
 def test_calls_at_one_rank(tmp_path: Path) -> None:
     found = measure(tmp_path / "found.json", "calls", "--sizes", "1K", "--rounds", "1", "--seconds", "0.1")
     results = {result["call"]: result for result in found["turns"][0]["results"]}
@@ -49,6 +51,7 @@ def test_calls_at_one_rank(tmp_path: Path) -> None:
     assert all(result["wrong"] == 0 and result["median_us"] > 0 for result in results.values())
 
 
+@pytest.mark.thorough
 def test_steps_of_two_frameworks(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("optax")

@@ -11,7 +11,7 @@ from jobs import Finished
 pytestmark = needs_jax
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_allreduce(jax_run: Callable[..., Finished], ranks: int) -> None:
     assert_all_right(jax_run(ranks, "jax_allreduce"), "jax_allreduce", ranks)
 

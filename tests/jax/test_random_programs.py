@@ -12,19 +12,16 @@ from needs_mpi import needs_mpi
 
 SCRIPT = Path(__file__).with_name("random_programs.py")
 
-MPI, TCP = pytest.param("mpi", marks=needs_mpi, id="mpi"), pytest.param("tcp", id="tcp")
-
 
 @needs_jax
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("transport", [MPI, TCP])
 @pytest.mark.parametrize(
-    ("ranks", "programs", "first"),
+    ("ranks", "programs", "first", "transport"),
     [
-        (2, 4, 0),
-        (3, 3, 0),
-        (4, 2, 0),
-        *(pytest.param(ranks, 17, 100, marks=pytest.mark.slow) for ranks in (2, 3, 4)),
+        pytest.param(4, 2, 0, "mpi", marks=[needs_mpi, pytest.mark.thorough]),
+        pytest.param(3, 3, 0, "tcp", marks=pytest.mark.thorough),
+        *(pytest.param(ranks, 17, 100, "mpi", marks=[needs_mpi, pytest.mark.slow]) for ranks in (2, 3, 4)),
+        *(pytest.param(ranks, 17, 100, "tcp", marks=pytest.mark.slow) for ranks in (2, 3, 4)),
     ],
 )
 def test_random_programs(

@@ -22,9 +22,9 @@ pytestmark = needs_jax
 @pytest.mark.parametrize(
     ("ranks", "transport", "node_size"),
     [
-        pytest.param(1, "tcp", 1, id="alone"),
-        pytest.param(2, "mpi", 2, id="over MPI", marks=needs_mpi),
-        pytest.param(3, "tcp", 1, id="three nodes"),
+        pytest.param(1, "tcp", 1, id="alone", marks=pytest.mark.thorough),
+        pytest.param(2, "mpi", 2, id="over MPI", marks=[needs_mpi, pytest.mark.thorough]),
+        pytest.param(3, "tcp", 1, id="three nodes", marks=pytest.mark.thorough),
         pytest.param(4, "tcp", 4, id="in a node"),
         pytest.param(4, "mpi", 2, id="two nodes", marks=[needs_mpi, pytest.mark.slow]),
     ],
