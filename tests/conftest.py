@@ -24,6 +24,7 @@ from processor_time import ProcessorTime
 from rank_servers import RankServers
 from xdist.scheduler import LoadScopeScheduling
 
+from gradientflow import cli
 from gradientflow._location import PACKAGE
 from gradientflow.launch import Launcher, find_launcher, launch_environment, module_command
 
@@ -277,6 +278,22 @@ def jax_run() -> Iterator[Callable[..., Finished]]:
     yield run
     for job in jobs:
         job.close()
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
+    """Give ``command_line(*arguments)``, which runs ``gradientflow`` in this process, where it starts no other."""
+
+    def run(*arguments: str) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["gradientflow", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Finished(ended.value.code, told.out, told.err)
+
+    return run
 
 
 @pytest.fixture

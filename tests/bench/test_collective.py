@@ -763,6 +763,7 @@ def test_every_algorithm_and_wire_is_right_across_nodes(launcher: Launcher, tmp_
     assert "algorithm 'shared' works inside one node" in " ".join(ended.stdout.split())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("collective", ["alltoall", "gather", "scatter"])
 def test_the_collectives_of_blocks_are_right_across_nodes(launcher: Launcher, tmp_path: Path, collective: str) -> None:
     path = tmp_path / "figures.json"
@@ -776,6 +777,7 @@ def test_the_collectives_of_blocks_are_right_across_nodes(launcher: Launcher, tm
     assert (environment["hosts"], environment["ranks_per_host"], environment["link_rate"]) == (1, 3, "1gbit")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("op", ["sum", pytest.param("mean", marks=pytest.mark.slow)])
 def test_the_limit_does_the_whole_work(launcher: Launcher, tmp_path: Path, op: str) -> None:
     path = tmp_path / "figures.json"
@@ -789,6 +791,7 @@ def test_the_limit_does_the_whole_work(launcher: Launcher, tmp_path: Path, op: s
     assert "A cache line took" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_peers_and_links_across_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "figures.json"

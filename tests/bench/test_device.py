@@ -9,12 +9,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import Finished
 
 from gradientflow.bench.collective.columns import Result
 from gradientflow.bench.kernels.columns import KernelResult
@@ -189,10 +190,9 @@ def test_without_a_device_nothing_is_begun(arguments: list[str]) -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_what_only_a_device_has_is_refused_on_the_processor() -> None:
-    command = [sys.executable, "-m", "gradientflow", "bench", "allreduce", "-n", "2"]
+def test_what_only_a_device_has_is_refused_on_the_processor(command_line: Callable[..., Finished]) -> None:
     for option in ("--algorithm", "--compare"):
-        done = subprocess.run([*command, option, "nccl"], capture_output=True, text=True, timeout=60, check=False)
+        done = command_line("bench", "allreduce", "-n", "2", option, "nccl")
         assert (done.returncode, f"{option} does not know 'nccl'" in done.stderr) == (2, True)
 
 

@@ -238,6 +238,7 @@ def test_the_table_compares_with_copy_fusion_over_the_peer() -> None:
     assert "WRONG" in next(line for line in wrong if "per tensor" in line)
 
 
+@pytest.mark.thorough
 def test_the_picture_shows_every_model(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from gradientflow.bench.core.plot import save_plot

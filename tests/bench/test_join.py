@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from jobs import Finished
 
 from gradientflow.bench.join.job import judged
 from gradientflow.bench.join.replay import MOMENTUM, RATE, Floats, checksum, factor, pattern, replayed, split
@@ -74,7 +76,9 @@ def test_what_is_not_as_replayed_is_wrong() -> None:
     ("arguments", "said"),
     [(("-n", "1"), "2 ranks or more"), (("--size", "1M,2M"), "one number"), (("--size", "12"), "multiple of 8")],
 )
-def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], said: str) -> None:
-    done = join(*arguments)
+def test_what_cannot_be_measured_is_refused(
+    command_line: Callable[..., Finished], arguments: tuple[str, ...], said: str
+) -> None:
+    done = command_line("bench", "join", *arguments)
     assert done.returncode != 0
     assert said in done.stderr

@@ -236,6 +236,7 @@ def test_the_table_shows_every_kernel_once_and_what_is_wrong() -> None:
     assert "moved / copy" in narrow.getvalue()
 
 
+@pytest.mark.thorough
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from gradientflow.bench.core.plot import save_plot

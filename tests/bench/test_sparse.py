@@ -204,6 +204,7 @@ def test_the_table_compares_with_the_dense_exchanges() -> None:
     assert "WRONG" in next(line for line in wrong if "dense" in line and "mlp" in line)
 
 
+@pytest.mark.thorough
 def test_the_picture_shows_every_model(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from gradientflow.bench.core.plot import save_plot
@@ -240,6 +241,7 @@ def test_sparse_and_dense_exchanges_are_right_across_nodes(mpirun: Callable[...,
     assert part["bytes_sent"] is None  # one host
 
 
+@pytest.mark.thorough
 def test_a_wrong_gradient_is_found_and_not_timed(mpirun: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     options = ("--model", "small", "--chunk", "1K", "--density", "1,0.1", "--momentum", "1", "--compare", "")

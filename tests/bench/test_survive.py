@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from jobs import Finished
 
 from gradientflow.bench.survive import counts, rounds_replay
 from gradientflow.bench.survive.ending import Ending, expanded
@@ -53,6 +54,7 @@ def test_ranks_die_and_the_sums_are_right(tmp_path: Path) -> None:
 FAST = ("csc", "diloco", "hpsgd", "asgd")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in GROUPS if name not in FAST)]
 )
@@ -99,9 +101,8 @@ def test_who_has_ended_is_not_killed() -> None:
     assert not job._outcome.events
 
 
-def test_strategies_without_a_check_are_refused() -> None:
-    command = [sys.executable, "-m", "gradientflow", "bench", "survive", "--strategy", "dense; slgs"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_strategies_without_a_check_are_refused(command_line: Callable[..., Finished]) -> None:
+    done = command_line("bench", "survive", "--strategy", "dense; slgs")
     assert done.returncode != 0
     assert "not slgs" in done.stderr
 

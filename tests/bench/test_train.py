@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobs import Finished
 from rich.console import Console
 
 from gradientflow.bench.core.plan import PlanError
@@ -329,6 +330,7 @@ def test_digits_are_real_and_split() -> None:
     assert data.digest() == digits().digest()
 
 
+@pytest.mark.thorough
 def test_larger_digits_are_interpolated() -> None:
     pytest.importorskip("sklearn")
     small, large = digits(8), digits(28)
@@ -587,6 +589,7 @@ class Marked(Dense):
     name = "<b>$x$</b>"
 
 
+@pytest.mark.thorough
 def test_the_page_holds_all_that_is_known_and_fetches_nothing() -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
@@ -618,6 +621,7 @@ def test_the_page_holds_all_that_is_known_and_fetches_nothing() -> None:
     assert page_of(nothing, ENVIRONMENT, []).count("<svg") == 1
 
 
+@pytest.mark.thorough
 def test_a_strategy_has_one_colour_in_all_panels() -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
@@ -772,6 +776,7 @@ def test_a_narrow_terminal_gets_fewer_columns() -> None:
     assert all(word in narrow for word in ("step", "exposed", "loss", "ddp-gloo-powersgd"))
 
 
+@pytest.mark.thorough
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from gradientflow.bench.core.plot import save_plot
@@ -802,6 +807,7 @@ def test_training_is_right_timed_and_found_out_where_it_is_not(check: Callable[.
     check(2, env={"GRADIENTFLOW_NODE_SIZE": "1"}, timeout=100)
 
 
+@pytest.mark.thorough
 def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
@@ -824,7 +830,8 @@ def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None
     assert {(result["steps"], result["wrong"]) for result in written["results"]} == {(2, 0)}
 
 
-def test_an_interrupted_run_goes_on_and_reports_all(tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_an_interrupted_run_goes_on_and_reports_all(command_line: Callable[..., Finished], tmp_path: Path) -> None:
     for package in ("torch", "sklearn", "matplotlib", "jinja2"):
         pytest.importorskip(package)
     path = tmp_path / "kept"
@@ -856,45 +863,9 @@ def test_an_interrupted_run_goes_on_and_reports_all(tmp_path: Path) -> None:
     assert "Checked: of all 3 rows that communicate" in text
     assert "All of it was right." in text
     assert "SignSGD(scale=0.01)" in text
-    refused = subprocess.run([*command, "--steps", "13"], capture_output=True, text=True, timeout=60, check=False)
+    refused = command_line("bench", "train", "-n", "2", *options, "--steps", "13")
     assert refused.returncode != 0
     assert "holds what was measured with steps 12, and now that is 13" in refused.stderr
-
-
-OWN_POLICY = """
-from gradientflow.policies import Answer, Policy
-from gradientflow.strategies import ServedStrategy
-class Ahead(Policy):  # worker 0 goes on once worker 1 is further than itself, or has left
-    def start(self, workers): return Running()
-class Running:
-    pushes, left = [0, 0], False
-    def __init__(self): self.pushes, self.waits = [0, 0], False
-    def pushed(self, worker, seconds):
-        self.pushes[worker] += 1
-        self.waits |= worker == 0
-        return Answer([[worker]], [worker] * worker + self.release())
-    def departed(self, worker, seconds):
-        self.left |= worker == 1
-        return Answer([], self.release())
-    def release(self):
-        free = self.waits and (self.left or self.pushes[1] > self.pushes[0])
-        self.waits &= not free
-        return [0] * free
-class Mine(ServedStrategy):
-    @property
-    def policy(self): return Ahead()
-"""
-
-
-def test_ranks_that_wait_for_later_steps_of_others_are_not_held_back(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    path = tmp_path / "mine.py"
-    path.write_text(OWN_POLICY)
-    options = ["--model", "cnn", "--contestants", "gradientflow", "--steps", "2", "--batch", "4"]
-    command = module_command("gradientflow.cli", ["bench", "train", "-n", "2", *options, "--strategy", f"{path}:Mine"])
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 BAD_STRATEGIES = """
@@ -952,10 +923,9 @@ def test_wrong_strategies_are_refused_before_anything_is_started(
         (["--strategy", "csc", "--strategy", "cscs"], "there is no strategy 'cscs'"),
     ],
 )
-def test_wrong_options_are_refused(options: list[str], words: str) -> None:
+def test_wrong_options_are_refused(command_line: Callable[..., Finished], options: list[str], words: str) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    command = module_command("gradientflow.cli", ["bench", "train", "-n", "2", *options])
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = command_line("bench", "train", "-n", "2", *options)
     assert ended.returncode == 2
     assert words in ended.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from marks import thorough
 from support import run_checks
 
 import gradientflow as gf
@@ -18,10 +19,11 @@ from gradientflow.bench.train.entry import NONE, Entry
 from gradientflow.bench.train.ladder import ladder_results
 from gradientflow.bench.train.plan import TrainPlan
 from gradientflow.bench.train.session import TrainSession
-from gradientflow.policies import Stragglers, Trace
+from gradientflow.policies import Answer, Policy, Stragglers, Trace
 from gradientflow.strategies import (
     ArraySynchronizer,
     Layout,
+    ServedStrategy,
     Strategy,
     Synchronizer,
     parse_strategies,
@@ -87,6 +89,7 @@ class Lossy(type(TopK)):  # type: ignore[misc]
         return synchronizer  # type: ignore[no-any-return]
 
 
+@thorough
 def check_timing(comm: gf.Communicator) -> None:
     """Every contestant is right and timed, from each of two seeds."""
     contestants = ("gradientflow", *PEERS)
@@ -137,6 +140,7 @@ def check_timing(comm: gf.Communicator) -> None:
         assert (bookkeeping is not None) == ("density" in result.entry.settings)
 
 
+@thorough
 def check_own_strategies(comm: gf.Communicator) -> None:
     """Strategies of users train beside ours, and one that leaves ranks with weights of their own is found out."""
     examples = {
@@ -172,6 +176,7 @@ def check_layers_that_are_sparse(comm: gf.Communicator) -> None:
         assert comm.rank != 0 or (result.figures is not None and result.figures.bookkeeping_ms is not None)
 
 
+@thorough
 def check_stragglers(comm: gf.Communicator) -> None:
     """Ranks that are not equally fast, together and each at its own pace."""
     folder = comm.mpi.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
@@ -206,6 +211,50 @@ def check_stragglers(comm: gf.Communicator) -> None:
         shutil.rmtree(folder)
 
 
+class Ahead(Policy):
+    """Worker 0 goes on once worker 1 is further than itself, or has left."""
+
+    def __init__(self) -> None:
+        self.pushes, self.waits, self.left = [0, 0], False, False
+
+    def start(self, workers: int) -> Ahead:
+        """Begin anew."""
+        return Ahead()
+
+    def pushed(self, worker: int, seconds: float) -> Answer:
+        """Apply it at once."""
+        self.pushes[worker] += 1
+        self.waits |= worker == 0
+        return Answer([[worker]], [worker] * worker + self._release())
+
+    def departed(self, worker: int, seconds: float) -> Answer:
+        """Wait for it no more."""
+        self.left |= worker == 1
+        return Answer([], self._release())
+
+    def _release(self) -> list[int]:
+        free = self.waits and (self.left or self.pushes[1] > self.pushes[0])
+        self.waits &= not free
+        return [0] * free
+
+
+class Mine(ServedStrategy):
+    """A strategy of this policy."""
+
+    @property
+    def policy(self) -> Policy:
+        """Give it."""
+        return Ahead()
+
+
+@thorough
+def check_ranks_that_wait_for_later_steps_of_others(comm: gf.Communicator) -> None:
+    """They are not held back."""
+    outcome = TrainSession(comm, TrainPlan(("cnn",), ("gradientflow",), (Mine(),), steps=2, turn=1, batch=4)).run()
+    assert outcome.wrong == 0, outcome.remarks
+
+
+@thorough
 def check_ladder(comm: gf.Communicator) -> None:
     """What each part adds is right, whether gradients travel during the backward pass or after it."""
     plan = TrainPlan(("cnn",), ladder=True, steps=1, turn=1, batch=8)
@@ -215,6 +264,7 @@ def check_ladder(comm: gf.Communicator) -> None:
         assert all(rung.samples_per_second for rung in ladder_results(plan, outcome.results))
 
 
+@thorough
 def check_convergence(comm: gf.Communicator) -> None:
     """Two ranks add as one process does that takes their batches one after the other."""
     plan = TrainPlan(("cnn",), ("gradientflow", "ddp-gloo"), batch=64, epochs=1)

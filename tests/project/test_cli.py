@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 import pytest
+from jobs import Finished
 
 from gradientflow import _core, cli, mpi_start, waits
 from gradientflow.bench.core.case import COLLECTIVES
@@ -55,6 +56,8 @@ RESULT_FIELDS = {
 }
 TAG = "CLI_TEST_TAG"  # a variable of the environment that every process of a test inherits
 BRIEF = ("--iterations", "2")
+
+InProcess = Callable[..., Finished]
 
 
 def start(*arguments: str, env: dict[str, str] | None = None, **options: object) -> subprocess.Popen[str]:
@@ -394,6 +397,7 @@ def test_run_starts_python_files_as_ranks_of_one_job(tmp_path: Path) -> None:
     assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 3: ['-n', 'a b']" for rank in range(3)]
 
 
+@pytest.mark.thorough
 def test_ranks_find_the_variables_of_pytorchs_launcher(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("10.1.0.1 slots=2\n10.1.0.2:1\n")  # a netlab's, where it starts jobs
     names = (
@@ -520,6 +524,7 @@ def test_without_mpi_nothing_is_lost_where_the_reader_is_slow() -> None:
         assert process.wait(30) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["mpi", "tcp"])
 def test_a_job_below_torchrun_is_not_torchruns(transport: str) -> None:
     environment = {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -574,6 +579,7 @@ def test_ctrl_c_ends_a_measurement_with_a_sentence() -> None:
     assert b"Traceback" not in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["mpi", "tcp"])
 def test_a_killed_launcher_leaves_no_rank_and_no_file(transport: str, tmp_path: Path) -> None:
     tag = uuid.uuid4().hex
@@ -591,6 +597,7 @@ def test_a_killed_launcher_leaves_no_rank_and_no_file(transport: str, tmp_path: 
         process.kill()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["mpi", "tcp"])
 def test_a_killed_command_leaves_no_rank_and_no_file(transport: str, tmp_path: Path) -> None:
     tag = uuid.uuid4().hex
@@ -605,6 +612,7 @@ def test_a_killed_command_leaves_no_rank_and_no_file(transport: str, tmp_path: P
         process.kill()
 
 
+@pytest.mark.thorough
 def test_ranks_that_die_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the kernel ends a process with much memory: a while after it was killed."""
     kill, killed = os.kill, threading.Event()
@@ -627,6 +635,7 @@ def test_ranks_that_die_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -
     assert not Path(f"/proc/{rank}").exists()
 
 
+@pytest.mark.thorough
 def test_a_signal_ends_ranks_that_take_large_memory() -> None:
     size = 3 << 30
     if _core.memory()[1] < 2 * size:
@@ -693,18 +702,12 @@ def test_a_signal_ends_ranks_that_take_large_memory() -> None:
         ("frobnicate", "'frobnicate'"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_status_2(
-    command: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """In this process: nothing is started."""
-    monkeypatch.setattr(sys, "argv", ["gradientflow", *command.split()])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    told = capfd.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert len(told.err.splitlines()) == 1
-    assert told.err.startswith("gradientflow: ")
-    assert words in told.err
+def test_bad_input_is_one_sentence_and_exit_status_2(command_line: InProcess, command: str, words: str) -> None:
+    ended = command_line(*command.split())
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stderr.startswith("gradientflow: ")
+    assert words in ended.stderr
 
 
 def test_gloo_without_torch_is_refused(tmp_path: Path) -> None:
@@ -714,6 +717,7 @@ def test_gloo_without_torch_is_refused(tmp_path: Path) -> None:
     assert "pip install torch" in ended.stderr
 
 
+@pytest.mark.thorough
 def test_a_count_that_contradicts_the_job_is_refused() -> None:
     inner = module_command("gradientflow.cli", ["bench", "barrier", "-n", "3"])
     ended = gradientflow("run", "-n", "2", "--", *inner)
@@ -756,6 +760,7 @@ def test_bench_allreduce(ranks: int, tmp_path: Path) -> None:
     assert "\x1b" not in ended.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [
@@ -784,6 +789,7 @@ def test_both_transports_are_measured_in_one_run(command: str, tmp_path: Path) -
 OTHERS = [name for name in COLLECTIVES if name not in ("allreduce", "alltoall", "gather", "scatter")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "collective",
     [name if name in ("barrier", "reduce-scatter") else pytest.param(name, marks=pytest.mark.slow) for name in OTHERS],
@@ -798,6 +804,7 @@ def test_bench_of_the_other_collectives(collective: str, tmp_path: Path) -> None
     assert {(result["collective"], result["wrong"]) for result in results} == {(collective, 0)}
 
 
+@pytest.mark.thorough
 def test_bench_against_gloo_with_every_algorithm(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "figures.json"
@@ -816,12 +823,14 @@ def test_bench_against_gloo_with_every_algorithm(tmp_path: Path) -> None:
     assert "algorithm" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_the_place_of_another_launcher_does_not_reach_the_ranks_of_a_bench() -> None:
     ended = gradientflow("bench", "barrier", "-n", "2", *BRIEF, env={"RANK": "0", "WORLD_SIZE": "2"})
     assert ended.returncode == 0, ended.stderr
     assert "2 ranks on 1 node" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_bench_inside_a_job_is_one_rank_of_it() -> None:
     inner = module_command("gradientflow.cli", ["bench", "barrier", *BRIEF])
     ended = gradientflow("run", "-n", "2", "--", *inner)
@@ -829,6 +838,7 @@ def test_bench_inside_a_job_is_one_rank_of_it() -> None:
     assert ended.stdout.count("2 ranks on 1 node") == 1
 
 
+@pytest.mark.thorough
 def test_files_in_the_working_folder_hide_nothing(tmp_path: Path) -> None:
     for name in ("gradientflow", "mpi4py", "numpy", "random", "click"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
@@ -836,6 +846,7 @@ def test_files_in_the_working_folder_hide_nothing(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.thorough
 def test_bench_across_nodes(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     arguments = ("bench", "allreduce", "-n", "3", "--sizes", "4K", *BRIEF, "--json", str(path))
@@ -844,6 +855,7 @@ def test_bench_across_nodes(tmp_path: Path) -> None:
     assert {(result["nodes"], result["wrong"]) for result in json.loads(path.read_text())["results"]} == {(3, 0)}
 
 
+@pytest.mark.thorough
 def test_bench_draws_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture.png"
@@ -926,6 +938,7 @@ def test_bench_on_a_terminal_shows_progress_and_keeps_to_its_width() -> None:
 KERNELS = ("kernels", "--sizes", "4K", "--kernels", "gather", "--seconds", "0.05")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "stage"),
     [
@@ -957,6 +970,7 @@ def test_doctor_finds_everything_in_order() -> None:
     assert "All in order." in ended.stdout
 
 
+@pytest.mark.thorough
 def test_doctor_reports_as_json_what_has_to_be_put_right() -> None:
     ended = gradientflow("doctor", "--json", env={"GRADIENTFLOW_TIMEOUT": "soon"})
     assert ended.returncode == 1
@@ -986,6 +1000,7 @@ def test_doctor_judges_what_its_job_reports() -> None:
     assert all(check.advice for check in found if check.status != "ok")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["mpi", "tcp"])
 def test_doctor_inside_a_job_looks_at_that_job(transport: str, tmp_path: Path) -> None:
     """Its ranks share a core, as with a launcher that binds them wrongly."""
@@ -1006,6 +1021,7 @@ def test_doctor_inside_a_job_looks_at_that_job(transport: str, tmp_path: Path) -
     assert second["start"]["value"] == "rank 0 says what its job found"
 
 
+@pytest.mark.thorough
 def test_the_place_of_another_launcher_does_not_reach_the_job_of_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a pod of Kubernetes, whose one process is a rank."""
     monkeypatch.setenv("RANK", "1")
@@ -1033,6 +1049,7 @@ def test_doctor_says_how_ranks_would_meet(monkeypatch: pytest.MonkeyPatch) -> No
     assert (checks.meeting()[-1].status, "MASTER_PORT is not set" in checks.meeting()[-1].advice) == ("fail", True)
 
 
+@pytest.mark.thorough
 def test_doctor_says_whether_a_meeting_point_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIENTFLOW_TOKEN", "ab" * 32)
     store = _core.TcpStore("127.0.0.1:0", serve=True, token="ab" * 32)
@@ -1062,6 +1079,7 @@ def test_doctor_says_whether_a_meeting_point_can_be_reached(monkeypatch: pytest.
     assert f"127.0.0.1 (it leads to {free})" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_doctor_finds_out_about_links(start_netlab: Callable[..., Any]) -> None:
     doctor = module_command("gradientflow.cli", ["doctor", "--json", "--meet", "10.0.0.1:29400,10.9.9.9:29400"])
     ended = start_netlab(
@@ -1083,6 +1101,7 @@ def test_doctor_tells_one_mpi_library_from_two() -> None:
     assert checks.loaded_mpi_libraries(two) == ["/x/lib/libmpi.so.40", "/y z/libmpi.so.12"]
 
 
+@pytest.mark.thorough
 def test_doctor_says_where_settings_come_from() -> None:
     report = json.loads(gradientflow("doctor", "--json", env={"GRADIENTFLOW_TIMEOUT": "77"}).stdout)
     settings = {check["name"]: check["value"] for check in report["checks"]["settings"]}
@@ -1090,8 +1109,8 @@ def test_doctor_says_where_settings_come_from() -> None:
     assert settings["spin"].endswith("(default)")
 
 
-def test_config_prints_flags_that_point_at_what_is_there() -> None:
-    ended = gradientflow("config", "--cflags", "--libs", "--cmakedir")
+def test_config_prints_flags_that_point_at_what_is_there(command_line: InProcess) -> None:
+    ended = command_line("config", "--cflags", "--libs", "--cmakedir")
     assert ended.returncode == 0, ended.stderr
     flags, folder = ended.stdout.splitlines()
     words = shlex.split(flags)
@@ -1105,24 +1124,24 @@ def test_config_prints_flags_that_point_at_what_is_there() -> None:
     assert list(Path(folder).glob("*onfig.cmake"))
 
 
-def test_config_prints_the_standard_that_the_cxx_headers_need() -> None:
-    assert "-std=c++20" in shlex.split(gradientflow("config", "--cxxflags").stdout)
+def test_config_prints_the_standard_that_the_cxx_headers_need(command_line: InProcess) -> None:
+    assert "-std=c++20" in shlex.split(command_line("config", "--cxxflags").stdout)
 
 
-def test_config_lists_every_setting() -> None:
-    ended = gradientflow("config", "--settings")
+def test_config_lists_every_setting(command_line: InProcess) -> None:
+    ended = command_line("config", "--settings")
     assert ended.returncode == 0
     rows = [line.split() for line in ended.stdout.splitlines()[1:]]
     assert {"timeout", "node_size", "simd"} <= {row[0] for row in rows}
     assert all(row[1] == f"GRADIENTFLOW_{row[0].upper()}" for row in rows)
 
 
-def test_the_commands_are_listed() -> None:
+def test_the_commands_are_listed(command_line: InProcess) -> None:
     for arguments in (("--help",), ("-h",)):
-        ended = gradientflow(*arguments)
+        ended = command_line(*arguments)
         assert ended.returncode == 0
         assert all(name in ended.stdout for name in ("run", "doctor", "bench", "config"))
-    assert gradientflow("--version").stdout.startswith("gradientflow ")
+    assert command_line("--version").stdout.startswith("gradientflow ")
 
 
 @pytest.mark.parametrize("group", [cli.commands, bench.bench], ids=["gradientflow", "bench"])

@@ -34,15 +34,14 @@ import pytest
 from gradientflow.launch import OPEN_MPI, Launcher, launch_environment
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT_PAGES = [
-    *("README.md", "docs/sparse.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md"),
-    "docs/parameter-server.md",
-    "docs/policies.md",
+SHORT_PAGES = ["docs/sparse.md", "docs/parameter-server.md"]
+MORE_PAGES = [
+    *("README.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md", "docs/policies.md"),
     "docs/jax.md",
     "docs/fault-tolerance.md",
 ]
 LONG_PAGES = ["docs/quickstart.md", "docs/pytorch.md", "docs/strategies.md"]
-PAGES = [*SHORT_PAGES, *LONG_PAGES]
+PAGES = [*SHORT_PAGES, *MORE_PAGES, *LONG_PAGES]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
         ("README.md", "this block runs all tests"): 1,
@@ -119,7 +118,14 @@ def assert_output(block: Block, output: str) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", [*SHORT_PAGES, *(pytest.param(page, marks=pytest.mark.slow) for page in LONG_PAGES)])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *SHORT_PAGES,
+        *(pytest.param(page, marks=pytest.mark.thorough) for page in MORE_PAGES),
+        *(pytest.param(page, marks=pytest.mark.slow) for page in LONG_PAGES),
+    ],
+)
 def test_code_blocks_run_as_they_stand(
     page: str,
     launcher: Launcher,
@@ -264,6 +270,7 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.thorough
 def test_the_figures_of_the_readme_are_those_of_its_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, ROOT / "docs/images/draw_results.py", tmp_path / "results.png"]

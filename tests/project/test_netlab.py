@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import Finished
 
 from gradientflow.bench.netlab import Netlab, NetlabError, parse_link_down
 from gradientflow.launch import module_command
@@ -45,21 +46,6 @@ while "DOWN" not in subprocess.check_output(shown, text=True) and host == "host1
     time.sleep(0.05)
 print(host, subprocess.check_output(shown, text=True).split()[1], flush=True)
 """
-
-
-def complaint(*arguments: str) -> str:
-    """Run a netlab that has to be refused, and return what it says."""
-    ended = subprocess.run(
-        module_command("gradientflow.cli", ["netlab", *arguments]),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.count("\n") == 1
-    return ended.stderr.strip()
 
 
 def sleeping(number: int) -> int:
@@ -110,10 +96,12 @@ def test_hosts_are_nodes_and_have_names_and_addresses(start_netlab: Start, tmp_p
     assert places[6:] == ["[0, 1]", "[2, 3]", "[4, 5]"]
 
 
+@pytest.mark.thorough
 def test_the_library_is_right_across_hosts(netlab_run: Start) -> None:
     netlab_run(2, 2, "collectives", "wrapping", "auto", rate="1gbit")
 
 
+@pytest.mark.thorough
 def test_ranks_have_the_environment_of_the_command(start_netlab: Start, tmp_path: Path) -> None:
     program = tmp_path / "places.py"
     program.write_text(PLACES)
@@ -138,6 +126,7 @@ with gf.init() as comm:
 """
 
 
+@pytest.mark.thorough
 def test_what_a_host_sends_is_under_way_for_so_long(start_netlab: Start) -> None:
     rest = ("--transport", "tcp", "--", sys.executable, "-c", DELAYED)
     finished = start_netlab("--hosts", "3", "--rate", "1gbit", "--delay", "30ms", *rest).finish()
@@ -147,6 +136,7 @@ def test_what_a_host_sends_is_under_way_for_so_long(start_netlab: Start) -> None
     assert right == "True"
 
 
+@pytest.mark.thorough
 def test_hosts_without_mpi(start_netlab: Start) -> None:
     arguments = ("--hosts", "2", "--ranks-per-host", "2", "--transport", "tcp", "--", "sh", "-c", PLACES_WITHOUT_MPI)
     finished = start_netlab(*arguments).finish()
@@ -167,6 +157,7 @@ def allowed() -> str:
     return next(line for line in status.splitlines() if line.startswith("Cpus_allowed:"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["tcp", "mpi"])
 def test_ranks_of_hosts_share_all_cores(start_netlab: Start, transport: str) -> None:
     arguments = ("--hosts", "2", "--ranks-per-host", "2", "--transport", transport)
@@ -179,11 +170,13 @@ def test_the_exit_status_is_passed_on(start_netlab: Start) -> None:
     assert start_netlab("--hosts", "2", "--shell", "--", "sh", "-c", "exit 8").finish().returncode == 8
 
 
+@pytest.mark.thorough
 def test_programs_that_end_at_once_do_not_hang(start_netlab: Start) -> None:
     for _ in range(4):
         assert start_netlab("--hosts", "3", "true", timeout=20).finish().returncode == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_hosts_can_be_made")
 def test_rank_0_reads_standard_input() -> None:
     command = module_command("gradientflow.cli", ["netlab", "--hosts", "2", "--", "sh", "-c", "read x; echo $x"])
@@ -191,6 +184,7 @@ def test_rank_0_reads_standard_input() -> None:
     assert sorted(ended.stdout.splitlines()) == ["", "a b"]
 
 
+@pytest.mark.thorough
 def test_benchmarks_run_on_hosts(start_netlab: Start) -> None:
     bench = module_command("gradientflow.cli", ["bench", "allreduce", "--sizes", "64K", "--iterations", "2"])
     finished = start_netlab("--hosts", "2", "--", *bench).finish()
@@ -201,6 +195,7 @@ def test_benchmarks_run_on_hosts(start_netlab: Start) -> None:
 # ---- hosts and links -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rate", "limit"),
     [
@@ -219,6 +214,7 @@ def test_links_have_the_rate(start_netlab: Start, rate: str, limit: str | None) 
     assert all(re.search(f"qdisc tbf .* {limit}", line) for line in limits)
 
 
+@pytest.mark.thorough
 def test_the_shell_starts_jobs_and_single_commands_on_hosts(start_netlab: Start) -> None:
     steps = """
         echo "$NETLAB_HOSTS"
@@ -243,6 +239,7 @@ def test_the_shell_starts_jobs_and_single_commands_on_hosts(start_netlab: Start)
     assert "this netlab has no host host2" in finished.stderr
 
 
+@pytest.mark.thorough
 def test_a_link_goes_down(start_netlab: Start, tmp_path: Path) -> None:
     program = tmp_path / "silent.py"
     program.write_text(SILENT)
@@ -251,6 +248,7 @@ def test_a_link_goes_down(start_netlab: Start, tmp_path: Path) -> None:
     assert sorted(finished.stdout.splitlines()) == ["host0 UP", "host1 DOWN", "host2 UP"]
 
 
+@pytest.mark.thorough
 def test_several_at_once_do_not_meet(start_netlab: Start, tmp_path: Path) -> None:
     program = tmp_path / "places.py"
     program.write_text(PLACES.replace("name = ", "import time; time.sleep(1); name = ", 1))
@@ -267,6 +265,7 @@ def test_several_at_once_do_not_meet(start_netlab: Start, tmp_path: Path) -> Non
 # is gone with the last process in it.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
@@ -277,6 +276,7 @@ def test_a_signal_removes_everything(start_netlab: Start, sent: signal.Signals, 
     assert job.finish().returncode == status
 
 
+@pytest.mark.thorough
 def test_a_signal_at_any_time_removes_everything(start_netlab: Start) -> None:
     for tenths in (1, 3, 5, 7):
         job = start_netlab("--hosts", "3", "sleep", a_while(2))
@@ -285,6 +285,7 @@ def test_a_signal_at_any_time_removes_everything(start_netlab: Start) -> None:
         assert job.finish().returncode in (143, -signal.SIGTERM)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_at_a_terminal_removes_everything(start_netlab: Start) -> None:
     other = start_netlab("--hosts", "1", "--shell", "sleep", a_while(3))
     script = f"echo begun; sleep {a_while(4)}"
@@ -307,6 +308,7 @@ def test_ctrl_c_at_a_terminal_removes_everything(start_netlab: Start) -> None:
     assert other.finish().returncode == 143
 
 
+@pytest.mark.thorough
 def test_what_a_killed_netlab_left_can_be_removed(start_netlab: Start) -> None:
     other = start_netlab("--hosts", "1", "--shell", "sleep", a_while(5))
     job = start_netlab("--hosts", "2", "--shell", "--", "sh", "-c", f"setsid sleep {a_while(6)} & wait")
@@ -343,13 +345,17 @@ def test_what_a_killed_netlab_left_can_be_removed(start_netlab: Start) -> None:
         (("--clean", "true"), "--clean runs nothing"),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: tuple[str, ...], fragment: str) -> None:
-    assert fragment in complaint(*arguments)
+def test_what_cannot_work_is_refused(
+    command_line: Callable[..., Finished], arguments: tuple[str, ...], fragment: str
+) -> None:
+    ended = command_line("netlab", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert fragment in ended.stderr
 
 
-def test_a_rank_cannot_make_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_cannot_make_hosts(command_line: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert "this is already a rank of a job of 2" in complaint("--hosts", "2", "true")
+    assert "this is already a rank of a job of 2" in command_line("netlab", "--hosts", "2", "true").stderr
 
 
 def test_only_root_can_make_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +399,7 @@ def test_link_down_is_read() -> None:
     assert parse_link_down("0@10", 2) == (0, 10)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_hosts_can_be_made")
 def test_settings_have_the_names_of_the_launchers_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_MCA_btl", "^ofi")  # as a process has it that has made a communicator

@@ -156,6 +156,7 @@ def test_the_core_needs_no_mpi(library: Path) -> None:
     assert re.findall(r" U (P?MPI\w*|ompi_\w+)$", run(program("nm"), "-D", library), re.MULTILINE) == []
 
 
+@pytest.mark.thorough
 def test_the_build_needs_no_mpi(tmp_path: Path) -> None:
     """Without MPI the same files are compiled, with the same options, but for those of the part for MPI."""
     if not (ROOT / "CMakeLists.txt").is_file():
@@ -274,6 +275,7 @@ def uncompiled(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_packages_hold_every_bench_and_nothing_that_needs_a_checkout(uncompiled: Path) -> None:
     shutil.copy(ROOT / "setup.py", uncompiled)
     run(sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built", cwd=uncompiled)
@@ -317,6 +319,7 @@ def origins(output: str, package: Path) -> set[Path]:
     return {package if file.is_relative_to(package) else file.parent for file in files}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [["-c", WHERE], ["script.py"]], ids=["-c", "script"])
 def test_uncompiled_sources_give_way_to_the_installed_package(uncompiled: Path, command: list[str]) -> None:
     assert origins(run(sys.executable, *command, cwd=uncompiled), PACKAGE) == {PACKAGE} | BENCH
@@ -327,12 +330,14 @@ def test_uncompiled_sources_give_way_when_a_submodule_is_asked_for_first(uncompi
     assert {Path(path).parent for path in run(sys.executable, "-c", code, cwd=uncompiled).split()} == {PACKAGE}
 
 
+@pytest.mark.thorough
 def test_uncompiled_sources_give_way_under_python_m(uncompiled: Path) -> None:
     (uncompiled / "gradientflow" / "__main__.py").write_text("raise SystemExit('the wrong one')")
     assert "Usage" in run(sys.executable, "-m", "gradientflow", "--help", cwd=uncompiled)
 
 
 # The last is what pytest's setting pythonpath does: another folder comes first.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [["-c", WHERE], ["script.py"], ["-c", f"import sys; sys.path.insert(0, '/usr'){WHERE}"]],
@@ -528,6 +533,7 @@ def test_cxx_program_needs_one_include_and_one_library_folder(tmp_path: Path) ->
     assert run(binary) == "1024"
 
 
+@pytest.mark.thorough
 def test_cxx_program_with_pkg_config_and_mpicxx(tmp_path: Path) -> None:
     source, binary = tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(WITH_MPI)
@@ -537,6 +543,7 @@ def test_cxx_program_with_pkg_config_and_mpicxx(tmp_path: Path) -> None:
     assert run(binary) == "0 of 1"
 
 
+@pytest.mark.thorough
 def test_cxx_program_with_cmake(tmp_path: Path) -> None:
     program("mpicxx")
     (tmp_path / "program.cpp").write_text(WITH_MPI)

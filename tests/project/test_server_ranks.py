@@ -75,6 +75,7 @@ def run(rank_servers: RankServers, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [(), ("closes",)])
 def test_ranks_serve_until_the_others_have_closed(run: Run, arguments: tuple[str, ...]) -> None:
     ended = run(PUSHES, *arguments)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jobs import Finished
 
 from gradientflow.launch import module_command
 from gradientflow.settings_file import SettingsFile, read_settings_file, write_settings_file
 
-
-def gradientflow(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = module_command("gradientflow.cli", list(arguments))
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=folder)
+Run = Callable[..., Finished]
 
 
-def test_one_cluster_gives_a_table_of_all_strategies(tmp_path: Path) -> None:
-    found = gradientflow(
+def test_one_cluster_gives_a_table_of_all_strategies(command_line: Run, tmp_path: Path) -> None:
+    found = command_line(
         *("simulate", "--hosts", "64", "--ranks-per-host", "8", "--link", "25gbit,20us"), "--json", str(tmp_path / "f")
     )
     assert found.returncode == 0, found.stderr
@@ -35,10 +34,11 @@ def test_one_cluster_gives_a_table_of_all_strategies(tmp_path: Path) -> None:
     assert {each["ranks"] for each in data["predictions"]} == {512}
 
 
-def test_several_clusters_give_a_column_each_and_a_picture(tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_several_clusters_give_a_column_each_and_a_picture(command_line: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "steps.png"
-    found = gradientflow(
+    found = command_line(
         *("simulate", "--hosts", "1,2,16", "--link", "1gbit,50us", "--strategy", "dense; csc", "--plot", str(picture))
     )
     assert found.returncode == 0, found.stderr
@@ -47,10 +47,11 @@ def test_several_clusters_give_a_column_each_and_a_picture(tmp_path: Path) -> No
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_of_one_cluster_begins_with_one_host(tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_a_picture_of_one_cluster_begins_with_one_host(command_line: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "steps.svg"
-    found = gradientflow(
+    found = command_line(
         *("simulate", "--hosts", "6", "--link", "1gbit,50us", "--strategy", "dense; csc", "--plot", str(picture))
     )
     assert found.returncode == 0, found.stderr
@@ -74,44 +75,46 @@ def test_a_picture_of_one_cluster_begins_with_one_host(tmp_path: Path) -> None:
         (("--link", "1gbit", "--json", "/missing/file"), "/missing/file cannot be written"),
     ],
 )
-def test_mistakes_get_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    found = gradientflow("simulate", *arguments)
+def test_mistakes_get_a_sentence(command_line: Run, arguments: tuple[str, ...], sentence: str) -> None:
+    found = command_line("simulate", *arguments)
     assert found.returncode == 2
     assert sentence in found.stderr
     assert "Traceback" not in found.stderr
 
 
-def test_a_strategy_of_ones_own_is_predicted_too(tmp_path: Path) -> None:
+def test_a_strategy_of_ones_own_is_predicted_too(command_line: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from gradientflow.strategies import Dense\n\n\nclass Mine(Dense):\n    pass\n", encoding="utf-8"
     )
-    found = gradientflow("simulate", "--link", "1gbit", "--strategy", f"dense; {tmp_path}/mine.py:Mine")
+    found = command_line("simulate", "--link", "1gbit", "--strategy", f"dense; {tmp_path}/mine.py:Mine")
     assert found.returncode == 0, found.stderr
     dense, mine = (line.split() for line in found.stdout.splitlines()[3:5])
     assert dense[1:4] == mine[1:4]
 
 
-def test_tune_measures_a_link_that_simulate_takes(tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_tune_measures_a_link_that_simulate_takes(command_line: Run, tmp_path: Path) -> None:
     path = tmp_path / "gradientflow.toml"
     write_settings_file(str(path), SettingsFile(strategy="lags", settings={"timeout": 99}))
     options = ("--model", "lstm", "--step", "5ms", "--measure", "1", "--strategy", "dense; diloco(period=5)")
-    found = gradientflow("tune", "-n", "2", "--transport", "tcp", *options, folder=tmp_path)
+    command = module_command("gradientflow.cli", ["tune", "-n", "2", "--transport", "tcp", *options])
+    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "Best of those whose result is" in found.stdout
     assert "sets timeout=99" in found.stderr
     written = read_settings_file(path)
     assert (written.strategy, written.settings) == ("dense", {"timeout": 99})
-    again = gradientflow("simulate", "--link-from", "gradientflow.toml", "--strategy", "dense", folder=tmp_path)
+    again = command_line("simulate", "--link-from", str(path), "--strategy", "dense")
     assert again.returncode == 0, again.stderr
 
 
-def test_tune_says_at_once_that_its_file_cannot_be_written() -> None:
-    found = gradientflow("tune", "-n", "2", "-o", "/missing/file")
+def test_tune_says_at_once_that_its_file_cannot_be_written(command_line: Run) -> None:
+    found = command_line("tune", "-n", "2", "-o", "/missing/file")
     assert found.returncode == 2
     assert "/missing/file cannot be written" in found.stderr
 
 
-def test_tune_wants_to_know_the_ranks() -> None:
-    found = gradientflow("tune")
+def test_tune_wants_to_know_the_ranks(command_line: Run) -> None:
+    found = command_line("tune")
     assert found.returncode == 2
     assert "say how many ranks to start" in found.stderr
