@@ -154,6 +154,7 @@ def test_ranks_of_a_job_have_cores_of_their_own(run: Run, transport: str) -> Non
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.thorough
 def test_ranks_of_a_job_that_is_not_bound(run: Run, transport: str) -> None:
     assert run("-n", 2, "--transport", transport, "--bind", "none") == [HERE, HERE]
     too_many = cores() + 1
@@ -161,6 +162,7 @@ def test_ranks_of_a_job_that_is_not_bound(run: Run, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.thorough
 def test_the_variable_decides_and_the_option_before_it(run: Run, transport: str) -> None:
     ranks = cores() + 1
     environment = {"GRADIENTFLOW_BIND": "core"}
@@ -170,6 +172,7 @@ def test_the_variable_decides_and_the_option_before_it(run: Run, transport: str)
 
 @needs_two_cores
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.thorough
 def test_under_taskset(run: Run, transport: str) -> None:
     one, other = sorted(HERE)[:2]
     assert run("-n", 2, "--transport", transport, before=["taskset", "-c", str(one)]) == [{one}, {one}]
@@ -195,6 +198,7 @@ def control_group(controller: str, values: dict[str, str]) -> Iterator[list[str]
 
 @needs_two_cores
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.thorough
 def test_in_a_control_group_of_one_core(run: Run, transport: str) -> None:
     one = min(HERE)
     with control_group("cpuset", {"cpuset.cpus": str(one), "cpuset.mems": "0"}) as before:
@@ -204,6 +208,7 @@ def test_in_a_control_group_of_one_core(run: Run, transport: str) -> None:
 
 
 @needs_two_cores
+@pytest.mark.thorough
 def test_ranks_on_hosts_over_ssh_are_bound_there(run: Run) -> None:
     assert run("-n", 2, "--transport", "tcp", "--hosts", "localhost:2") == shares_here("auto", 2)
 

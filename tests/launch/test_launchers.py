@@ -63,6 +63,7 @@ def test_srun_without_pmix(process_command: Command, processes: Processes) -> No
     processes(process_command("met"), [{**step, "SLURM_PROCID": str(rank)} for rank in RANKS])
 
 
+@pytest.mark.thorough
 def test_two_steps_of_slurm_with_one_port(processes: Processes, tmp_path: Path) -> None:
     """At once on one node, in an order in which each could take the other's rank for its own."""
     program = tmp_path / "program.py"
@@ -90,6 +91,7 @@ def test_pytorchjob_of_kubernetes(process_command: Command, processes: Processes
     processes(process_command("met"), [{**pod, "RANK": str(rank), "PET_NODE_RANK": str(rank)} for rank in RANKS])
 
 
+@pytest.mark.thorough
 def test_mpijob_of_kubernetes(launcher: Launcher, processes: Processes, tmp_path: Path) -> None:
     """Its pod that starts the job has the hosts in a file, which variables name; they may be more than this machine."""
     if launcher.library != OPEN_MPI:

@@ -79,6 +79,7 @@ def test_ranks_are_what_the_program_would_be(run: Callable[..., Finished]) -> No
     assert sorted(ended.stdout.splitlines()) == lines
 
 
+@pytest.mark.thorough
 def test_modules_by_name(start: Run) -> None:
     ended = start("--preload", "wave", "--", sys.executable, "-m", "program", "ends").finish()
     assert ended.returncode == 0, ended.output
@@ -89,8 +90,8 @@ def test_modules_by_name(start: Run) -> None:
     ("what", "status", "said"),
     [
         ("fails", 1, "ended with exit status 1"),
-        ("leaves", 7, "ended with exit status 7"),
-        ("dies", 137, "was ended by SIGKILL"),
+        pytest.param("leaves", 7, "ended with exit status 7", marks=pytest.mark.thorough),
+        pytest.param("dies", 137, "was ended by SIGKILL", marks=pytest.mark.thorough),
     ],
 )
 def test_how_a_rank_ends(run: Callable[..., Finished], what: str, status: int, said: str) -> None:
@@ -117,6 +118,7 @@ def test_a_rank_comes_back_with_them(run: Callable[..., Finished]) -> None:
     assert ended.stdout.splitlines().count("3.0 True") == 3
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_interrupted_ends_as_any_program(start: Run, tmp_path: Path) -> None:
     program = tmp_path / "interrupted.py"
     program.write_text("import atexit\natexit.register(print, 'the end')\nprint('kept')\nraise KeyboardInterrupt\n")
@@ -127,7 +129,7 @@ def test_a_rank_that_is_interrupted_ends_as_any_program(start: Run, tmp_path: Pa
     assert "preloaded.py" not in ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_no_rank_outlives_the_launcher(start: Run, tmp_path: Path, number: int) -> None:
     waits = tmp_path / "waits"
     job = start("--preload", "wave", str(tmp_path / "program.py"), "waits", str(waits))
@@ -137,7 +139,10 @@ def test_no_rank_outlives_the_launcher(start: Run, tmp_path: Path, number: int) 
     assert job.finish().returncode != 0  # and no process is left
 
 
-@pytest.mark.parametrize(("module", "why"), [("no_such_module", "ModuleNotFoundError"), ("leaves", "SystemExit: 3")])
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [("no_such_module", "ModuleNotFoundError"), pytest.param("leaves", "SystemExit: 3", marks=pytest.mark.thorough)],
+)
 def test_a_module_that_cannot_be_imported_is_said(start: Run, tmp_path: Path, module: str, why: str) -> None:
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
     ended = start("--preload", module, str(tmp_path / "program.py"), "ends").finish()
@@ -163,6 +168,7 @@ def test_what_cannot_be_forked_is_refused(start: Run, words: tuple[str, ...], sa
     assert said in ended.output
 
 
+@pytest.mark.thorough
 def test_a_program_that_is_missing(start: Run) -> None:
     words = ("--", sys.executable, "nowhere.py")
     plain, preloaded = (start(*options, *words).finish() for options in ((), ("--preload", "wave")))

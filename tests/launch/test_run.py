@@ -169,6 +169,7 @@ def test_when_a_rank_fails_the_others_may_report(run: Run, tmp_path: Path) -> No
     assert time.monotonic() - begin < scaled(30)
 
 
+@pytest.mark.thorough
 def test_a_failure_is_known_however_late_the_output_is_read(start_run: Callable[..., Job]) -> None:
     """What the launcher of a host has told is still in a pipe when it has ended, for longer than ranks have to end."""
     job = start_run("-n", 1, "--hosts", "one:1", "--", "sh", "-c", "yes | head -c 80000; sleep 0.3; exit 7")
@@ -252,8 +253,13 @@ def test_how_many_ranks_a_job_may_need(run: Run) -> None:
     [
         ("locked", 255, "host locked cannot be reached: ssh locked has to work without a question"),
         ("unknown", 255, "Could not resolve hostname unknown"),
-        ("bare", 127, "host bare has no GradientFlow in "),
-        ("moved", 126, "host moved has no folder "),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (
+                ("bare", 127, "host bare has no GradientFlow in "),
+                ("moved", 126, "host moved has no folder "),
+            )
+        ),
     ],
 )
 def test_a_host_that_cannot_take_part(run: Run, host: str, status: int, words: str) -> None:
@@ -263,7 +269,7 @@ def test_a_host_that_cannot_take_part(run: Run, host: str, status: int, words: s
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_no_process_is_left_on_any_host(start_run: Callable[..., Job], tmp_path: Path, number: signal.Signals) -> None:
     command = f"touch {tmp_path}/there$RANK; sleep 1000"
     job = start_run("-n", 2, "--hosts", "one:1,two:1", "--", "sh", "-c", command)
@@ -294,7 +300,7 @@ def test_over_real_links(start_netlab: Callable[..., Any], tmp_path: Path) -> No
     assert ended.stdout.count('"size": 4') == 4
 
 
-@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=needs_mpi), "tcp"])
+@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=[needs_mpi, pytest.mark.thorough]), "tcp"])
 def test_lines_are_labelled(run: Run, transport: str) -> None:
     script = 'printf "one\\ntwo"; sleep 0.4; echo " and three"; echo four >&2'
     ended = run("--transport", transport, "-n", 2, "--label", "--", "sh", "-c", script)
@@ -308,9 +314,9 @@ def test_lines_are_labelled(run: Run, transport: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--transport", "mpi"), marks=needs_mpi),
+        pytest.param(("--transport", "mpi"), marks=[needs_mpi, pytest.mark.thorough]),
         ("--transport", "tcp"),
-        ("--preload", "wave"),
+        pytest.param(("--preload", "wave"), marks=pytest.mark.thorough),
     ],
 )
 def test_variables_whose_names_a_shell_cannot_use(run: Run, options: tuple[str, ...]) -> None:
@@ -321,7 +327,10 @@ def test_variables_whose_names_a_shell_cannot_use(run: Run, options: tuple[str, 
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.output
 
 
-@pytest.mark.parametrize("options", [(), ("--label",), ("--hosts", "one:1,two:1")], ids=["plain", "label", "hosts"])
+@pytest.mark.parametrize(
+    "options",
+    [*(pytest.param(each, marks=pytest.mark.thorough) for each in ((), ("--label",))), ("--hosts", "one:1,two:1")],
+)
 def test_the_beginning_of_a_line_does_not_wait_for_other_ranks(
     start_run: Callable[..., Job], tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -355,8 +364,9 @@ def test_what_a_rank_leaves_behind_is_not_waited_for(run: Run, tmp_path: Path) -
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--transport", "mpi"), id="mpi", marks=needs_mpi),
-        *(pytest.param(options, id="-".join(options) or "tcp") for options in ((), ("--label",))),
+        pytest.param(("--transport", "mpi"), id="mpi", marks=[needs_mpi, pytest.mark.thorough]),
+        pytest.param((), id="tcp"),
+        pytest.param(("--label",), id="label", marks=pytest.mark.thorough),
         pytest.param(("--hosts", "localhost:2"), id="hosts"),
     ],
 )
@@ -409,10 +419,10 @@ print(*got, flush=True)
 """
 
 WAYS = [
-    pytest.param(("--transport", "mpi"), id="mpi", marks=needs_mpi),
+    pytest.param(("--transport", "mpi"), id="mpi", marks=[needs_mpi, pytest.mark.thorough]),
     pytest.param((), id="tcp"),
     pytest.param(("--hosts", "one:1,two:1"), id="hosts"),
-    pytest.param(("--preload", "wave"), id="preload"),
+    pytest.param(("--preload", "wave"), id="preload", marks=pytest.mark.thorough),
 ]
 
 

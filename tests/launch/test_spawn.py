@@ -57,6 +57,7 @@ def test_results_come_by_rank() -> None:
     assert gf.spawn(add_up, 3, 1) == [(0, 6.0), (1, 6.0), (2, 6.0)]
 
 
+@pytest.mark.thorough
 def test_ranks_that_serve_an_outer_job_are_not_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIENTFLOW_SERVERS", "1")
     assert gf.spawn(add_up, 2, 1) == [(0, 3.0), (1, 3.0)]
@@ -73,7 +74,7 @@ def test_what_a_rank_raises_is_raised_and_names_it() -> None:
     ("how", "words"),
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 was ended by SIGKILL before"),
-        (lambda: os._exit(3), "rank 1 ended with exit status 3 before"),
+        pytest.param(lambda: os._exit(3), "rank 1 ended with exit status 3 before", marks=pytest.mark.thorough),
     ],
     ids=["killed", "ended"],
 )
@@ -140,7 +141,10 @@ def waiting(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     job.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [*(pytest.param(each, marks=pytest.mark.thorough) for each in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+)
 def test_no_process_and_no_folder_is_left(number: signal.Signals, waiting: Job, tmp_path: Path) -> None:
     waiting.process.send_signal(number)
     ended = waiting.finish()  # which fails if one is

@@ -75,7 +75,7 @@ def test_run_is_refused_where_mpi_is_asked_for(command: Command, how: str) -> No
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"gradientflow: {WHY}\n")
 
 
-@pytest.mark.parametrize(("bench", "ours"), [("allreduce", 2), ("ps", 2)])
+@pytest.mark.parametrize(("bench", "ours"), [("allreduce", 2), pytest.param("ps", 2, marks=pytest.mark.thorough)])
 def test_benches_leave_out_what_is_of_mpi(command: Command, bench: str, ours: int, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     ended = command("bench", bench, "-n", 2, "--sizes", "4K", "--iterations", 2, "--json", path)
@@ -91,6 +91,7 @@ def test_a_bench_that_is_about_mpi_is_refused(command: Command) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"gradientflow: {WHY}\n")
 
 
+@pytest.mark.thorough
 def test_a_rank_of_a_bench_that_fails_ends_the_job(command: Command) -> None:
     env = {"GRADIENTFLOW_TIMEOUT": "no number"}
     ended = command("bench", "allreduce", "-n", 2, "--sizes", "4K", "--iterations", 2, env=env)

@@ -15,13 +15,16 @@ from gradientflow.errors import ArgumentError
 Run = Callable[..., Any]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
+MORE = (pytest.param(4, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.thorough))
+
+
+@pytest.mark.parametrize("ranks", [1, 3, pytest.param(2, marks=pytest.mark.thorough), *MORE])
 def test_every_dtype_op_size_and_memory(mpirun: Run, ranks: int) -> None:
     finished = mpirun(ranks, "collectives", "grid", timeout=100)
     assert int(finished.line("cases ")) > 5000
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.thorough), *MORE])
 def test_the_same_between_nodes_of_every_size(mpirun: Run, ranks: int) -> None:
     """With 5 ranks, and nodes of 2 or of 3, the last node is smaller than the others."""
     finished = mpirun(ranks, "collectives", "between", timeout=100)
@@ -29,7 +32,7 @@ def test_the_same_between_nodes_of_every_size(mpirun: Run, ranks: int) -> None:
 
 
 @pytest.mark.checks("collectives")
-@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, *MORE])
 def test_large_tensors_rounding_barrier_and_mpi_as_oracle(check: Run, ranks: int) -> None:
     check(ranks, timeout=100)
 
@@ -41,7 +44,11 @@ def test_ranks_that_keep_their_tensors_in_different_places(check: Run, ranks: in
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "node_size"), [("shared", 0), ("mpi", 0), ("mpi", 1), ("auto", 1), ("ring", 1), ("hierarchical", 2)]
+    ("algorithm", "node_size"),
+    [
+        *(("shared", 0), ("mpi", 1), ("hierarchical", 2)),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in (("mpi", 0), ("auto", 1), ("ring", 1))),
+    ],
 )
 def test_integers_wrap_around(mpirun: Run, algorithm: str, node_size: int) -> None:
     """As the documentation of Communicator promises, whichever way a call goes."""

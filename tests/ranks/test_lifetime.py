@@ -19,13 +19,16 @@ Run = Callable[..., Any]
 @pytest.mark.checks("lifetime")
 @pytest.mark.parametrize(
     ("ranks", "node_size"),
-    [(1, 0), (3, 0), (3, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 0), (2, 1)))],
+    [
+        *((1, 0), (3, 2), pytest.param(3, 0, marks=pytest.mark.thorough)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 0), (2, 1))),
+    ],
 )
 def test_inside_a_program(check: Run, ranks: int, node_size: int) -> None:
     check(ranks, "inside", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})
 
 
-@pytest.mark.parametrize("node_size", [0, 1])
+@pytest.mark.parametrize("node_size", [pytest.param(0, marks=pytest.mark.thorough), 1])
 @pytest.mark.parametrize("how", ["without_closing", "under_way", "thread", "daemons", "finalize", "after_finalize"])
 def test_the_end_of_a_program(mpirun: Run, how: str, node_size: int) -> None:
     finished = mpirun(2, "lifetime", how, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=20)
@@ -104,7 +107,7 @@ def variables_of(launcher: str, rank: int, size: int) -> dict[str, str]:
 BY_MPI = {"GRADIENTFLOW_TRANSPORT": "mpi"}
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("srun", marks=pytest.mark.thorough)])
 def test_the_launcher_of_another_library(launcher: str) -> None:
     done = start_alone(variables_of(launcher, 1, 3) | BY_MPI)
     assert done.returncode != 0
@@ -115,7 +118,7 @@ def test_the_launcher_of_another_library(launcher: str) -> None:
     assert start_alone(variables_of(launcher, 1, 3), "MPI.COMM_SELF").stdout == "1\n", "this one wants to be alone"
 
 
-@pytest.mark.parametrize("used", ["pmi2", "pmix", ""])
+@pytest.mark.parametrize("used", ["pmi2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("pmix", ""))])
 def test_srun_that_speaks_another_language(used: str) -> None:
     """The advice is not what has been used."""
     place = {"PMI_RANK": "1", "PMI_SIZE": "2"} if used == "pmi2" else {}
@@ -138,6 +141,7 @@ def test_pytorchs_launcher() -> None:
     assert start_alone(variables, "MPI.COMM_SELF").stdout == "1\n", "this one wants to be alone"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "variables",
     [

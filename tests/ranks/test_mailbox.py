@@ -30,7 +30,7 @@ def test_a_message_of_more_than_2_gib(mpirun: Run) -> None:
 @pytest.mark.parametrize(
     ("how", "recover"),
     [
-        *(("exit", True), ("kill", "ulfm")),
+        *(("exit", True), pytest.param("kill", "ulfm", marks=pytest.mark.thorough)),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in (("exit", "ulfm"), ("kill", True))),
     ],
 )
@@ -44,7 +44,7 @@ def test_without_a_thread_nothing_begins(mpirun: Run) -> None:
     mpirun(2, "mailbox", "no-thread")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_program_may_end_with_mailboxes_open(mpirun: Run, ranks: int) -> None:
     finished = mpirun(ranks, "mailbox", "leave")
     assert finished.stderr == ""

@@ -177,7 +177,7 @@ def test_nobody_is_there(met: list[str], start: Start) -> None:
 def test_two_processes_that_are_rank_0(met: list[str], processes: Callable[..., list[Finished]]) -> None:
     """One cannot serve; the other, which waits for a rank in vain, hears of it."""
     place = f"127.0.0.1:{free_port()}"
-    environment = {**meeting(2, place)[0], "GRADIENTFLOW_TIMEOUT": f"{scaled(4):g}"}
+    environment = {**meeting(2, place)[0], "GRADIENTFLOW_TIMEOUT": f"{scaled(1.5):g}"}
     said = [each.stderr.splitlines()[-1] for each in processes(met, [environment, environment])]
     said.sort(key=lambda each: "cannot listen" in each)
     assert "no sign of rank 1; process " in said[0]
@@ -186,6 +186,7 @@ def test_two_processes_that_are_rank_0(met: list[str], processes: Callable[..., 
     assert "another rank 0" in said[1]
 
 
+@pytest.mark.thorough
 def test_a_place_that_is_not_here(met: list[str], start: Start) -> None:
     """Rank 0 says so; the others only know that nobody answers there."""
     place = f"192.0.2.1:{free_port()}"  # an address for documents
@@ -297,6 +298,7 @@ def test_torchrun_on_two_hosts(start_netlab: Callable[..., Any]) -> None:
 
 
 @needs_torch
+@pytest.mark.thorough
 def test_torchrun_starts_the_ranks_again(process_command: Command, start: Start, tmp_path: Path) -> None:
     """What is left in its store of processes that have failed is not taken for that of their successors."""
     program = tmp_path / "program.py"
@@ -315,6 +317,7 @@ def test_torchrun_starts_the_ranks_again(process_command: Command, start: Start,
 
 
 @needs_torch
+@pytest.mark.thorough
 def test_under_torchrun_a_script_begins_anew_from_its_checkpoint(
     process_command: Command, start: Start, tmp_path: Path
 ) -> None:

@@ -18,6 +18,9 @@ def test_different_calls_and_settings(check: Callable[..., Any], ranks: int, odd
 
 
 @pytest.mark.checks("doors")
-@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "node_size"),
+    [(1, 0), (3, 0), (3, 1), *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((2, 0), (2, 1), (4, 2)))],
+)
 def test_python_and_c_say_the_same(check: Callable[..., Any], ranks: int, node_size: int) -> None:
     check(ranks, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})

@@ -13,9 +13,8 @@ Run = Callable[..., Any]
 @pytest.mark.parametrize(
     ("ranks", "node_size"),
     [
-        (2, 1),
         (3, 1),
-        (5, 2),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((2, 1), (5, 2))),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4, 1), (6, 3), (7, 2), (8, 4))),
     ],
 )

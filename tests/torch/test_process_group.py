@@ -35,7 +35,10 @@ def test_every_call_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: s
 
 
 @pytest.mark.checks("process_group_users")
-@pytest.mark.parametrize("settings", [{"GRADIENTFLOW_NODE_SIZE": "1"}, {"GRADIENTFLOW_PROGRESS": "caller"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"GRADIENTFLOW_NODE_SIZE": "1"}, pytest.param({"GRADIENTFLOW_PROGRESS": "caller"}, marks=pytest.mark.thorough)],
+)
 def test_what_pytorch_builds_on_process_groups(check: Run, settings: dict[str, str], tmp_path: Path) -> None:
     check(2, tmp_path, env=settings, timeout=100)
 
@@ -95,7 +98,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("automatic", [False, True])
+@pytest.mark.parametrize("automatic", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_loading_and_one_process_without_a_job(automatic: bool) -> None:
     """The package registers the backend, cheaply, also in the midst of its own import, and where PyTorch does not ask.
 
@@ -123,6 +126,7 @@ def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None
     assert gloo[3] < gloo[0] / 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
 def test_frameworks_on_top_of_pytorch_train(framework: str, launcher: Launcher, shell: Run, tmp_path: Path) -> None:
     """The examples of the documentation, as they stand."""

@@ -419,6 +419,7 @@ def tiled(length: int) -> Iterator[Array]:
         os.close(file)
 
 
+@pytest.mark.thorough
 def test_copy_beyond_32_bits() -> None:
     """A length that no integer of 32 bits holds: all of the memory behind the destination is written."""
     length = (1 << 32) + 12345

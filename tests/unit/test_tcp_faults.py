@@ -89,7 +89,7 @@ def errors_after(survivors: Sequence[Rank], moment: float, seconds: float) -> li
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2)), 2])
 def test_a_rank_that_is_killed_is_named(start: Start, seed: int) -> None:
     killed_at_random_moment(start, seed)
 
@@ -136,7 +136,7 @@ def test_children_do_not_keep_a_dead_rank_alive(start: Start) -> None:
 @pytest.mark.parametrize(
     ("size", "seconds"),
     [
-        (3_000_000, 4.0),  # longer than a host may be silent
+        pytest.param(3_000_000, 4.0, marks=pytest.mark.thorough),  # longer than a host may be silent
         *(pytest.param(*each, marks=pytest.mark.slow) for each in ((100, 4.0), (100, 20.0), (3_000_000, 20.0))),
     ],
 )
@@ -154,12 +154,12 @@ def test_a_rank_that_is_stopped_is_not_dead(start: Start, seconds: float, size: 
 @pytest.mark.usefixtures("native")
 def test_a_rank_that_was_stopped_finds_what_has_come_meanwhile(start: Start) -> None:
     """Though its time is up."""
-    ranks = start(2, timeout=2.0)
+    ranks = start(2, timeout=1.0)
     ranks[0].tell("gather")
-    time.sleep(0.5)
+    time.sleep(0.3)
     ranks[0].process.send_signal(signal.SIGSTOP)
     ranks[1].tell("gather")
-    time.sleep(2.5)
+    time.sleep(1.2)
     ranks[0].process.send_signal(signal.SIGCONT)
     assert [each.answer() for each in ranks] == ["[b'0', b'1']"] * 2
 

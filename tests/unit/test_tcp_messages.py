@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native import tcp
+from pace import scaled
 from tcp_ranks import TOKEN, carry_on_until, connect, finish, greeting, in_threads, join, outcome
 
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, GradientFlowError, MismatchError, PeerError
@@ -294,10 +295,10 @@ def test_setting_up_names_the_missing_rank(missing: int, call: Callable[[Any], A
 
 def test_setting_up_waits_for_rank_0_as_long_as_that_waits_for_others() -> None:
     """Who goes away before would be missing in what rank 0 does next."""
-    ranks = join(3, timeout=3.0)
+    ranks = join(3, timeout=scaled(0.6))
 
     def come_late() -> list[bytes]:
-        time.sleep(5.0)
+        time.sleep(scaled(1.0))
         everything: list[bytes] = ranks[0].allgather(b"0")
         return everything
 
@@ -418,6 +419,7 @@ def test_what_was_sent_before_leaving_arrives(crossing: bool) -> None:
     assert ranks[1].dead() == []
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_silent_for_long_is_alive() -> None:
     """Even if it has taken nothing of what was sent for longer than a host may be silent."""
     ranks = join(2, host_timeout=1.0)
@@ -428,6 +430,7 @@ def test_a_rank_that_is_silent_for_long_is_alive() -> None:
     assert all(each.data == content(WHOLE, i) for i, each in enumerate(receives))
 
 
+@pytest.mark.thorough
 def test_a_host_that_is_silent_is_not_tried_for_long_again() -> None:
     """Nobody answers at two addresses of a host, as if its link were cut."""
     with ExitStack() as closing:

@@ -195,6 +195,7 @@ def test_scanners_and_slow_ones_do_not_disturb(job: tuple[list[Any], str]) -> No
     check_job(ranks)
 
 
+@pytest.mark.thorough
 def test_a_rank_is_let_in_however_late_it_shows_the_token(job: tuple[list[Any], str]) -> None:
     """It may have been stopped between its connection and its greeting."""
     ranks, address = job
@@ -307,7 +308,13 @@ def test_a_withdrawal_through_another_connection_is_nonsense(job: tuple[list[Any
         finish([receive], ranks)
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 60))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(5),
+        *(pytest.param(seed, marks=pytest.mark.thorough if seed < 20 else pytest.mark.slow) for seed in range(5, 60)),
+    ],
+)
 def test_random_talk(job: tuple[list[Any], str], seed: int) -> None:
     """Whatever a rank says, valid headers included: the others go on, and every call ends."""
     chance = random.Random(seed)
