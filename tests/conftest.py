@@ -48,6 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", line)
 
 
+@pytest.fixture(params=["short", pytest.param("shipped", marks=pytest.mark.thorough)])
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what the test starts wait as the suite does, and once as users have it."""
+    if request.param == "shipped":
+        monkeypatch.setenv(PATIENCE, "1")
+
+
 def pytest_report_header() -> str:
     return f"limits of time: {scaled(1):.2f} times those of a quiet machine"
 

@@ -150,6 +150,7 @@ def test_a_long_command_line(run: Run, tmp_path: Path) -> None:
         assert ended.stdout.count(f"{sum(range(20000))}\n") == 2, ended.output
 
 
+@pytest.mark.usefixtures("patience")
 def test_when_a_rank_fails_the_others_may_report(run: Run, tmp_path: Path) -> None:
     program = write(
         tmp_path / "program.py",
@@ -218,6 +219,7 @@ def test_a_host_may_be_lost(run: Run, tmp_path: Path) -> None:
     assert "going on with 1 rank\n" in ended.stderr
 
 
+@pytest.mark.usefixtures("patience")
 def test_ranks_and_hosts_are_started_again(run: Run, tmp_path: Path) -> None:
     """Rank 1 by the launcher of its host, and host two, whose launcher has ended, as a whole."""
     program = write(

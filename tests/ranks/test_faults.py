@@ -151,6 +151,7 @@ def test_ranks_that_leave_between_nodes(mpirun: Run, how: str, ranks: int, node_
         *(pytest.param(*each, marks=pytest.mark.slow) for each in ((5, 1, "1,3"), (4, 2, "3"), (5, 2, "4"))),
     ],
 )
+@pytest.mark.usefixtures("patience")
 def test_ranks_that_never_come_between_nodes(mpirun: Run, ranks: int, node_size: int, faulty: str) -> None:
     """Those that wait find out together who is missing, also where they wait for somebody else who waits."""
     check_between_nodes(mpirun, "never", ranks, node_size, faulty)

@@ -367,6 +367,7 @@ def test_a_name_that_nobody_knows() -> None:
                 rank.result(timeout=scaled(20))
 
 
+@pytest.mark.usefixtures("patience")
 def test_a_name_that_is_known_later(tmp_path: Path) -> None:
     """A container that is started at the same moment gets its name within seconds; in Kubernetes a pod, when placed."""
     (tmp_path / "names.c").write_text(
@@ -991,6 +992,7 @@ except KeyboardInterrupt:
     assert output == "ended\n", errors
 
 
+@pytest.mark.usefixtures("patience")
 def test_who_serves_waits_for_the_others() -> None:
     """Rank 0 ends as soon as it has met, and a rank that has come hears of the meeting even so."""
     program = """
