@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from marks import on_ranks
-from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, require_same_state, run_checks, same_everywhere
+from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks, same_everywhere
 
 import gradientflow as gf
-from gradientflow.errors import MismatchError
+from gradientflow.errors import MismatchError, NonFiniteError
 from gradientflow.optimizers import SGD
 from gradientflow.strategies import parse_strategy
 from gradientflow.strategies.methods.sparse_loco import decode, encode
@@ -49,24 +48,6 @@ def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
         training.ready(index)
     training.wait()
     optimizer.step()
-
-
-def check_weights_of_16_bits_that_are_changed_before_the_first_step(comm: gf.Communicator) -> None:
-    for words in ALL[:-2]:
-        weights = [np.ones(5, np.float16)]
-        with ArrayLoop(comm, weights, words) as training:
-            optimizer = SGD(training, weights, lr=0.0)
-            weights[0][...] = 3
-            with training.common_weights():
-                assert (weights[0] == 3).all()
-            assert (weights[0] == 3).all()
-            assert (training.state_dict()["synchronizer"]["weights"][0] == 3).all()
-            for _ in range(6):
-                training.ready(0)
-                training.wait()
-                optimizer.step()
-            training.finish()
-            assert (weights[0] == 3).all()
 
 
 def check_arrays_are_kept_where_ranks_change(comm: gf.Communicator) -> None:
@@ -249,53 +230,38 @@ def check_powersgd_loses_nothing_by_rounding(comm: gf.Communicator) -> None:
     assert np.array_equal(used[None], used["float16"]) == (comm.nodes == 1)
 
 
-# ---- what every strategy has -----------------------------------------------------------------------------------------
+def check_products_that_are_not_finite(comm: gf.Communicator) -> None:
+    """Of finite gradients of all ranks, in PowerSGD."""
+    with ArrayLoop(comm, [np.ones((64, 64), np.float32)], "powersgd(rank=1, warmup=0)") as training:
+        optimizer = SGD(training, training.weights, lr=0.01)
+        training.gradients[0][...] = 3e38
+        with raises(NonFiniteError, "gradient of 0", "once averaged"), np.errstate(all="ignore"):
+            training.ready(0)
+            training.wait()
+        training.gradients[0][...] = 1
+        training.ready(0)
+        training.wait()
+        optimizer.step()
+        synchronizer: Any = training.synchronizer
+        assert np.isfinite(flat([*training.weights, *synchronizer.residuals, *synchronizer.bases])).all()
+        same_everywhere(training.weights)
 
 
-@on_ranks(1, 3)
-def check_states_go_on_bit_for_bit(comm: gf.Communicator) -> None:
-    for words in ALL:
-        with trained(comm, words) as (training, optimizer), trained(comm, words) as (other, stepper):
-            for number in range(7):
-                step(training, optimizer, number)
-            state = copy.deepcopy(training.state_dict())
-            for mine, theirs in zip(other.weights, training.weights, strict=True):
-                mine[...] = theirs
-            other.load_state_dict(state)
-            for number in range(7, 15):
-                step(training, optimizer, number)
-                step(other, stepper, number)
-                assert np.array_equal(flat(training.weights), flat(other.weights)), (words, number)
-            for each in (training, other):
-                each.finish()
-                same_everywhere(each.weights)
-            assert np.array_equal(flat(training.weights), flat(other.weights)), words
+def check_weights_that_are_not_finite_in_the_end(comm: gf.Communicator) -> None:
+    with trained(comm, "psgd") as (training, optimizer):
+        step(training, optimizer, 0)
+        if RANK == SIZE - 1:
+            training.weights[2][0, 0] = np.nan
+        before = flat(training.weights)
+        with raises(NonFiniteError, f"value of 2 is not finite on rank {SIZE - 1}", "no weight was changed"):
+            training.finish()
+        assert np.array_equal(flat(training.weights), before, equal_nan=True)
+        np.nan_to_num(training.weights[2], copy=False)
+        training.finish()
+        same_everywhere(training.weights)
 
 
-@on_ranks(1, 3)
-def check_consolidated_states_are_the_same(comm: gf.Communicator) -> None:
-    """Those of strategy, loss scale and optimizer, also where the last rank has skipped a step."""
-    for words in ALL:
-        for scale in (None, "dynamic"):
-            weights = [np.full(shape, 0.5, np.float32) for shape in SHAPES]
-            with ArrayLoop(comm, weights, words, loss_scale=scale) as training:
-                optimizer = gf.optimizers.Adam(training, weights, lr=0.125)
-                for number in range(5):
-                    if scale and number == 2 and RANK == SIZE - 1:
-                        training.gradients[0][...] = np.inf
-                        training.ready(0)
-                        training.wait()
-                        optimizer.step()
-                    else:
-                        step(training, optimizer, number)
-                own, state = optimizer.state_dict(), optimizer.consolidated_state_dict()
-                whole = training.consolidated_state_dict()
-                require_same_state([whole, state], words)
-                for mean, mine in zip(state["momentum"], own["momentum"], strict=True):
-                    assert np.allclose(mean, comm.allreduce(mine.copy(), "mean"), atol=1e-6)
-                training.load_state_dict(whole)
-                optimizer.load_state_dict(state)
-                require_same_state(optimizer.state_dict(), words)
+# ---- what is to be told -----------------------------------------------------------------------------------------
 
 
 def check_ranks_with_different_steps_are_told(comm: gf.Communicator) -> None:
@@ -313,18 +279,6 @@ def check_ranks_with_different_steps_are_told(comm: gf.Communicator) -> None:
                 training.finish()
 
 
-def check_two_runs_have_the_same_bits(comm: gf.Communicator) -> None:
-    for words in ALL:
-        ends = []
-        for _ in range(2):
-            with trained(comm, words) as (training, optimizer):
-                for number in range(8):
-                    step(training, optimizer, number)
-                training.finish()
-                ends.append(flat(training.weights))
-        assert np.array_equal(*ends), words
-
-
 # ---- what is to be expected ------------------------------------------------------------------------------------------
 
 
@@ -334,10 +288,7 @@ def check_explain(comm: gf.Communicator) -> None:
     with quick_link():
         for words in ("local_sgd(period=10)", "diloco(period=20, fragments=4, delay=2)", "sparse_loco(period=10)"):
             found = parse_strategy(words).explain(comm, 100_000, compute_seconds=0.01)
-            assert f"{found.strategy} on " in str(found)
-            assert found.step.own_seconds > 0
             assert found.step.seconds >= found.compute_seconds + found.step.own_seconds
-            assert (found.step.bytes_sent > 0) == (comm.nodes > 1)
             assert 5 * found.step.bytes_sent <= found.dense.bytes_sent
         with trained(comm, "powersgd(rank=2)") as (training, _):
             found = training.explain(compute_seconds=0.01)

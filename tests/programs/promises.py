@@ -27,7 +27,7 @@ from table_of_strategies import PROMISES, Promise
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, MismatchError, NonFiniteError
-from gradientflow.optimizers import SGD, Adam
+from gradientflow.optimizers import SGD, Adam, LossScale
 from gradientflow.strategies import parse_strategy
 from gradientflow.training import ArrayLoop
 
@@ -78,6 +78,14 @@ class Training:
             np.ravel(each) if np.size(each) == size else np.zeros(size) for each, size in zip(own, SIZES, strict=True)
         ]
         return self.loop.comm.allreduce(flat(own), "sum")
+
+    def expect_sum(self, promise: Promise, steps_of: Mapping[int, Sequence[int]]) -> None:
+        """What weights have got and what is kept is what the ranks have had, with a rate of 1 and no momentum."""
+        total = sum(
+            (flat(gradients_of(rank, step)) for rank, steps in steps_of.items() for step in steps), np.zeros(())
+        )
+        used = (START - self.weights) / self.optimizer.lr * (SIZE if promise.sums == "mean" else 1)
+        assert np.allclose(used + self.residuals(), total, atol=1e-2), promise.words
 
     def compute(self, step: int, order: Sequence[int] = (0, 1, 2, 3, 4), bad: int = -1, value: float = np.nan) -> None:
         """A backward pass, in which one tensor of the last rank may have a value that is not finite."""
@@ -165,10 +173,10 @@ def refuse_states(comm: gf.Communicator, promise: Promise, training: Training, s
 
 def check_consolidated_states(comm: gf.Communicator, promise: Promise) -> None:
     """They are the same on all ranks, and have means of what each rank keeps, also where one has skipped a step."""
-    kind = Adam if promise.own and promise.momentum and not promise.is_served else SGD
+    kind = Adam if promise.uneven == "told" or promise.silent else SGD
     for scale in (None, "dynamic"):
         with trained(comm, promise, kind=kind, loss_scale=scale) as training, trained(comm, promise) as other:
-            for step in range(6):
+            for step in range(6 + RANK * (promise.name == "asgd")):
                 training.step(step, **({"bad": 0, "value": np.inf} if scale and step == 2 else {}))
             if (promise.uneven == "finish" and promise.name != "psgd" and not promise.is_same) or promise.finished:
                 training.finish()
@@ -224,7 +232,9 @@ def go_on(comm: gf.Communicator, promise: Promise, end: int, start: Any = None) 
 
 
 def check_a_loss_scale_changes_nothing(comm: gf.Communicator, promise: Promise) -> None:
-    if promise.is_same and promise.words != "lags(max_ratio=50, warmup=1)":  # whose ratios are of what is measured
+    if (
+        promise.is_same and promise.words != "lags(max_ratio=50, warmup=1, monitor=True)"
+    ):  # whose ratios are of what is measured
         results = []
         for scale in (None, 256.0):
             with trained(comm, promise, loss_scale=scale) as training:
@@ -285,12 +295,22 @@ def check_gradients_that_are_not_finite(comm: gf.Communicator, promise: Promise)
 def check_a_loss_scale(comm: gf.Communicator, promise: Promise) -> None:
     """With one, gradients that are not finite are a step that is skipped, and no error; in 16 bits, too."""
     for dtype in (np.float32, np.float16):
-        with trained(comm, promise, dtype, lr=0.001, loss_scale=64.0) as training:
-            for step in range(6):
-                training.step(step, **({"bad": 2, "value": np.inf} if step == 2 else {}))
-            expect_finite(training)
+        with trained(comm, promise, dtype, lr=2.0**-10, momentum=0.0, loss_scale=LossScale(64.0)) as training:
             scale: Any = training.loop.loss_scale
-            assert scale.overflows == (RANK == LAST or promise.told != "one"), (promise.words, dtype)
+            for step in range(6):
+                before = training.weights
+                training.step(step, **({"bad": 2, "value": np.inf} if step == 2 else {}))
+                assert step != 2 or not promise.given_up or np.array_equal(training.weights, before), promise.words
+            expect_finite(training)
+            is_told = RANK == LAST or promise.told != "one"
+            assert (scale.value, scale.overflows) == ((32.0, 1) if is_told else (64.0, 0)), (promise.words, dtype)
+            if dtype == np.float16:
+                masters = flat([training.optimizer.masters[index] for index in range(len(SHAPES))])
+                assert np.array_equal(masters.astype(np.float16), training.weights), promise.words
+            elif promise.sums is not None:
+                good = [0, 1, 3, 4, 5]
+                steps_of = {rank: good if promise.told != "one" or rank == LAST else range(6) for rank in range(SIZE)}
+                training.expect_sum(promise, steps_of)
 
 
 def check_weights_that_are_not_finite(comm: gf.Communicator, promise: Promise) -> None:
@@ -316,7 +336,7 @@ def check_weights_that_are_not_finite(comm: gf.Communicator, promise: Promise) -
 def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator, promise: Promise) -> None:
     """All drop it, or the rank alone; nothing is lost of what was kept, no loss scale falls, and training goes on."""
     for scale in (None, "dynamic"):
-        with trained(comm, promise, loss_scale=scale) as training:
+        with trained(comm, promise, lr=RATE, momentum=0.0, loss_scale=scale) as training:
             for step in range(4):
                 training.step(step)
             weights, left = training.weights, training.residuals() if promise.given_up else None
@@ -342,6 +362,13 @@ def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator, promise: Prom
                 training.step(step)
                 assert not promise.given_up or same_everywhere(training.loop.weights) is None
             training.finish()
+            if promise.sums is not None and promise.name != "csc":
+                is_dropped = [promise.given_up or (rank == LAST and promise.uneven != "told") for rank in range(SIZE)]
+                steps_of = {
+                    rank: [0, 1, 2, 3, *([4] if not dropped else []), 5, 6, 7, 8]
+                    for rank, dropped in enumerate(is_dropped)
+                }
+                training.expect_sum(promise, steps_of)
 
 
 def check_other_numbers_of_steps(comm: gf.Communicator, promise: Promise) -> None:
@@ -361,13 +388,27 @@ def check_other_numbers_of_steps(comm: gf.Communicator, promise: Promise) -> Non
             for step in range(many[RANK]):
                 training.step(step)
             training.finish()
-        total = sum(flat(gradients_of(rank, step)) for rank, steps in many.items() for step in range(steps))
         if promise.sums is not None:
-            used = (START - training.weights) * (SIZE if promise.sums == "mean" else 1)
-            assert np.allclose(used + training.residuals(), total, atol=2e-3), promise.words
+            training.expect_sum(promise, {rank: range(steps) for rank, steps in many.items()})
         same_everywhere(training.loop.weights)
         training.step(50)
         training.finish()
+
+
+def check_ranks_that_are_out_of_batches_take_part(comm: gf.Communicator, promise: Promise) -> None:
+    """In what comes after an iteration that all have dropped: not finite, or given up."""
+    if promise.uneven != "join" or promise.told == "none":
+        return
+    with trained(comm, promise) as training:
+        told: list[str] = []
+        with training.loop.join():
+            for step in range(6 if RANK == LAST else 1):
+                if step == 3 and promise.name != "powersgd":
+                    training.loop.ready(0)
+                    training.loop.abandon()
+                told_of(told, training, lambda: training.step(step, bad=2 if step == 2 else -1))  # noqa: B023
+        assert len(told) == (RANK == LAST), (promise.words, told)
+        expect_finite(training)
 
 
 def check_ranks_that_disagree(comm: gf.Communicator, promise: Promise) -> None:
@@ -404,6 +445,8 @@ def check_tensors_that_no_rank_uses(comm: gf.Communicator, promise: Promise) -> 
         before = [each.copy() for each in training.loop.weights]
         for step in range(2, 6):
             training.step(step, order=(0, 1, 2))
+            assert (training.loop.weights[3] == START).all(), promise.words
+            assert promise.remembers or np.array_equal(training.loop.weights[4], before[4]), promise.words
         training.finish()
         moved = [not np.array_equal(a, b) for a, b in zip(training.loop.weights, before, strict=True)]
         assert moved[:4] == [True, False, True, False], (promise.words, moved)
@@ -419,6 +462,9 @@ def check_weights_of_16_bits(comm: gf.Communicator, promise: Promise) -> None:
             training.write(np.ones(sum(SIZES)))
             with training.loop.common_weights():
                 assert (training.weights == 1).all(), promise.words
+            if promise.uneven == "told":
+                of_state = training.loop.state_dict()["synchronizer"]["weights"]
+                assert all((each == 1).all() for each in of_state), promise.words
             training.step(0)
             training.finish()
             assert (training.weights == 1).all(), promise.words
@@ -442,12 +488,15 @@ def check_weights_of_16_bits(comm: gf.Communicator, promise: Promise) -> None:
 def check_common_weights(comm: gf.Communicator, promise: Promise) -> None:
     """Ranks train on weights of their own, and evaluate those of all."""
     with trained(comm, promise) as training:
+        differ = 0
         for step in range(5):
             own = training.step(step)
             with training.loop.common_weights():
+                differ += not np.array_equal(training.weights, own)
                 if (promise.is_same and not promise.silent) or SIZE == 1:
                     same_everywhere(training.loop.weights)
             assert not promise.is_same or np.array_equal(training.weights, own), promise.words
+        assert SIZE == 1 or not promise.is_same or (differ > 0) == promise.own, (promise.words, differ)
         training.finish()
 
 

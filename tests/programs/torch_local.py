@@ -10,7 +10,7 @@ from unittest import SkipTest, mock
 
 import torch
 from marks import on_ranks
-from support import RANK, SIZE, raises, require_same_state, run_checks, same_everywhere
+from support import RANK, SIZE, raises, run_checks, same_everywhere
 from tensor_places import PLACE, PLACED, on_host
 
 import gradientflow as gf
@@ -23,76 +23,11 @@ torch.set_num_threads(1)
 OWN = ("hpsgd", "local_sgd(period=2)", "diloco(period=2)", "psgd")
 
 
-def half(comm: gf.Communicator, words: str, value: float) -> tuple[torch.nn.Module, Any]:
-    model = torch.nn.Linear(8, 4, bias=False).to(PLACED, torch.half)
-    torch.nn.init.constant_(model.weight, value)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.001)
-    return model, gft.DistributedOptimizer(sgd, model, comm, strategy=words, fused=True)
-
-
 def step(model: torch.nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
     parameter = next(iter(model.parameters()))
     model(torch.ones(2, parameter.shape[1], dtype=parameter.dtype, device=PLACED)).float().mean().backward()
     optimizer.step()
-
-
-def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator) -> None:
-    """Into a model whose master weights are there already, by hand and from a checkpoint."""
-    loaded = {"weight": torch.full((4, 8), 5.0).half()}
-    for words in OWN:
-        model, optimizer = half(comm, words, 1.0)
-        model.load_state_dict(loaded)
-        for _ in range(4):
-            step(model, optimizer)
-        optimizer.finish()
-        assert abs(model.weight.float().mean() - 5) < 0.05, words
-        states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        optimizer.close()
-        model, optimizer = half(comm, words, 2.0)
-        model.load_state_dict(states[0])
-        optimizer.load_state_dict(states[1])
-        for _ in range(4):
-            step(model, optimizer)
-        optimizer.finish()
-        assert abs(model.weight.float().mean() - 5) < 0.05, words
-        same_everywhere(model.parameters())
-        optimizer.close()
-
-
-@on_ranks(1, 3)
-def check_consolidated_states(comm: gf.Communicator) -> None:
-    """They are the same on all ranks, and have the means of what each rank's optimizer keeps."""
-    kinds: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (
-        (torch.optim.SGD, {"momentum": 0.9}),
-        (torch.optim.AdamW, {}),
-    )
-    for words in ("local_sgd(period=2)", "diloco(period=2)", "sparse_loco(period=2)", "psgd", "ssgd", "top_k(ratio=4)"):
-        for make, options in kinds:
-            if make is torch.optim.AdamW and words == "ssgd":
-                continue
-            torch.manual_seed(0)
-            model = torch.nn.ModuleList([torch.nn.Linear(6, 5) for _ in range(SIZE + 1)]).to(PLACED)
-            inner = make(model.parameters(), lr=0.01, **options)
-            with gft.DistributedOptimizer(inner, model, comm, strategy=words) as optimizer:
-                for number in range(3):
-                    optimizer.zero_grad()
-                    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * number + RANK)).to(PLACED)
-                    (model[0](x) + model[1 + RANK](x)).square().mean().backward()  # each rank has one of its own
-                    optimizer.step()
-                own = copy.deepcopy(optimizer.state_dict())
-                state = copy.deepcopy(optimizer.consolidated_state_dict())
-                require_same_state(state, (words, make))
-                buffer = "exp_avg" if make is torch.optim.AdamW else "momentum_buffer"
-                for number, _ in enumerate(model.parameters() if words.startswith(("local", "psgd")) else ()):
-                    mine = own["state"].get(number, {}).get(buffer)
-                    shape = state["state"][number][buffer].shape
-                    mean = (torch.zeros(shape) if mine is None else mine.cpu()).numpy().copy()
-                    comm.allreduce(mean.reshape(-1), "mean")
-                    assert torch.allclose(state["state"][number][buffer], torch.from_numpy(mean), atol=1e-7)
-                optimizer.load_state_dict(state)
-                require_same_state(inner.state_dict()["state"], (words, make))
-                optimizer.finish()
 
 
 # What travels, and what becomes of weights, on the host and on a device.
@@ -375,34 +310,6 @@ def check_a_batch_that_is_not_used(comm: gf.Communicator) -> None:
                 assert (model.weight == 5.0).all(), (words, then)
                 optimizer.zero_grad()
                 optimizer.finish()
-
-
-def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator) -> None:
-    """Nobody else need know of it where gradients are a rank's own: zero_grad waits for nobody."""
-
-    def fail(gradient: torch.Tensor) -> None:
-        message = "on purpose"
-        raise RuntimeError(message)
-
-    for words in ("psgd", "local_sgd(period=100)", "hpsgd"):
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).to(PLACED)
-        optimizer = gft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, comm, strategy=words)
-        for number in range(4):
-            again = RANK == 0 and number == 1
-            while True:
-                optimizer.zero_grad()
-                hidden = model[0](torch.ones(2, 4, device=PLACED))
-                if not again:
-                    break
-                again = False
-                hidden.register_hook(fail)
-                with raises(RuntimeError, "on purpose"):
-                    model[1](hidden).mean().backward()
-            model[1](hidden).mean().backward()
-            optimizer.step()
-        optimizer.finish()
-        same_everywhere(model.parameters())
-        optimizer.close()
 
 
 class Ordered(Strategy):

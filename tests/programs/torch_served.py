@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -130,25 +129,6 @@ def check_accumulation_and_parameters_without_gradients(comm: gf.Communicator) -
             assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
 
 
-def check_a_layer_that_is_used_no_more(comm: gf.Communicator) -> None:
-    """It keeps its weights on servers under every policy, and the learning rate falls as in one process."""
-    for words in ("ssgd", "asgd", "ssp(2)", "dssp(1, 3)", "elastic_bsp(3)", "ssgd(optimizer='adam')", DELAYED):
-        model = net()
-        momentum = 0.0 if "adam" in words else MOMENTUM
-        inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum, weight_decay=DECAY)
-        with gft.DistributedOptimizer(inner, model, comm, strategy=words) as optimizer:
-            for step in range(2):
-                step_of(model, optimizer, step)
-            optimizer.finish()
-            before = flat(model.last)
-            for step in range(4):
-                optimizer.zero_grad()
-                model.first(torch.full((1, 6), 1.0 + step, device=PLACED)).sum().backward()
-                optimizer.step()
-            optimizer.finish()
-            require_same(flat(model.last), before, words)
-
-
 def check_a_schedule_is_that_of_one_process(comm: gf.Communicator) -> None:
     model, other = net(), net()
     plain = torch.optim.SGD(other.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
@@ -162,40 +142,6 @@ def check_a_schedule_is_that_of_one_process(comm: gf.Communicator) -> None:
             for schedule in schedules:
                 schedule.step()
             assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6), step
-
-
-@on_ranks(1, 3)
-def check_states(comm: gf.Communicator) -> None:
-    """Through torch.save; a run goes on bit for bit, also from between a pull and its arrival."""
-    for words, dtype, options in (
-        ("ssgd", torch.float32, {}),
-        (DELAYED, torch.float32, {}),
-        (DELAYED, torch.float16, {"loss_scale": 8.0}),
-        ("ssgd", torch.bfloat16, {}),
-    ):
-        for taken in (1, 5, 6):
-            model = net(dtype)
-            with trained(comm, words, model, **options) as optimizer:
-                for step in range(taken):
-                    step_of(model, optimizer, step)
-                file = io.BytesIO()
-                torch.save((model.state_dict(), optimizer.state_dict()), file)
-                for step in range(taken, 10):
-                    step_of(model, optimizer, step)
-                wanted = flat(model)
-                optimizer.finish()
-            model = net(dtype)
-            with trained(comm, words, model, **options) as optimizer:
-                step_of(model, optimizer, 50)
-                file.seek(0)
-                of_model, of_optimizer = torch.load(file, weights_only=True)
-                model.load_state_dict(of_model)
-                optimizer.load_state_dict(of_optimizer)
-                for step in range(taken, 10):
-                    step_of(model, optimizer, step)
-                require_same(flat(model), wanted, words, dtype, taken)
-                optimizer.finish()
-                same_everywhere(model.parameters())
 
 
 def check_weights_loaded_before_the_first_step(comm: gf.Communicator) -> None:
@@ -213,28 +159,6 @@ def check_weights_loaded_before_the_first_step(comm: gf.Communicator) -> None:
             optimizer.step()
             expected = np.float32(0.5) - np.float32(RATE) * (np.float32(DECAY) * np.float32(0.5))
             assert np.allclose(flat(model), expected, atol=1e-3 if dtype is torch.float16 else 1e-7)
-
-
-def check_parameters_that_are_added(comm: gf.Communicator) -> None:
-    """The servers keep what they have of the others."""
-    for words in ("ssgd", DELAYED):
-        model = net()
-        model.first.requires_grad_(False)
-        inner = torch.optim.SGD(model.last.parameters(), lr=RATE, momentum=MOMENTUM)
-        with gft.DistributedOptimizer(inner, model, comm, strategy=words) as optimizer:
-            for step in range(5):
-                step_of(model, optimizer, step)
-            before = flat(model)
-            momentum = [each.copy() for each in optimizer.synchronizer.server.state_dict()["momentum"]]
-            model.first.requires_grad_(True)
-            optimizer.add_param_group({"params": list(model.first.parameters())})
-            require_same(flat(model), before)
-            kept = optimizer.synchronizer.server.state_dict()["momentum"]
-            assert all(np.array_equal(one, other) for one, other in zip(momentum, kept, strict=False))
-            for step in range(5, 9):
-                step_of(model, optimizer, step)
-            optimizer.finish()
-            same_everywhere(model.parameters())
 
 
 def check_what_comes_too_late(comm: gf.Communicator) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from marks import on_ranks
 from numpy.typing import NDArray
-from support import LAYOUTS, RANK, SIZE, WORLD, bits, quick_link, raises, run_checks, same_everywhere
+from support import LAYOUTS, RANK, SIZE, WORLD, bits, raises, run_checks, same_everywhere
 from tensor_places import PLACE
 from torch import nn
 
@@ -30,7 +30,6 @@ from gradientflow.errors import (
     ArgumentTypeError,
     ClosedError,
     MismatchError,
-    NonFiniteError,
 )
 from gradientflow.optimizers import LossScale
 from gradientflow.strategies import CSC, Dense, as_strategy, parse_strategies
@@ -754,28 +753,6 @@ def check_overflow(comm: gf.Communicator) -> None:
         optimizer.close()
 
 
-def check_not_finite(comm: gf.Communicator) -> None:
-    """Without a loss scale: an error on every rank that names the parameter, before weights change."""
-    model = seeded(Net)
-    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3, chunk_size=16))
-    train(model, optimizer, range(3))
-    before, residual = bits(model.parameters()), [each.copy() for each in optimizer.pools[0].residuals]
-    optimizer.zero_grad()
-    loss = loss_of(model, batch_of(RANK, 0))
-    if RANK == SIZE - 1:
-        loss = loss + model.first.weight[0, 0] * float("nan")
-    with raises(NonFiniteError, "first.weight", f"rank {SIZE - 1}", "no weight was changed"):
-        loss.backward()
-    assert bits(model.parameters()) == before
-    assert all(map(np.array_equal, optimizer.pools[0].residuals, residual))
-    optimizer.zero_grad()
-    loss_of(model, batch_of(RANK, 3)).backward()
-    optimizer.step()  # which is made: what went wrong was told, and is over
-    assert bits(model.parameters()) != before
-    train(model, optimizer, range(4, 6))
-    same_everywhere(model.parameters())
-
-
 def check_a_schedule_that_raises(comm: gf.Communicator) -> None:
     """The exception comes out of backward(), and training can go on."""
     model = seeded(Net)
@@ -919,45 +896,6 @@ def saved(state: Any) -> Any:
     torch.save(state, stream)
     stream.seek(0)
     return torch.load(stream, weights_only=True)
-
-
-@on_ranks(1, 2, 3)
-def check_resuming_is_exact(comm: gf.Communicator) -> None:
-    """On the same ranks, also where the pools were laid out anew, with masters, loss scale and momentum."""
-    for make, dtype, settings in (
-        (Net, torch.float32, {"strategy": CSC(0.3, chunk_size=16, warmup=6)}),
-        (Turned, torch.float32, {"strategy": CSC(0.3, chunk_size=16)}),
-        (
-            Turned,
-            torch.bfloat16,
-            {"strategy": CSC(0.3, chunk_size=16), "loss_scale": LossScale(4.0, growth_interval=3)},
-        ),
-        (Net, torch.bfloat16, {"fused": True, "loss_scale": 4.0}),
-    ):
-        models = [seeded(make).to(dtype), seeded(make, 8).to(dtype)]
-        model, resumed = models
-        optimizer = gft.DistributedOptimizer(sgd(model), model, comm, **settings)
-        train(model, optimizer, range(5))
-        checkpoint = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-        train(model, optimizer, range(5, 9))
-        again = {**settings}
-        if isinstance(settings.get("loss_scale"), LossScale):
-            again["loss_scale"] = LossScale(16.0, growth_interval=3)
-        other = gft.DistributedOptimizer(sgd(resumed, lr=9.0), resumed, comm, **again)
-        train(resumed, other, range(2 if make is Net else 0))
-        other.load_state_dict(checkpoint["optimizer"])
-        resumed.load_state_dict(checkpoint["model"])
-        train(resumed, other, range(5, 9))
-        assert bits(resumed.parameters()) == bits(model.parameters())
-        if optimizer.loss_scale is not None:
-            assert other.loss_scale.value == optimizer.loss_scale.value
-        for left, right in zip(optimizer.pools, other.pools, strict=True):
-            if isinstance(left, gf.SparseGradientPool):
-                assert left.iteration == right.iteration
-                assert all(map(np.array_equal, left.residuals, right.residuals))
-                assert np.array_equal(left.important, right.important)
-        optimizer.close()
-        other.close()
 
 
 @on_ranks(1, 3)
@@ -1244,16 +1182,10 @@ def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communic
         assert (read > 0, none) == (strategy != "slgs(ratio=5)", 0)
 
 
-@on_ranks(1, 3)
-def check_explain(comm: gf.Communicator) -> None:
+def check_the_strategy_by_default(comm: gf.Communicator) -> None:
     model = seeded(Net)
-    with quick_link(), gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3)) as optimizer:
-        explanation = optimizer.explain(compute_seconds=0.01)
-        assert explanation.parameters == sum(p.numel() for p in model.parameters())
-        assert "csc" in str(explanation)
-    with quick_link(), gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
+    with gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
         assert optimizer.strategy == Dense()
-        assert optimizer.explain().strategy == "dense"
         assert len(optimizer.pools) == (SIZE > 1)
 
 

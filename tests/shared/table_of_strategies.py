@@ -74,7 +74,7 @@ class Promise:
     @property
     def remembers(self) -> bool:
         """Whether it changes tensors by what it has kept of earlier steps."""
-        return self.name in ("csc", "top_k", "random_k", "lags", "slgs", "dgc", "diloco", "sparse_loco")
+        return self.name in ("csc", "top_k", "random_k", "lags", "slgs", "dgc", "powersgd", "diloco", "sparse_loco")
 
     @property
     def is_served(self) -> bool:
@@ -105,25 +105,26 @@ PROMISES = (
     _pooled("dense", told="none", elsewhere=None),
     _pooled("auto", told="none", elsewhere=None),
     _pooled("csc(density=0.5, chunk_size=16, momentum=1.0)"),
-    _pooled("csc(density=0.25, chunk_size=16, momentum=0.5)", sums=None),
+    _pooled("csc(density=0.25, chunk_size=16, momentum=0.5, warmup=6)", sums=None),
     _pooled("top_k(ratio=4)"),
     _pooled("random_k(ratio=4)"),
     _pooled("lags(ratio=4, warmup=0, selection='exact')"),
-    _pooled("lags(max_ratio=50, warmup=1)", elsewhere=None),
+    _pooled("lags(max_ratio=50, warmup=1, monitor=True)", elsewhere=None),
     _pooled("slgs(ratio=8, selection='exact')"),
     _pooled("dgc(ratio=4, momentum=0.5, selection='exact')", sums=None, momentum=0.0),
     _pooled("powersgd(rank=1, warmup=0)", elsewhere=1e-4, given_up=PeerError),
     _pooled("powersgd(rank=2, warmup=4)", elsewhere=1e-4, given_up=PeerError),
-    _local("local_sgd(period=1)", sums="mean"),
+    _local("local_sgd(period=1)", sums="mean", own=False),
     _local("local_sgd(period=4, delay=2)"),
     _local("diloco(period=2, outer_rate=0.5)", compute=True, elsewhere=1e-5),
     _local("diloco(period=4, nesterov=False)", compute=True),
     _local("diloco(period=6, fragments=3, delay=1, mixing=0.25)", compute=True),
-    _local("sparse_loco(period=1, decay=1.0)", compute=True),
+    _local("sparse_loco(period=1, decay=1.0)", compute=True, own=False),
     _local("sparse_loco(period=3)", compute=True),
-    _local("psgd", uneven="finish", sums="mean", silent=True),
+    _local("psgd", uneven="finish", sums="mean", own=False, silent=True),
     Promise("hpsgd", "one", (5,), True, "finish", "mean", None, own=True, momentum=0.0, compute=True),
     Promise("ssgd", taken=(1, 6), uneven="finish"),
+    Promise("ssgd(optimizer='adam')", uneven="finish", momentum=0.0),
     _asynchronous("asgd"),
     _asynchronous("ssp(2)"),
     _asynchronous("dssp(1, 4)"),
