@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,13 +211,26 @@ def device_env(cuda_devices: int, request: pytest.FixtureRequest) -> dict[str, s
 
 
 @pytest.fixture
-def start_job(launcher: Launcher, rank_servers: RankServers) -> Iterator[Callable[..., Job]]:
+def start_command() -> Iterator[Callable[..., Job]]:
+    """Give ``start_command(command, env=None, timeout=60, **options)``, which is `jobs.begin`, and kill the rest."""
+    jobs: list[Job] = []
+
+    def start(command: Sequence[str], env: dict[str, str] | None = None, timeout: float = 60, **options: Any) -> Job:
+        jobs.append(begin([*command], env, timeout, **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def start_job(launcher: Launcher, rank_servers: RankServers, start_command: Callable[..., Job]) -> Callable[..., Job]:
     """Give ``start_job(n, program, *args, env=None, timeout=60, recover=False)``.
 
     It starts tests/programs/<program>.py. With `recover` the launcher lets the other ranks go on after one has died;
     with "ulfm" the MPI library tells them, too.
     """
-    jobs: list[Job] = []
 
     def start(
         ranks: int,
@@ -228,12 +241,9 @@ def start_job(launcher: Launcher, rank_servers: RankServers) -> Iterator[Callabl
         recover: bool | str = False,
     ) -> Job:
         command = rank_command(launcher, ranks, rank_servers.command(program, env or {}), arguments, recover)
-        jobs.append(begin(command, {**launch_environment(launcher), **(env or {})}, timeout, recover=recover))
-        return jobs[-1]
+        return start_command(command, {**launch_environment(launcher), **(env or {})}, timeout, recover=recover)
 
-    yield start
-    for job in jobs:
-        job.close()
+    return start
 
 
 @pytest.fixture
@@ -327,17 +337,11 @@ def _hosts_can_be_made() -> None:
 
 
 @pytest.fixture
-def start_netlab(_hosts_can_be_made: None) -> Iterator[Callable[..., Job]]:
+def start_netlab(_hosts_can_be_made: None, start_command: Callable[..., Job]) -> Callable[..., Job]:
     """Give ``start_netlab(*arguments, env=None, timeout=60)``, which starts ``gradientflow netlab`` with them."""
-    jobs: list[Job] = []
-
-    def start(*arguments: str, env: dict[str, str] | None = None, timeout: float = 60) -> Job:
-        jobs.append(begin(module_command("gradientflow.cli", ["netlab", *arguments]), env, timeout))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.close()
+    return lambda *arguments, **options: start_command(
+        module_command("gradientflow.cli", ["netlab", *arguments]), **options
+    )
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from jobs import Finished, Job, begin
+from jobs import Finished, Job
 from needs_mpi import needs_mpi
 
 import gradientflow as gf
@@ -119,20 +119,16 @@ def test_the_quota_of_a_control_group(tmp_path: Path, own: str, files: dict[str,
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
+def run(start_command: Callable[..., Job]) -> Run:
     """Give ``run(*arguments, before=(), env=None)``: what each rank of ``gradientflow run`` may use, by rank."""
-    jobs: list[Job] = []
 
     def start(*arguments: object, before: Sequence[str] = (), env: dict[str, str] | None = None) -> list[set[int]]:
         command = [*before, *module_command("gradientflow.cli", ["run", "--label", *map(str, arguments)])]
-        jobs.append(begin([*command, "--", sys.executable, "-I", "-S", "-c", SAY], env or {}, 60))
-        finished = jobs[-1].finish()
+        finished = start_command([*command, "--", sys.executable, "-I", "-S", "-c", SAY], env).finish()
         assert finished.returncode == 0, finished.output
         return by_rank(finished)
 
-    yield start
-    for job in jobs:
-        job.close()
+    return start
 
 
 def by_rank(finished: Finished) -> list[set[int]]:

@@ -9,13 +9,13 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PROGRAMS, Finished, Job, begin
+from jobs import PROGRAMS, Finished, Job
 
 from gradientflow.launch import OPEN_MPI, Launcher, module_command
 from gradientflow.meeting import find_way
@@ -38,23 +38,20 @@ def port() -> str:
 
 
 @pytest.fixture
-def processes() -> Iterator[Processes]:
+def processes(start_command: Callable[..., Job]) -> Processes:
     """Give ``processes(command, environments)``: run one process under each environment, all at once, to the end."""
-    jobs: list[Job] = []
 
     def run(
         command: Sequence[str], environments: Sequence[dict[str, str]] = ({},), *, ranks: int = 2, timeout: float = 100
     ) -> list[Finished]:
-        jobs.extend(begin([*command], env, timeout) for env in environments)
+        jobs = [start_command(command, env, timeout) for env in environments]
         finished = [job.finish() for job in jobs]
         for each in finished:
             assert each.returncode == 0, each.output
         assert ranks == sum(each.stdout.count(f'"size": {ranks}') for each in finished) or not ranks, finished
         return finished
 
-    yield run
-    for job in jobs:
-        job.close()
+    return run
 
 
 def test_srun_without_pmix(process_command: Command, processes: Processes) -> None:

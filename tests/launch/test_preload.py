@@ -7,11 +7,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import Finished, Job, begin
+from jobs import Finished, Job
 
 from gradientflow.launch import module_command
 
@@ -51,19 +51,12 @@ Run = Callable[..., Job]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Run]:
+def start(start_command: Run, tmp_path: Path) -> Run:
     """Give ``start(what, *options)``, which starts the program with three ranks, and a module preloaded."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    jobs: list[Job] = []
-
-    def begin_job(*words: str) -> Job:
-        command = module_command("gradientflow.cli", ["run", "-n", "3", "--transport", "tcp", *words])
-        jobs.append(begin(command, {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}, 60))
-        return jobs[-1]
-
-    yield begin_job
-    for job in jobs:
-        job.close()
+    path = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = module_command("gradientflow.cli", ["run", "-n", "3", "--transport", "tcp"])
+    return lambda *words: start_command([*command, *words], path)
 
 
 @pytest.fixture

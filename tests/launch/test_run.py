@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked_ranks import TAG
-from jobs import Finished, Job, begin, python_command
+from jobs import Finished, Job, python_command
 from needs_mpi import needs_mpi
 from pace import scaled
 
@@ -51,23 +51,19 @@ Run = Callable[..., Finished]
 
 
 @pytest.fixture
-def start_run(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def start_run(start_command: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
     """Give ``start_run(*arguments, env=None, before=())``: it starts ``gradientflow run`` beside the script for ssh."""
     (tmp_path / "bin").mkdir()
     path = tmp_path / "bin" / "ssh"
     path.write_text(SSH.replace("TAG", TAG))
     path.chmod(0o755)
-    jobs: list[Job] = []
 
     def start(*arguments: object, env: dict[str, str] | None = None, before: Sequence[str] = ()) -> Job:
         command = [*before, *module_command("gradientflow.cli", ["run", "--transport", "tcp", *map(str, arguments)])]
         paths = f"{path.parent}:{os.environ['PATH']}"
-        jobs.append(begin(command, {"PATH": paths, **(env or {})}, 60))
-        return jobs[-1]
+        return start_command(command, {"PATH": paths, **(env or {})})
 
-    yield start
-    for job in jobs:
-        job.close()
+    return start
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import Finished, Job, begin
+from jobs import Finished, Job
 from needs_mpi import WITHOUT_MPI, needs_mpi
 
 from gradientflow.launch import module_command
@@ -27,20 +27,16 @@ Command = Callable[..., Finished]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Command]:
+def start(start_command: Callable[..., Job], tmp_path: Path) -> Command:
     """Give ``start(command, env)``, which runs a command where there is no mpi4py."""
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "sitecustomize.py").write_text(HIDES_MPI4PY)
     path = os.pathsep.join(filter(None, [str(tmp_path / "first"), os.environ.get("PYTHONPATH")]))
-    jobs: list[Job] = []
 
     def run(command: list[str], env: dict[str, str] | None = None, *, hides_mpi4py: bool = True) -> Finished:
-        jobs.append(begin(command, {**({"PYTHONPATH": path} if hides_mpi4py else {}), **(env or {})}, 60))
-        return jobs[-1].finish()
+        return start_command(command, {**({"PYTHONPATH": path} if hides_mpi4py else {}), **(env or {})}).finish()
 
-    yield run
-    for job in jobs:
-        job.close()
+    return run
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PROGRAMS, Finished, Job, begin
+from jobs import PROGRAMS, Finished, Job
 from pace import scaled
 
 from gradientflow.launch import module_command
@@ -37,31 +37,17 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Give ``start(command, env=None, timeout=60)``; what is left in the end is killed."""
-    jobs: list[Job] = []
-
-    def run(command: Sequence[str], env: dict[str, str] | None = None, timeout: float = 60) -> Job:
-        jobs.append(begin([*command], env, timeout))
-        return jobs[-1]
-
-    yield run
-    for job in jobs:
-        job.close()
-
-
-@pytest.fixture
 def met(process_command: Command) -> list[str]:
     """Give the command of tests/programs/met.py."""
     return process_command("met")
 
 
 @pytest.fixture
-def processes(start: Start) -> Callable[..., list[Finished]]:
+def processes(start_command: Start) -> Callable[..., list[Finished]]:
     """Give ``processes(command, environments)``: run one process under each environment, all at once, to the end."""
 
     def run(command: Sequence[str], environments: Sequence[dict[str, str]], timeout: float = 60) -> list[Finished]:
-        jobs = [start(command, env, timeout) for env in environments]
+        jobs = [start_command(command, env, timeout) for env in environments]
         return [job.finish() for job in jobs]
 
     return run
@@ -164,10 +150,10 @@ def test_a_rank_too_many_and_a_rank_twice(met: list[str], processes: Callable[..
     assert any("MismatchError" in each.stderr for each in ended), ended
 
 
-def test_nobody_is_there(met: list[str], start: Start) -> None:
+def test_nobody_is_there(met: list[str], start_command: Start) -> None:
     begin = time.monotonic()
     place = f"127.0.0.1:{free_port()}"
-    ended = start(met, {**meeting(2, place)[1], "GRADIENTFLOW_TIMEOUT": "2"}).finish()
+    ended = start_command(met, {**meeting(2, place)[1], "GRADIENTFLOW_TIMEOUT": "2"}).finish()
     assert ended.returncode == 1
     assert "CommunicationTimeoutError" in ended.stderr.splitlines()[-1]
     assert place in ended.stderr.splitlines()[-1]
@@ -187,19 +173,19 @@ def test_two_processes_that_are_rank_0(met: list[str], processes: Callable[..., 
 
 
 @pytest.mark.thorough
-def test_a_place_that_is_not_here(met: list[str], start: Start) -> None:
+def test_a_place_that_is_not_here(met: list[str], start_command: Start) -> None:
     """Rank 0 says so; the others only know that nobody answers there."""
     place = f"192.0.2.1:{free_port()}"  # an address for documents
-    ended = start(met, {**meeting(2, place)[0], "GRADIENTFLOW_TIMEOUT": "1"}).finish()
+    ended = start_command(met, {**meeting(2, place)[0], "GRADIENTFLOW_TIMEOUT": "1"}).finish()
     assert f"its host does not have the address of {place}" in ended.stderr.splitlines()[-1]
 
 
-def test_ranks_of_run_without_mpi(met: list[str], start: Start) -> None:
+def test_ranks_of_run_without_mpi(met: list[str], start_command: Start) -> None:
     command = module_command("gradientflow.cli", ["run", "-n", "3", "--transport", "tcp", "--", *met, "init", "again"])
-    check_met([start(command).finish()], 3)
+    check_met([start_command(command).finish()], 3)
 
 
-def test_a_rank_that_dies_is_named_by_the_others(start: Start, tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_named_by_the_others(start_command: Start, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import os, signal\n"
@@ -210,11 +196,12 @@ def test_a_rank_that_dies_is_named_by_the_others(start: Start, tmp_path: Path) -
         "try: comm.barrier()\n"
         "except gf.errors.PeerError as error: assert 'rank 1' in str(error); print('noticed', flush=True)\n"
     )
-    ended = start(module_command("gradientflow.cli", ["run", "-n", "3", "--transport", "tcp", str(program)])).finish()
+    command = module_command("gradientflow.cli", ["run", "-n", "3", "--transport", "tcp", str(program)])
+    ended = start_command(command).finish()
     assert (ended.returncode, ended.stdout.count("noticed")) == (137, 2), ended.output
 
 
-def test_ranks_that_serve_without_mpi(start: Start, tmp_path: Path) -> None:
+def test_ranks_that_serve_without_mpi(start_command: Start, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"
@@ -232,11 +219,11 @@ def test_ranks_that_serve_without_mpi(start: Start, tmp_path: Path) -> None:
         "print('trained', flush=True)\n"
     )
     arguments = ["run", "-n", "2", "--servers", "1", "--transport", "tcp", "--", str(program)]
-    ended = start(module_command("gradientflow.cli", arguments)).finish()
+    ended = start_command(module_command("gradientflow.cli", arguments)).finish()
     assert (ended.returncode, ended.stdout.count("trained")) == (0, 2), ended.output
 
 
-def test_a_rank_that_serves_says_who_has_died(start: Start, tmp_path: Path) -> None:
+def test_a_rank_that_serves_says_who_has_died(start_command: Start, tmp_path: Path) -> None:
     """It says so in a sentence, since no program of the user runs there."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -247,7 +234,7 @@ def test_a_rank_that_serves_says_who_has_died(start: Start, tmp_path: Path) -> N
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     arguments = ["run", "-n", "1", "--servers", "1", "--transport", "tcp", "--", str(program)]
-    ended = start(module_command("gradientflow.cli", arguments)).finish()
+    ended = start_command(module_command("gradientflow.cli", arguments)).finish()
     assert ended.returncode == 137, ended.output
     assert "gradientflow: rank 1, which only serves, ends: rank 0 has died" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -269,9 +256,9 @@ def test_three_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ways", [["init", "group"], pytest.param(["group", "init", "again"], marks=pytest.mark.slow)], ids=" ".join
 )
-def test_torchrun(met: list[str], start: Start, ways: list[str]) -> None:
+def test_torchrun(met: list[str], start_command: Start, ways: list[str]) -> None:
     """Also below srun, whose variables of MPI all processes inherit: none may start MPI."""
-    check_met([start(torchrun(2, *met, *ways), PMI_OF_A_STEP, timeout=100).finish()], 2)
+    check_met([start_command(torchrun(2, *met, *ways), PMI_OF_A_STEP, timeout=100).finish()], 2)
 
 
 @needs_torch
@@ -299,7 +286,7 @@ def test_torchrun_on_two_hosts(start_netlab: Callable[..., Any]) -> None:
 
 @needs_torch
 @pytest.mark.thorough
-def test_torchrun_starts_the_ranks_again(process_command: Command, start: Start, tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks_again(process_command: Command, start_command: Start, tmp_path: Path) -> None:
     """What is left in its store of processes that have failed is not taken for that of their successors."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -311,7 +298,7 @@ def test_torchrun_starts_the_ranks_again(process_command: Command, start: Start,
         "    comm.barrier()\n"
         f"runpy.run_path({MET!r}, run_name='__main__')\n"
     )
-    ended = start(torchrun(2, *process_command(program), "init", "group", max_restarts=1), timeout=100).finish()
+    ended = start_command(torchrun(2, *process_command(program), "init", "group", max_restarts=1), timeout=100).finish()
     check_met([ended], 2)
     assert '"restart": "1"' in ended.stdout
 
@@ -319,7 +306,7 @@ def test_torchrun_starts_the_ranks_again(process_command: Command, start: Start,
 @needs_torch
 @pytest.mark.thorough
 def test_under_torchrun_a_script_begins_anew_from_its_checkpoint(
-    process_command: Command, start: Start, tmp_path: Path
+    process_command: Command, start_command: Start, tmp_path: Path
 ) -> None:
     """Its agent stops all workers when one fails."""
     program = tmp_path / "program.py"
@@ -342,14 +329,14 @@ def test_under_torchrun_a_script_begins_anew_from_its_checkpoint(
         "print(f'ends with {state[1]}\\n', end='')\n"
     )
     command = ["sh", "-c", f'cd {tmp_path} && exec "$@"', "sh", *torchrun(2, *process_command(program), max_restarts=1)]
-    ended = start(command, timeout=100).finish()
+    ended = start_command(command, timeout=100).finish()
     assert ended.returncode == 0, ended.output
     assert sorted(ended.stdout.split("\n"))[1:] == ["begins at 0"] * 2 + ["begins at 7"] * 2 + ["ends with 60"] * 2
 
 
 @pytest.mark.slow
 @needs_torch
-def test_an_example_under_torchrun(process_command: Command, start: Start) -> None:
-    ended = start(torchrun(2, *process_command(EXAMPLES / "train_ddp.py")), timeout=100).finish()
+def test_an_example_under_torchrun(process_command: Command, start_command: Start) -> None:
+    ended = start_command(torchrun(2, *process_command(EXAMPLES / "train_ddp.py")), timeout=100).finish()
     assert ended.returncode == 0, ended.output
     assert float(ended.line("accuracy ")) > 0.9
