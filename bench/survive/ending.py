@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .task import FLOATS, RATE
 
 History = Sequence[tuple[int, Sequence[int]]]  # after how many steps, who has contributed to the next ones
 
@@ -24,12 +26,18 @@ class Ending:
         How many times ranks were ended.
     words : mapping
         The last of each, by the number of its process: the same on all.
+    dtypes : sequence of str
+        Of the tensors.
+    rate : callable
+        Gives the learning rate of a step.
     """
 
     folder: Path
     ranks: int
     hits: int
     words: Mapping[int, Mapping[str, Any]]
+    dtypes: Sequence[str] = FLOATS
+    rate: Callable[[int], float] = lambda _: RATE
 
     @property
     def changes(self) -> set[int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .ending import Ending
-from .task import MOMENTUM, RATE, Vector, contribution
+from .task import MOMENTUM, Vector, contribution
 from .training_replay import replay
 
 
@@ -26,22 +26,25 @@ class Means:
     tolerance : float
         By how much weights and residuals may differ, as a share of the largest weight: 0 if sums are of whole numbers,
         and the bits are the same.
+    contribution : callable
+        What a process contributes to a step.
     """
 
     sent: str
     options: Mapping[str, float] = field(default_factory=dict)
     tolerance: float = 0.0
+    contribution: Callable[[int, int, int], Vector] = contribution
 
     def __call__(self, ending: Ending) -> str:
         """Give what is wrong; nothing if all is right."""
 
         def contributions(step: int, members: Sequence[Any]) -> Vector:
-            return np.array([contribution(ending.ranks, own, step) for own in members])
+            return np.array([self.contribution(ending.ranks, own, step) for own in members])
 
         steps = ending.steps
-        rates = [RATE] * len(steps)
+        rates = [ending.rate(step) for step in range(len(steps))]
         weights, residuals = replay(
-            self.sent, self.options, steps, rates, contributions, MOMENTUM, changes=ending.changes
+            self.sent, self.options, steps, rates, contributions, MOMENTUM, ending.dtypes, ending.changes
         )
         for number in ending.words:
             with np.load(ending.folder / f"left.{number}.npz") as left:

@@ -1,4 +1,4 @@
-"""comm.recover() where nobody dies: what ends with the old communicator, and what ranks may not differ about.
+"""comm.recover(), and loops that go on, where nobody dies: what ends with the old communicator, what may not differ.
 
 The argument: over what, ``mpi`` or ``tcp``, which is also what it is without.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from support import RANK, SIZE, WORLD, communicator, over, raises, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import (
+    AbandonedError,
     ArgumentError,
     ArgumentTypeError,
     ClosedError,
@@ -26,6 +28,7 @@ from gradientflow.errors import (
     PeerError,
 )
 from gradientflow.mailbox import make_mailbox
+from gradientflow.training.handover import hand_over
 
 EVERYBODY = tuple(range(SIZE))
 TRANSPORT = sys.argv[1] if sys.argv[1:] else "tcp"
@@ -34,7 +37,7 @@ TRANSPORT = sys.argv[1] if sys.argv[1:] else "tcp"
 def works(comm: gf.Communicator) -> None:
     for count in (3, 30_000):
         assert (comm.allreduce(np.full(count, comm.rank + 1.0)) == comm.size * (comm.size + 1) // 2).all()
-    WORLD.Barrier()  # recover() ends what others have under way
+    WORLD.Barrier()
 
 
 @contextmanager
@@ -51,6 +54,7 @@ def fails() -> Iterator[None]:
 def check_all_come_along(comm: gf.Communicator) -> None:
     array = comm.empty(1000)
     array[:] = RANK
+    WORLD.Barrier()  # recover() ends what others have under way
     for _ in range(3):
         new = comm.recover()
         assert comm.closed
@@ -79,6 +83,7 @@ def check_settings_stay(_: gf.Communicator) -> None:
 def check_parts_stay(comm: gf.Communicator) -> None:
     part = comm.split(RANK % 2)
     assert part is not None
+    WORLD.Barrier()
     with comm.recover() as whole, part:
         works(part)
         with part.recover() as again:
@@ -166,14 +171,11 @@ def check_the_others_hear_of_it(comm: gf.Communicator) -> None:
 
 def check_after_a_timeout(_: gf.Communicator) -> None:
     with gf.init(config=gf.Config(timeout=1, transport=TRANSPORT)) as comm:
-        if RANK == 0:
-            time.sleep(1.5)
-            new = comm.recover()
-        else:
+        if RANK != 0:
             with fails():
                 comm.allreduce(np.ones(1000))
-            new = comm.recover()
-        with new:
+        WORLD.Barrier()
+        with comm.recover() as new:
             works(new)
 
 
@@ -242,4 +244,80 @@ def check_over_mpi(comm: gf.Communicator) -> None:
         works(comm)
 
 
-run_checks([{"transport": TRANSPORT}, {"transport": TRANSPORT, "node_size": 1}])
+# ---- loops -----------------------------------------------------------------------------------------------------------
+
+
+def check_a_step_that_a_rank_gives_up_comes_again(comm: gf.Communicator) -> None:
+    """The other ranks then make a new communicator."""
+    weights, dropped, has_given_up = [np.zeros(3, np.float32)], [], False
+    with gf.training.ArrayLoop(comm, weights, "powersgd", on_failure="continue", min_ranks=SIZE) as training:
+        optimizer = gf.optimizers.SGD(training, weights, lr=1.0)
+        for step in training.steps(4):
+            training.gradients[0][:] = step + 1
+            training.ready(0)
+            if step == 1 and RANK == 0 and not has_given_up:
+                has_given_up = True
+                continue
+            training.wait()
+            optimizer.step()
+            if training.membership.dropped:
+                dropped.append((step, training.membership.left))
+    assert weights[0].tolist() == [-10] * 3
+    assert dropped == ([] if RANK == 0 else [(1, ())])
+
+
+def check_who_loses_another_at_the_end_waits_for_none_that_is_past_it(comm: gf.Communicator) -> None:
+    """Rank 1 does so at the end of the first training of two, in which rank 0 gives up two of its steps."""
+    weights, barrier = [np.zeros(3, np.float32)], comm.barrier
+
+    def failing() -> None:
+        barrier()
+        raise PeerError("not heard of others")
+
+    with gf.training.ArrayLoop(comm, weights, on_failure="continue", min_ranks=SIZE) as training:
+        optimizer = gf.optimizers.SGD(training, weights, lr=1.0)
+        if RANK == 1:
+            comm.barrier = failing  # type: ignore[method-assign]
+        for number in range(2):
+            for step in training.steps(4):
+                training.gradients[0][:] = step + 1
+                training.ready(0)
+                gives_up = number == 0 and step in (1, 3)
+                if gives_up and RANK == 0:
+                    continue
+                try:
+                    training.wait()
+                except AbandonedError:
+                    assert gives_up
+                    continue
+                assert not gives_up
+                optimizer.step()
+            assert weights[0].tolist() == [-(4, 14)[number]] * 3
+        assert training.comm is not comm  # has recovered
+
+
+def check_arrays_are_handed_over_as_they_are(comm: gf.Communicator) -> None:
+    """Arrays of all kinds; and large ones are copied nowhere."""
+    fixed, strided = np.arange(5), np.arange(12.0).reshape(3, 4)
+    fixed.flags.writeable = False
+    views = strided[:, ::2], np.asfortranarray(strided)
+    objects = [np.zeros((0, 3), np.float32), np.array(2.5), fixed, *views, b"text"]
+    is_first = RANK == 0
+    for mine, theirs in zip(objects, hand_over(comm, objects if is_first else None), strict=True):
+        np.testing.assert_array_equal(mine, theirs, strict=True)
+    assert hand_over(comm, "nothing but text" if is_first else None) == "nothing but text"
+    count = 1 << 21
+    large = np.arange(count) if is_first else None
+    tracemalloc.start()
+    array = hand_over(comm, {"large": large} if is_first else None)["large"]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (array == np.arange(count)).all()
+    array += 1  # it can be written to
+    assert round(most / array.nbytes, 1) == (0 if is_first else 1), most
+
+
+run_checks(
+    [{"transport": TRANSPORT}, {"transport": TRANSPORT, "node_size": 1}],
+    once=[check_after_a_timeout, check_arrays_are_handed_over_as_they_are],
+)

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from jobs import begin
-from survival_replay import FLOATS, RATE, SIZES, STEPS, gradient, replay
+from survival_groups import TRAININGS
 
-from gradientflow.bench.survive import rounds_replay
-from gradientflow.bench.survive.log import read
+from gradientflow.bench.survive.ending import Ending
+from gradientflow.bench.survive.task import FLOATS, RATE
 from gradientflow.launch import module_command
 
-Fate = tuple[int, int, str, float]  # of a rank, in a step; and after how many seconds
-Left = dict[str, dict[str, Any]]  # by the names of a roll
+MIXED = ("float32", "float16", "float32")
+HALVES = ("float16", "float32", "float16")
 
-Sent = tuple[str, dict[str, float]]  # what a strategy sends: see `replay`
 
-METHODS: dict[str, Sent] = {
-    "dense": ("everything", {}),
-    "dense(wire='bfloat16')": ("everything", {}),
-    "auto": ("everything", {}),
-    "csc(density=0.2, chunk_size=32, momentum=1.0)": ("chunks", {"density": 0.2, "chunk_size": 32}),
-    "top_k(ratio=8)": ("entries", {"ratio": 8}),
-    "dgc(ratio=8, momentum=0, selection='exact')": ("entries", {"ratio": 8}),
-    "lags(max_ratio=8, warmup=100, selection='exact')": ("entries", {"ratio": 8}),
-    "powersgd(rank=2, warmup=3)": ("products", {"rank": 2, "warmup": 3}),
-}
-SERVED: dict[str, Sent] = {
-    "ssgd(replicas=1)": ("everything", {}),
-    "ssgd(replicas=1, servers=2, fusion_threshold=1024)": ("everything", {}),
-    "ssd_sgd(k=3, warmup=3, replicas=1)": ("everything", {}),
-}
+class Fate(NamedTuple):
+    """What happens to a rank: see tests/programs/fates.py."""
+
+    rank: int  # at the beginning of the job
+    step: int
+    what: str = "die"
+    seconds: float = 0.0
+
+
+class Training(NamedTuple):
+    """One of the trainings of a job."""
+
+    name: str  # of a group
+    fates: Sequence[Fate] = ()
+    dtypes: Sequence[str] = FLOATS
 
 
 def run_ranks(
@@ -64,99 +61,60 @@ def run_ranks(
     return ended.stderr if errors else ended.stdout
 
 
+def arguments_for(folder: Path, trainings: Sequence[Training]) -> tuple[Path, str]:
+    """Return the arguments of tests/programs/survival.py, whose folders are made."""
+    for number in range(len(trainings)):
+        (folder / str(number)).mkdir(parents=True)
+    return folder, json.dumps(trainings)
+
+
 def train(
     program: Sequence[str],
     folder: Path,
     ranks: int,
-    strategy: str,
-    fates: Sequence[Fate],
+    trainings: Sequence[Training],
     *,
-    dtypes: Sequence[str] = FLOATS,
     restart: bool = False,
-    **settings: Any,
-) -> Left:
-    """Run the command of tests/programs/survival.py, or of one like it. Return what is left."""
-    folder.mkdir()
-    run_ranks(program, ranks, folder, strategy, json.dumps(fates), *dtypes, restart=restart, **settings)
-    return {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir()}
+    rate: Callable[[int], float] = lambda _: RATE,
+    **settings: object,
+) -> list[Ending]:
+    """Run the command of tests/programs/survival.py, or of one like it, and check what is left of each training."""
+    print(trainings, settings)  # to be read where it fails
+    run_ranks(program, ranks, *arguments_for(folder, trainings), restart=restart, **settings)
+    return endings(folder, ranks, trainings, restart=restart, rate=rate)
 
 
-def check(
-    left: Left, strategy: str, rates: Sequence[float] = (RATE,) * STEPS, dtypes: Sequence[str] = FLOATS
-) -> list[Sequence[str]]:
-    """Check what is left against the replay. Return who took part in each step.
-
-    Weights are the same on all ranks, and to the bit those of the replay where all sums are of whole numbers.
-    """
-    took_part = next(found["took_part"] for name, found in left.items() if name not in newcomers(left))
-    assert sorted(took_part) == list(range(STEPS))
-    steps = [took_part[step] for step in range(STEPS)]
-    weights, residuals = replay(*(METHODS | SERVED)[strategy], steps, rates, dtypes)
-    weights = rounded(weights, dtypes)
-    is_same = partial(np.allclose, rtol=1e-4, atol=2) if strategy.startswith("powersgd") else np.array_equal
-    assert set(left) <= set(residuals)
-    for name, found in left.items():
-        assert name in newcomers(left) or found["took_part"] == took_part
-        assert sorted(found["took_part"]) == [step for step in range(STEPS) if name in steps[step]]
-        assert np.array_equal(found["weights"], next(iter(left.values()))["weights"])
-        assert is_same(found["weights"], weights)
-        assert is_same(found["residuals"], residuals[name])
-    return steps
-
-
-def rounded(weights: Any, dtypes: Sequence[str]) -> Any:
-    """Return weights as tensors of these dtypes hold them."""
-    parts = np.split(weights, np.cumsum(SIZES)[:-1])
-    return np.concatenate([part.astype(dtype).astype(part.dtype) for part, dtype in zip(parts, dtypes, strict=True)])
-
-
-def rest(folder: Path) -> Left:
-    """Return what processes have left in a folder beside their logs, by their names."""
-    return {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir() if path.suffix == ""}
-
-
-def numbered_gradient(number: int, step: int, rank: int, size: int) -> Any:
-    """Return the gradient of a process, as its entry in a log says."""
-    return gradient(step, rank, size)
-
-
-def train_in_rounds(
-    program: Sequence[str],
+def endings(
     folder: Path,
     ranks: int,
-    fates: Sequence[Fate],
-    dtypes: Sequence[str] = FLOATS,
+    trainings: Sequence[Training],
     *,
     restart: bool = False,
-) -> Left:
-    """Run the command of tests/programs/rounds_survival.py, or of one like it.
+    rate: Callable[[int], float] = lambda _: RATE,
+) -> list[Ending]:
+    """Return what is left of each training, where it is right.
 
-    Return what is left, which is to the bit that of a replay.
+    All weights are the same, to the bit, and those of the replay; those that have died are missing, and were replaced
+    if they were started again.
     """
-    folder.mkdir()
-    run_ranks(program, ranks, folder, "hpsgd", json.dumps(fates), *dtypes, restart=restart)
-    left = rest(folder)
-    replay = rounds_replay.Replay(read(folder), [found["number"] for found in left.values()], numbered_gradient)
-    for found in left.values():
-        assert np.array_equal(found["masters"], replay.common[-1])
-        assert np.array_equal(found["weights"], rounded(found["masters"], dtypes))
-    return left
+    found, living = list[Ending](), set(range(ranks))
+    for number, (name, fates, dtypes) in enumerate(trainings):
+        dead = [fate.rank for fate in fates if fate.what.startswith("die")]
+        where = folder / str(number)
+        words = {int(path.suffix[1:]): json.loads(path.read_text()) for path in where.glob("words.*")}
+        for place in dead:
+            own = max(each for each in living if each % 10 == place)
+            living.remove(own)
+            living |= {own + 10} if restart else set()
+        assert set(words) == living, f"training {number}"
+        ending = Ending(where, ranks, len(dead), words, dtypes, rate)
+        assert not (problem := TRAININGS[name].check(ending)), f"training {number}: {problem}"
+        first = next(iter(words.values()))
+        assert all(each == first for each in words.values()), f"training {number}: {words}"
+        weights = [np.load(where / f"left.{own}.npz")["weights"] for own in words]
+        assert all(np.array_equal(each, weights[0]) for each in weights)
+        found.append(ending)
+    return found
 
 
-def newcomers(left: Left) -> list[str]:
-    """Return the names of those that have come later."""
-    return [name for name in left if ":" in name]
-
-
-__all__ = [
-    "METHODS",
-    "SERVED",
-    "check",
-    "newcomers",
-    "numbered_gradient",
-    "rest",
-    "rounded",
-    "run_ranks",
-    "train",
-    "train_in_rounds",
-]
+__all__ = ["HALVES", "MIXED", "Fate", "Training", "arguments_for", "endings", "run_ranks", "train"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from survival_replay import STEPS
-from survivors import newcomers, run_ranks
+from survival_groups import STEPS
+from survivors import Fate, run_ranks
 from torch.utils.data import DataLoader
 
 import gradientflow as gf
@@ -25,16 +24,16 @@ from gradientflow.training import Deal, Membership
 Command = Callable[[str | Path], list[str]]
 
 
-@pytest.mark.parametrize(("workers", "persist"), [(0, ""), (2, ""), (2, "persist")])
-def test_a_rank_dies_and_comes_back(process_command: Command, tmp_path: Path, workers: int, persist: str) -> None:
+@pytest.mark.parametrize(
+    "options", [("0",), *(pytest.param(each, marks=pytest.mark.thorough) for each in (("2",), ("2", "persist")))]
+)
+def test_a_rank_dies_and_comes_back(process_command: Command, tmp_path: Path, options: Sequence[str]) -> None:
     """Each sample was used as often as if nothing had happened: in no step twice, in none left out."""
-    fates = [(1, 7, "die", 0)]
-    run_ranks(process_command("torch_dealt"), 3, tmp_path, "dense", json.dumps(fates), workers, persist, restart=True)
-    left = {path.name: pickle.loads(path.read_bytes()) for path in tmp_path.iterdir()}
-    assert len(left) == 3
-    assert len(newcomers(left)) == 1
-    sizes = [len(members) for members in left["0"]["took_part"].values()]
-    assert (len(sizes), sizes[6], sizes[7], sizes[-1]) == (STEPS, 3, 2, 3)
+    run_ranks(process_command("torch_dealt"), 3, tmp_path, json.dumps([Fate(1, 7)]), *options, restart=True)
+    left = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("left.*")}
+    assert sorted(left) == ["left.0.0", "left.1.1", "left.2.0"]
+    sizes = left["left.0.0"]["sizes"]
+    assert (all(sizes), sizes[6], sizes[7], sizes[-1]) == (True, 3, 2, 3)
     deal = Deal(100, 9, 4)
     uses = np.bincount(np.concatenate([deal.batch(step) for step in range(STEPS)]), minlength=100)
     for found in left.values():

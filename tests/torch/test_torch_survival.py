@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -12,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from needs_reconfigure import needs_reconfigure
-from survival_replay import FALLING, SIZES, STEPS
-from survivors import Fate, check, newcomers, run_ranks, train, train_in_rounds
+from survival_groups import rate_of
+from survivors import Fate, Training, run_ranks, train
 
 import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.bench.survive import training_replay
+from gradientflow.bench.survive.task import SIZES
 from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationError
 from gradientflow.plain import Tagged, pack, unpack
 from gradientflow.torch.plain_tensors import from_plain, to_plain
@@ -25,58 +25,33 @@ from gradientflow.torch.plain_tensors import from_plain, to_plain
 Command = Callable[[str | Path], list[str]]
 
 
-@pytest.mark.parametrize("strategy", ["dense", "top_k(ratio=8)"])
-def test_survivors_go_on(process_command: Command, tmp_path: Path, strategy: str) -> None:
-    """Rank 2 has not heard the end of a step that the others have made, and the learning rate falls behind it."""
-    fates = [(2, 9, "fall behind", 0), (0, 10, "die", 0), (1, 20, "die", random.random() * 0.003)]
-    left = train(process_command("torch_survival"), tmp_path / "left", 4, strategy, fates)
-    steps = check(left, strategy, FALLING)
-    assert [len(steps[step]) for step in (9, 10, STEPS - 1)] == [4, 3, 2]
-    assert sorted(left) == ["2", "3"]
+DIE = [
+    Training("dense", [Fate(5, -1)]),
+    Training("dense", [Fate(2, 9, "miss"), Fate(0, 10), Fate(1, 20, "die", 0.001)]),  # as the learning rate falls
+    Training("csc", [Fate(2, 10)]),
+    Training("hpsgd", [Fate(3, 9, "miss"), Fate(4, 20, "die", 0.001)]),
+]
+COME_BACK = [Training(name, [Fate(0, 5)]) for name in ("top_k", "ssgd", "hpsgd")]
 
 
-def test_survivors_send_chunks(process_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks are cut from tensors in the order of the backward pass."""
+@pytest.mark.parametrize(("ranks", "trainings"), [(6, DIE), (3, COME_BACK)], ids=["they die", "they come back"])
+def test_survivors_go_on(
+    process_command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    trainings: Sequence[Training],
+) -> None:
+    """Chunks are cut from tensors in the order of the backward pass; newcomers get the momentum and the rate."""
     tensors = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
     monkeypatch.setattr(training_replay, "places_of", lambda _: [np.concatenate(tensors[::-1])])
-    strategy = "csc(density=0.2, chunk_size=32, momentum=1.0)"
-    left = train(process_command("torch_survival"), tmp_path / "left", 3, strategy, [(0, 10, "die", 0.0)])
-    steps = check(left, strategy, FALLING)
-    assert [len(steps[step]) for step in (9, 10)] == [3, 2]
-
-
-def test_a_rank_comes_back(process_command: Command, tmp_path: Path) -> None:
-    """It gets weights, momentum and the learning rate."""
-    program, fates = process_command("torch_survival"), [(0, 5, "die", 0.0)]
-    left = train(program, tmp_path / "left", 3, "top_k(ratio=8)", fates, restart=True)
-    check(left, "top_k(ratio=8)", FALLING)
-    assert len(newcomers(left)) == 1
-
-
-def test_a_rank_dies_before_it_has_made_its_optimizer(process_command: Command, tmp_path: Path) -> None:
-    left = train(process_command("torch_survival"), tmp_path / "left", 3, "dense", [(1, -1, "die", 0.0)])
-    assert len(left) == 2
-    check(left, "dense", FALLING)
-
-
-def test_a_rank_that_serves_dies_and_comes_back(process_command: Command, tmp_path: Path) -> None:
-    """The learning rate, which falls, goes along with each push."""
-    program, fates = process_command("torch_survival"), [(0, 5, "die", 0.0)]
-    left = train(program, tmp_path / "left", 3, "ssgd(replicas=1)", fates, restart=True)
-    check(left, "ssgd(replicas=1)", FALLING)
-    assert len(newcomers(left)) == 1
-
-
-@pytest.mark.parametrize(
-    ("fates", "restart"),
-    [([(2, 9, "miss", 0.0), (1, 20, "die", 0.001)], False), ([(0, 5, "die", 0.0)], True)],
-)
-def test_rounds_in_the_background(
-    process_command: Command, tmp_path: Path, fates: Sequence[Fate], restart: bool
-) -> None:
-    left = train_in_rounds(process_command("torch_rounds"), tmp_path / "left", 3, fates, restart=restart)
-    assert len(newcomers(left)) == restart
-    assert len(left) == 2 + restart
+    restart = trainings is COME_BACK
+    found = train(process_command("torch_survival"), tmp_path, ranks, trainings, restart=restart, rate=rate_of)
+    sizes = [[len(members) for members in ending.steps] for ending in found[: 2 if restart else 3]]
+    if restart:
+        assert all((each[4], each[5], each[-1]) == (3, 2, 3) for each in sizes)
+    else:
+        assert (sizes[0][-1], [sizes[1][step] for step in (9, 10, -1)], sizes[2][9:11]) == (5, [5, 4, 3], [3, 2])
 
 
 def test_what_needs_all_ranks_is_refused() -> None:
@@ -116,21 +91,12 @@ def test_the_example_with_ddp(process_command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_whose_ranks_come_back(process_command: Command) -> None:
-    output = run_example(process_command, "come_back.py", restart=True)
-    found = re.findall(r"rank (\d) of 3: accuracy (\S+)", output)
-    assert sorted(rank for rank, _ in found) == ["0", "1", "2"], output
-    assert len({accuracy for _, accuracy in found}) == 1
-    assert float(found[0][1]) > 0.9
-
-
-@pytest.mark.slow
-@needs_reconfigure
-def test_the_example_with_ddp_whose_ranks_come_back(process_command: Command) -> None:
-    output = run_example(process_command, "reconfigure_ddp.py", restart=True)
-    found = re.findall(r"rank (\d) of 3: accuracy (\S+), sum of the weights (\S+)", output)
+@pytest.mark.parametrize("name", ["come_back.py", pytest.param("reconfigure_ddp.py", marks=needs_reconfigure)])
+def test_the_examples_whose_ranks_come_back(process_command: Command, name: str) -> None:
+    output = run_example(process_command, name, restart=True)
+    found = re.findall(r"rank (\d) of 3: accuracy (\S+)(.*)", output)
     assert sorted(rank for rank, _, _ in found) == ["0", "1", "2"], output
-    assert len({weights for _, _, weights in found}) == 1
+    assert len({(accuracy, weights) for _, accuracy, weights in found}) == 1
     assert float(found[0][1]) > 0.9
 
 
