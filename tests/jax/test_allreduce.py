@@ -16,6 +16,7 @@ def test_allreduce(jax_run: Callable[..., Finished], ranks: int) -> None:
     assert_all_right(jax_run(ranks, "jax_allreduce"), "jax_allreduce", ranks)
 
 
+@pytest.mark.thorough
 def test_over_processes(jax_run: Callable[..., Finished]) -> None:
     finished = jax_run(2, "jax_over_processes")
     assert sorted(finished.stdout.split("\n"))[-2:] == ["the end of 0", "the end of 1"], finished.output

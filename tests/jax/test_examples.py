@@ -18,6 +18,7 @@ def test_an_unchanged_program(jax_run: Callable[..., Finished]) -> None:
     assert float(jax_run(2, EXAMPLES / "train_jax.py").line("accuracy")) > 0.95
 
 
+@pytest.mark.thorough
 def test_flax_and_optax(jax_run: Callable[..., Finished]) -> None:
     pytest.importorskip("flax")
     assert float(jax_run(2, EXAMPLES / "train_flax.py").line("accuracy")) > 0.95

@@ -24,8 +24,6 @@ from gradientflow.launch import Launcher, launch_environment
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pytest imports it where ranks cannot find it
 
 START = str(PROGRAMS / "jax_start.py")
-TRANSPORTS = [pytest.param("mpi", marks=needs_mpi), "tcp"]
-
 pytestmark = needs_jax
 
 
@@ -36,8 +34,10 @@ def assert_started(finished: Finished, ranks: int) -> None:
     assert lines == [f"rank {rank}: {gathered}" for rank in range(ranks)], finished.output
 
 
-@pytest.mark.parametrize("how", ["bare", "given"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("transport", "how"),
+    [("tcp", "bare"), pytest.param("mpi", "given", marks=[needs_mpi, pytest.mark.thorough])],
+)
 def test_jax_finds_its_job(jax_run: Callable[..., Finished], transport: str, how: str) -> None:
     assert_started(jax_run(2, "jax_start", how, env={"GRADIENTFLOW_TRANSPORT": transport}), 2)
 
@@ -47,6 +47,7 @@ def test_one_rank(jax_run: Callable[..., Finished]) -> None:
     assert_started(finished, 1)
 
 
+@pytest.mark.thorough
 def test_a_process_id_that_is_not_the_rank(jax_run: Callable[..., Finished]) -> None:
     finished = jax_run(2, "jax_start", "swapped", env={"GRADIENTFLOW_TRANSPORT": "tcp"}, check=False)
     assert finished.returncode != 0
@@ -54,6 +55,7 @@ def test_a_process_id_that_is_not_the_rank(jax_run: Callable[..., Finished]) -> 
     assert finished.stderr.count(f"gradientflow: {sentence}") == 2, finished.output
 
 
+@pytest.mark.thorough
 def test_on_several_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
     agent = tmp_path / "ssh"
     agent.write_text(
@@ -69,6 +71,7 @@ def test_on_several_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> N
     assert_started(finished.finish(), 2)
 
 
+@pytest.mark.thorough
 def test_settings_for_mpirun(shell: Callable[..., Finished], launcher: Launcher, tmp_path: Path) -> None:
     commands = f"""eval "$(gradientflow config --jax)"; exec {sys.executable} {START} bare"""
     env = {**launch_environment(launcher), **paths(launcher), "JAX_COORDINATOR_ADDRESS": "127.0.0.1:29371"}
@@ -76,6 +79,7 @@ def test_settings_for_mpirun(shell: Callable[..., Finished], launcher: Launcher,
     assert_started(shell(f"mpirun -n 2 {oversubscribe} sh -c '{commands}'", cwd=tmp_path, env=env), 2)
 
 
+@pytest.mark.thorough
 def test_settings_for_torchrun(shell: Callable[..., Finished], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = f'eval "$(gradientflow config --jax)"; exec {sys.executable} {START} bare'
@@ -90,6 +94,7 @@ def number_of_processes() -> tuple[int, int]:
     return jax.process_index(), len(jax.devices())
 
 
+@pytest.mark.thorough
 def test_settings_of_spawn() -> None:
     assert gf.spawn(number_of_processes, 2, jax=True) == [(0, 2), (1, 2)]
 

@@ -24,8 +24,8 @@ pytestmark = needs_jax
     [
         pytest.param(1, "tcp", 1, id="alone", marks=pytest.mark.thorough),
         pytest.param(2, "mpi", 2, id="over MPI", marks=[needs_mpi, pytest.mark.thorough]),
-        pytest.param(3, "tcp", 1, id="three nodes", marks=pytest.mark.thorough),
-        pytest.param(4, "tcp", 4, id="in a node"),
+        pytest.param(3, "tcp", 1, id="three nodes"),
+        pytest.param(4, "tcp", 4, id="in a node", marks=pytest.mark.thorough),
         pytest.param(4, "mpi", 2, id="two nodes", marks=[needs_mpi, pytest.mark.slow]),
     ],
 )
@@ -38,7 +38,7 @@ def faults(jax_run: Callable[..., Finished], ranks: int, what: str, transport: s
     return jax_run(ranks, "jax_faults", what, env={"GRADIENTFLOW_TRANSPORT": transport}, check=False)
 
 
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("mpi", marks=needs_mpi)])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("mpi", marks=[needs_mpi, pytest.mark.thorough])])
 def test_a_rank_that_dies_is_named(jax_run: Callable[..., Finished], transport: str) -> None:
     ended = faults(jax_run, 2, "kill", transport)
     found = re.search(r"^rank 0 after ([\d.]+) s: .*GradientFlow: rank 1 .*has died", ended.stdout, re.MULTILINE)
@@ -46,6 +46,7 @@ def test_a_rank_that_dies_is_named(jax_run: Callable[..., Finished], transport: 
     assert float(found[1]) < 30, ended.output  # by far not the timeout
 
 
+@pytest.mark.thorough
 def test_a_rank_that_raises_is_named(jax_run: Callable[..., Finished]) -> None:
     ended = faults(jax_run, 2, "raise")
     assert re.search("^rank 0 after .*GradientFlow: rank 1 has closed its communicator", ended.stdout), ended.output
@@ -59,6 +60,7 @@ def test_calls_that_differ_are_named_on_all_ranks(jax_run: Callable[..., Finishe
         assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
 
 
+@pytest.mark.thorough
 def test_several_devices_are_refused_on_all_ranks(jax_run: Callable[..., Finished]) -> None:
     ended = faults(jax_run, 2, "devices")
     for rank in range(2):
@@ -66,6 +68,7 @@ def test_several_devices_are_refused_on_all_ranks(jax_run: Callable[..., Finishe
         assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
 
 
+@pytest.mark.thorough
 def test_a_group_that_only_its_ranks_use(jax_run: Callable[..., Finished]) -> None:
     ended = faults(jax_run, 3, "part")
     for rank in range(2):
@@ -73,6 +76,7 @@ def test_a_group_that_only_its_ranks_use(jax_run: Callable[..., Finished]) -> No
         assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
 
 
+@pytest.mark.thorough
 def test_ranks_that_do_not_meet(jax_run: Callable[..., Finished]) -> None:
     """XLA does not look at the status of the start: every call says why."""
     ended = faults(jax_run, 2, "alone")
@@ -81,6 +85,7 @@ def test_ranks_that_do_not_meet(jax_run: Callable[..., Finished]) -> None:
         assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
 
 
+@pytest.mark.thorough
 def test_the_library_of_another_installation(jax_run: Callable[..., Finished], tmp_path: Path) -> None:
     for library in (jax_library(), jax_library().with_name("libgradientflow.so")):
         shutil.copy(library, tmp_path)

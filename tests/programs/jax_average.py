@@ -177,7 +177,7 @@ def restored_from_a_checkpoint() -> None:
         again, _ = update(gradients_of(3), states[3])  # the same transformation goes back
         assert same(again, means[3]), strategy
         saved = [pickle.loads(pickle.dumps(jax.device_get(states[3])))]
-        if SIZE == 2 or strategy == "dense":
+        if SIZE == 3 or strategy == "dense":
             saved += [by_orbax(states[3]), by_flax(states[3])]
         for state in saved:
             new = gfj.average(strategy, comm=comm)
