@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+THOROUGH = [pytest.param(*layout, marks=pytest.mark.thorough) for layout in ((1, 0), (3, 0), (5, 2))]
 MORE = [pytest.param(*layout, marks=pytest.mark.slow) for layout in ((2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (5, 3))]
 
 
 @pytest.mark.checks("async_calls")
-@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (3, 0), (3, 1), (5, 2), *MORE])
+@pytest.mark.parametrize(("ranks", "node_size"), [*THOROUGH, (3, 1), *MORE])
 def test_asynchronous_calls_communicators_and_threads(check: Callable[..., Any], ranks: int, node_size: int) -> None:
     check(ranks, env={"GRADIENTFLOW_NODE_SIZE": str(node_size), "GRADIENTFLOW_PROGRESS": "thread"}, timeout=100)
 

@@ -11,12 +11,12 @@ Run = Callable[..., Any]
 
 
 @pytest.mark.checks("point_to_point")
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.thorough)])
 def test_send_and_receive(check: Run, ranks: int) -> None:
     check(ranks)
 
 
 @pytest.mark.checks("parts")
-@pytest.mark.parametrize("ranks", [1, 2, 4, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 4, pytest.param(5, marks=pytest.mark.thorough)])
 def test_parts_of_the_ranks(check: Run, ranks: int) -> None:
     check(ranks)

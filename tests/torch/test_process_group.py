@@ -27,7 +27,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 @pytest.mark.checks("process_group")
 @pytest.mark.parametrize(
-    ("ranks", "node_sizes", "progress"), [(2, "1", "auto"), (3, "02", "caller"), (3, "1", "thread")]
+    ("ranks", "node_sizes", "progress"),
+    [
+        (3, "02", "caller"),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((2, "1", "auto"), (3, "1", "thread"))),
+    ],
 )
 def test_every_call_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: str, progress: str) -> None:
     """With nodes of all sizes (0: one for all ranks), one after the other in the same processes."""
