@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gradientflow import Config
 from gradientflow.errors import CommunicationTimeoutError
 
-pytest.importorskip("torch")
 
-from gradientflow.torch.process_group.reconfiguration import Reconfiguration
+@pytest.fixture
+def reconfiguration() -> Callable[[Config, str], Any]:
+    """Give the class, imported when a test runs: for every worker that collects tests it would take a second."""
+    pytest.importorskip("torch")
+    from gradientflow.torch.process_group.reconfiguration import Reconfiguration
+
+    return Reconfiguration
 
 
 def options(handles: Sequence[str] | set[str], timeout: timedelta | None = None) -> SimpleNamespace:
@@ -22,9 +28,11 @@ def options(handles: Sequence[str] | set[str], timeout: timedelta | None = None)
 
 
 @pytest.mark.parametrize("kind", [list, set])
-def test_all_who_come_have_their_places(kind: type[list[str] | set[str]]) -> None:
+def test_all_who_come_have_their_places(
+    reconfiguration: Callable[[Config, str], Any], kind: type[list[str] | set[str]]
+) -> None:
     """In a set, those that have been ranks keep their order."""
-    everybody = [Reconfiguration(Config(), "") for _ in range(3)]
+    everybody = [reconfiguration(Config(), "") for _ in range(3)]
     handles = [each.handle(rank) for each, rank in zip(everybody, [2, 10, None], strict=True)]
     with ThreadPoolExecutor(3) as threads:
         members = list(threads.map(lambda each: each.members(options(kind(handles))), everybody))
@@ -40,6 +48,7 @@ def test_all_who_come_have_their_places(kind: type[list[str] | set[str]]) -> Non
     ],
 )
 def test_the_error_says_whose_timeout_it_was(
+    reconfiguration: Callable[[Config, str], Any],
     variable: float,
     settings: dict[str, float],
     timeout: timedelta | None,
@@ -47,7 +56,7 @@ def test_the_error_says_whose_timeout_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GRADIENTFLOW_TIMEOUT", str(variable))
-    mine, other = (Reconfiguration(Config(**settings), "") for _ in range(2))
+    mine, other = (reconfiguration(Config(**settings), "") for _ in range(2))
     given = options([mine.handle(None), other.handle(None)], timeout)
     text = rf"^process group: Timed out waiting: .* after 0\.1 s \({whose}\) on rank 0: no sign of rank 1$"
     with pytest.raises(CommunicationTimeoutError, match=text):
