@@ -52,10 +52,18 @@ def end(ended: Finished) -> tuple[int, ...]:
     return tuple(map(int, found.pop()))
 
 
-TOGETHER = [("0@8", "2@14"), ("0@9", "1@9"), ("1@0", "0@1", "2@19")]
+TOGETHER = (("0@9", "1@9"), ("1@0", "0@1", "2@19"))
 
 
-@pytest.mark.parametrize("deaths", [*TOGETHER, pytest.param(("0@10",), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ("0@8", "2@14"),
+        *(pytest.param(each, marks=pytest.mark.thorough) for each in TOGETHER),
+        pytest.param(("0@10",), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_they_come_back(run: Run, program: Program, deaths: tuple[str, ...]) -> None:
     """Each has added one at each step from that at which it has come to that at which it has died."""
     ranks = 3 if len(deaths) < 3 else 4
@@ -69,6 +77,7 @@ def test_they_come_back(run: Run, program: Program, deaths: tuple[str, ...]) -> 
     assert total == lives + (ranks - len(deaths)) * steps
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 100))])
 def test_they_may_die_at_any_moment(run: Run, program: Program, seed: int) -> None:
     """While ranks meet, join and recover, several at once, up to three times each."""
@@ -78,6 +87,7 @@ def test_they_may_die_at_any_moment(run: Run, program: Program, seed: int) -> No
     assert 60 <= total <= 180
 
 
+@pytest.mark.thorough
 def test_on_several_hosts(start_netlab: Callable[..., Any]) -> None:
     """Their launcher keeps the store: that outlives the host of rank 0."""
     options = ("--hosts", "2", "--ranks-per-host", "2", "--transport", "tcp", "--min-ranks", "1", "--restart")
@@ -86,7 +96,8 @@ def test_on_several_hosts(start_netlab: Callable[..., Any]) -> None:
     assert (end(ended)[0], ended.stdout.count("joined")) == (4, 3), ended.output
 
 
-@pytest.mark.parametrize(("mode", "deaths"), [("early", 1), ("early twice", 2), ("all", 1), ("raise", 1), ("close", 1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("mode", "deaths"), [("early twice", 2), ("all", 1), ("raise", 1), ("close", 1)])
 def test_a_job_that_nobody_is_left_of_begins_anew(
     run: Run, process_command: Callable[[str], list[str]], mode: str, deaths: int
 ) -> None:
@@ -98,6 +109,7 @@ def test_a_job_that_nobody_is_left_of_begins_anew(
     assert ended.stderr.count("rank 0 has died before its weights") == (2 * deaths if "early" in mode else 0)
 
 
+@pytest.mark.thorough
 def test_a_job_that_nobody_is_left_of_ends_if_a_rank_is_not_started_again(
     run: Run, process_command: Callable[[str], list[str]]
 ) -> None:
@@ -107,6 +119,7 @@ def test_a_job_that_nobody_is_left_of_ends_if_a_rank_is_not_started_again(
     assert len(re.findall(why, ended.stderr)) == 4, ended.output
 
 
+@pytest.mark.thorough
 def test_a_process_that_does_not_fit_does_no_harm(run: Run, tmp_path: Path) -> None:
     is_sent_away, script = tmp_path / "is_sent_away", tmp_path / "script.py"
     script.write_text(
@@ -126,17 +139,18 @@ def test_a_process_that_does_not_fit_does_no_harm(run: Run, tmp_path: Path) -> N
     assert "staging_bytes" in ended.stderr
 
 
-def test_how_often_and_how_it_is_said(run: Run) -> None:
-    ended = run(
-        "-n",
-        2,
-        "--restart",
-        "2",
-        "--",
-        "sh",
-        "-c",
-        'test $RANK = 0 && exec sleep 3; echo "$GRADIENTFLOW_RESTARTS"; exit 7',
-    )
+LAST = """
+case $RANK.$GRADIENTFLOW_RESTARTS in
+  0.*) until [ -s {last} ]; do sleep 0.05; done; while kill -0 "$(cat {last})"; do sleep 0.05; done;;
+  1.2) echo $$ > {last};;
+esac 2> /dev/null
+[ $RANK = 0 ] && exit; echo "$GRADIENTFLOW_RESTARTS"; exit 7
+"""
+
+
+def test_how_often_and_how_it_is_said(run: Run, tmp_path: Path) -> None:
+    """Rank 0 ends once the launcher has seen the last end of rank 1."""
+    ended = run("-n", 2, "--restart", "2", "--", "sh", "-c", LAST.format(last=tmp_path / "last"))
     assert (ended.returncode, ended.stdout.split()) == (0, ["0", "1", "2"]), ended.output
     assert ended.stderr.count("ended with exit status 7: going on with 1 rank\n") == 3
 
@@ -151,6 +165,7 @@ esac
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("first", "needed", "status"), [(1, 1, 0), (75, 2, 75)], ids=["it was there", "it never came"])
 def test_a_start_that_cannot_reach_the_job_counts_only_before_another_could(
     run: Run, tmp_path: Path, first: int, needed: int, status: int
@@ -210,6 +225,7 @@ def test_nothing_is_started_again_once_a_rank_is_done(run: Run) -> None:
     assert (ended.returncode, ended.stdout.split()) == (0, ["0"]), ended.output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "script",
     [
@@ -248,7 +264,7 @@ comm.barrier()
 """
 
 
-@pytest.mark.parametrize("barrier", ["heard", "not heard"])
+@pytest.mark.parametrize("barrier", ["heard", pytest.param("not heard", marks=pytest.mark.thorough)])
 def test_a_new_process_comes_by_itself(barrier: str) -> None:
     """It is not the launcher's, and the store is one that rank 0 serves.
 
@@ -266,6 +282,7 @@ def test_a_new_process_comes_by_itself(barrier: str) -> None:
     assert [each.communicate(timeout=60)[0] for each in members] == [f"{rank} 3 (0, 1)\n" for rank in range(2)]
 
 
+@pytest.mark.thorough
 def test_nobody_lets_it_in() -> None:
     store = load_core().TcpStore("127.0.0.1:0", serve=True)
     code = "import sys, gradientflow as gf; gf.join(sys.argv[1], gf.Config(timeout=1))"
@@ -280,30 +297,43 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=outside_environment())
 
 
-@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
-    ("status", "when", "call"),
+    ("victim", "status", "when", "call"),
     [
-        (9, "before it has come", "init"),
-        (9, "before it has come", "join"),
-        (9, "before others have come", "init"),
-        (0, "before it has come", "init"),
+        (1, 9, "before it has come", "init"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (
+                (0, 9, "before it has come", "join"),
+                (0, 9, "before others have come", "init"),
+                (1, 0, "before it has come", "init"),
+            )
+        ),
     ],
 )
 def test_the_others_hear_at_once_of_a_rank_that_ends_before_all_have_met(
-    run: Run, process_command: Callable[[str], list[str]], victim: int, status: int, when: str, call: str
+    run: Run,
+    process_command: Callable[[str], list[str]],
+    tmp_path: Path,
+    victim: int,
+    status: int,
+    when: str,
+    call: str,
 ) -> None:
     """Though the job may go on without it once it has begun. They hear of it whenever they try to meet."""
-    ended = run("-n", 3, "--", *process_command("missing_at_the_meeting"), victim, status, when, call)
+    ended = run(
+        "-n", 3, "--", *process_command("missing_at_the_meeting"), victim, status, when, call, tmp_path / "victim"
+    )
     heard = re.findall(r"^rank (\d): .*\brank (\d) ", ended.stdout, re.MULTILINE)
     others = [str(rank) for rank in range(3) if rank != victim]
     assert sorted(heard) == [(rank, str(victim)) for rank in others for _ in range(2)], ended.output
 
 
+@pytest.mark.thorough
 def test_the_others_hear_of_a_rank_that_is_not_started_again(
     run: Run, process_command: Callable[[str], list[str]]
 ) -> None:
-    program = [*process_command("missing_at_the_meeting"), 1, 9, "before it has come", "join"]
+    program = [*process_command("missing_at_the_meeting"), 1, 9, "before it has come", "join", ""]
     ended = run("-n", 3, "--restart", "1", "--", *program)
     heard = re.findall(r"^rank (\d): rank 1 \(process \d+\) ended with exit status 9, ", ended.stdout, re.MULTILINE)
     assert sorted(heard) == ["0", "0", "2", "2"], ended.output
@@ -330,6 +360,7 @@ comm.recover(min_ranks=1).barrier()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("when", "status"), [("before they meet", 1), ("before a restart", 0)])
 def test_nobody_waits_for_a_store_that_has_ended(run: Run, when: str, status: int) -> None:
     ended = run("-n", 3, "--restart", "--", sys.executable, "-c", ENDS_THE_STORE, when)
@@ -341,6 +372,7 @@ def test_nobody_waits_for_a_store_that_has_ended(run: Run, when: str, status: in
         assert re.search(rf"PeerError: {said}, and the ranks cannot meet without it", ended.stderr), ended.output
 
 
+@pytest.mark.thorough
 def test_a_store_that_cannot_be_served_ends_the_job() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
