@@ -1,6 +1,7 @@
 """Ranks that leave, die or never come, with nodes of one or several ranks: all others are told which, in time.
 
-Arguments: how the ranks fail, and which. Every communicator has a call under way when that happens.
+Arguments: how the ranks fail, one way after the other, and which. Every communicator has a call under way when that
+happens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from mpi4py import MPI
 from support import RANK, SIZE, WORLD, run, say, scaled
 
 import gradientflow as gf
@@ -21,7 +23,7 @@ from gradientflow.errors import CommunicationError, CommunicationTimeoutError, P
 
 Call = Callable[[], gf.Handle]
 
-HOW = sys.argv[1]
+HOW = ""
 FAULTY = [int(text) for text in sys.argv[2].split(",")]
 TIMEOUT = 1.0  # seconds that a rank waits
 ROLL_CALL = 1.0  # and then, for the others to say that they are there
@@ -129,11 +131,9 @@ def come_late(comms: list[gf.Communicator], prepared: list[tuple[str, Call]]) ->
         assert time.monotonic() - start < SLACK
 
 
-def main() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def try_it(others: MPI.Intracomm, pids: list[int]) -> None:
+    """Let ranks fail in the way that it is the turn of."""
     faulty = RANK in FAULTY
-    others = WORLD.Split(int(faulty), RANK)
-    pids = WORLD.allgather(os.getpid())
     with gf.init() as first:
         number = len(calls(first))
     comms = [gf.init(config=gf.Config(timeout=TIMEOUT)) for _ in range(number)]
@@ -146,7 +146,6 @@ def main() -> None:
         fail(comms)
     else:
         be_told(comms, prepared, pids)
-        say("told", RANK)
     if HOW == "never":
         WORLD.Barrier()
         if faulty:
@@ -154,6 +153,16 @@ def main() -> None:
     # Those who are left go on without the others.
     for count in (10, 20_000):
         assert (survivors.allreduce(mine(count)) == sum(rank + 1 for rank in others.allgather(RANK))).all()
+
+
+def main() -> None:
+    global HOW
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    others = WORLD.Split(int(RANK in FAULTY), RANK)
+    pids = WORLD.allgather(os.getpid())
+    for how in sys.argv[1].split(","):
+        HOW = how
+        try_it(others, pids)
     say("survived", RANK)
     if HOW == "die":
         others.Barrier()  # the launcher may end the job when one leaves like this

@@ -23,16 +23,14 @@ OF_THREE = [
     "check_leave_by_closing",
     "check_leave_by_raising",
     "check_stopped",
-    "check_absent_from_a_split",
     "check_late_whatever_the_yields",
     "check_close_during_a_call",
     "check_leave_during_a_call",
     "check_leave_what_is_under_way",
     "check_interrupt",
     "check_interrupt_in_a_wait",
-    "check_absent",
 ]
-OF_FIVE = ["check_late", "check_late_between_nodes"]
+OF_FIVE = ["check_late", "check_late_between_nodes", "check_absent", "check_absent_from_a_split"]
 
 
 def survivors(finished: Any) -> set[int]:
@@ -61,14 +59,16 @@ def users_of_memory(finished: Any) -> list[str]:
 # ---- death -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "how"), [(5, "kill"), (3, "die")])
+@pytest.mark.parametrize(("ranks", "how"), [(5, "kill"), pytest.param(3, "die", marks=pytest.mark.thorough)])
 def test_the_others_are_told_who_died_and_can_go_on(mpirun: Run, ranks: int, how: str) -> None:
     finished = mpirun(ranks, "faults", how, recover=True, check=False)
     assert survivors(finished) == set(range(ranks)) - {1}, finished.output
     assert users_of_memory(finished) == []
 
 
-@pytest.mark.parametrize(("ranks", "mode"), [(3, "kill_small"), (5, "kill_large")])
+@pytest.mark.parametrize(
+    ("ranks", "mode"), [(3, "kill_small"), pytest.param(5, "kill_large", marks=pytest.mark.thorough)]
+)
 def test_the_others_are_told_before_mpirun_ends_them(mpirun: Run, ranks: int, mode: str) -> None:
     finished = mpirun(ranks, "faults", mode, check=False)
     assert finished.returncode != 0
@@ -76,6 +76,7 @@ def test_the_others_are_told_before_mpirun_ends_them(mpirun: Run, ranks: int, mo
     assert users_of_memory(finished) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("ranks", "direct_read"), [(2, "on"), (3, "off"), (4, "off")])
 def test_a_death_in_the_middle_of_large_calls(mpirun: Run, ranks: int, direct_read: str) -> None:
     env = {"GRADIENTFLOW_DIRECT_READ": direct_read, "GRADIENTFLOW_DIRECT_READ_BYTES": "1MiB"}
@@ -100,11 +101,13 @@ def test_a_program_that_ends_without_closing(mpirun: Run) -> None:
 # ---- in order, so many in one job ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["stopped_while_making", "stopped_while_making_between_nodes"])
 def test_a_rank_that_is_stopped_while_communicators_are_made(mpirun: Run, mode: str) -> None:
     assert survivors(mpirun(3, "faults", mode)) == {0, 1, 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.checks("faults", *OF_TWO)
 def test_leaving_and_patience_of_two_ranks(check: Run) -> None:
     check(2)
@@ -117,12 +120,13 @@ def test_two_ranks_of_which_one_is_absent_or_late(check: Run) -> None:
 
 
 @pytest.mark.checks("faults", *OF_THREE)
-@pytest.mark.usefixtures("native")
 def test_ranks_that_leave_are_stopped_or_interrupted(check: Run) -> None:
     check(3)
 
 
+@pytest.mark.thorough
 @pytest.mark.checks("faults", *OF_FIVE)
+@pytest.mark.usefixtures("native")
 def test_late_ranks_are_named_and_told(check: Run) -> None:
     check(5)
 
@@ -130,39 +134,47 @@ def test_late_ranks_are_named_and_told(check: Run) -> None:
 # ---- between nodes ---------------------------------------------------------------------------------------------------
 
 
-def check_between_nodes(mpirun: Run, how: str, ranks: int, node_size: int, faulty: str) -> None:
-    dies = how == "die"
-    env = {"GRADIENTFLOW_NODE_SIZE": str(node_size)}
-    finished = mpirun(ranks, "faults_between", how, faulty, env=env, timeout=40, recover=dies, check=not dies)
+@pytest.mark.parametrize(
+    ("hows", "ranks", "node_size", "faulty"),
+    [
+        ("close,raise,never,die", 3, 1, "1"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (
+                ("close,raise", 2, 1, "0"),
+                ("close,raise,never,die", 4, 2, "1"),
+                ("close,raise,never,die", 5, 2, "2,3"),
+                ("close,die", 5, 3, "0"),
+            )
+        ),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("never", 5, 1, "1,3"), ("never", 4, 2, "3"), ("never", 5, 2, "4"))
+        ),
+    ],
+)
+def test_ranks_that_leave_never_come_or_die_between_nodes(
+    mpirun: Run, hows: str, ranks: int, node_size: int, faulty: str
+) -> None:
+    """Those that wait find out together who is missing, also where they wait for somebody else who waits.
+
+    The ranks of the same node see a death at once and tell all; a rank that was alone on its node is missed.
+    """
+    dies, env = "die" in hows, {"GRADIENTFLOW_NODE_SIZE": str(node_size)}
+    finished = mpirun(ranks, "faults_between", hows, faulty, env=env, timeout=60, recover=dies, check=not dies)
     gone = {int(rank) for rank in faulty.split(",")} if dies else set()
     assert survivors(finished) == set(range(ranks)) - gone, finished.output
 
 
-@pytest.mark.parametrize(("ranks", "node_size", "faulty"), [(2, 1, "0"), (3, 1, "1"), (4, 2, "1"), (5, 2, "2")])
-@pytest.mark.parametrize("how", ["close", "raise"])
-def test_ranks_that_leave_between_nodes(mpirun: Run, how: str, ranks: int, node_size: int, faulty: str) -> None:
-    check_between_nodes(mpirun, how, ranks, node_size, faulty)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "node_size", "faulty"),
-    [
-        *((3, 1, "1"), (4, 2, "0"), (5, 2, "2,3")),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((5, 1, "1,3"), (4, 2, "3"), (5, 2, "4"))),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("patience", ["shipped"], indirect=True)
 @pytest.mark.usefixtures("patience")
-def test_ranks_that_never_come_between_nodes(mpirun: Run, ranks: int, node_size: int, faulty: str) -> None:
-    """Those that wait find out together who is missing, also where they wait for somebody else who waits."""
-    check_between_nodes(mpirun, "never", ranks, node_size, faulty)
+def test_ranks_that_never_come_are_named_after_the_wait_that_is_shipped(mpirun: Run) -> None:
+    finished = mpirun(3, "faults_between", "never", "1", env={"GRADIENTFLOW_NODE_SIZE": "1"}, timeout=60)
+    assert survivors(finished) == {0, 1, 2}, finished.output
 
 
-@pytest.mark.parametrize(("ranks", "node_size", "faulty"), [(3, 1, "1"), (4, 2, "1"), (5, 2, "4"), (5, 3, "0")])
-def test_ranks_that_die_between_nodes(mpirun: Run, ranks: int, node_size: int, faulty: str) -> None:
-    """The ranks of the same node see it at once and tell all; a rank that was alone on its node is missed."""
-    check_between_nodes(mpirun, "die", ranks, node_size, faulty)
-
-
+@pytest.mark.thorough
 def test_a_death_that_the_mpi_library_notices(mpirun: Run) -> None:
     finished = mpirun(3, "faults", "kill_between_nodes", recover="ulfm", check=False)
     assert survivors(finished) == {0, 2}, finished.output
@@ -171,7 +183,7 @@ def test_a_death_that_the_mpi_library_notices(mpirun: Run) -> None:
 # ---- ended from outside ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_signal_to_the_launcher_ends_all_ranks(start_job: Run, number: signal.Signals) -> None:
     """Two ranks wait in a call at that moment. That no process is left, finish() checks."""
     job = start_job(3, "faults", "wait_for_ever", timeout=30)
