@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cuda_emulator
+import hypothesis
 import nccl_emulator
 import pytest
 from checks import CheckedJob, checks_of, job_of, without_repeats
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(PATIENCE, f"{min(scaled(0.2), 1.0):.2f}")
     if config.option.timeout is None and "PYTEST_TIMEOUT" not in os.environ:
         config.option.timeout = scaled(float(config.getini("timeout")))
+    hypothesis.settings.register_profile("tests", deadline=None)  # the limit is the test's
+    hypothesis.settings.load_profile("tests")
     config.pluginmanager.register(ProcessorTime())
     line = "checks(program, *only, without=()): run the test for each function check_* of tests/programs/<program>.py"
     config.addinivalue_line("markers", line)

@@ -43,7 +43,7 @@ def test_bad_arguments_are_refused(words: str, message: str) -> None:
 
 
 @given(st.integers(0, 9000), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_largest_of_each_block_arrive(count: int, seed: int) -> None:
     """Each within a quarter of the largest, with its sign; and nothing else."""
     random = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from kernel_data import CASTABLE, LEVELS, LINE, STORAGE, Guarded, check_same, co
 from kernel_references import ADAM, adam_stepped
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_adam_anywhere(data: st.DataObject) -> None:
     """Whatever the length, the alignments, the values and the rates, with and without a copy of the weights."""

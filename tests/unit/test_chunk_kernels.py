@@ -169,7 +169,7 @@ def test_sums_of_squares(dtype: str) -> None:
         check_squares(gradient, dtype, scale, offsets[0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_chunks_anywhere(data: st.DataObject) -> None:
     """Whatever the length, the alignments, the values and the factors: as NumPy, at every level."""
@@ -365,7 +365,7 @@ def test_steps_at_every_length(dtype: str, copy: str | None) -> None:
             check_step(weight, gradient, dtype, velocity, copy, next(rates), offsets)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_steps_anywhere(data: st.DataObject) -> None:
     """Whatever the length, the alignments and the rates: as NumPy, at every level."""

@@ -151,7 +151,7 @@ def test_reduce_at_every_alignment(dtype: str, streaming: bool) -> None:
                 check_same(destination.values, expected)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_reduce_anywhere(data: st.DataObject) -> None:
     """Whatever the length, the alignments, the numbers and the aliasing: as NumPy, at every level."""
@@ -386,7 +386,7 @@ def test_copy() -> None:
         check_copies(np.frombuffer(rng.bytes(length), np.uint8), length % LINE, length * 5 % LINE)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 20000), st.integers(0, LINE - 1), st.integers(0, LINE - 1))
 def test_copy_property(length: int, offset: int, source_offset: int) -> None:
     """Whatever the length and the alignments, everything arrives, and nothing else is written."""
@@ -489,7 +489,6 @@ def test_count_nonfinite_refuses_other_dtypes() -> None:
             compute.count_nonfinite("baseline", 0, dtype, 0)
 
 
-@settings(deadline=None)
 @given(places=st.sets(st.integers(0, 99)), length=st.integers(0, 100))
 def test_count_nonfinite_finds_each_place(places: set[int], length: int) -> None:
     """Wherever they are, each one counts once."""

@@ -32,7 +32,7 @@ def check(memory: Guarded, expected: Array) -> None:
     check_same(memory.values, expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_glu_anywhere(data: st.DataObject) -> None:
     """Whatever the length, the alignments, the values and the rates."""
@@ -52,7 +52,7 @@ def test_glu_anywhere(data: st.DataObject) -> None:
         check(source, gradient)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_delay_compensation_anywhere(data: st.DataObject) -> None:
     """Whatever the length, the alignments, the values and the rates, with and without weights of the gradient's own."""
@@ -73,7 +73,7 @@ def test_delay_compensation_anywhere(data: st.DataObject) -> None:
         check(source, gradient)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_steps_of_a_replica_and_ends_of_rounds_anywhere(data: st.DataObject) -> None:
     """Whatever the length, the alignments, the values and the rates, with and without each of what may be left out."""

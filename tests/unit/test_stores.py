@@ -600,7 +600,7 @@ def one_server() -> Any:
 
 
 @given(garbage=st.binary(max_size=200), greets=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_bytes(garbage: bytes, greets: bool) -> None:
     server = one_server()
     with connected(server.port) as connection:

@@ -506,7 +506,7 @@ sizes = st.one_of(st.integers(0, 300), st.integers(0, 100_000), st.sampled_from(
 messages = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 2), sizes, st.booleans())
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(size=st.integers(1, 5), traffic=st.lists(messages, max_size=30), data=st.data())
 def test_any_traffic(size: int, traffic: list[tuple[int, int, int, int, bool]], data: st.DataObject) -> None:
     """The model: a queue for each pair and tag. Sends, receives and progress come in any order."""
