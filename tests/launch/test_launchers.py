@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PROGRAMS, Finished, Job
+from jobs import PROGRAMS, Finished, Job, free_port
 
 from gradientflow.launch import OPEN_MPI, Launcher, module_command
 from gradientflow.meeting import find_way
@@ -28,13 +27,6 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="could not i
 
 Processes = Callable[..., list[Finished]]
 Command = Callable[[str | Path], list[str]]
-
-
-@pytest.fixture
-def port() -> str:
-    with socket.socket() as trying:
-        trying.bind(("127.0.0.1", 0))
-        return str(trying.getsockname()[1])
 
 
 @pytest.fixture
@@ -82,7 +74,8 @@ def test_two_steps_of_slurm_with_one_port(processes: Processes, tmp_path: Path) 
 
 
 @needs_torch
-def test_pytorchjob_of_kubernetes(process_command: Command, processes: Processes, port: str) -> None:
+def test_pytorchjob_of_kubernetes(process_command: Command, processes: Processes) -> None:
+    port = str(free_port())
     pod = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "PET_NNODES": "2"}
     pod |= {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": port, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     processes(process_command("met"), [{**pod, "RANK": str(rank), "PET_NODE_RANK": str(rank)} for rank in RANKS])
@@ -107,14 +100,14 @@ def test_mpijob_of_kubernetes(launcher: Launcher, processes: Processes, tmp_path
 
 
 @needs_torch
-def test_the_variables_of_lightning(process_command: Command, processes: Processes, port: str, tmp_path: Path) -> None:
+def test_the_variables_of_lightning(process_command: Command, processes: Processes, tmp_path: Path) -> None:
     """It says rank and number of ranks by arguments, and sets some variables in some processes."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os\n"
         "import torch, torch.distributed as dist\n"
         "rank = int(os.environ.get('LOCAL_RANK', 0))\n"
-        f"os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{port}')\n"
+        f"os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{free_port()}')\n"
         "dist.init_process_group('gradientflow', rank=rank, world_size=2)\n"
         "x = torch.ones(3)\n"
         "dist.all_reduce(x)\n"
@@ -127,13 +120,13 @@ def test_the_variables_of_lightning(process_command: Command, processes: Process
 
 @needs_torch
 @pytest.mark.slow
-def test_torch_multiprocessing_with_the_variables_of_ray_train(processes: Processes, port: str, tmp_path: Path) -> None:
+def test_torch_multiprocessing_with_the_variables_of_ray_train(processes: Processes, tmp_path: Path) -> None:
     """Ray's workers set the variables when they run already, as the processes here do."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, runpy, sys, torch.multiprocessing as mp, gradientflow as gf\n"
         "def work(rank):\n"
-        f"    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{port}', RANK=str(rank), WORLD_SIZE='2')\n"
+        f"    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{free_port()}', RANK=str(rank), WORLD_SIZE='2')\n"
         "    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE='2', NODE_RANK='0')\n"
         "    sys.argv[1:] = ['init', 'group']\n"
         f"    runpy.run_path({MET!r}, run_name='__main__')\n"

@@ -16,7 +16,7 @@ import pytest
 from forked_ranks import TAG
 from jobs import Finished, Job, python_command
 from needs_mpi import needs_mpi
-from pace import scaled
+from pace import scaled, wait_until
 
 from gradientflow import waits
 from gradientflow.launch import (
@@ -271,10 +271,7 @@ def test_a_host_that_cannot_take_part(run: Run, host: str, status: int, words: s
 def test_no_process_is_left_on_any_host(start_run: Callable[..., Job], tmp_path: Path, number: signal.Signals) -> None:
     command = f"touch {tmp_path}/there$RANK; sleep 1000"
     job = start_run("-n", 2, "--hosts", "one:1,two:1", "--", "sh", "-c", command)
-    deadline = time.monotonic() + scaled(30)
-    while len(list(tmp_path.glob("there*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: len(list(tmp_path.glob("there*"))) == 2)
     job.process.send_signal(number)
     ended = job.finish()  # which fails if one is
     assert ended.returncode == (130 if number == signal.SIGINT else -9), ended.output
@@ -475,15 +472,11 @@ def test_a_signal_that_comes_before_the_launcher_is_ready_reaches_the_ranks(star
 def test_a_job_is_stopped_and_continued(start_ready: Start, options: tuple[str, ...]) -> None:
     job, ranks = start_ready(options, 1)
 
-    def wait_until_stopped(processes: list[int], *, are_stopped: bool) -> None:
-        while any((_state(each) == "T") != are_stopped for each in processes):
-            assert time.monotonic() < job.started + job.timeout
-            time.sleep(0.02)
-
+    processes = [job.process.pid, *ranks]
     job.process.send_signal(signal.SIGTSTP)
-    wait_until_stopped([job.process.pid, *ranks], are_stopped=True)
+    wait_until(lambda: all(_state(each) == "T" for each in processes))
     job.process.send_signal(signal.SIGCONT)
-    wait_until_stopped([job.process.pid, *ranks], are_stopped=False)
+    wait_until(lambda: all(_state(each) != "T" for each in processes))
     job.process.send_signal(signal.SIGUSR1)
     ended = job.finish()
     assert (ended.returncode, ended.stdout.count("10")) == (0, 2), ended.output

@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from jobs import Job, begin
-from pace import scaled
+from pace import scaled, wait_until
 
 import gradientflow as gf
 
@@ -132,10 +132,7 @@ def waiting(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
         "gf.spawn(wait, 2)\n"
     )
     job = begin([sys.executable, str(program)], {"TMPDIR": str(tmp_path), **getattr(request, "param", {})}, 60)
-    deadline = time.monotonic() + scaled(30)
-    while len(list(tmp_path.glob("there*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: len(list(tmp_path.glob("there*"))) == 2)
     assert len(job.processes()) == 4
     yield job
     job.close()
@@ -148,10 +145,7 @@ def waiting(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
 def test_no_process_and_no_folder_is_left(number: signal.Signals, waiting: Job, tmp_path: Path) -> None:
     waiting.process.send_signal(number)
     ended = waiting.finish()  # which fails if one is
-    deadline = time.monotonic() + scaled(30)
-    while list(tmp_path.glob("gradientflow-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not list(tmp_path.glob("gradientflow-*")))
     assert ended.returncode == -number, ended.output
     assert ("KeyboardInterrupt" in ended.stderr) == (number == signal.SIGINT)
 
@@ -160,9 +154,7 @@ def test_no_process_and_no_folder_is_left(number: signal.Signals, waiting: Job, 
 def test_a_second_ctrl_c_does_not_wait_for_ranks(waiting: Job, tmp_path: Path) -> None:
     begun = time.monotonic()
     waiting.process.send_signal(signal.SIGINT)
-    while not (tmp_path / "asked").exists():
-        assert time.monotonic() < begun + scaled(30)
-        time.sleep(0.02)
+    wait_until((tmp_path / "asked").exists)
     waiting.process.send_signal(signal.SIGINT)
     ended = waiting.finish()
     assert ended.returncode == -signal.SIGINT, ended.output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PROGRAMS, Finished, Job
+from jobs import PROGRAMS, Finished, Job, free_port
 from pace import scaled
 
 from gradientflow.launch import module_command
@@ -27,13 +26,6 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="could not i
 
 Start = Callable[..., Job]
 Command = Callable[[str | Path], list[str]]
-
-
-def free_port() -> int:
-    with socket.socket() as trying:
-        trying.bind(("127.0.0.1", 0))
-        port: int = trying.getsockname()[1]
-        return port
 
 
 @pytest.fixture

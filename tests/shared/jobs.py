@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,14 @@ class Job:
         self.kill()
         self.process.communicate()
         self.folder.cleanup()
+
+
+def free_port() -> int:
+    """Give a port of this host at which nobody listens."""
+    with socket.socket() as trying:
+        trying.bind(("127.0.0.1", 0))
+        port: int = trying.getsockname()[1]
+        return port
 
 
 def outside_environment() -> dict[str, str]:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 PACE = "TESTS_PACE"  # a variable of the environment
 PATIENCE = "GRADIENTFLOW_PATIENCE"  # how long, beside what is shipped, the package waits for what may never come
@@ -29,3 +30,11 @@ def measure() -> float:
 def scaled(seconds: float) -> float:
     """Give a limit of time as long as this machine needs it."""
     return seconds * float(os.environ.get(PACE, "1"))
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Look again and again until it is so."""
+    deadline = time.monotonic() + scaled(seconds)
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)

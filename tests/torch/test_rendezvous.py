@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pace import scaled
+from jobs import free_port
+from pace import wait_until
 
 from gradientflow.errors import (
     ArgumentTypeError,
@@ -37,13 +37,6 @@ dist: Any = torch.distributed
 Start = Callable[..., "subprocess.Popen[str]"]
 
 SECONDS = 20.0  # of a wait that is expected to end long before
-
-
-def free_port() -> int:
-    with socket.socket() as trying:
-        trying.bind(("127.0.0.1", 0))
-        port: int = trying.getsockname()[1]
-        return port
 
 
 def tcp_store() -> Any:
@@ -266,10 +259,7 @@ def test_a_group_does_not_take_a_rank_of_another_job(start: Start) -> None:
     first = start(
         WAITING.format(before="").replace("0.5", "60"), **shared, SLURM_STEP_ID="1", SLURM_PROCID="0", RANK="0"
     )
-    deadline = time.monotonic() + scaled(60)
-    while not answers(port):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: answers(port), 60)
     other = start(WAITING.format(before=""), **shared, SLURM_STEP_ID="2", SLURM_PROCID="1", RANK="1")
     output, errors = other.communicate(timeout=100)
     assert "(timeout of init_process_group): no sign of rank 0" in output, errors
