@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from support import LAYOUTS, RANK, SIZE, bits, quick_link, raises, require_same_state, run_checks, same_everywhere
+from strategy_turns import PROMISE_OF, TURNS, with_promise
+from support import RANK, SIZE, bits, quick_link, raises, require_same_state, run_checks, same_everywhere
 from table_of_strategies import PROMISES, Promise
 from tensor_places import PLACE, PLACED
 from torch import nn
@@ -281,36 +282,17 @@ def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator, promise: Pro
 
 
 def check_explain(comm: gf.Communicator, promise: Promise) -> None:
+    if promise.is_own:
+        return
     with quick_link(), trained(comm, promise) as (model, optimizer):
         found = optimizer.explain(compute_seconds=0.01)
         assert found.parameters == sum(each.numel() for each in model.parameters())
         assert promise.name in str(found)
 
 
-COMMUNICATORS: dict[Any, gf.Communicator] = {}
-
-
-@contextmanager
-def with_promise(settings: Mapping[str, Any]) -> Iterator[tuple[gf.Communicator, Promise]]:
-    """Give a strategy, and a communicator, which others get, too, unless something has failed on it."""
-    layout = {name: value for name, value in settings.items() if name != "strategy"}
-    key = str(layout)
-    if key not in COMMUNICATORS:
-        COMMUNICATORS[key] = gf.init(config=gf.Config(**layout))
-    try:
-        yield COMMUNICATORS[key], next(each for each in PROMISES if each.words == settings["strategy"])
-    except BaseException:
-        COMMUNICATORS.pop(key).close()
-        raise
-
-
 ON_THE_HOST = ("top_k", "random_k", "lags", "slgs", "dgc")  # there is no top-k pool on devices yet
 
 run_checks(
-    [
-        {**LAYOUTS[(number // 2 + SIZE) % len(LAYOUTS)], "strategy": promise.words}
-        for number, promise in enumerate(PROMISES)
-        if PLACE == "host" or promise.name not in ON_THE_HOST
-    ],
+    [each for each in TURNS if PLACE == "host" or PROMISE_OF[each["strategy"]].name not in ON_THE_HOST],
     around=with_promise,
 )

@@ -59,7 +59,12 @@ class Promise:
     @property
     def name(self) -> str:
         """The name of the strategy."""
-        return self.words.partition("(")[0]
+        return self.words.rpartition(":")[2].partition("(")[0]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a user's."""
+        return ":" in self.words
 
     @property
     def is_same(self) -> bool:
@@ -69,12 +74,23 @@ class Promise:
     @property
     def is_ranked(self) -> bool:
         """Whether each rank has a state of its own."""
-        return not self.is_served and self.name not in ("dense", "auto", "psgd", "hpsgd")
+        return not self.is_served and self.name not in ("dense", "auto", "psgd", "hpsgd", "SignSGD")
 
     @property
     def remembers(self) -> bool:
         """Whether it changes tensors by what it has kept of earlier steps."""
-        return self.name in ("csc", "top_k", "random_k", "lags", "slgs", "dgc", "powersgd", "diloco", "sparse_loco")
+        return self.name in (
+            "csc",
+            "top_k",
+            "random_k",
+            "lags",
+            "slgs",
+            "dgc",
+            "powersgd",
+            "diloco",
+            "sparse_loco",
+            "TopK",
+        )
 
     @property
     def is_served(self) -> bool:
@@ -133,4 +149,8 @@ PROMISES = (
     _delayed("ssd_sgd(k=3, warmup=3)", taken=(1, 3, 6, 7)),
     _delayed("ssd_sgd(k=2, warmup=2, local_update='dc_asgd')"),
     _delayed("ssd_sgd(k=2, warmup=2, local_update='none')", compute=False),
+    # Users' own: the examples of the docs, as they stand.
+    _pooled(f"{EXAMPLES}/sign_sgd.py:SignSGD(scale=0.5)", told="none", sums=None, elsewhere=None, given_up=PeerError),
+    _pooled(f"{EXAMPLES}/top_k.py:TopK(density=0.1)", elsewhere=None, given_up=PeerError),
+    _local(f"{EXAMPLES}/local_sgd.py:LocalSGD(period=3)", sums="mean", own=False, silent=True),
 )
