@@ -42,10 +42,10 @@ def behind(rank: int, victim: int) -> list[Fate]:
 STEPS: Job = (
     5,
     [
-        Training("dense", [soon(1)], MIXED),
+        Training("full rank", behind(4, 1)),
         Training("csc", behind(2, 0), MIXED),
         Training("top_k", behind(2, 3), MIXED),
-        Training("full rank", [Fate(4, 4, "die", 0.001)]),
+        Training("dense", [soon(4)], MIXED),
     ],
 )
 SERVERS: Job = (
@@ -64,7 +64,7 @@ DIE: dict[str, Job] = {
         [
             Training("csc", [Fate(4, -1)]),
             Training("auto", [soon(1)]),
-            Training("full rank", behind(2, 3)),
+            Training("full rank", [soon(3)]),
             Training("ssgd", [Fate(2, -1)]),
         ],
     ),
