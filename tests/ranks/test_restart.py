@@ -197,10 +197,11 @@ raise ValueError
     ("obstacle", "error", "status"),
     [
         ("store", "alone", 75),
-        ("store", "as a cause", 75),
-        ("store", "another one", 1),
-        ("address", "alone", 75),
         ("token", "alone", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (("store", "as a cause", 75), ("store", "another one", 1), ("address", "alone", 75))
+        ),
     ],
 )
 def test_a_rank_says_by_its_exit_status_that_it_cannot_reach_the_job(obstacle: str, error: str, status: int) -> None:

@@ -34,7 +34,10 @@ DIE = [
 COME_BACK = [Training(name, [Fate(0, 5)]) for name in ("top_k", "ssgd", "hpsgd")]
 
 
-@pytest.mark.parametrize(("ranks", "trainings"), [(6, DIE), (3, COME_BACK)], ids=["they die", "they come back"])
+@pytest.mark.parametrize(
+    ("ranks", "trainings"),
+    [pytest.param(6, DIE, id="they die"), pytest.param(3, COME_BACK, id="they come back", marks=pytest.mark.thorough)],
+)
 def test_survivors_go_on(
     process_command: Command,
     tmp_path: Path,
@@ -81,6 +84,7 @@ def test_what_needs_all_ranks_is_refused() -> None:
             scaler.step(optimizer)
 
 
+@pytest.mark.thorough
 def test_the_example_with_ddp(process_command: Command) -> None:
     """All ranks that are left have the same weights, and have learnt."""
     output = run_example(process_command, "survive_ddp.py")

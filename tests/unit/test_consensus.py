@@ -250,7 +250,7 @@ class Network:
 
 
 @pytest.mark.parametrize("breaks", [0, 1, 3])
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("size", [3, 5, *(pytest.param(size, marks=pytest.mark.thorough) for size in (2, 4, 7))])
 def test_one_group_at_most_goes_on_and_nobody_waits_for_ever(size: int, breaks: int) -> None:
     went_on = 0
     for seed in range(500):
@@ -271,7 +271,7 @@ def test_one_group_at_most_goes_on_and_nobody_waits_for_ever(size: int, breaks: 
 
 
 @pytest.mark.parametrize("min_ranks", [None, 1, 2])
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.thorough) for size in (2, 4, 5))])
 def test_one_group_at_most_goes_on_whoever_is_suspected(size: int, min_ranks: int | None) -> None:
     """Ranks that live are taken for silent, as if they had been stopped; whoever is left may go on."""
     went_on = 0
