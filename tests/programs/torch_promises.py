@@ -6,7 +6,6 @@ import copy
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,8 @@ def takes_any(promise: Promise) -> bool:
 
 def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) -> None:
     """From what torch.save has written, though pools are laid out anew; with masters and a loss scale, too."""
-    for dtype, taken in product((torch.float32, torch.bfloat16), promise.taken):
+    for number, taken in enumerate(promise.taken[-2:], PROMISES.index(promise) + SIZE):
+        dtype = (torch.float32, torch.bfloat16)[number % 2]
         scales = [LossScale(value, growth_interval=3) if dtype == torch.bfloat16 else None for value in (4.0, 16.0)]
         with trained(comm, promise, dtype, loss_scale=scales[0]) as (model, optimizer):
             for step in range(taken):
@@ -112,26 +112,26 @@ def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) 
 
 def check_consolidated_states(comm: gf.Communicator, promise: Promise) -> None:
     """They are the same on all ranks, and have the means of what each rank's optimizer keeps."""
-    for kind in (torch.optim.SGD, *([torch.optim.AdamW] if takes_any(promise) else [])):
-        with trained(comm, promise, kind=kind) as (model, optimizer):
-            for step in range(5):
-                with_own = [lambda loss: loss + model.unused(torch.ones(4, device=PLACED)).sum()]
-                step_of(model, optimizer, step, *(with_own if RANK == 0 else []))
-            if not promise.is_same:
-                optimizer.finish()
-            own = copy.deepcopy(optimizer.state_dict()["state"])
-            state = saved(optimizer.consolidated_state_dict())
-            require_same_state(state, (promise.words, kind))
-            buffer = "exp_avg" if kind is torch.optim.AdamW else "momentum_buffer"
-            for number, parameter in enumerate(model.parameters() if takes_any(promise) else ()):
-                mine = own.get(number, {}).get(buffer, torch.zeros_like(parameter)).reshape(-1).cpu().numpy()
-                mean = comm.allreduce(mine.copy(), "mean")
-                found = state["state"][number][buffer].reshape(-1).cpu()
-                assert np.allclose(found, mean, atol=1e-6), (promise.words, number)
-            optimizer.load_state_dict(state)
-            require_same_state(optimizer._inner.state_dict()["state"], (promise.words, kind))
-            step_of(model, optimizer, 9)
-            finish(model, optimizer)
+    kind = torch.optim.AdamW if takes_any(promise) and (PROMISES.index(promise) + SIZE) % 2 else torch.optim.SGD
+    with trained(comm, promise, kind=kind) as (model, optimizer):
+        for step in range(5):
+            with_own = [lambda loss: loss + model.unused(torch.ones(4, device=PLACED)).sum()]
+            step_of(model, optimizer, step, *(with_own if RANK == 0 else []))
+        if not promise.is_same:
+            optimizer.finish()
+        own = copy.deepcopy(optimizer.state_dict()["state"])
+        state = saved(optimizer.consolidated_state_dict())
+        require_same_state(state, (promise.words, kind))
+        buffer = "exp_avg" if kind is torch.optim.AdamW else "momentum_buffer"
+        for number, parameter in enumerate(model.parameters() if takes_any(promise) else ()):
+            mine = own.get(number, {}).get(buffer, torch.zeros_like(parameter)).reshape(-1).cpu().numpy()
+            mean = comm.allreduce(mine.copy(), "mean")
+            found = state["state"][number][buffer].reshape(-1).cpu()
+            assert np.allclose(found, mean, atol=1e-6), (promise.words, number)
+        optimizer.load_state_dict(state)
+        require_same_state(optimizer._inner.state_dict()["state"], (promise.words, kind))
+        step_of(model, optimizer, 9)
+        finish(model, optimizer)
 
 
 def check_gradients_that_are_not_finite(comm: gf.Communicator, promise: Promise) -> None:
@@ -219,7 +219,8 @@ def check_parameters_that_are_added(comm: gf.Communicator, promise: Promise) -> 
         optimizer.add_param_group({"params": list(model.first.parameters())})
         now = kept_by(optimizer)
         assert bits(model.parameters()) == before, promise.words
-        assert all(np.array_equal(now[name], each) for name, each in kept.items()), promise.words
+        if promise.is_same:  # else servers may have a push of another rank in between
+            assert all(np.array_equal(now[name], each) for name, each in kept.items()), promise.words
         for step in range(7, 10):
             step_of(model, optimizer, step)
         finish(model, optimizer)

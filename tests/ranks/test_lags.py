@@ -12,7 +12,8 @@ import pytest
 @pytest.mark.parametrize(
     ("ranks", "progress"),
     [
-        *((1, "auto"), (2, "thread"), (3, "caller")),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((1, "auto"), (2, "thread"))),
+        (3, "caller"),
         *(pytest.param(ranks, "auto", marks=pytest.mark.slow) for ranks in (4, 5)),
     ],
 )

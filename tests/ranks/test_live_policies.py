@@ -9,6 +9,6 @@ import pytest
 
 
 @pytest.mark.checks("live_policies")
-@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 4)), 3])
 def test_policies_decide_on_a_server(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=100)

@@ -17,7 +17,7 @@ from gradientflow.strategies.methods.sparse_loco import BLOCK_BYTES, decode, enc
 
 
 @pytest.mark.checks("local_methods")
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)), 3])
 def test_local_methods(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=100)
 

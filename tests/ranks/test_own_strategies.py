@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
 @pytest.mark.checks("own_strategies")
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)), 3])
 def test_own_strategies(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=100)
 

@@ -9,7 +9,14 @@ import pytest
 
 
 @pytest.mark.checks("parameter_server")
-@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5))])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)),
+        3,
+        *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5)),
+    ],
+)
 def test_the_parameter_server(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=100)
 
@@ -22,7 +29,10 @@ def test_a_rank_that_dies_is_named(mpirun: Callable[..., Any], how: str, recover
         assert f"rank {rank} knows" in finished.stdout, finished.stdout + finished.stderr
 
 
-@pytest.mark.parametrize(("ranks", "servers", "node_size"), [(3, 1, 0), (5, 2, 0), (4, 2, 1), (5, 1, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "servers", "node_size"),
+    [(3, 1, 0), (4, 2, 1), *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((5, 2, 0), (5, 1, 2)))],
+)
 @pytest.mark.parametrize("how", ["work", "unknown", "left"])
 def test_ranks_that_serve_only(mpirun: Callable[..., Any], ranks: int, servers: int, node_size: int, how: str) -> None:
     finished = mpirun(ranks, "server_ranks", servers, how, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})

@@ -9,6 +9,13 @@ import pytest
 
 
 @pytest.mark.checks("pool")
-@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)),
+        3,
+        pytest.param(5, marks=pytest.mark.slow),
+    ],
+)
 def test_the_gradient_pool(check: Callable[..., Any], ranks: int) -> None:
     check(ranks)

@@ -12,7 +12,7 @@ from gradientflow.strategies import parse_strategies
 
 
 @pytest.mark.checks("promises")
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)), 3])
 def test_what_strategies_promise(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=150)
 

@@ -9,6 +9,13 @@ import pytest
 
 
 @pytest.mark.checks("served")
-@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5))])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)),
+        3,
+        *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5)),
+    ],
+)
 def test_strategies_on_a_parameter_server(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=300)

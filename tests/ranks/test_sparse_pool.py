@@ -21,7 +21,14 @@ NORMS = st.lists(st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0, 1e30))
 
 
 @pytest.mark.checks("sparse_pool")
-@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5))])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)),
+        3,
+        *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5)),
+    ],
+)
 def test_the_sparse_pool(check: Callable[..., Any], ranks: int) -> None:
     check(ranks)
 

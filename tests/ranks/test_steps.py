@@ -9,6 +9,12 @@ import pytest
 
 
 @pytest.mark.checks("steps")
-@pytest.mark.parametrize(("ranks", "progress"), [(1, "auto"), (2, "thread"), (3, "caller"), (9, "auto")])
+@pytest.mark.parametrize(
+    ("ranks", "progress"),
+    [
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((1, "auto"), (2, "thread"), (9, "auto"))),
+        (3, "caller"),
+    ],
+)
 def test_steps_need_averaged_gradients(check: Callable[..., Any], ranks: int, progress: str) -> None:
     check(ranks, env={"GRADIENTFLOW_PROGRESS": progress})

@@ -17,7 +17,14 @@ core: Any = _core
 
 
 @pytest.mark.checks("top_k_pool")
-@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5))])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)),
+        3,
+        *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5)),
+    ],
+)
 def test_the_top_k_pool(check: Callable[..., Any], ranks: int) -> None:
     check(ranks)
 
