@@ -103,7 +103,7 @@ def test_strategies_with_own_weights_on_a_device(check: Run, ranks: int) -> None
 
 @on_a_device
 @pytest.mark.checks("process_group")
-@pytest.mark.parametrize(("ranks", "node_sizes"), [(2, "01"), (3, "0")])
+@pytest.mark.parametrize(("ranks", "node_sizes"), [(2, "0"), (3, "01")])
 def test_every_call_on_a_device_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: str) -> None:
     check(ranks, *node_sizes, env={"TENSORS_ON": "cuda"}, timeout=200)
 
