@@ -52,7 +52,6 @@ def in_all_ways(count_only: int | None = None) -> list[tuple[str, str, int]]:
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-@on_ranks(1, 3)
 def check_sums_and_means_are_near(comm: gf.Communicator) -> None:
     for wire, algorithm, count in in_all_ways():
         inputs = inputs_of(count, 1)
@@ -118,7 +117,7 @@ def check_a_mean_does_not_overflow(comm: gf.Communicator) -> None:
 # ---- counting --------------------------------------------------------------------------------------------------------
 
 
-@on_ranks(1, 2, 3)
+@on_ranks(2, 3)
 def check_what_is_lost_is_counted(comm: gf.Communicator) -> None:
     """Infinity and NaN of one rank, and numbers that are too large for float16 only, at a few places."""
     for wire, algorithm, count in in_all_ways():
