@@ -15,10 +15,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from jobs import ENDS_WITHOUT_MPI, Finished
-from survival_groups import TRAININGS
+from survival_groups import SHARED, TRAININGS
 from survivors import HALVES, MIXED, Fate, Training, arguments_for, endings, run_ranks, train
 
 import gradientflow as gf
+from gradientflow.bench.survive.task import FLOATS
 from gradientflow.errors import ArgumentError, PeerError
 from gradientflow.server.recovery import _parts
 from gradientflow.strategies import DSSP, SSP, Layout, as_strategy
@@ -170,16 +171,26 @@ def test_survivors_go_on_over_mpi(mpirun: Callable[..., Finished], tmp_path: Pat
     endings(tmp_path, 4, trainings)
 
 
+MANY = [name for name in TRAININGS if name not in ("collectives", "one server", "no copies")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("name", [name for name in TRAININGS if name not in ("collectives", "one server", "no copies")])
+@pytest.mark.parametrize(
+    ("name", "restart"), [*((name, False) for name in MANY), *((name, True) for name in MANY if name != "psgd")]
+)
 def test_many_kills(process_command: Command, tmp_path: Path, name: str, restart: bool) -> None:
+    """Those that come back have died in the same step."""
     may_lose_weights = TRAININGS[name].may_lose_weights or name == "two servers"
     for number in range(3 if restart else 10):
         ranks = random.randrange(2, 5)
         victims = random.sample(range(ranks), 1 if may_lose_weights else random.randrange(1, ranks))
-        dtypes = random.choice((MIXED, HALVES)) if number % 2 and TRAININGS[name].keep else ("float32",) * 3
-        job = [Training(name, [soon(victim) for victim in victims], dtypes)]
+        dtypes = FLOATS
+        if number % 2 and (name in SHARED or TRAININGS[name].keep):
+            dtypes = MIXED if name in SHARED else random.choice((MIXED, HALVES))
+        fates = [soon(victim) for victim in victims]
+        if restart:
+            fates = [each._replace(step=fates[0].step) for each in fates]
+        job = [Training(name, fates, dtypes)]
         node_size = random.choice((0, 1, 2))
         train(process_command("survival"), tmp_path / str(number), ranks, job, restart=restart, node_size=node_size)
 
