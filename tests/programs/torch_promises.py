@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from gradientflow.optimizers import LossScale
 torch.set_num_threads(1)
 
 LAST = SIZE - 1
+
+# Some strategies have arrays of NumPy of the gradients, which are bfloat16 only with that package.
+NARROW = torch.bfloat16 if importlib.util.find_spec("ml_dtypes") else torch.float16
 
 
 class Turned(nn.Module):
@@ -83,8 +87,8 @@ def takes_any(promise: Promise) -> bool:
 def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) -> None:
     """From what torch.save has written, though pools are laid out anew; with masters and a loss scale, too."""
     for number, taken in enumerate(promise.taken[-2:], PROMISES.index(promise) + SIZE):
-        dtype = (torch.float32, torch.bfloat16)[number % 2]
-        scales = [LossScale(value, growth_interval=3) if dtype == torch.bfloat16 else None for value in (4.0, 16.0)]
+        dtype = (torch.float32, NARROW)[number % 2]
+        scales = [LossScale(value, growth_interval=3) if dtype == NARROW else None for value in (4.0, 16.0)]
         with trained(comm, promise, dtype, loss_scale=scales[0]) as (model, optimizer):
             for step in range(taken):
                 step_of(model, optimizer, step)
