@@ -14,16 +14,21 @@ namespace {
 namespace py = pybind11;
 using transport::Endpoint;
 
-std::unique_ptr<Endpoint> make(std::uintptr_t address, double timeout) {
+// A type of this file's: tcp.cpp, in the same library, has Python hold an Endpoint in another way.
+struct Communicator {
+  std::unique_ptr<Endpoint> endpoint;
+};
+
+Communicator make(std::uintptr_t address, double timeout) {
   const py::gil_scoped_release released;
-  return collective::mpi_plugin().endpoint(reinterpret_cast<const void*>(address),  // NOLINT(*-no-int-to-ptr)
-                                           timeout);
+  return {collective::mpi_plugin().endpoint(reinterpret_cast<const void*>(address),  // NOLINT(*-no-int-to-ptr)
+                                            timeout)};
 }
 
 // The part is given back at once.
-void split(const Endpoint& whole, int color, int key) {
+void split(const Communicator& whole, int color, int key) {
   const py::gil_scoped_release released;
-  static_cast<void>(whole.split(color, key, {}));
+  static_cast<void>(whole.endpoint->split(color, key, {}));
 }
 
 }  // namespace
@@ -33,7 +38,7 @@ PYBIND11_MODULE(mpi, module) {
   namespace py = pybind11;
   using namespace gradientflow::native;  // NOLINT(google-build-using-namespace)
   translate_errors();
-  py::class_<gradientflow::transport::Endpoint>(module, "Communicator")
+  py::class_<Communicator>(module, "Communicator", py::module_local())
       .def(py::init(&make), py::arg("address"), py::arg("timeout"))
       .def("split", &split, py::arg("color"), py::arg("key"));
 }
