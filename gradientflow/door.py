@@ -22,6 +22,7 @@ from .meeting.way import LACKS, OUTSIDE
 if TYPE_CHECKING:
     from .communicator import Communicator
 
+_ANSWER_SECONDS = 1.0  # in which a newcomer that lives accepts a connection
 _BEGINS_ANEW = "nobody is left in it, and it begins anew"
 _NOTHING = b"?"  # no value of ours
 _NONCE = 64  # characters before each card: two processes never have the same
@@ -263,7 +264,7 @@ def _shared(comm: Communicator, knocks: list[_Knock]) -> list[_Knock]:
 def _silence_at(address: str) -> str:
     """Return why nobody answers at an address; empty if somebody does."""
     try:
-        socket.create_connection(split_address(address, "the address"), waits.NEWCOMER_ANSWERS.seconds).close()
+        socket.create_connection(split_address(address, "the address"), _ANSWER_SECONDS).close()
     except OSError as error:
         return f"nobody answers at {address}: {error.strerror or error}"
     return ""

@@ -34,7 +34,6 @@ FIRST_RANK_SAYS = Wait(1.0)  # for rank 0 to say for all ranks what is wrong
 LOOK = Wait(0.2)  # between two looks at the store
 BLIND = Wait(30.0)  # after one that has failed
 STORE = Wait(2.0)  # for a call of the store between two steps
-NEWCOMER_ANSWERS = Wait(1.0)  # in which a newcomer that lives accepts a connection
 NOBODY_LEFT = Wait(1.0)  # between two looks whether nobody is left to let newcomers in
 
 # Servers.

@@ -62,8 +62,14 @@ def pytest_report_header() -> str:
     return f"limits of time: {scaled(1):.2f} times those of a quiet machine"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Iterator[Any]:
+    """Leave out repeats of checks here, where all items of a test are known: later some may have been selected."""
+    made = yield
+    return without_repeats(made) if isinstance(made, list) else made
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = without_repeats(items)
     for item in items:
         if mark := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(scaled(mark.args[0])), append=False)

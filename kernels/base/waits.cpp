@@ -7,7 +7,8 @@ namespace gradientflow {
 double Wait::seconds() const {
   static const double factor = [] {
     const char* const text = std::getenv("GRADIENTFLOW_PATIENCE");
-    return text == nullptr || *text == '\0' ? 1.0 : std::strtod(text, nullptr);
+    const double read = text == nullptr ? 0.0 : std::strtod(text, nullptr);
+    return read > 0.0 && read < 1000.0 ? read : 1.0;
   }();
   return factor * seconds_;
 }

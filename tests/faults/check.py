@@ -27,7 +27,8 @@ from rich.table import Table
 # The marks of the tests that find a fault, from those that run most often.
 _FINDERS = {"pytest": [], ".ci/run": ["-m", "thorough and not slow"], "slow tests": ["-m", "slow"]}
 
-_NO_TESTS = 5  # exit status of pytest where none is selected
+_PASSED = (0, 5)  # exit statuses of pytest; 5 where no test is selected
+_FAILED = (1, 2)  # 2 where its workers were told to stop after a failure
 _COMPILED = ("kernels/", "bindings/")
 
 
@@ -37,6 +38,7 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.build()
+        self._pass_without: dict[str, bool] = {}
         # The package that is installed has the benchmarks under this name.
         (folder / "gradientflow" / "bench").symlink_to("../bench")
 
@@ -48,6 +50,13 @@ class Checkout:
         """Run tests until one fails, and return the exit status of pytest."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
         return self._run(command).returncode
+
+    def passes(self, arguments: Sequence[str]) -> bool:
+        """Tell whether tests pass, once: with a fault, that is no answer."""
+        key = " ".join(arguments)
+        if key not in self._pass_without:
+            self._pass_without[key] = self.test([*arguments, "-m", "not slow"]) in _PASSED
+        return self._pass_without[key]
 
     @contextmanager
     def with_fault(self, fault: Fault) -> Iterator[bool]:
@@ -90,12 +99,14 @@ def checkout(keep: bool) -> Iterator[Checkout]:
 
 def outcome_of(fault: Fault, at: Checkout) -> str:
     """Tell who finds a fault: the first of the finders, nobody; or why that is not known."""
+    if not all(map(at.passes, fault.tests)):
+        return "tests fail without it"
     with at.with_fault(fault) as is_there:
         if not is_there:
             return "does not apply or compile"
         for finder, marks in _FINDERS.items():
             statuses = [at.test([*arguments, *marks]) for arguments in fault.tests]
-            if any(status not in (0, _NO_TESTS) for status in statuses):
+            if any(status in _FAILED for status in statuses):
                 return finder
         return "nobody"
 

@@ -14,10 +14,13 @@ from pathlib import Path
 
 from faults import Fault
 
+_TORCH = "tests/torch/test_torch_promises.py tests/torch/test_optimizer.py tests/torch/test_strategies.py"
+_DOOR = "tests/ranks/test_restart.py tests/ranks/test_recovery.py"
+
 # The first entry that a file's path begins with names its tests.
 _TESTS: list[tuple[str, str]] = [
     ("gradientflow/torch/process_group", "tests/torch/test_process_group.py"),
-    ("gradientflow/torch", "tests/torch/test_optimizer.py tests/torch/test_strategies.py"),
+    ("gradientflow/torch", _TORCH),
     ("gradientflow/jax", "tests/jax"),
     ("gradientflow/launch", "tests/launch"),
     ("gradientflow/meeting", "tests/unit/test_meeting.py tests/unit/test_stores.py tests/ranks/test_meeting.py"),
@@ -27,12 +30,19 @@ _TESTS: list[tuple[str, str]] = [
     ("gradientflow/strategies/predict", "tests/unit/test_model.py tests/ranks/test_auto.py"),
     (
         "gradientflow/strategies",
-        "tests/unit/test_contract.py tests/ranks/test_own_strategies.py tests/ranks/test_served.py",
+        "tests/ranks/test_promises.py tests/unit/test_contract.py tests/ranks/test_own_strategies.py"
+        " tests/ranks/test_served.py",
     ),
-    ("gradientflow/training", "tests/ranks/test_steps.py tests/ranks/test_tensors.py tests/ranks/test_survival.py"),
+    (
+        "gradientflow/training",
+        "tests/ranks/test_promises.py tests/ranks/test_steps.py tests/ranks/test_tensors.py"
+        " tests/ranks/test_survival.py",
+    ),
     ("gradientflow/pools", "tests/ranks/test_pool.py tests/ranks/test_sparse_pool.py tests/ranks/test_top_k_pool.py"),
     ("gradientflow/optimizers", "tests/ranks/test_steps.py tests/unit/test_adam_step.py"),
     ("gradientflow/cli", "tests/project/test_cli.py tests/project/test_checks.py tests/project/test_timeline_merge.py"),
+    ("gradientflow/door", _DOOR),
+    ("gradientflow/joining", _DOOR),
     (
         "gradientflow",
         "tests/unit tests/ranks/test_collectives.py tests/ranks/test_async.py tests/ranks/test_mismatch.py",
@@ -118,13 +128,14 @@ def _mutant(root: Path, file: Path, place: int) -> Fault:
         node.value = not node.value if isinstance(node.value, bool) else node.value + 1
     new = ast.unparse(node)
     begin = _offset(source, node.lineno, node.col_offset)
+    end = f"{node.end_lineno}:{node.end_col_offset}"
     # In parentheses, as the old text may stand on several lines.
     changed = source[:begin] + f"({new})" + source[begin + len(old) :]
     path = file.relative_to(root).as_posix()
     lines = [text.splitlines(keepends=True) for text in (source, changed)]
     patch = "".join(difflib.unified_diff(*lines, f"a/{path}", f"b/{path}"))
     tests = next(tests for prefix, tests in _TESTS if path.startswith(prefix)).split()
-    return Fault(f"{path}:{node.lineno}:{node.col_offset}", f"{' '.join(old.split())} -> {new}", [tests], patch)
+    return Fault(f"{path}:{node.lineno}:{node.col_offset}-{end}", f"{' '.join(old.split())} -> {new}", [tests], patch)
 
 
 def _offset(source: str, line: int, column: int) -> int:

@@ -32,7 +32,7 @@ SOURCES = [
             "signature.cpp",
         )
     ),
-    *(KERNELS / "base" / name for name in ("dtype.cpp", "error.cpp", "forks.cpp", "text.cpp")),
+    *(KERNELS / "base" / name for name in ("dtype.cpp", "error.cpp", "forks.cpp", "text.cpp", "waits.cpp")),
 ]
 
 
