@@ -45,12 +45,13 @@ def test_hosts_are_cut_off(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_ranks_die_and_all_is_right(tmp_path: Path) -> None:
-    """One job after the other, each with a group of the next kind."""
+    """In a job of each of these groups."""
     names = ["collectives", "csc", "asgd", "diloco", "hpsgd"]
-    jobs = survive(tmp_path, "-n", "3", "--kills", "4", "--events", "1", "--seed", "7", "--strategy", ";".join(names))
+    options = ["-n", "3", "--kills", "1", "--events", "1", "--seed", "7"]
+    jobs = [job for name in names for job in survive(tmp_path, *options, "--strategy", name)]
     events = [event for job in jobs for event in job["events"]]
-    assert sum(len(event["victims"]) for event in events) >= 4
-    assert [job["strategy"] for job in jobs] == (names * len(jobs))[: len(jobs)]
+    assert sum(len(event["victims"]) for event in events) >= len(names)
+    assert list(dict.fromkeys(job["strategy"] for job in jobs)) == names
     assert all(job["verdict"] in ("right", "stopped") for job in jobs)
     assert jobs[0]["verdict"] == "right"
     assert all(event["seconds"] is None or event["seconds"] > 0 for event in events)

@@ -57,12 +57,11 @@ def test_tensors_streams_errors_pools_and_timelines(check: Run, device_env: Env,
 
 
 @pytest.mark.checks("device_cupy")
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_cupy(check: Run, cuda_devices: int, ranks: int) -> None:
+def test_cupy(check: Run, cuda_devices: int) -> None:
     if cuda_devices == 0:
         pytest.skip("no CUDA device")
     pytest.importorskip("cupy")
-    check(ranks, timeout=100)
+    check(2, timeout=100)
 
 
 # ---- without a device ------------------------------------------------------------------------------------------------

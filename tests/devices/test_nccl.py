@@ -84,7 +84,7 @@ def test_ranks_without_mpi(shell: Run, emulated: Callable[..., Env], tmp_path: P
 
 
 @pytest.mark.checks("nccl_calls", without=[HIERARCHICAL])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_a_real_nccl(check: Run, cuda_devices: int, ranks: int) -> None:
     if cuda_devices == 0:
         pytest.skip("there is no CUDA device")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from support import RANK, SIZE, WORLD, nothing, raises, run, run_checks, say, scaled
+from support import RANK, SIZE, WORLD, mine, nothing, raises, run, run_checks, say, scaled
 
 import gradientflow as gf
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, PeerError
@@ -25,10 +25,6 @@ TOTAL = SIZE * (SIZE + 1) // 2
 FAULTY = 1
 SOON = scaled(5.0)  # seconds within which everybody must know
 LARGE = 400_000  # elements that take several pieces
-
-
-def mine(count: int = 10) -> np.ndarray:
-    return np.full(count, RANK + 1, np.float64)
 
 
 def works(comm: gf.Communicator) -> None:

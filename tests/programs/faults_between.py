@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
-import numpy as np
 from mpi4py import MPI
-from support import RANK, SIZE, WORLD, run, say, scaled
+from support import RANK, SIZE, WORLD, mine, run, say, scaled
 
 import gradientflow as gf
 from gradientflow.errors import CommunicationError, CommunicationTimeoutError, PeerError
@@ -30,10 +29,6 @@ ROLL_CALL = 1.0  # and then, for the others to say that they are there
 SLACK = scaled(2.0)  # of a machine that does other things, too
 LARGE = 300_000  # elements that take many messages
 FIRST = FAULTY[0]
-
-
-def mine(count: int = 10) -> np.ndarray:
-    return np.full(count, RANK + 1, np.float64)
 
 
 def calls(comm: gf.Communicator) -> dict[str, Call]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from marks import on_ranks
 from strategy_turns import TURNS, with_promise
 from support import (
     RANK,
@@ -128,15 +129,15 @@ def trained(comm: gf.Communicator, promise: Promise, *arguments: Any, **options:
         yield training
 
 
+@on_ranks(1, 2, 3)
 def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) -> None:
-    """From a state, taken after any step, in a loop that has trained something else; and in a second run, however late.
+    """From a state, taken after any step, in a loop that has trained something else, however late ranks are.
 
     Then a state of another rank, of another model, of another strategy and of nothing is refused, and nothing changes.
     """
     for taken in promise.taken:
         with trained(comm, promise) as one, trained(comm, promise) as other:
             for step in range(taken):
-                time.sleep(random.random() * 0.002)
                 one.step(step)
             if promise.finished:
                 one.finish()
@@ -144,6 +145,7 @@ def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) 
             other.step(90)  # which is forgotten
             other.load(state)
             for step in range(taken, taken + 5):
+                time.sleep(random.random() * 0.002)
                 found, wanted = other.step(step), one.step(step)
                 assert promise.finished or np.array_equal(found, wanted), (promise.words, taken, step)
             assert np.array_equal(one.finish(), other.finish()), (promise.words, taken)
@@ -170,6 +172,7 @@ def refuse_states(comm: gf.Communicator, promise: Promise, training: Training, s
     training.finish()
 
 
+@on_ranks(1, 2, 3)
 def check_consolidated_states(comm: gf.Communicator, promise: Promise) -> None:
     """They are the same on all ranks, and have means of what each rank keeps, also where one has skipped a step."""
     kind = Adam if promise.uneven == "told" or promise.silent else SGD
@@ -199,6 +202,7 @@ def check_consolidated_states(comm: gf.Communicator, promise: Promise) -> None:
             training.finish()
 
 
+@on_ranks(2, 3)
 def check_other_numbers_of_ranks(comm: gf.Communicator, promise: Promise) -> None:
     """Where gradients are the same on all ranks, a run goes on the same on more ranks, and on fewer."""
     if SIZE == 1:
@@ -230,6 +234,7 @@ def go_on(comm: gf.Communicator, promise: Promise, end: int, start: Any = None) 
         return training.consolidated_state_dict(), flat(training.weights)
 
 
+@on_ranks(1, 2, 3)
 def check_a_loss_scale_changes_nothing(comm: gf.Communicator, promise: Promise) -> None:
     if (
         promise.is_same and promise.words != "lags(max_ratio=50, warmup=1, monitor=True)"
@@ -269,6 +274,7 @@ def expect_finite(training: Training) -> None:
     assert all(np.isfinite(np.asarray(each)).all() for each in training.kept())
 
 
+@on_ranks(1, 2, 3)
 def check_gradients_that_are_not_finite(comm: gf.Communicator, promise: Promise) -> None:
     """The error names tensor and rank, the iteration changes nothing, and training goes on with good gradients."""
     bad, value = ((0, np.nan), (2, -np.inf))[(PROMISES.index(promise) + SIZE) % 2]
@@ -297,6 +303,7 @@ def check_gradients_that_are_not_finite(comm: gf.Communicator, promise: Promise)
         expect_finite(training)
 
 
+@on_ranks(1, 2, 3)
 def check_a_loss_scale(comm: gf.Communicator, promise: Promise) -> None:
     """With one, gradients that are not finite are a step that is skipped, and no error; in 16 bits, too."""
     for dtype in (np.float32, np.float16):
@@ -318,6 +325,7 @@ def check_a_loss_scale(comm: gf.Communicator, promise: Promise) -> None:
                 training.expect_sum(promise, steps_of)
 
 
+@on_ranks(1, 2, 3)
 def check_weights_that_are_not_finite(comm: gf.Communicator, promise: Promise) -> None:
     """Where only weights travel, an optimizer's or those that were set: all ranks are told, and can go on."""
     if promise.uneven != "told" or promise.is_own:
@@ -338,6 +346,7 @@ def check_weights_that_are_not_finite(comm: gf.Communicator, promise: Promise) -
 # ---- ranks that differ -----------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator, promise: Promise) -> None:
     """All drop it, or the rank alone; nothing is lost of what was kept, no loss scale falls, and training goes on."""
     for scale in (None, "dynamic"):
@@ -376,6 +385,7 @@ def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator, promise: Prom
                 training.expect_sum(promise, steps_of)
 
 
+@on_ranks(1, 2, 3)
 def check_other_numbers_of_steps(comm: gf.Communicator, promise: Promise) -> None:
     """What weights have got and what is kept is what all ranks had, to the end; training goes on afterwards."""
     with trained(comm, promise, lr=1.0, momentum=0.0) as training:
@@ -400,6 +410,7 @@ def check_other_numbers_of_steps(comm: gf.Communicator, promise: Promise) -> Non
         training.finish()
 
 
+@on_ranks(2, 3)
 def check_ranks_that_are_out_of_batches_take_part(comm: gf.Communicator, promise: Promise) -> None:
     """In what comes after an iteration that all have dropped: not finite, or given up."""
     if promise.uneven != "join" or promise.told == "none":
@@ -416,6 +427,7 @@ def check_ranks_that_are_out_of_batches_take_part(comm: gf.Communicator, promise
         expect_finite(training)
 
 
+@on_ranks(2, 3)
 def check_ranks_that_disagree(comm: gf.Communicator, promise: Promise) -> None:
     """Strategies and learning rates that differ: all are told, nothing changes, and training goes on."""
     if SIZE == 1:
@@ -441,6 +453,7 @@ def check_ranks_that_disagree(comm: gf.Communicator, promise: Promise) -> None:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_tensors_that_no_rank_uses(comm: gf.Communicator, promise: Promise) -> None:
     """Neither momentum nor weight decay moves them: one that is never used, and, but for what is kept, one no more."""
     with trained(comm, promise, weight_decay=0.25) as training:
@@ -459,6 +472,7 @@ def check_tensors_that_no_rank_uses(comm: gf.Communicator, promise: Promise) -> 
         assert (training.loop.weights[3] == START).all(), promise.words
 
 
+@on_ranks(1, 2, 3)
 def check_weights_of_16_bits(comm: gf.Communicator, promise: Promise) -> None:
     """Those that are written before the first step are what all begin with; masters add up steps that are too small."""
     small = 2.0**-13  # which a weight of 1 in float16 does not notice
@@ -490,6 +504,7 @@ def check_weights_of_16_bits(comm: gf.Communicator, promise: Promise) -> None:
         training.load(training.state())
 
 
+@on_ranks(1, 2, 3)
 def check_common_weights(comm: gf.Communicator, promise: Promise) -> None:
     """Ranks train on weights of their own, and evaluate those of all."""
     with trained(comm, promise) as training:
@@ -508,6 +523,7 @@ def check_common_weights(comm: gf.Communicator, promise: Promise) -> None:
 # ---- what is to be expected ------------------------------------------------------------------------------------------
 
 
+@on_ranks(1, 2, 3)
 def check_explain(comm: gf.Communicator, promise: Promise) -> None:
     strategy = parse_strategy(promise.words)
     if promise.is_own:

@@ -95,6 +95,7 @@ def loaded(comm: gf.Communicator) -> None:
     training.load_state_dict(saved)
     beside.barrier()
     if PLACE == 2:
+        time.sleep(0.3)  # the others come out of it, too
         die()
     step()
     training.finish()

@@ -20,8 +20,6 @@ from gradientflow.strategies import ArraySynchronizer, Layout, Strategy
 
 torch.set_num_threads(1)
 
-OWN = ("hpsgd", "local_sgd(period=2)", "diloco(period=2)", "psgd")
-
 
 def step(model: torch.nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from marks import on_ranks
 from strategy_turns import PROMISE_OF, TURNS, with_promise
 from support import RANK, SIZE, bits, quick_link, raises, require_same_state, run_checks, same_everywhere
 from table_of_strategies import PROMISES, Promise
@@ -84,6 +85,7 @@ def takes_any(promise: Promise) -> bool:
     return promise.uneven == "told" or promise.silent
 
 
+@on_ranks(2, 3)
 def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) -> None:
     """From what torch.save has written, though pools are laid out anew; with masters and a loss scale, too."""
     for number, taken in enumerate(promise.taken[-2:], PROMISES.index(promise) + SIZE):
@@ -100,7 +102,7 @@ def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) 
             wanted = bits(model.parameters())
             at_end = finish(model, optimizer)
         with trained(comm, promise, dtype, loss_scale=scales[1]) as (model, optimizer):
-            for step in range(90, 90 + 2 * (taken % 2)):  # whose order is known, or is not
+            for step in range(90, 90 + 2 * (number // 2 % 2)):  # whose order is known, or is not
                 step_of(model, optimizer, step)
             for group in optimizer.param_groups:
                 group["lr"] = 9.0
@@ -114,6 +116,7 @@ def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) 
             assert str(scales[0] and scales[0].state_dict()) == str(scales[1] and scales[1].state_dict())
 
 
+@on_ranks(2, 3)
 def check_consolidated_states(comm: gf.Communicator, promise: Promise) -> None:
     """They are the same on all ranks, and have the means of what each rank's optimizer keeps."""
     kind = torch.optim.AdamW if takes_any(promise) and (PROMISES.index(promise) + SIZE) % 2 else torch.optim.SGD
@@ -138,6 +141,7 @@ def check_consolidated_states(comm: gf.Communicator, promise: Promise) -> None:
         finish(model, optimizer)
 
 
+@on_ranks(2, 3)
 def check_gradients_that_are_not_finite(comm: gf.Communicator, promise: Promise) -> None:
     """The error comes out of `backward` or `step`, names parameter and rank, and training goes on."""
     name = ("first.bias", "last.weight", "first.weight")[PROMISES.index(promise) % 3]
@@ -175,6 +179,7 @@ def check_gradients_that_are_not_finite(comm: gf.Communicator, promise: Promise)
             assert all(torch.as_tensor(each).isfinite().all() for each in state.values())
 
 
+@on_ranks(2, 3)
 def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator, promise: Promise) -> None:
     """The others are told, and all drop the iteration; or, where gradients are a rank's own, nobody need know."""
     with trained(comm, promise) as (model, optimizer):
@@ -206,6 +211,7 @@ def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator, promise:
         finish(model, optimizer)
 
 
+@on_ranks(2, 3)
 def check_parameters_that_are_added(comm: gf.Communicator, promise: Promise) -> None:
     """What is kept of the others goes along by name, and training goes on."""
     torch.manual_seed(7)
@@ -244,6 +250,7 @@ def kept_by(optimizer: Any) -> dict[str, Any]:
     return found
 
 
+@on_ranks(2, 3)
 def check_parameters_without_gradient(comm: gf.Communicator, promise: Promise) -> None:
     """Neither momentum nor weight decay moves what no rank uses, or uses no more; zeros are gradients."""
     with trained(comm, promise) as (model, optimizer):
@@ -266,6 +273,7 @@ def check_parameters_without_gradient(comm: gf.Communicator, promise: Promise) -
         assert optimizer.bytes_copied == 0, promise.words
 
 
+@on_ranks(2, 3)
 def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator, promise: Promise) -> None:
     """Into a model whose master weights are there already, by hand and from a checkpoint."""
     state: Any = None
@@ -286,6 +294,7 @@ def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator, promise: Pro
             state = saved((model.state_dict(), optimizer.state_dict()))
 
 
+@on_ranks(2, 3)
 def check_explain(comm: gf.Communicator, promise: Promise) -> None:
     if promise.is_own:
         return

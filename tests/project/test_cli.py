@@ -27,6 +27,7 @@ from typing import Any
 import click
 import pytest
 from jobs import Finished
+from pace import wait_until
 
 from gradientflow import _core, cli, mpi_start, waits
 from gradientflow.bench.core.case import COLLECTIVES
@@ -100,13 +101,6 @@ def tagged(tag: str) -> list[str]:
                 if f"{TAG}={tag}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found
-
-
-def wait_until(condition: object, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
 
 
 # ---- launch ----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from jobs import Finished
+from pace import wait_until
 
 from gradientflow.bench.netlab import Netlab, NetlabError, parse_link_down
 from gradientflow.launch import module_command
@@ -61,13 +62,6 @@ def sleeping(number: int) -> int:
 def a_while(number: int) -> str:
     """Give seconds to sleep that no other test has."""
     return f"{100 + number}.{os.getpid()}"
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(autouse=True)

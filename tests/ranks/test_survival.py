@@ -103,6 +103,13 @@ DIE: dict[str, Job] = {
             Training("hpsgd", [Fate(3, 29, "miss"), Fate(2, 29, "die at the end")]),
         ],
     ),
+    "rounds, in recovery": (
+        6,
+        [
+            Training("hpsgd", [Fate(2, 11, "miss"), Fate(0, 3, "die in recovery")]),
+            Training("hpsgd", [Fate(3, 10), Fate(4, 3, "die in recovery")]),
+        ],
+    ),
     "servers": SERVERS,
     "servers at the ranks' own pace": (
         5,
@@ -334,7 +341,7 @@ def test_what_servers_had_before_is_not_gone_back_to(process_command: Command, t
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("how", "node_size"), [("bsp behind", 1), ("bsp adam", 0), ("asp", 1)])
+@pytest.mark.parametrize(("how", "node_size"), [("bsp", 0), ("bsp behind", 1), ("bsp adam", 0), ("asp", 1)])
 def test_a_parameter_server_is_recovered(process_command: Command, how: str, node_size: int) -> None:
     printed = run_ranks(process_command("recovered_servers"), 3, *how.split(), node_size=node_size)
     assert printed.splitlines() == ["recovered"] * 2

@@ -69,7 +69,11 @@ def without_repeats(items: Sequence[pytest.Function]) -> list[pytest.Function]:
         marked = _MANY if ranks >= min(_MANY, most[_test_of(item)]) else ranks
         return marked in _marked(item.get_closest_marker("checks").args[0])[item.callspec.params["check"]].ranks
 
-    return [*filter(stays, items)]
+    left = [*filter(stays, items)]
+    if without := {job_of(each.nodeid) for each in items} - {job_of(each.nodeid) for each in left}:
+        message = f"no check is marked for the ranks of {', '.join(sorted(without))}"
+        raise pytest.UsageError(message)
+    return left
 
 
 def _test_of(item: pytest.Function) -> str:

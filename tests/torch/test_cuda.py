@@ -82,7 +82,7 @@ def test_the_process_group_on_an_emulated_device(check: Run, emulated_cuda: Path
 
 @on_a_device
 @pytest.mark.checks("torch_cuda")
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_training_on_a_device(check: Run, ranks: int) -> None:
     check(ranks, env={"TENSORS_ON": "cuda"}, timeout=200)
 

@@ -154,12 +154,12 @@ def test_a_rank_that_is_stopped_is_not_dead(start: Start, seconds: float, size: 
 @pytest.mark.usefixtures("native")
 def test_a_rank_that_was_stopped_finds_what_has_come_meanwhile(start: Start) -> None:
     """Though its time is up."""
-    ranks = start(2, timeout=1.0)
+    ranks = start(2, timeout=scaled(1.0))
     ranks[0].tell("gather")
-    time.sleep(0.3)
+    time.sleep(scaled(0.3))
     ranks[0].process.send_signal(signal.SIGSTOP)
     ranks[1].tell("gather")
-    time.sleep(1.2)
+    time.sleep(scaled(1.2))
     ranks[0].process.send_signal(signal.SIGCONT)
     assert [each.answer() for each in ranks] == ["[b'0', b'1']"] * 2
 
