@@ -670,6 +670,22 @@ def test_who_does_not_read_stops_nobody() -> None:
         assert memory_in_use() - before < 16 << 20  # a value is kept once, whoever reads it
 
 
+def test_a_file_that_another_process_writes_to_is_awaited_where_no_time_is_left(tmp_path: Path) -> None:
+    """Ranks that wait in vain say so in the store, all at the same moment."""
+    store = _core.FileStore(str(tmp_path / "store"), timeout=SECONDS)
+    store.set("key", b"of before", SECONDS)
+    program = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX);"
+        "print('has it', flush=True); time.sleep(0.2)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "has it\n"
+        assert store.compare_set("key", b"of before", b"of now", 0) == b"of now"
+
+
 def test_more_connections_than_files() -> None:
     """A process that serves, and has few files, goes on serving once strangers have gone."""
     program = """

@@ -15,6 +15,7 @@
 
 #include "../../base/error.hpp"
 #include "../../base/text.hpp"
+#include "../../base/waits.hpp"
 
 namespace gradientflow::transport {
 namespace {
@@ -37,9 +38,13 @@ std::chrono::milliseconds longer(std::chrono::milliseconds nap) { return std::mi
 
 class FileStore::Opened {
  public:
-  Opened(const std::string& path, const Until& until) : path_(path), turn_(until.lock(turn_in_process())) {
+  // Where no time is left there is some: whoever has waited in vain still tells the others so.
+  Opened(const std::string& path, const Until& limit)
+      : path_(path),
+        until_(limit.over() ? limit.anew(waits::store_answer.seconds()) : limit),
+        turn_(until_.lock(turn_in_process())) {
     if (!turn_) {
-      throw too_late(until);
+      throw too_late();
     }
     file_ = Descriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
     if (!file_) {
@@ -52,8 +57,8 @@ class FileStore::Opened {
       if (errno != EACCES && errno != EAGAIN && errno != EINTR) {
         throw failure("lock");
       }
-      if (!until.sleep(nap)) {
-        throw too_late(until);
+      if (!until_.sleep(nap)) {
+        throw too_late();
       }
     }
   }
@@ -104,12 +109,13 @@ class FileStore::Opened {
   [[nodiscard]] Error failure(const char* what) const {
     return system_error(std::string("cannot ") + what + " the store in " + path_, errno);
   }
-  [[nodiscard]] Error too_late(const Until& until) const {
-    return {ErrorKind::timeout, "the store in " + path_ + " was not free within " + format_number(until.seconds()) +
+  [[nodiscard]] Error too_late() const {
+    return {ErrorKind::timeout, "the store in " + path_ + " was not free within " + format_number(until_.seconds()) +
                                     " s: other processes have locked it"};
   }
 
   std::string path_;
+  Until until_;
   std::unique_lock<std::mutex> turn_;
   Descriptor file_;
 };
@@ -185,7 +191,7 @@ void FileStore::set(const std::string& key, const std::string& value, const Unti
 
 std::optional<std::string> FileStore::look(const std::string& key, const Until& until) {
   check_key(key);
-  const Opened file(path_, until.over() ? until.anew(1.0) : until);
+  const Opened file(path_, until);
   read_on(file);
   return value_of(key);
 }
