@@ -247,7 +247,8 @@ class Door:
 
     def _look(self, key: str, seconds: float | None = None) -> bytes | None:
         """Return the value that there is now."""
-        value: bytes | None = self._store.compare_set(key, _NOTHING, _NOTHING, seconds or waits.STORE.seconds)
+        limit = waits.STORE.seconds if seconds is None else seconds
+        value: bytes | None = self._store.compare_set(key, _NOTHING, _NOTHING, limit)
         return None if value == _NOTHING else value
 
 

@@ -7,7 +7,6 @@ import json
 import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,19 +53,17 @@ def checks_of(program: str, *only: str, without: Sequence[str] = ()) -> list[Che
 
 
 def without_repeats(items: Sequence[pytest.Function]) -> list[pytest.Function]:
-    """Leave out the checks that are not marked for the ranks of their test; what is slow is as it is.
+    """Leave out the checks that are not marked for the ranks of their test, of which these are all items.
 
-    Where a test has fewer than three ranks, its most stand for them.
+    What is slow stays. Where a test has fewer than three ranks, its most stand for them.
     """
-    most: Counter[str] = Counter()
-    for item in items:
-        most[_test_of(item)] = max(most[_test_of(item)], _ranks_of(item))
+    many = min(_MANY, max(map(_ranks_of, items), default=0))
 
     def stays(item: pytest.Function) -> bool:
         ranks = _ranks_of(item)
         if ranks == 0:
             return True
-        marked = _MANY if ranks >= min(_MANY, most[_test_of(item)]) else ranks
+        marked = _MANY if ranks >= many else ranks
         return marked in _marked(item.get_closest_marker("checks").args[0])[item.callspec.params["check"]].ranks
 
     left = [*filter(stays, items)]
@@ -74,10 +71,6 @@ def without_repeats(items: Sequence[pytest.Function]) -> list[pytest.Function]:
         message = f"no check is marked for the ranks of {', '.join(sorted(without))}"
         raise pytest.UsageError(message)
     return left
-
-
-def _test_of(item: pytest.Function) -> str:
-    return item.nodeid.partition("[")[0]
 
 
 def _ranks_of(item: pytest.Function) -> int:
