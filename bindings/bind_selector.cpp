@@ -95,7 +95,10 @@ void bind_selector(py::module_& module) {
       .def_property_readonly("stretch_bytes", &Selector::stretch_bytes);
   selector.attr("statement_bytes") = sizeof(collective::Statement);
   selector.attr("largest_along") = collective::largest_along;
-  selector.attr("fusion_bytes") = engine::fusion_bytes;
+  selector.def(
+      "automatic_threshold",
+      [](std::size_t bytes, int nodes) { return engine::automatic_threshold(bytes, nodes, false); }, py::arg("bytes"),
+      py::arg("nodes"));
   selector.attr("chunks_bytes") = engine::chunks_bytes;
   selector.attr("entries_bytes") = engine::entries_bytes;
   selector.def("is_direct", &collective::Agreement::is_direct, py::arg("nodes"));

@@ -115,7 +115,7 @@ def without_mpi(plan: P) -> P:
 
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Read sizes such as ``16K,1M,64M``; K, M, G and T are powers of 1024, with or without ``B`` or ``iB``."""
-    return tuple(dict.fromkeys(_parse_size(item) for item in parse_list(text)))
+    return tuple(dict.fromkeys(parse_size(item) for item in parse_list(text)))
 
 
 def parse_list(text: str) -> tuple[str, ...]:
@@ -139,7 +139,8 @@ def format_size(size: int) -> str:
     return str(size)
 
 
-def _parse_size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Read one of them."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise PlanError(f"{text!r} is not a size: write bytes, or a number with K, M or G, such as 64K or 1M")

@@ -131,11 +131,11 @@ def _traffics(row: Row, place: int, costs: Costs) -> list[EveryStep]:
     computation = _computation(row, place)
     dense = replace(computation, dtype="float32" if place == 0 else "float16")
     if place < len(FITTED):
-        return [replace(dense_traffic(dense, 0, None, "ring"), in_backward=False)]
+        return [replace(dense_traffic(dense, 1, 0, None, "ring"), in_backward=False)]
     if place == len(FITTED):
-        return [dense_traffic(dense, 0, None, "ring")]
+        return [dense_traffic(dense, 1, 0, None, "ring")]
     if place == len(FITTED) + 1:
-        return [dense_traffic(dense, threshold, None, "ring") for threshold in _THRESHOLDS]
+        return [dense_traffic(dense, 1, threshold, None, "ring") for threshold in _THRESHOLDS]
     sparse = [
         chunk_traffic(computation, costs.cluster, _DENSITY, _CHUNK, threshold, None, "ring")
         for threshold in _THRESHOLDS

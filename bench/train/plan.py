@@ -16,6 +16,7 @@ from gradientflow.strategies import Dense, Strategy, default_strategy, parse_str
 
 from ..core.plan import AUTO, TRANSPORTS, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
 from .entry import DDP_ALONE, NONE, SINGLE, SINGLE_ACCUMULATED, Entry, Optimizer
+from .perceptrons import is_perceptron, widths_of
 from .rates import OwnRates, check_rate
 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
@@ -55,7 +56,7 @@ class TrainPlan(Plan):
     Attributes
     ----------
     models : tuple of str
-        Of `MODELS`.
+        Of `MODELS`, or perceptrons of a given size.
     contestants : tuple of str
         Of `CONTESTANTS`; the references always take part.
     strategies : tuple of Strategy
@@ -137,7 +138,8 @@ class TrainPlan(Plan):
 
     def __post_init__(self) -> None:
         """Refuse invalid options, with a sentence that names what to change."""
-        check_choices("--model", self.models, MODELS)
+        perceptrons = [name for name in self.models if is_perceptron(name) and widths_of(name)]
+        check_choices("--model", self.models, (*MODELS, *perceptrons))
         check_choices("--contestants", self.contestants, CONTESTANTS, may_be_empty=True)
         check_choices("--wire", self.wires, WIRES, may_be_empty=True)
         check_choices("--transport", self.transports, (AUTO, *TRANSPORTS))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .data import CHARACTERS, Array, Data, digits, library_text
+from .perceptrons import is_perceptron, widths_of
 
 _HELD_OUT_BATCH = 256
 _GROUPS = 4  # of normalised channels
@@ -37,6 +40,26 @@ def mlp() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
     )
+
+
+class Widened(nn.Module):
+    """Repeats the pixels of images up to a width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the pixels of each image, so often as they fit."""
+        pixels = images.flatten(1)
+        return pixels.repeat(1, -(-self._width // pixels.shape[1]))[:, : self._width]
+
+
+def perceptron_of(widths: list[int]) -> nn.Module:
+    """Make a perceptron whose layers have these inputs and outputs."""
+    layers = [nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
+    between = (module for layer in layers for module in (layer, nn.ReLU()))
+    return nn.Sequential(Widened(widths[0]), *list(between)[:-1])
 
 
 def cnn() -> nn.Module:
@@ -181,6 +204,8 @@ def load_task(name: str) -> Task:
         return Task(name, cnn, digits(8), 0.05, 10)
     if name == "resnet":
         return Task(name, resnet, digits(8), 0.05, 10)
+    if is_perceptron(name):
+        return Task(name, partial(perceptron_of, widths_of(name)), digits(8), 0.05, 10)
     return Task(name, CharacterLSTM, library_text(), 1.0, CHARACTERS)
 
 

@@ -60,6 +60,7 @@ _BENCHES = {
 
 # Those with a command of their own, which starts the jobs that it needs.
 _OWN = {
+    "first": "Measure what users get who set nothing, beside DDP over Gloo.",
     "jax": "Measure unchanged programs of JAX beside gloo, and calls in jit.",  # a process of JAX has one library
     "join": "Measure how long a process takes to join a job, and who waits.",
     "model": "Predict steps on emulated hosts, then measure them.",

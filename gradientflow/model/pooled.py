@@ -63,17 +63,18 @@ def _wire_of(computation: Computation, wire: str | None) -> str | None:
 
 
 def dense_traffic(
-    computation: Computation, fusion_threshold: float | str, wire: str | None, algorithm: str
+    computation: Computation, nodes: int, fusion_threshold: float | str, wire: str | None, algorithm: str
 ) -> EveryStep:
     """Return the traffic of a gradient pool: an allreduce of each range."""
     core = load_core().selector
     counts = counts_of(computation)
     width, wire = itemsize(computation.dtype), _wire_of(computation, wire)
-    ranges = core.fuse([count * width for count in counts], _threshold(fusion_threshold, core.fusion_bytes))
+    sizes = [count * width for count in counts]
+    threshold = _threshold(fusion_threshold, core.automatic_threshold(sum(sizes), nodes))
     return EveryStep(
         tuple(
             Exchange((Call("allreduce", sum(counts[begin:end]), computation.dtype, wire, algorithm),), end)
-            for begin, end in ranges
+            for begin, end in core.fuse(sizes, threshold)
         )
     )
 
@@ -94,7 +95,8 @@ def chunk_traffic(
     size = min(chunk_size, max(1, parameters))
     chunks = ceil(parameters / size)
     important = core.important_count(density, chunks)
-    default = core.selector.chunks_bytes if len(cluster.nodes) > 1 else core.selector.fusion_bytes
+    nodes = len(cluster.nodes)
+    default = core.selector.chunks_bytes if nodes > 1 else core.selector.automatic_threshold(parameters, nodes)
     dtype, wire = computation.dtype, _wire_of(computation, wire)
     ranges = core.selector.fuse([size * itemsize(dtype)] * important, _threshold(fusion_threshold, default))
     exchanges = []

@@ -60,8 +60,9 @@ class GradientPool(BasePool):
         A floating dtype, of all tensors.
     fusion_threshold : int, float or str, default "auto"
         Bytes, or text such as "64KiB". With 0 every tensor is reduced alone; with ``math.inf`` or "inf" all are reduced
-        together, once the last is ready. "auto" is 8 MiB; inside a node, where the threads that call `ready` reduce the
-        ranges (GRADIENTFLOW_PROGRESS), it is 256 KiB.
+        together, once the last is ready. "auto" is a sixteenth of the pool between nodes, but 256 KiB or more and 4 MiB
+        or less; inside a node 8 MiB, or 256 KiB where the threads that call `ready` reduce the ranges
+        (GRADIENTFLOW_PROGRESS).
     wire : {"float32", "float16", "bfloat16"}, optional
         The dtype to which float32 values are rounded when they travel between nodes, see `Communicator.allreduce`.
     algorithm : str, default "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gradientflow.strategies.update import Iteration, SettingsOf
 from .binding import bind_together
 from .loss_scale import LossScale
 from .order import BackwardOrder
+from .overlap import Overlap
 from .status import Outcome, Status
 from .survival import Survival, lets_in_when_recovering
 from .tensors import Tensors
@@ -105,6 +107,7 @@ class Loop:
         self.must_zero = False
         self.status = Status(self.comm, len(layout), is_sent=strategy.gradients == "mean")
         self.batches = Batches()
+        self._overlap = Overlap(self.comm if layout.device == "cpu" else None)
         self.survival = survival
         self.on_new_order: Callable[[], object] = lambda: None
         self.settings: SettingsOf = tensors.settings
@@ -267,10 +270,13 @@ class Loop:
         if self.must_zero:
             message = "the iteration was dropped: call zero_grad(), and begin a new one with a backward pass"
             raise ArgumentError(message)
+        waited_from = time.monotonic()
         with self.comm.span("wait"):
             if not self.flushed:
                 self.flush()
             self._wait()
+        if self._overlap.is_wanted:
+            self._overlap.note(waited_from, self.synchronizer.reports)
         if self.survival is not None:
             self.survival.allow_step()
 

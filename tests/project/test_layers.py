@@ -290,6 +290,10 @@ PYTHON_LAYERS["gradientflow.bench.sparse"] = PYTHON_LAYERS["gradientflow.bench.f
     "gradientflow.bench.fusion",
     "gradientflow.bench.kernels",
 }
+PYTHON_LAYERS["gradientflow.bench.first"] = PYTHON_LAYERS["gradientflow.bench.train"] | {
+    "gradientflow.bench.jax",
+    "gradientflow.bench.train",
+}
 PYTHON_LAYERS["gradientflow.bench.survive"] |= {"gradientflow.bench"}  # netlab, whose hosts are cut off
 PYTHON_LAYERS["gradientflow.bench.model"] |= {"gradientflow.bench"}  # netlab, whose links have a delay
 PYTHON_LAYERS["gradientflow.cli"] = set(PYTHON_LAYERS)

@@ -48,3 +48,18 @@ def test_ranges_cover_all_tensors_and_are_as_short_as_they_may_be(sizes: list[in
 )
 def test_ranges_of_small_pools(sizes: list[int], threshold: int, ranges: list[tuple[int, int]]) -> None:
     assert core.fuse(sizes, threshold) == ranges
+
+
+@pytest.mark.parametrize(
+    ("size", "nodes", "threshold"),
+    [
+        (0, 2, 2**18),
+        (300_000, 2, 2**18),
+        (2**24, 2, 2**20),
+        (2**24, 8, 2**20),
+        (2**40, 2, 2**22),
+        (300_000, 1, 2**23),
+    ],
+)
+def test_thresholds_follow_from_the_bytes_between_nodes(size: int, nodes: int, threshold: int) -> None:
+    assert core.selector.automatic_threshold(size, nodes) == threshold

@@ -55,7 +55,7 @@ class Dense(PoolStrategy):
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
         """Return the allreduces of fused gradients."""
-        return dense_traffic(computation, self.fusion_threshold, self.wire, self.algorithm)
+        return dense_traffic(computation, len(costs.cluster.nodes), self.fusion_threshold, self.wire, self.algorithm)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return how pools fuse tensors."""

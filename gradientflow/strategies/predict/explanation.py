@@ -146,7 +146,9 @@ class Measured:
 
     def explain(self, name: str, strategy: SendsTraffic) -> Explanation:
         """Predict a step with a strategy, and with dense float32."""
-        dense = dense_traffic(replace(self.computation, dtype="float32"), "auto", None, "auto")
+        dense = dense_traffic(
+            replace(self.computation, dtype="float32"), len(self.costs.cluster.nodes), "auto", None, "auto"
+        )
         return Explanation(
             name,
             self.costs.cluster.ranks,

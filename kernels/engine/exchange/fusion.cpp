@@ -1,6 +1,21 @@
 #include "fusion.hpp"
 
+#include <algorithm>
+
 namespace gradientflow::engine {
+namespace {
+
+constexpr std::size_t share = 16;                    // of the bytes of a pool
+constexpr std::size_t most_between_nodes = 4 * mib;  // from here on a longer range only begins later
+
+}  // namespace
+
+std::size_t automatic_threshold(std::size_t bytes, int nodes, bool callers_reduce) {
+  if (nodes > 1) {
+    return std::clamp(bytes / share, hot_bytes, most_between_nodes);
+  }
+  return callers_reduce ? hot_bytes : fusion_bytes;
+}
 
 std::vector<TensorRange> fuse(std::span<const std::size_t> bytes, std::size_t threshold) {
   std::vector<TensorRange> ranges;

@@ -27,6 +27,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
            lay_out(with_extra(counts, options.device ? 0 : options.extra), dtype), options.extra),
       progress_(progress_of(communicator, options)),
       options_(options),
+      nodes_(communicator.nodes()),
       fusion_threshold_(threshold_of(options.fusion_threshold)),
       active_(offsets_.size() - 1) {
   if (options.wire) {
@@ -117,7 +118,7 @@ void GradientPool::limit(std::size_t tensors) {
 }
 
 std::size_t GradientPool::threshold_of(std::optional<std::size_t> given) const {
-  return given.value_or(progress_ == Progress::caller ? hot_bytes : fusion_bytes);
+  return given.value_or(automatic_threshold(bytes(), nodes_, progress_ == Progress::caller));
 }
 
 void GradientPool::regroup(std::optional<std::size_t> fusion_threshold, std::optional<DType> wire) {

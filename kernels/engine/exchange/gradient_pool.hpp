@@ -29,7 +29,7 @@ namespace gradientflow::engine {
 class GradientPool final : public Pool {
  public:
   struct Options {
-    std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse`; the default depends on which threads reduce
+    std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse` and `automatic_threshold`
     std::optional<DType> wire = {};                    // what float32 values are rounded to between nodes
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<int> device = {};  // the CUDA device that has the tensors; none: the host
@@ -116,6 +116,7 @@ class GradientPool final : public Pool {
 
   Progress progress_;
   Options options_;
+  int nodes_;
   std::size_t fusion_threshold_;
   std::unique_ptr<GradientPool> extra_pool_;  // of a device pool, on the host: the extra numbers
   std::size_t active_;                        // how many tensors, the first ones, are in ranges

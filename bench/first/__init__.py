@@ -1,0 +1,1 @@
+"""``gradientflow bench first``."""

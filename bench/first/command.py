@@ -1,0 +1,125 @@
+"""``gradientflow bench first``: programs in which nothing is set but the name of a strategy, beside DDP over Gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import secrets
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from gradientflow.errors import GradientFlowError
+
+from ..core.plan import format_size, parse_sizes
+from ..core.table import empty_table
+from ..jax.turns import Place, run_turn, turns
+from ..train.perceptrons import SHAPES
+
+_GLOO = "ddp-gloo"
+_TRAINED = {"ddp-gradientflow": "DDP", "dense": "optimizer", "csc": "csc", "lags": "lags"}
+_PSUM = "psum"
+_ROUNDS = 3  # jobs of each library for JAX, whose processes have one
+
+
+def _sizes(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
+    del context, option
+    return parse_sizes(text)
+
+
+@click.command()
+@click.option("-n", "--ranks", default=2, show_default=True, help="Ranks on this machine; 0 for none.")
+@click.option("--hosts", default=4, show_default=True, help="Hosts to make by netlab, one rank each; 0 for none.")
+@click.option("--rate", default="1gbit", show_default=True, help="What each host can send.")
+@click.option(
+    "--gradients", default="300K,1400K,5M,23M,100M", show_default=True, callback=_sizes, help="Bytes of each model."
+)
+@click.option("--shape", type=click.Choice(SHAPES), default=SHAPES[0], show_default=True, help="Layers of the models.")
+@click.option("--steps", default=20, show_default=True, help="Timed steps of each contestant.")
+@click.option(
+    "--jax/--no-jax", default=importlib.util.find_spec("jax") is not None, help="psum, too  [default: if installed]"
+)
+@click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
+def first(
+    ranks: int,
+    hosts: int,
+    rate: str,
+    gradients: tuple[int, ...],
+    shape: str,
+    steps: int,
+    jax: bool,
+    json_path: str | None,
+) -> None:
+    """Measure what users get who set nothing: DDP, the optimizer, csc, lags and psum of JAX, beside Gloo.
+
+    Every result is checked before it is timed.
+    """
+    places = [Place(ranks)] if ranks else []
+    places += [Place(hosts, hosts=hosts, rate=rate)] if hosts else []
+    console = Console()
+    found = []
+    for place in places:
+        figures = _trained(place, gradients, shape, steps)
+        if jax:
+            for size, ratio in _psum(place, gradients).items():
+                figures[size][_PSUM] = ratio
+        console.print(_table(place, figures))
+        found.append({"place": vars(place), "shape": shape, "steps": steps, "results": figures})
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def _trained(place: Place, gradients: Sequence[int], shape: str, steps: int) -> dict[str, dict[str, float]]:
+    """Give the milliseconds of a step by size and contestant."""
+    models = {f"{shape}-{format_size(size)}": format_size(size) for size in gradients}
+    strategies = [name for name in _TRAINED if not name.startswith("ddp")]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "figures.json")
+        options = ["--model", ",".join(models), "--steps", str(steps), "--strategy", ";".join(strategies)]
+        options += ["--contestants", f"gradientflow,{_GLOO},ddp-gradientflow", "--json", str(file)]
+        command = place.command(["gradientflow", "bench", "train", *options])
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode != 0:
+            message = f"training has ended with exit status {done.returncode}\n{done.stdout}"
+            raise GradientFlowError(message)
+        rows = json.loads(file.read_text(encoding="utf-8"))["results"]
+    figures: dict[str, dict[str, float]] = {size: {} for size in models.values()}
+    for row in rows:
+        figures[models[row["model"]]][row["strategy"] or row["contestant"]] = row["step_median_ms"]
+    return figures
+
+
+def _psum(place: Place, gradients: Sequence[int]) -> dict[str, float]:
+    """Give the time of psum over that over gloo, by size."""
+    told = {"measure": "psum", "sizes": list(gradients), "seconds": 1.0}
+    times: dict[str, list[list[float]]] = {"gradientflow": [], "gloo": []}
+    for library in turns([*times], _ROUNDS):
+        found = run_turn(place, {**told, "contestant": library, "seed": secrets.randbits(31)})["results"]
+        if wrong := sum(each["wrong"] for each in found):
+            message = f"{wrong} elements of psum over {library} were wrong"
+            raise GradientFlowError(message)
+        times[library].append([each["median_us"] for each in found])
+    ours, theirs = ([statistics.median(each) for each in zip(*turns, strict=True)] for turns in times.values())
+    return {format_size(size): mine / peer for size, mine, peer in zip(gradients, ours, theirs, strict=True)}
+
+
+def _table(place: Place, figures: dict[str, dict[str, float]]) -> Any:
+    hosts = f"{place.hosts} hosts at {place.rate}" if place.hosts else f"{place.ranks} ranks of one node"
+    table = empty_table()
+    table.title = f"{hosts}: a step of DDP over Gloo, and what share of its time others take"
+    for heading in ("gradients", "alone\nms", "DDP Gloo\nms", *_TRAINED.values()):
+        table.add_column(heading, justify="right")
+    has_psum = any(_PSUM in each for each in figures.values())
+    if has_psum:
+        table.add_column("psum\nof JAX", justify="right")
+    for size, each in figures.items():
+        ratios = [f"{each[name] / each[_GLOO]:.2f}" for name in _TRAINED]
+        psum = [f"{each[_PSUM]:.2f}"] if has_psum else []
+        table.add_row(size, f"{each['none']:.1f}", f"{each[_GLOO]:.1f}", *ratios, *psum)
+    return table
