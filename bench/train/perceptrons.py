@@ -23,8 +23,8 @@ def is_perceptron(name: str) -> bool:
 def widths_of(name: str) -> list[int]:
     """Give the inputs of each layer of a perceptron, and the outputs of the last.
 
-    The layers of ``even`` are equal. In ``front`` the first layer has most of the gradients, and they are ready last; in
-    ``back`` the one before that of the classes has them.
+    The layers of ``even`` are equal. The first layer of ``front`` has most of the gradients, so these are ready last; the
+    one before the classes has them in ``back``.
 
     Raises
     ------
