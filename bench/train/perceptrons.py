@@ -23,8 +23,8 @@ def is_perceptron(name: str) -> bool:
 def widths_of(name: str) -> list[int]:
     """Give the inputs of each layer of a perceptron, and the outputs of the last.
 
-    The layers of ``even`` are equal. The first layer of ``front`` has most of the gradients, so these are ready last; the
-    one before the classes has them in ``back``.
+    The layers of ``even`` are equal. Most gradients are those of the first layer in ``front``, so they are ready last;
+    in ``back`` those of the layer before the classes.
 
     Raises
     ------
