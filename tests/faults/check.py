@@ -27,7 +27,8 @@ from rich.table import Table
 # The marks of the tests that find a fault, from those that run most often.
 _FINDERS = {"pytest": [], ".ci/run": ["-m", "thorough and not slow"], "slow tests": ["-m", "slow"]}
 
-_PASSED = (0, 5)  # exit statuses of pytest; 5 where no test is selected
+_NOTHING = 5  # exit statuses of pytest: where no test is selected
+_PASSED = (0, _NOTHING)
 _FAILED = (1, 2)  # 2 where its workers were told to stop after a failure
 _COMPILED = ("kernels/", "bindings/")
 
@@ -104,11 +105,13 @@ def outcome_of(fault: Fault, at: Checkout) -> str:
     with at.with_fault(fault) as is_there:
         if not is_there:
             return "does not apply or compile"
+        selects = False
         for finder, marks in _FINDERS.items():
             statuses = [at.test([*arguments, *marks]) for arguments in fault.tests]
             if any(status in _FAILED for status in statuses):
                 return finder
-        return "nobody"
+            selects = selects or any(status != _NOTHING for status in statuses)
+        return "nobody" if selects else "no test is selected"
 
 
 @click.command()
