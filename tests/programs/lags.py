@@ -315,10 +315,11 @@ LARGE = [(3,), (1 << 15,), (64,), (1 << 15,), (1 << 15,), (2,)]  # three stages
 
 @contextmanager
 def told() -> Iterator[list[str]]:
-    """Give what the library logs."""
+    """Give what lags logs."""
     messages: list[str] = []
     handler, logger = logging.Handler(), logging.getLogger("gradientflow")
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(lambda record: record.module == "lags")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
