@@ -17,29 +17,22 @@ from rich.console import Console
 
 from gradientflow.errors import GradientFlowError
 
-from ..core.plan import format_size, parse_sizes
+from ..core.plan import PlanError, format_size, parse_sizes
 from ..core.table import empty_table
 from ..jax.turns import Place, run_turn, turns
 from ..train.perceptrons import SHAPES
 
 _GLOO = "ddp-gloo"
 _TRAINED = {"ddp-gradientflow": "DDP", "dense": "optimizer", "csc": "csc", "lags": "lags"}
-_PSUM = "psum"
+_PSUM = "psum_over_gloo"  # a ratio; all others are milliseconds
 _ROUNDS = 3  # jobs of each library for JAX, whose processes have one
-
-
-def _sizes(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
-    del context, option
-    return parse_sizes(text)
 
 
 @click.command()
 @click.option("-n", "--ranks", default=2, show_default=True, help="Ranks on this machine; 0 for none.")
 @click.option("--hosts", default=4, show_default=True, help="Hosts to make by netlab, one rank each; 0 for none.")
 @click.option("--rate", default="1gbit", show_default=True, help="What each host can send.")
-@click.option(
-    "--gradients", default="300K,1400K,5M,23M,100M", show_default=True, callback=_sizes, help="Bytes of each model."
-)
+@click.option("--gradients", default="300K,1400K,5M,23M,100M", show_default=True, help="Bytes of each model's.")
 @click.option("--shape", type=click.Choice(SHAPES), default=SHAPES[0], show_default=True, help="Layers of the models.")
 @click.option("--steps", default=20, show_default=True, help="Timed steps of each contestant.")
 @click.option(
@@ -50,7 +43,7 @@ def first(
     ranks: int,
     hosts: int,
     rate: str,
-    gradients: tuple[int, ...],
+    gradients: str,
     shape: str,
     steps: int,
     jax: bool,
@@ -60,14 +53,17 @@ def first(
 
     Every result is checked before it is timed.
     """
+    sizes = parse_sizes(gradients)
     places = [Place(ranks)] if ranks else []
     places += [Place(hosts, hosts=hosts, rate=rate)] if hosts else []
+    if not places or not sizes:
+        raise PlanError("nothing is to be measured: give --ranks or --hosts, and --gradients")
     console = Console()
     found = []
     for place in places:
-        figures = _trained(place, gradients, shape, steps)
+        figures = _trained(place, sizes, shape, steps)
         if jax:
-            for size, ratio in _psum(place, gradients).items():
+            for size, ratio in _psum(place, sizes).items():
                 figures[size][_PSUM] = ratio
         console.print(_table(place, figures))
         found.append({"place": vars(place), "shape": shape, "steps": steps, "results": figures})

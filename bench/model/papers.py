@@ -130,12 +130,13 @@ def _traffics(row: Row, place: int, costs: Costs) -> list[EveryStep]:
     """Return the traffic of a column; of lazy ones with each threshold, since the paper selects a proper one."""
     computation = _computation(row, place)
     dense = replace(computation, dtype="float32" if place == 0 else "float16")
+    nodes = len(costs.cluster.nodes)
     if place < len(FITTED):
-        return [replace(dense_traffic(dense, 1, 0, None, "ring"), in_backward=False)]
+        return [replace(dense_traffic(dense, nodes, 0, None, "ring"), in_backward=False)]
     if place == len(FITTED):
-        return [dense_traffic(dense, 1, 0, None, "ring")]
+        return [dense_traffic(dense, nodes, 0, None, "ring")]
     if place == len(FITTED) + 1:
-        return [dense_traffic(dense, 1, threshold, None, "ring") for threshold in _THRESHOLDS]
+        return [dense_traffic(dense, nodes, threshold, None, "ring") for threshold in _THRESHOLDS]
     sparse = [
         chunk_traffic(computation, costs.cluster, _DENSITY, _CHUNK, threshold, None, "ring")
         for threshold in _THRESHOLDS

@@ -73,7 +73,7 @@ def _session(comm: Any, plan: TrainPlan, observe: Any) -> Any:
 _TRAIN = Bench(
     name="train",
     options=(
-        option("--model models", ",".join(MODELS), "what to train"),
+        option("--model models", ",".join(MODELS), "what to train, of these; or perceptrons of a size, as even-5M"),
         option("--contestants", ",".join(CONTESTANTS), "how to synchronise; training without it is always there"),
         option(
             "--strategy strategies",

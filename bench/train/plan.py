@@ -138,7 +138,9 @@ class TrainPlan(Plan):
 
     def __post_init__(self) -> None:
         """Refuse invalid options, with a sentence that names what to change."""
-        perceptrons = [name for name in self.models if is_perceptron(name) and widths_of(name)]
+        perceptrons = [*filter(is_perceptron, self.models)]
+        for name in perceptrons:
+            widths_of(name)  # checks the size
         check_choices("--model", self.models, (*MODELS, *perceptrons))
         check_choices("--contestants", self.contestants, CONTESTANTS, may_be_empty=True)
         check_choices("--wire", self.wires, WIRES, may_be_empty=True)

@@ -96,9 +96,10 @@ def chunk_traffic(
     chunks = ceil(parameters / size)
     important = core.important_count(density, chunks)
     nodes = len(cluster.nodes)
-    default = core.selector.chunks_bytes if nodes > 1 else core.selector.automatic_threshold(parameters, nodes)
     dtype, wire = computation.dtype, _wire_of(computation, wire)
-    ranges = core.selector.fuse([size * itemsize(dtype)] * important, _threshold(fusion_threshold, default))
+    sizes = [size * itemsize(dtype)] * important
+    default = core.selector.chunks_bytes if nodes > 1 else core.selector.automatic_threshold(sum(sizes), nodes)
+    ranges = core.selector.fuse(sizes, _threshold(fusion_threshold, default))
     exchanges = []
     for begin, end in ranges:
         last = min(parameters, -(-end * chunks // important) * size)

@@ -45,10 +45,20 @@ def test_sizes_are_checked(name: str, words: str) -> None:
 def test_table_has_ratios_and_fits() -> None:
     steps = {"none": 50.0, "ddp-gloo": 200.0, "ddp-gradientflow": 190.0, "dense": 180.0, "csc": 100.0, "lags": 70.0}
     console = Console(width=80, record=True)
-    console.print(command._table(Place(4, hosts=4), {"100M": {**steps, "psum": 0.5}, "1400K": {**steps, "psum": 0.25}}))
+    console.print(
+        command._table(
+            Place(4, hosts=4), {"100M": {**steps, command._PSUM: 0.5}, "1400K": {**steps, command._PSUM: 0.25}}
+        )
+    )
     text = console.export_text()
     assert "4 hosts at 1gbit" in text
     assert "100M    50.0      200.0   0.95        0.90   0.50   0.35     0.50" in text
+
+
+@pytest.mark.parametrize("words", [["-n", "0", "--hosts", "0"], ["--gradients", ""]])
+def test_nothing_to_measure_is_an_error(words: list[str]) -> None:
+    with pytest.raises(PlanError, match="nothing is to be measured"):
+        CliRunner().invoke(command.first, words, catch_exceptions=False)
 
 
 @pytest.mark.thorough
