@@ -27,7 +27,9 @@ def _of_full_rank(ranks: int, own: int, step: int) -> Vector:
     return numbers(math.lcm(*range(1, ranks + 1)), step, own)
 
 
-_PRODUCTS = Means("products", {"rank": 2, "warmup": 3}, 1e-3, _of_full_rank)
+# Of 1,500 random jobs, two replays that round differently are 7e-6 apart in the median, and 0.002 at most; without the
+# residuals of the survivors the least difference is 0.3.
+_PRODUCTS = Means("products", {"rank": 2, "warmup": 3}, 1e-2, _of_full_rank)
 _ENTRIES = Means("entries", {"ratio": 8})
 
 TRAININGS = GROUPS | {
