@@ -189,6 +189,12 @@ def check_ranges(comm: gf.Communicator) -> None:
         pool = gf.GradientPool(comm, [16, 16, 0, 32, 16], fusion_threshold=threshold)
         assert len(pool.ranges) == number
         assert pool.fusion_threshold == stored
+    pool = gf.GradientPool(comm, [16, 16], extra=2, fusion_threshold=64)
+    pool.extra[:] = RANK, 1
+    pool.ready()
+    pool.wait()
+    assert len(pool.reports) == len(pool.ranges) == 2  # none for the extra numbers alone
+    assert pool.extra.tolist() == [(SIZE - 1) / 2, 1]
     shapes = [300_000] * 16  # 19.2 MB
     found = gf.GradientPool(comm, shapes).fusion_threshold
     if comm.nodes > 1:  # whatever the transport, and however many cores there are

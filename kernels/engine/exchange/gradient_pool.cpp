@@ -50,12 +50,18 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   }
 }
 
+// The extra numbers, which are ready last and few, travel in the last range: one of their own would cost a call.
 void GradientPool::lay_out_ranges() {
   std::vector<std::size_t> sizes;
-  for (std::size_t i = 0; i < active_; ++i) {
+  for (std::size_t i = 0; i < std::min(active_, tensors_); ++i) {
     sizes.push_back(offsets_[i + 1] - offsets_[i]);
   }
   ranges_ = fuse(sizes, fusion_threshold_);
+  if (active_ > tensors_ && ranges_.empty()) {
+    ranges_.push_back({0, active_});
+  } else if (active_ > tensors_) {
+    ranges_.back().end = active_;
+  }
   range_of_.assign(offsets_.size() - 1, 0);
   left_.clear();
   for (std::size_t r = 0; r < ranges_.size(); ++r) {
