@@ -137,6 +137,7 @@ std::shared_ptr<Handle> Turns::run_or_enqueue(const std::function<void(Served&)>
 }
 
 void Turns::progress() {
+  take_short_turns();
   std::unique_lock lock(mutex_);
   while (true) {
     const auto is_next = [&] {

@@ -170,6 +170,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
       serves_ = true;
       worker_->help(server_.get());
       thread_ = start_thread("a server", [this] {
+        take_short_turns();
         try {
           server_->run();
         } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the workers have been told

@@ -26,6 +26,7 @@ std::shared_ptr<Transfer> Mailbox::make_transfer(Request::Kind kind, int peer, s
   check_rank(peer, kind == Request::Kind::receive);
   if (!has_thread_) {  // before the endpoint has the memory
     start_thread("the thread of a mailbox", [mailbox = self_, alarm = alarm_] {
+      take_short_turns();
       thread_main(mailbox, alarm);
     }).detach();
     has_thread_ = true;
