@@ -266,7 +266,9 @@ const std::vector<Accessor>& accessors() {
        [](Config& c, const std::string& t) { c.transport = parse_transport(t); }},
       {{"interface", "GRADIENTFLOW_INTERFACE", "name",
         "The network interface (eth1), or the network (10.0.0.0/24, fd00::/64), through which other hosts reach this "
-        "one over TCP; auto takes the one that leads to the place where the ranks meet."},
+        "one over TCP; of several, with commas, the first that is there; after ^ those to leave out; auto takes the "
+        "one "
+        "that leads to the place where the ranks meet."},
        [](const Config& c) { return c.interface; },
        [](Config& c, const std::string& t) { c.interface = parse_interface(t); }},
       {{"host_timeout", "GRADIENTFLOW_HOST_TIMEOUT", "seconds",

@@ -1116,13 +1116,22 @@ def test_the_setting_interface() -> None:
         "fd00:7::/64": "fd00:7::5",
         "fd00:7::5": "fd00:7::5",
         "0.0.0.0/0": "127.0.0.1",
+        "eth7,eth1,eth0": "192.168.7.5",  # the first that is there
+        "172.16.0.0/12,10.0.0.0/24": "10.0.0.5",
+        "^lo": "10.0.0.5",
+        "^lo,eth0": "192.168.7.5",
+        "^192.168.7.0/24,eth0": "fd00:7::5",
+        "^eth7": "10.0.0.5",
     }
     assert own_addresses(TWO_CARDS, *(("10.0.0.9:1", name) for name in expected)) == list(expected.values())
-    for name in ("eth2", "eth7", "10.0.1.0/24", "fd00:8::/64"):  # eth2 is down
+    assert own_addresses(TWO_CARDS, ("192.168.7.9:1", "^lo")) == ["192.168.7.5"]  # which leads to the meeting
+    for name in ("eth2", "eth7", "10.0.1.0/24", "fd00:8::/64", "eth2,eth7"):  # eth2 is down
         (said,) = own_addresses(TWO_CARDS, ("", name))
         assert said.startswith("ArgumentError: interface (GRADIENTFLOW_INTERFACE): ")
         assert f"this host has no address of '{name}'" in said
         assert "eth0 (10.0.0.5), eth1 (192.168.7.5)" in said
+    (said,) = own_addresses(TWO_CARDS, ("", "^eth0,eth1"))
+    assert "this host has no address of '^eth0,eth1'; it has eth0 (10.0.0.5), " in said
     for name in ("10.0.0.0/33", "10.0.0.0/", "eth0/24", "fd00::/129"):
         (said,) = own_addresses(TWO_CARDS, ("", name))
         assert "is no network, such as 10.0.0.0/24" in said

@@ -17,6 +17,7 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <sstream>
 
 #include "../../base/text.hpp"
 #include "../../base/thread.hpp"
@@ -68,33 +69,50 @@ bool is_within(const std::string& address, const std::string& network, int bits)
   return true;
 }
 
-std::string address_by_setting(const std::string& interface) {
-  const std::size_t slash = interface.find('/');
-  const std::optional<SocketAddress> network = parse_address(interface.substr(0, slash), 0);
+// Whether an address is of an interface, or of a network, by one name of the setting `interface`.
+bool is_named(const InterfaceAddress& each, const std::string& name) {
+  const std::size_t slash = name.find('/');
+  const std::optional<SocketAddress> network = parse_address(name.substr(0, slash), 0);
   int bits = network && network->family() == AF_INET ? 32 : 128;
   const int most = bits;
   bool is_wrong = slash != std::string::npos && !network;
   if (slash != std::string::npos) {
-    const char* const last = interface.data() + interface.size();
-    const auto [end, error] = std::from_chars(interface.data() + slash + 1, last, bits);
+    const char* const last = name.data() + name.size();
+    const auto [end, error] = std::from_chars(name.data() + slash + 1, last, bits);
     is_wrong = is_wrong || error != std::errc() || end != last || bits < 0 || bits > most;
   }
   if (is_wrong) {
-    throw Error(ErrorKind::value, "interface (GRADIENTFLOW_INTERFACE): '" + interface +
-                                      "' is no network, such as 10.0.0.0/24 or fd00::/64");
+    throw Error(ErrorKind::value,
+                "interface (GRADIENTFLOW_INTERFACE): '" + name + "' is no network, such as 10.0.0.0/24 or fd00::/64");
   }
+  return network ? is_within(each.address.bytes(), network->bytes(), bits) : each.interface == name;
+}
+
+// `usual`: the address without the setting, where that names interfaces to leave out.
+std::string address_by_setting(const std::string& interface, const std::string& usual) {
   std::vector<InterfaceAddress> all = addresses_of_interfaces();
-  const auto fits = [&](const InterfaceAddress& each) {
-    return network ? is_within(each.address.bytes(), network->bytes(), bits) : each.interface == interface;
-  };
   // Of an interface's addresses that of IPv4; of others one that needs no interface beside it.
-  std::stable_sort(all.begin(), all.end(), [](const InterfaceAddress& one, const InterfaceAddress& other) {
-    const auto order = [](const SocketAddress& address) {
-      return address.family() == AF_INET ? 0 : address.is_link_local() ? 2 : 1;
+  std::stable_sort(all.begin(), all.end(), [&](const InterfaceAddress& one, const InterfaceAddress& other) {
+    const auto order = [&](const SocketAddress& address) {
+      return address.host() == usual ? -1 : address.family() == AF_INET ? 0 : address.is_link_local() ? 2 : 1;
     };
     return order(one.address) < order(other.address);
   });
-  if (const auto found = std::find_if(all.begin(), all.end(), fits); found != all.end()) {
+  const bool leaves_out = interface.starts_with('^');
+  std::vector<InterfaceAddress> left = all;
+  std::istringstream names(interface.substr(leaves_out ? 1 : 0));
+  for (std::string name; std::getline(names, name, ',');) {
+    const auto fits = [&](const InterfaceAddress& each) { return is_named(each, name); };
+    if (leaves_out) {
+      std::erase_if(left, fits);
+    } else if (const auto found = std::find_if(all.begin(), all.end(), fits); found != all.end()) {
+      return found->address.host();
+    }
+  }
+  const auto leads_out = [](const InterfaceAddress& each) {
+    return !each.address.is_loopback() && !each.address.is_link_local();
+  };
+  if (const auto found = std::find_if(left.begin(), left.end(), leads_out); leaves_out && found != left.end()) {
     return found->address.host();
   }
   std::string there;
@@ -211,7 +229,7 @@ std::optional<SocketAddress> source_towards(const SocketAddress& other) {
 
 std::string choose_address(const std::string& interface, const std::string& near, const Until& until) {
   if (interface != "auto") {
-    return address_by_setting(interface);
+    return address_by_setting(interface, interface.starts_with('^') ? choose_address("auto", near, until) : "");
   }
   if (!near.empty()) {
     for (const Place& place : parse_places(near)) {

@@ -31,9 +31,10 @@ void await_name(const std::vector<Place>& places, const Until& until);
 // The address of this host from which packets to `other` come; nothing if there is no way to it. Sends nothing.
 [[nodiscard]] std::optional<SocketAddress> source_towards(const SocketAddress& other);
 
-// The address at which other hosts reach this one: by the setting `interface`; else the one that leads to `near`, one
-// or several places as in parse_places, or empty; else that of the default route; else the first of an interface that
-// is up; else loopback. Throws Error(value) where nothing fits the setting.
+// The address at which other hosts reach this one: by the setting `interface`, one or several with commas, or after ^
+// those to leave out; else the one that leads to `near`, one or several places as in parse_places, or empty; else that
+// of the default route; else the first of an interface that is up; else loopback. Throws Error(value) where nothing
+// fits the setting.
 [[nodiscard]] std::string choose_address(const std::string& interface, const std::string& near, const Until& until);
 
 // Alike for processes that reach each other by loopback.
