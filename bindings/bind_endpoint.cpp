@@ -7,10 +7,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "../kernels/base/config.hpp"
 #include "../kernels/base/forks.hpp"
 #include "../kernels/collective/between/mpi_plugin.hpp"
+#include "../kernels/transport/meeting/introduced.hpp"
+#include "../kernels/transport/meeting/transport_choice.hpp"
 #include "bindings.hpp"
 #include "bound_endpoint.hpp"
 #include "gil.hpp"
@@ -40,13 +43,25 @@ void bind_endpoint(py::module_& module) {
       .def_property_readonly(
           "mpi",
           [](const BoundEndpoint& self) {
-            const transport::Endpoint& endpoint = self.get();
-            return endpoint.has_mpi_communicator() ? std::optional(mpi_plugin().handle(endpoint)) : std::nullopt;
+            const transport::Endpoint* const by_mpi = self.get().by_mpi();
+            return by_mpi != nullptr ? std::optional(mpi_plugin().handle(*by_mpi)) : std::nullopt;
           },
           "The handle of its MPI communicator; None without one.")
       .def(
-          "release_mpi", [](BoundEndpoint& self) { return mpi_plugin().release(*self.take()); },
-          "The same, given away: whoever gets it frees it. For an endpoint that has not been used.");
+          "release_mpi",
+          [](BoundEndpoint& self) {
+            if (self.get().kind() == transport::TransportKind::mpi) {
+              return mpi_plugin().release(*self.take());
+            }
+            const WithoutGil release;
+            auto copy = self.get().by_mpi()->duplicate();
+            return mpi_plugin().release(*self.get().keep(std::move(copy)));
+          },
+          "The same, given away: whoever gets it frees it. For an endpoint that has not been used; it is gone then, "
+          "unless messages travel over TCP: it keeps a duplicate. Collective.")
+      .def_property_readonly(
+          "remark", [](const BoundEndpoint& self) { return self.get().remark(); },
+          "Why messages travel as they do; empty where there was nothing to choose.");
 
   module.def(
       "mpi_endpoint",
@@ -57,6 +72,32 @@ void bind_endpoint(py::module_& module) {
       },
       py::arg("mpi_comm_address"), py::arg("overrides") = py::dict(),
       "An endpoint of the same ranks as an MPI communicator, which it duplicates. Collective.");
+
+  module.def(
+      "introduced",
+      [](std::uintptr_t mpi_comm_address, const std::map<std::string, std::string>& overrides,
+         const std::string& classes) {
+        const Config config = read_config(overrides);
+        const WithoutGil release;
+        return std::make_unique<BoundEndpoint>(transport::introduced(
+            mpi_plugin().endpoint(comm_at(mpi_comm_address), config.timeout), config, &poll_signals, classes));
+      },
+      py::arg("mpi_comm_address"), py::arg("overrides") = py::dict(), py::arg("classes") = transport::device_classes,
+      "The same, or one over TCP, as the setting `transport` says. `classes`: where the system describes its devices. "
+      "Collective.");
+
+  module.def(
+      "choice_between_hosts",
+      [](const std::map<std::string, std::string>& overrides) {
+        Config config = read_config(overrides);
+        const WithoutGil release;
+        const transport::Candidate here = transport::candidate(config, transport::Until(config.timeout));
+        transport::Candidate there = here;
+        there.host_key += 1;
+        const transport::TransportChoice choice = transport::choose_transport({here, there});
+        return std::pair(std::string(name_of(choice.kind)), choice.why);
+      },
+      py::arg("overrides") = py::dict(), "What a job of MPI on hosts like this one would take, and why.");
 
   module.def(
       "launcher_mismatch",

@@ -90,15 +90,11 @@ std::unique_ptr<transport::Exchange> exchange_of(const py::object& given, int ra
   if (py::isinstance<BoundStore>(given)) {
     return std::make_unique<transport::StoreExchange>(given.cast<BoundStore&>().get(), rank, size, prefix, replaces);
   }
-  if (py::isinstance<BoundEndpoint>(given)) {
-    return std::make_unique<transport::EndpointExchange>(given.cast<BoundEndpoint&>().get());
-  }
   if (!given.is_none()) {
-    throw Error(ErrorKind::type,
-                "ranks meet at a store or over an endpoint, not by " + py::repr(given).cast<std::string>());
+    throw Error(ErrorKind::type, "ranks meet at a store, not by " + py::repr(given).cast<std::string>());
   }
   if (size != 1) {
-    throw Error(ErrorKind::value, std::to_string(size) + " ranks need a store or an endpoint to meet");
+    throw Error(ErrorKind::value, std::to_string(size) + " ranks need a store to meet");
   }
   return std::make_unique<ExchangeWithNobody>();
 }
@@ -281,7 +277,7 @@ void bind_meeting(py::module_& module) {
   module.def(
       "meet", &meet, py::arg("rank"), py::arg("size"), py::arg("exchange"), py::arg("near") = py::none(),
       py::arg("overrides") = py::dict(), py::arg("prefix") = default_prefix, py::arg("replaces") = false,
-      "An endpoint of `size` ranks over TCP. They meet at a `Store` or over an `Endpoint`; None: there is one rank. "
+      "An endpoint of `size` ranks over TCP. They meet at a `Store`; None: there is one rank. "
       "`near`: where they meet, HOST:PORT, by which the address is chosen; None: the address of the store. `prefix`: "
       "as for `Store.exchange`. `replaces`: this process was started in place of one that may have come to the store. "
       "Collective.");

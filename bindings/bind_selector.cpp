@@ -39,6 +39,7 @@ class Selector {
     }
     s.direct_read_allowed = config_.direct_read;
     s.transport = transport == "tcp" ? transport::TransportKind::tcp : transport::TransportKind::mpi;
+    s.has_mpi_communicator = s.transport == transport::TransportKind::mpi;
   }
 
   // (path, the algorithm between nodes, why)

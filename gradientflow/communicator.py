@@ -82,11 +82,13 @@ class Communicator:
         self._config = settings(config)
         take_fast_paths(Communicator, core.Communicator)
         self._native: Any = ranks
+        self._transport_remark = ""
         if not isinstance(ranks, core.Communicator):
             endpoint = ranks
             if not isinstance(ranks, core.Endpoint):
                 self._mpi = ranks
                 endpoint = core.mpi_endpoint(address_of(ranks), self._config)
+            self._transport_remark = endpoint.remark
             self._native = core.Communicator(endpoint, self._config, within and within._native)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
@@ -211,6 +213,7 @@ class Communicator:
 
     def _next(self, native: Any) -> Communicator:
         made = Communicator(native, self._config)
+        made._transport_remark = self._transport_remark
         made._door, self._door = self._door, None
         return made
 
@@ -807,13 +810,17 @@ class Communicator:
         if endpoint is None:
             return None
         if endpoint.mpi is None:
-            return Communicator(endpoint, config, within=within)
-        part = load_mpi().Comm.fromhandle(endpoint.release_mpi())
-        try:
-            return _Part(part, config, within=within)
-        except BaseException:
-            part.Free()
-            raise
+            made = Communicator(endpoint, config, within=within)
+        else:
+            over_mpi = endpoint.transport == "mpi"
+            part = load_mpi().Comm.fromhandle(endpoint.release_mpi())
+            try:
+                made = _Part(part if over_mpi else endpoint, config, within=within, mpi=part)
+            except BaseException:
+                part.Free()
+                raise
+        made._transport_remark = self._transport_remark
+        return made
 
     def _own_part(self, color: int) -> Communicator:
         """Split off a part for internal use, which is closed together with this one. Collective over all ranks."""
@@ -875,7 +882,11 @@ class Communicator:
         """Return, for people to read, this rank's place, the paths of allreduce, and the settings in force."""
         facts: dict[str, Any] = self._native.describe()
         path = settings_file().path
-        return {**facts, "settings_file": None if path is None else str(path)}
+        return {
+            **facts,
+            "transport_remark": self._transport_remark,
+            "settings_file": None if path is None else str(path),
+        }
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

@@ -54,8 +54,9 @@ def init(
     config : Config, optional
         Settings; by default those of the environment and of the settings file.
     transport : {"auto", "mpi", "tcp"}, optional
-        What moves messages between nodes; by default the setting of that name. ``auto`` is MPI in MPI's jobs, else TCP.
-        With ``tcp``, ranks that MPI has started meet through MPI.
+        What moves messages between nodes; by default the setting of that name. ``auto`` is TCP, and in MPI's jobs the
+        faster one: MPI inside one host, and where all hosts have an RDMA device. With ``tcp``, ranks that MPI has
+        started meet through MPI.
     meet : str, optional
         Where the ranks meet: ``host:port``, where rank 0 listens, several of them with commas, or ``file:///path`` in a
         folder that all hosts share. Needs `rank` and `size`.
@@ -153,8 +154,6 @@ def door_at(way: Way, settings: Mapping[str, str]) -> Door:
 
 def _make(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> Communicator:
     """Make a communicator of all ranks that a way leads to. Collective."""
-    if way.transport == "mpi":
-        return Communicator(mpi, config)
     chosen = settings(config)
     address = None if mpi is None else address_of(mpi)
     door = door_at(way, chosen) if way.at and mpi is None and store is None else None

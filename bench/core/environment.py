@@ -39,6 +39,8 @@ def describe_environment(
         "ranks": comm.size,
         "nodes": comm.nodes,
         "ranks_on_this_node": comm.local_size,
+        "transport": comm.describe()["transport"],
+        "transport_remark": comm.describe()["transport_remark"],
         "hosts": hosts.number,
         "ranks_per_host": hosts.ranks_per_host,
         "ranks_on_this_machine": hosts.ranks_on_this_machine,
@@ -70,6 +72,9 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
     ]
     if environment["hosts"] > 1 and (control := environment.get("tcp_congestion_control")):
         lines[1] += f", TCP under {control}"
+    if environment["nodes"] > 1 and (transport := environment.get("transport")):
+        remark = environment["transport_remark"]
+        lines[1] += f", the job's messages over {transport.upper()}{f' ({remark})' if remark else ''}"
     if "gpu" in environment:
         gpus = f"{_plural(environment['gpus'], 'GPU')}, {environment['gpu']}"
         lines.insert(1, f"{gpus}; built with CUDA {environment['cuda']}")

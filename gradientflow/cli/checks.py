@@ -136,7 +136,7 @@ def mpi() -> list[Check]:
     found.append(Check("shared with mpi4py", "ok" if one else "fail", value, "" if one else advice))
     if MPI.get_vendor()[0] == OPEN_MPI:
         found.append(_start_of_open_mpi())
-    return found
+    return [*found, mpi_between_hosts()]
 
 
 def _start_of_open_mpi() -> Check:
@@ -144,6 +144,16 @@ def _start_of_open_mpi() -> Check:
     chosen = os.environ.get(TRANSPORTS) or start_variables().get(TRANSPORTS)
     default = "with btl/ofi: there is an RDMA device, or a file of Open MPI's parameters says so"
     return Check("start of MPI", "ok", f"{TRANSPORTS}={chosen}" if chosen else default)
+
+
+def mpi_between_hosts() -> Check:
+    """Say what would move the messages of a job of MPI on several hosts like this one."""
+    name = "MPI between hosts"
+    try:
+        transport, why = load_core().choice_between_hosts(dict(Config(transport=asked_transport())))
+    except (GradientFlowError, ValueError) as error:
+        return Check(name, "warn", "not known", str(error))
+    return Check(name, "ok", f"messages over {transport.upper()}: {why}")
 
 
 def meeting() -> list[Check]:
@@ -154,7 +164,8 @@ def meeting() -> list[Check]:
         return [*found, Check(last.name, "fail", "not possible", last.why)]
     way = find_way(os.environ, transport=asked_transport())
     transport = "tcp" if way.name == ALONE and missing_mpi() else way.transport
-    found.append(Check(last.name, "ok", f"yes: {last.why}; messages over {transport.upper()}"))
+    over = "the faster of MPI and TCP" if transport == "auto" else transport.upper()
+    found.append(Check(last.name, "ok", f"yes: {last.why}; messages over {over}"))
     return found if transport == "mpi" else [*found, address_towards(near(way))]
 
 
@@ -273,6 +284,8 @@ def judge(report: dict[str, Any]) -> list[Check]:
     direct = facts["direct_read"]
     advice = "" if direct == "available" else "ordinary arrays go through staging, which is slower for large ones"
     found.append(Check("direct reads", "warn" if advice else "ok", direct, advice))
+    remark = facts.get("transport_remark")
+    found.append(Check("messages", "ok", f"over {facts['transport'].upper()}{remark and f': {remark}'}"))
     found += [Check(words, "ok", str(facts[key])) for key, words in _FACTS if facts.get(key)]
     found.append(Check("allreduce of arrays", "ok", _ways(facts["allreduce_of_arrays"])))
     found.append(Check("allreduce of node memory", "ok", _ways(facts["allreduce_of_node_memory"])))

@@ -1,4 +1,4 @@
-"""Meeting: from the way that applies to an endpoint, through which the ranks exchange messages over TCP."""
+"""Meeting: from the way that applies to an endpoint, through which the ranks exchange messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .way import PREFIX, Way
 
 
 def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int | None = None) -> Any:
-    """Meet the other ranks of a job over TCP. Collective.
+    """Meet the other ranks of a job, through MPI or over TCP. Collective.
 
     Parameters
     ----------
@@ -33,8 +33,7 @@ def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int |
         With all ranks.
     """
     if mpi is not None:
-        exchange = load_core().mpi_endpoint(mpi, dict(settings))
-        return meet_by(exchange, Place(exchange.rank, exchange.size), settings)
+        return load_core().introduced(mpi, {**settings, "transport": way.transport})
     if store is not None:
         return meet_by(core_store(store, serve=way.serves), way.place, settings, near(way))
     found = open_store(way, float(settings["timeout"])) if way.at else None
@@ -55,11 +54,11 @@ def meet_by(
     *,
     replaces: bool = False,
 ) -> Any:
-    """Meet the other ranks by a store or an endpoint. Collective.
+    """Meet the other ranks by a store. Collective.
 
     Parameters
     ----------
-    exchange : Store or Endpoint of the core, or None
+    exchange : Store of the core, or None
         By which the ranks tell each other their addresses; None where there is one rank.
     place : Place
         This process, and how many there are.

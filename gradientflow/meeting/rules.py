@@ -13,8 +13,8 @@ The ways are tried in order, and the first that applies is taken:
 
 GRADIENTFLOW_TRANSPORT, or an argument, decides by hand which transport is used: ``mpi`` is then MPI's job whatever the
 variables say, and ``tcp`` lets ranks that MPI has started meet through MPI, except in a step of Slurm, where they need
-none. Everything here is a function of what it is
-given; nothing is started.
+none. Otherwise ranks that have met through MPI choose together. Everything here is a function of what it is given;
+nothing is started.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def consider_ways(variables: Variables, given: Given | None = None, transport: s
 
 
 def is_mpi_job(variables: Variables, given: Given | None = None, transport: str = "auto") -> bool:
-    """Tell whether the messages of this process's job are MPI's, where all else about the job is known."""
+    """Tell whether ranks that exchange messages meet through MPI, where all else about the job is known."""
     if transport != "auto":
         return transport == "mpi"
     return not all(variables.get(name) for name in _MEET) and _by_mpis_launcher(variables, given or Given())
@@ -148,6 +148,8 @@ def _answers(variables: Variables, given: Given, transport: str) -> Iterator[tup
         answer = rule(variables, given, transport)
         if isinstance(answer, Way) and transport == "tcp":
             answer = replace(answer, transport="tcp", by_mpi=answer.by_mpi and answer.name != ALONE)
+        elif isinstance(answer, Way) and answer.by_mpi and answer.name != ALONE:
+            answer = replace(answer, transport=transport)
         yield name, answer
         if isinstance(answer, Way):
             return

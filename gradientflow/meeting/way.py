@@ -32,7 +32,8 @@ class Way:
     name : str
         The way, for people.
     transport : str
-        "mpi" or "tcp": how the ranks then exchange messages.
+        "mpi" or "tcp": how the ranks then exchange messages; "auto" where those that MPI introduces to each other are
+        to take the faster one.
     rank, size : int or None
         This process, and how many there are, with those that only serve; None where only MPI can tell.
     at : tuple of str

@@ -261,7 +261,8 @@ const std::vector<Accessor>& accessors() {
        [](Config& c, const std::string& t) { c.cuda_library = parse_library(t); }},
       {{"transport", "GRADIENTFLOW_TRANSPORT", "choice",
         "What moves messages between processes: mpi, the MPI library; tcp, connections of GradientFlow's own; auto, "
-        "MPI for jobs that MPI's launcher has started, else TCP."},
+        "tcp, "
+        "and in jobs of MPI mpi inside one host and where all hosts have an RDMA device."},
        [](const Config& c) { return c.transport; },
        [](Config& c, const std::string& t) { c.transport = parse_transport(t); }},
       {{"interface", "GRADIENTFLOW_INTERFACE", "name",

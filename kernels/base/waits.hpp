@@ -38,6 +38,7 @@ inline constexpr Wait store_place(1.0);          // to find out whether a place 
 inline constexpr Wait store_word(1.0);           // to leave word at another one's store
 inline constexpr Wait missing_ranks(5.0);        // to find out who has not come
 inline constexpr Wait others_leave(2.0);         // for those who have yet to read how the meeting ended
+inline constexpr Wait connections(5.0);          // to other hosts, before a job of MPI takes TCP
 inline constexpr Wait known_name(3.0);           // for a name of a host to become known
 
 inline constexpr Wait device_times(1.0);  // for what the timeline shows of a device

@@ -12,7 +12,7 @@
 #include "../base/config.hpp"
 #include "../base/environment.hpp"
 #include "../collective/between/mpi_plugin.hpp"
-#include "../transport/meeting/exchange.hpp"
+#include "../transport/meeting/introduced.hpp"
 #include "../transport/meeting/meeting.hpp"
 #include "meeting.hpp"
 #include "objects.hpp"
@@ -38,12 +38,7 @@ Config read_settings(const gf_setting* settings) {
 std::unique_ptr<transport::Endpoint> endpoint_of_mpi(const void* mpi, std::size_t handle_bytes, const Config& config) {
   const collective::MpiPlugin& plugin = collective::mpi_plugin();
   plugin.begin(mpi, handle_bytes);
-  auto endpoint = plugin.endpoint(mpi, config.timeout);
-  if (config.transport != "tcp") {
-    return endpoint;
-  }
-  transport::EndpointExchange exchange(*endpoint);
-  return transport::meet(exchange, endpoint->rank(), config, "");
+  return transport::introduced(plugin.endpoint(mpi, config.timeout), config);
 }
 
 // Once per process.

@@ -133,7 +133,7 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
           .in_node_memory = in_node_memory,
           .direct_read_allowed = direct_read_allowed_,
           .transport = endpoint_->kind(),
-          .has_mpi_communicator = endpoint_->has_mpi_communicator()};
+          .has_mpi_communicator = endpoint_->by_mpi() != nullptr};
 }
 
 // Node memory that the endpoint may still read or write, because a message was abandoned, is leaked on purpose.
@@ -176,7 +176,7 @@ Path Group::serve(const Call& call, Outcome& outcome) {
     case Path::mpi:
       endpoint_->check_not_ended();
       announce(call, Payload::nothing);
-      mpi_plugin().run(*endpoint_, call);
+      mpi_plugin().run(*endpoint_->by_mpi(), call);
       break;
     case Path::agreement:
     case Path::recursive_doubling:

@@ -158,8 +158,15 @@ class Endpoint {
   virtual ~Endpoint() = default;
 
   [[nodiscard]] virtual TransportKind kind() const noexcept = 0;
-  // Whether the MPI library has a communicator of the same ranks.
-  [[nodiscard]] virtual bool has_mpi_communicator() const noexcept { return false; }
+  // One of the same ranks whose communicator the MPI library has: this one, or one that is kept beside it; or nullptr.
+  [[nodiscard]] virtual const Endpoint* by_mpi() const noexcept { return kept_.get(); }
+  // Keeps one over MPI. Returns the one that was kept before.
+  std::unique_ptr<Endpoint> keep(std::unique_ptr<Endpoint> by_mpi) noexcept {
+    return std::exchange(kept_, std::move(by_mpi));
+  }
+  // Why messages travel as they do; empty where there was nothing to choose.
+  [[nodiscard]] const std::string& remark() const noexcept { return remark_; }
+  void set_remark(const std::string& remark) { remark_ = remark; }
   [[nodiscard]] virtual Limits limits() const = 0;
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
@@ -241,7 +248,7 @@ class Endpoint {
   // Takes in processes that listen at `addresses`, as ranks of the job from `first` on, which is at least job_size() on
   // every rank. Not collective. Returns an endpoint of the same ranks and, behind them, of these.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> widen(std::span<const std::string> addresses, int first) const;
-  // What they have to know to make it, too. Only of an endpoint that widen() has made.
+  // What they have to know to make it, too. Only over TCP.
   [[nodiscard]] virtual Invitation invitation() const;
 
   // Before it is destroyed: no message is sent or received any more. A last message with `tag` is still to come from
@@ -249,10 +256,17 @@ class Endpoint {
   virtual void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept = 0;
 
   // Whether memory of a request that was given up may still be read or written.
-  [[nodiscard]] bool has_abandoned_requests() const noexcept { return has_abandoned_requests_.load(); }
+  [[nodiscard]] bool has_abandoned_requests() const noexcept {
+    return has_abandoned_requests_.load() || (kept_ != nullptr && kept_->has_abandoned_requests());
+  }
 
   // Makes a wait, now or later, throw Error(closed).
-  void interrupt() noexcept { interrupted_.store(true); }
+  void interrupt() noexcept {
+    interrupted_.store(true);
+    if (kept_ != nullptr) {
+      kept_->interrupt();
+    }
+  }
   [[nodiscard]] bool interrupted() const noexcept { return interrupted_.load(); }
 
  protected:
@@ -267,6 +281,8 @@ class Endpoint {
   int rank_ = 0;
   int size_ = 1;
   int job_rank_ = 0;
+  std::unique_ptr<Endpoint> kept_;
+  std::string remark_;
   std::atomic<bool> interrupted_{false};
   mutable std::atomic<bool> has_abandoned_requests_{false};
 };

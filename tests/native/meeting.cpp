@@ -1,5 +1,5 @@
 // What ranks meet by, one part at a time: what a store and a process say to each other, a store with other limits, an
-// exchange, and what ranks say of themselves.
+// exchange, what ranks say of themselves, and what they choose by it.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -9,13 +9,16 @@
 #include <gradientflow/transport/meeting/exchange.hpp>
 #include <gradientflow/transport/meeting/file_store.hpp>
 #include <gradientflow/transport/meeting/introduction.hpp>
+#include <gradientflow/transport/meeting/reach.hpp>
 #include <gradientflow/transport/meeting/store_protocol.hpp>
 #include <gradientflow/transport/meeting/store_server.hpp>
 #include <gradientflow/transport/meeting/tcp_store.hpp>
+#include <gradientflow/transport/meeting/transport_choice.hpp>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -112,8 +115,35 @@ std::pair<std::vector<std::string>, py::bytes> introduce_rank(const std::string&
   return {met.addresses, py::bytes(reinterpret_cast<const char*>(met.token.data()), met.token.size())};
 }
 
+void bind_choice(py::module_& functions) {
+  py::class_<Candidate>(functions, "Candidate", py::module_local())
+      .def(py::init([](const std::string& asked, std::size_t host_key, const std::string& host,
+                       const std::string& device,
+                       const std::string& objection) { return Candidate{asked, host_key, host, device, objection}; }),
+           py::arg("asked") = "auto", py::arg("host_key") = 0, py::arg("host") = "", py::arg("device") = "",
+           py::arg("objection") = "");
+  functions.def("choose_transport", [](const std::vector<Candidate>& ranks) {
+    const TransportChoice choice = choose_transport(ranks);
+    return std::pair(std::string(name_of(choice.kind)), choice.why);
+  });
+  // The device, the setting `interface`, and the objection.
+  functions.def(
+      "candidate",
+      [](const std::string& classes, const std::string& interface) {
+        Config config;
+        config.interface = interface;
+        const Candidate found = candidate(config, Until(config.timeout), classes);
+        return std::tuple(found.device, config.interface, found.objection);
+      },
+      py::arg("classes"), py::arg("interface") = "auto");
+  functions.def("find_unreached", [](const std::vector<std::string>& addresses, double seconds) {
+    return find_unreached(addresses, Until(seconds));
+  });
+}
+
 void bind_meeting(py::module_& functions) {
   bind_protocol(functions);
+  bind_choice(functions);
   functions.def("introduce", &introduce_rank, py::arg("place"), py::arg("rank"), py::arg("size"), py::arg("address"),
                 py::arg("trouble") = "", py::arg("timeout") = 30.0);
   functions.def("parse_places", [](const std::string& text) {

@@ -978,6 +978,7 @@ def test_doctor_reports_as_json_what_has_to_be_put_right() -> None:
 def test_doctor_judges_what_its_job_reports() -> None:
     ways = [(0, "announcement", "small"), (4097, "staged", "ordinary arrays")]
     facts = {"direct_read": "denied", "allreduce_of_arrays": ways, "allreduce_of_node_memory": ways[:1]}
+    facts |= {"transport": "mpi", "transport_remark": "all ranks are on one host"}
     apart = {**facts, "cores_remark": ""}
     facts["cores_remark"] = "ranks 0, 1 share one core"
     report = {"ranks": 2, "wrong": {"pool": 0, "array": 3}, "describe": facts, "cores": ["4", "4"]}
@@ -990,6 +991,11 @@ def test_doctor_judges_what_its_job_reports() -> None:
     assert values["cores of ranks"] == "rank 0: 4; rank 1: 4"
     assert (statuses["cores are short"], values["cores are short"]) == ("warn", facts["cores_remark"])
     assert "cores are short" not in {each.name for each in checks.judge({**report, "describe": apart})}
+    assert values["messages"] == "over MPI: all ranks are on one host"
+    without = {
+        each.name: each.value for each in checks.judge({**report, "describe": {**facts, "transport_remark": ""}})
+    }
+    assert without["messages"] == "over MPI"
     assert values["allreduce of arrays"] == "announcement (small); from 4097 on staged (ordinary arrays)"
     assert all(check.advice for check in found if check.status != "ok")
 
@@ -1041,6 +1047,16 @@ def test_doctor_says_how_ranks_would_meet(monkeypatch: pytest.MonkeyPatch) -> No
     assert (checks.meeting()[-1].status, "'none0'" in checks.meeting()[-1].advice) == ("warn", True)
     monkeypatch.delenv("MASTER_PORT")
     assert (checks.meeting()[-1].status, "MASTER_PORT is not set" in checks.meeting()[-1].advice) == ("fail", True)
+
+
+def test_doctor_says_what_a_job_of_mpi_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks.mpi_between_hosts()
+    assert found.status == "ok"
+    assert re.match(r"messages over (TCP: no|MPI: every) host has an RDMA device", found.value)
+    monkeypatch.setenv("GRADIENTFLOW_TRANSPORT", "mpi")
+    assert checks.mpi_between_hosts().value == "messages over MPI: rank 0 asks for mpi"
+    monkeypatch.setenv("GRADIENTFLOW_TIMEOUT", "soon")
+    assert checks.mpi_between_hosts().status == "warn"
 
 
 @pytest.mark.thorough

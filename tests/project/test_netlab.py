@@ -91,8 +91,10 @@ def test_hosts_are_nodes_and_have_names_and_addresses(start_netlab: Start, tmp_p
 
 
 @pytest.mark.thorough
-def test_the_library_is_right_across_hosts(netlab_run: Start) -> None:
-    netlab_run(2, 2, "collectives", "wrapping", "auto", rate="1gbit")
+@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+def test_the_library_is_right_across_hosts(netlab_run: Start, transport: str) -> None:
+    env = {"GRADIENTFLOW_TRANSPORT": transport}
+    netlab_run(2, 2, "collectives", "wrapping", "auto", rate="1gbit", env=env)
 
 
 @pytest.mark.thorough
@@ -184,6 +186,7 @@ def test_benchmarks_run_on_hosts(start_netlab: Start) -> None:
     finished = start_netlab("--hosts", "2", "--", *bench).finish()
     assert finished.returncode == 0, finished.output
     assert "2 ranks on 2 nodes" in finished.stdout
+    assert ", the job's messages over TCP (no host has an RDMA device)" in finished.stdout
 
 
 # ---- hosts and links -------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ STEP = {
 SRUN_OF_MPI = {**STEP, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}
 
 BY_MEET = Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("10.0.0.1:29400",))
-BY_MPI = Way("MPI's launcher", "mpi", 2, 4, by_mpi=True)
+BY_MPI = Way("MPI's launcher", "auto", 2, 4, by_mpi=True)
 BY_MASTER = Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",), job="2 ranks")
 BY_TORCHRUN = replace(BY_MASTER, job="2 ranks, torchrun's job none", agent=True, restart="2")
 PORTS = tuple(f"node03:{port}" for port in (20708, 24476, 24260, 21005))
@@ -60,11 +60,11 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
         ({**MPIRUN, "GRADIENTFLOW_MEET": "10.0.0.1:29400"}, BY_MPI),
         ({**MPIRUN, "GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "3"}, BY_MPI),
         # MPI's launchers.
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Way("MPI's launcher", "mpi", 1, 2, by_mpi=True)),
-        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, Way("MPI's launcher", "mpi", 0, 2, by_mpi=True)),
-        ({**STEP, "PMIX_RANK": "5"}, Way("MPI's launcher", "mpi", by_mpi=True)),
-        ({"PMI_SIZE": "3"}, Way("MPI's launcher", "mpi", None, 3, by_mpi=True)),
-        ({"PMI_RANK": "some", "PMI_SIZE": "3"}, Way("MPI's launcher", "mpi", None, 3, by_mpi=True)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Way("MPI's launcher", "auto", 1, 2, by_mpi=True)),
+        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, Way("MPI's launcher", "auto", 0, 2, by_mpi=True)),
+        ({**STEP, "PMIX_RANK": "5"}, Way("MPI's launcher", "auto", by_mpi=True)),
+        ({"PMI_SIZE": "3"}, Way("MPI's launcher", "auto", None, 3, by_mpi=True)),
+        ({"PMI_RANK": "some", "PMI_SIZE": "3"}, Way("MPI's launcher", "auto", None, 3, by_mpi=True)),
         # Ranks that only serve are none of the world of PyTorch.
         (
             {**MPIRUN, **MASTER, "RANK": "2", "WORLD_SIZE": "3", "GRADIENTFLOW_SERVERS": "1"},
@@ -73,7 +73,7 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
         # One launcher below another.
         (
             {"PMI_RANK": "1", "PMI_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", **MASTER},
-            Way("MPI's launcher", "mpi", 0, 1, by_mpi=True),
+            Way("MPI's launcher", "auto", 0, 1, by_mpi=True),
         ),
         # Addresses.
         (
@@ -108,7 +108,7 @@ def test_the_first_way_that_applies(variables: dict[str, str], way: Way) -> None
 @pytest.mark.parametrize(
     ("given", "way"),
     [
-        (Given(communicator=True), Way("arguments of init", "mpi", by_mpi=True)),
+        (Given(communicator=True), Way("arguments of init", "auto", by_mpi=True)),
         (Given(store=True, rank=0, size=2), Way("arguments of init", "tcp", 0, 2, serves=True)),
         (Given(meet="h:80", rank=1, size=2), Way("arguments of init", "tcp", 1, 2, ("h:80",))),
     ],
@@ -120,7 +120,7 @@ def test_what_the_program_says_comes_first(given: Given, way: Way) -> None:
 
 def test_mpi_that_the_program_has_started() -> None:
     """Its launcher may set variables that nobody knows here."""
-    assert find_way(MASTER, Given(mpi_size=3)) == Way("MPI's launcher", "mpi", size=3, by_mpi=True)
+    assert find_way(MASTER, Given(mpi_size=3)) == Way("MPI's launcher", "auto", size=3, by_mpi=True)
     assert find_way(MASTER, Given(mpi_size=1)) == BY_MASTER
     assert find_way(TORCHRUN, Given(mpi_size=3)) == BY_TORCHRUN
 

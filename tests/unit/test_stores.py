@@ -942,12 +942,8 @@ def test_an_endpoint_by_a_store_of_the_program() -> None:
 
 def test_an_endpoint_of_one_rank() -> None:
     assert meet_natively(1, lambda _: None) == [(0, 1, "tcp")]
-    with pytest.raises(ArgumentError, match="2 ranks need a store or an endpoint"):
+    with pytest.raises(ArgumentError, match="2 ranks need a store"):
         _core.meet(0, 2, None)
-
-
-def test_an_endpoint_by_another_endpoint(mpirun: Callable[..., Any]) -> None:
-    mpirun(3, "introduced")
 
 
 def test_stores_of_the_program_that_fail() -> None:
@@ -965,7 +961,7 @@ def test_stores_of_the_program_that_fail() -> None:
         if raised is PeerError:
             said = "the store of a test does not answer any more; the rank that serves it may have ended: no more"
             assert str(error) == said
-    with pytest.raises(ArgumentTypeError, match="at a store or over an endpoint, not by 'no'"):
+    with pytest.raises(ArgumentTypeError, match="ranks meet at a store, not by 'no'"):
         _core.meet(0, 1, "no")
 
 

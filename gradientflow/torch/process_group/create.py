@@ -11,8 +11,11 @@ from typing import Any
 
 import torch.distributed
 
+from gradientflow._location import load_core
+from gradientflow.communicator import address_of
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.job import asked_transport
 from gradientflow.meeting.endpoints import meet_by, near
 from gradientflow.meeting.given_store import address_of_store, core_store
 from gradientflow.meeting.variables import Place, split_address
@@ -29,8 +32,8 @@ dist: Any = torch.distributed  # its annotations leave out what it takes from C+
 def create(options: Any, backend_options: Any) -> ProcessGroup:
     """Make a process group; called by ``torch.distributed`` on the ranks that belong to it.
 
-    Its ranks exchange messages over MPI in a job of MPI, else over TCP; then they meet at the store of the group, by
-    which PyTorch's own backends meet, too.
+    In a job of MPI its ranks meet through MPI, and exchange messages as those of `gradientflow.init` do. Else they do
+    so over TCP, and meet at the store of the group, by which PyTorch's own backends meet, too.
 
     Parameters
     ----------
@@ -74,7 +77,12 @@ def _by_mpi(options: Any) -> Members:
     finally:
         members.Free()
         everybody.Free()
-    return Members(Place(mpi.rank, mpi.size), ranks, lambda _: mpi, lambda: MPI.Is_finalized() or mpi.Free())
+    address, asked = address_of(mpi), asked_transport()
+
+    def meet(settings: Config) -> Any:
+        return load_core().introduced(address, {**settings, "transport": asked})
+
+    return Members(Place(mpi.rank, mpi.size), ranks, meet, lambda: MPI.Is_finalized() or mpi.Free())
 
 
 def _by_store(options: Any, place: Place, towards: str) -> Members:

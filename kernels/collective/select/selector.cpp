@@ -134,12 +134,12 @@ Choice select(const Situation& s, const Config& config) {
       }
       return s.ranks == 1 ? alone : choose_inside_node(s, config);
     case Algorithm::mpi:
-      if (s.transport != transport::TransportKind::mpi) {
-        refuse(s, "hands calls over to the MPI library, and this job's ranks exchange messages over TCP");
-      }
       if (!s.has_mpi_communicator) {
-        refuse(s,
-               "hands calls over to the MPI library, which has no communicator of the ranks that recover() has left");
+        refuse(s, s.transport == transport::TransportKind::mpi
+                      ? "hands calls over to the MPI library, which has no communicator of the ranks that recover() "
+                        "has left"
+                      : "hands calls over to the MPI library, and these ranks exchange messages over TCP, without MPI: "
+                        "start them by MPI's launcher, with MPI_THREAD_MULTIPLE");
       }
       if (s.wire) {
         refuse(s, "has no wire dtype");

@@ -45,18 +45,15 @@ struct Card {
 std::string name_of_rank(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 void check_cards(const std::vector<Card>& cards) {
-  const auto differs = [](const Card& each) { return each.version != library_version(); };
-  if (std::any_of(cards.begin(), cards.end(), differs)) {
-    const auto other = std::find_if(cards.begin(), cards.end(),
-                                    [&](const Card& each) { return each.version != cards.front().version; });
-    throw Error(ErrorKind::mismatch, "the ranks run different versions of GradientFlow: " + cards.front().version +
-                                         " on rank 0, " + other->version + " on " +
-                                         name_of_rank(static_cast<std::size_t>(other - cards.begin())));
+  std::vector<std::string> versions;
+  for (const Card& each : cards) {
+    versions.push_back(each.version);
   }
+  check_versions(versions);
   for (std::size_t r = 0; r < cards.size(); ++r) {
     if (!cards[r].error.empty()) {
-      throw Error(static_cast<ErrorKind>(cards[r].error_kind),
-                  name_of_rank(r) + " cannot be reached by others: " + cards[r].error);
+      throw Unreachable(static_cast<ErrorKind>(cards[r].error_kind),
+                        name_of_rank(r) + " cannot be reached by others: " + cards[r].error);
     }
   }
   const auto elsewhere =
@@ -64,7 +61,7 @@ void check_cards(const std::vector<Card>& cards) {
   for (std::size_t r = 0; r < cards.size() && elsewhere != cards.end(); ++r) {
     const std::vector<Place> places = parse_places(cards[r].address);
     if (const auto address = parse_address(places.front().host, 0); address && address->is_loopback()) {
-      throw Error(
+      throw Unreachable(
           ErrorKind::mismatch,
           name_of_rank(r) + " listens at " + cards[r].address +
               ", where processes on other hosts do not reach it, and the ranks are on several hosts: set "
@@ -74,6 +71,16 @@ void check_cards(const std::vector<Card>& cards) {
 }
 
 }  // namespace
+
+void check_versions(const std::vector<std::string>& versions) {
+  const auto other =
+      std::find_if(versions.begin(), versions.end(), [&](const auto& v) { return v != versions.front(); });
+  if (other != versions.end()) {
+    throw Error(ErrorKind::mismatch, "the ranks run different versions of GradientFlow: " + versions.front() +
+                                         " on rank 0, " + *other + " on " +
+                                         name_of_rank(static_cast<std::size_t>(other - versions.begin())));
+  }
+}
 
 Introduction introduce(Exchange& exchange, int rank, const std::function<std::string()>& listen, const Until& until) {
   Card mine;

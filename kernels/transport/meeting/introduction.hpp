@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../../base/error.hpp"
 #include "../tcp/network.hpp"
 #include "exchange.hpp"
 #include "until.hpp"
@@ -17,9 +18,17 @@ struct Introduction {
   tcp::Token token{};                  // of rank 0
 };
 
-// Calls `listen`, which gives the address at which this rank listens, and exchanges the addresses. If it throws on a
-// rank, all ranks get its error. Throws Error(mismatch) where ranks run different versions of the library, or cannot
-// reach each other at these addresses.
+// A rank that others cannot reach, of the kind of its error. All ranks get it.
+class Unreachable : public Error {
+ public:
+  using Error::Error;
+};
+
+// Throws Error(mismatch) where ranks run different versions of the library.
+void check_versions(const std::vector<std::string>& versions);
+
+// Calls `listen`, which gives the address at which this rank listens, and exchanges the addresses. Throws Unreachable
+// where it throws on a rank, or ranks cannot reach each other at these addresses; Error(mismatch) as check_versions.
 [[nodiscard]] Introduction introduce(Exchange& exchange, int rank, const std::function<std::string()>& listen,
                                      const Until& until);
 

@@ -222,6 +222,10 @@ std::unique_ptr<Endpoint> TcpEndpoint::split(int color, int key, const CheckPeer
   std::vector<Wish> all(ranks_.size());
   const auto raw = gathered(&mine, sizeof mine, "a split of", 1, check_peers);
   std::memcpy(all.data(), raw.data(), raw.size());
+  std::unique_ptr<Endpoint> part_by_mpi;
+  if (by_mpi() != nullptr) {
+    part_by_mpi = by_mpi()->split(color, key, check_peers);
+  }
   if (color < 0) {
     return nullptr;
   }
@@ -229,10 +233,15 @@ std::unique_ptr<Endpoint> TcpEndpoint::split(int color, int key, const CheckPeer
   for (const int r : together(all, rank())) {
     ranks.push_back(job_rank_of(r));
   }
-  return std::make_unique<TcpEndpoint>(engine_, std::move(ranks), id);
+  auto part = std::make_unique<TcpEndpoint>(engine_, std::move(ranks), id);
+  part->keep(std::move(part_by_mpi));
+  return part;
 }
 
 void TcpEndpoint::close(std::vector<int>, int, bool) noexcept {
+  if (const auto kept = keep(nullptr)) {
+    kept->close({}, 0, engine_->has_deaths());
+  }
   if (inbox_ != nullptr && !engine_->is_forked()) {
     engine_->close(std::exchange(inbox_, nullptr));
   }

@@ -1,0 +1,15 @@
+// Whether this host can connect to others: firewalls may let MPI's messages through, and no others.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "until.hpp"
+
+namespace gradientflow::transport {
+
+// Connects to all these addresses at once, and hangs up. Returns what has gone wrong, "could not connect to
+// 10.0.0.2:41234 within 5 s"; empty if nothing has.
+[[nodiscard]] std::string find_unreached(const std::vector<std::string>& addresses, const Until& until);
+
+}  // namespace gradientflow::transport
