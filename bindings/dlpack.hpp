@@ -1,6 +1,6 @@
 // The structures of DLPack (https://dmlc.github.io/dlpack), the interchange format of tensors between frameworks, as
 // far as a reader of tensors on CPUs and CUDA devices needs them. Layout and names are those of the specification,
-// versions 0 and 1.
+// versions 0 and 1; of the exchange in C, the beginning.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +45,16 @@ struct ManagedTensorVersioned {  // capsule "dltensor_versioned"
   void (*deleter)(ManagedTensorVersioned*);
   std::uint64_t flags;
   Tensor tensor;
+};
+
+// What a type of tensors has as the capsule `__dlpack_c_exchange_api__`, "dlpack_exchange_api".
+struct ExchangeApi {
+  std::uint32_t major;
+  std::uint32_t minor;
+  ExchangeApi* previous;
+  int (*allocate)(Tensor* prototype, ManagedTensorVersioned** out, void* context,
+                  void (*set_error)(void* context, const char* kind, const char* message));
+  int (*export_tensor)(void* object, ManagedTensorVersioned** out);  // not 0: with a Python error
 };
 
 }  // namespace gradientflow::bindings::dlpack

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError
@@ -27,23 +26,6 @@ KINDS = ("cpu", "cuda")
 _on_host = nullcontext()
 _cuda: Any = torch.cuda  # without annotations for what is used
 _from_dlpack: Any = torch.utils.dlpack.from_dlpack
-
-
-class _HostMemory:
-    """Passes the memory of a contiguous host tensor to the core, through DLPack with the least overhead."""
-
-    __slots__ = ("_tensor",)
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the device as (kind, number)."""
-        return 1, 0
-
-    def __dlpack__(self, **_: Any) -> Any:
-        """Return a capsule that keeps the memory alive."""
-        return to_dlpack(self._tensor)
 
 
 # ---- where ---------------------------------------------------------------------------------------------------------
@@ -91,8 +73,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 
 def shared(tensor: torch.Tensor) -> Any:
-    """Return a contiguous tensor as the core takes it. On a device, the core asks PyTorch for the current stream."""
-    return _HostMemory(tensor) if is_on_host(tensor) else tensor
+    """Return a contiguous tensor as the core takes it: it asks PyTorch for the memory, and for the current stream."""
+    return tensor
 
 
 def tensor_over(array: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -60,6 +60,14 @@ def check_refusals(comm: gf.Communicator) -> None:
         comm.allreduce(torch.zeros(3), out=torch.zeros(3, requires_grad=True))
     with raises(ArgumentTypeError, "the tensor"):
         comm.allgather(torch.zeros(3, requires_grad=True), out=np.zeros(3 * SIZE, np.float32))
+    for x, reason in [
+        (torch._neg_view(torch.ones(3)), "is a negated view of other values; give tensor.resolve_neg()"),
+        (torch._efficientzerotensor(3), "has no memory; make a copy of its values first"),
+    ]:
+        with raises(ArgumentError, f"the tensor {reason}"):
+            comm.allreduce(x)
+        with raises(ArgumentError, f"out {reason}"):
+            comm.allreduce(torch.zeros(3), out=x)
     for dtype in (torch.complex64, torch.int16):
         with raises(ArgumentTypeError, "the tensor has dtype"):
             comm.allreduce(torch.zeros(3, dtype=dtype))
