@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 dist: Any = torch.distributed  # its annotations leave out the stores
 
 # The names since PyTorch 2.13, where the older ones warn.
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
 
 
@@ -78,8 +78,8 @@ class GlooPeer:
             "allreduce": partial(dist.all_reduce, sent, operation),
             "broadcast": partial(dist.broadcast, sent, ROOT),
             "reduce": partial(dist.reduce, sent, ROOT, operation),
-            "allgather": partial(_all_gather, received, sent),
-            "reduce-scatter": partial(_reduce_scatter, received, sent, operation),
+            "allgather": partial(all_gather, received, sent),
+            "reduce-scatter": partial(reduce_scatter, received, sent, operation),
             "alltoall": partial(dist.all_to_all_single, received, sent),
             "gather": partial(dist.gather, sent, list(received.chunk(case.ranks)) if is_root else None, ROOT),
             "scatter": partial(dist.scatter, received, list(sent.chunk(case.ranks)) if is_root else None, ROOT),

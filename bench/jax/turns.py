@@ -11,7 +11,7 @@ from typing import Any
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 
-MARK = "GRADIENTFLOW-BENCH-JAX "
+MARK = "GRADIENTFLOW-BENCH "
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Place:
         return module_command("gradientflow.cli", ["netlab", *hosts, *how])
 
 
-def run_turn(place: Place, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one job of `gradientflow.bench.jax.rank`, which is told what to measure; return what rank 0 has printed."""
-    program = module_command("gradientflow.bench.jax.rank", [json.dumps(told)])
+def run_turn(place: Place, told: Mapping[str, Any], module: str = "gradientflow.bench.jax.rank") -> dict[str, Any]:
+    """Run one job of a module, which is told what to measure; return what rank 0 has printed."""
+    program = module_command(module, [json.dumps(told)])
     done = subprocess.run(place.command(program), stdout=subprocess.PIPE, text=True, check=False)
     found = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if done.returncode != 0 or not found:

@@ -64,6 +64,7 @@ _OWN = {
     "jax": "Measure unchanged programs of JAX beside gloo, and calls in jit.",  # a process of JAX has one library
     "join": "Measure how long a process takes to join a job, and who waits.",
     "model": "Predict steps on emulated hosts, then measure them.",
+    "torch": "Measure calls of PyTorch's process group beside Gloo and the communicator.",
     "survive": "Kill ranks at random moments, and check what is left.",
 }
 

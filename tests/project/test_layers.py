@@ -294,6 +294,7 @@ PYTHON_LAYERS["gradientflow.bench.first"] = PYTHON_LAYERS["gradientflow.bench.tr
     "gradientflow.bench.jax",
     "gradientflow.bench.train",
 }
+PYTHON_LAYERS["gradientflow.bench.torch"] = PYTHON_LAYERS["gradientflow.bench.jax"] | {"gradientflow.bench.jax"}
 PYTHON_LAYERS["gradientflow.bench.survive"] |= {"gradientflow.bench"}  # netlab, whose hosts are cut off
 PYTHON_LAYERS["gradientflow.bench.model"] |= {"gradientflow.bench"}  # netlab, whose links have a delay
 PYTHON_LAYERS["gradientflow.cli"] = set(PYTHON_LAYERS)
@@ -301,7 +302,7 @@ PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
 
 CORE = "gradientflow._core"  # the compiled module: anybody may load it
 FRAMEWORKS = {"torch", "jax", "cupy"}
-# The store of torchrun is PyTorch's; in the last four are peers of the benchmarks.
+# The store of torchrun is PyTorch's; in the last six are peers of the benchmarks.
 MAY_IMPORT_FRAMEWORKS = (
     "gradientflow.torch",
     "gradientflow.jax",
@@ -310,6 +311,7 @@ MAY_IMPORT_FRAMEWORKS = (
     "gradientflow.bench.jax",
     "gradientflow.bench.kernels.selection",
     "gradientflow.bench.ps.rpc",
+    "gradientflow.bench.torch",
     "gradientflow.bench.train",
 )
 

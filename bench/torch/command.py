@@ -1,0 +1,83 @@
+"""``gradientflow bench torch``: the command, and its table."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ..core.plan import check_installed, format_size, parse_sizes
+from ..core.table import empty_table
+from ..jax.turns import Place, run_turn
+
+CALLS = ("all_reduce", "all_gather", "reduce_scatter")
+FORMS = ("sync", "async", "functional", "compiled")
+
+
+def _chosen(context: click.Context, option: click.Parameter, text: str) -> list[str]:
+    del context
+    known = CALLS if option.name == "calls" else FORMS
+    found = text.split(",")
+    if unknown := [each for each in found if each not in known]:
+        message = f"{unknown[0]!r} is none of {', '.join(known)}"
+        raise click.BadParameter(message)
+    return found
+
+
+@click.command()
+@click.option("-n", "--ranks", default=2, show_default=True, help="How many ranks to start.")
+@click.option("--transport", type=click.Choice(["auto", "mpi", "tcp"]), default="auto", show_default=True)
+@click.option("--hosts", default=0, help="How many hosts to make by netlab (default: none).")
+@click.option("--rate", default="1gbit", show_default=True, help="What each host of --hosts can send.")
+@click.option("--sizes", default="8K,64K,1M", show_default=True, help="Bytes of a whole tensor.")
+@click.option("--calls", default=",".join(CALLS), show_default=True, callback=_chosen, help="What to call.")
+@click.option("--forms", default=",".join(FORMS), show_default=True, callback=_chosen, help="In which forms.")
+@click.option("--rounds", default=20, show_default=True, help="Turns of each contestant.")
+@click.option("--repeat", default=50, show_default=True, help="Timed calls of a turn.")
+@click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
+def torch(
+    ranks: int,
+    transport: str,
+    hosts: int,
+    rate: str,
+    sizes: str,
+    calls: list[str],
+    forms: list[str],
+    rounds: int,
+    repeat: int,
+    json_path: str | None,
+) -> int:
+    """Time calls of PyTorch's process group beside Gloo, and beside the calls of the communicator that they come to.
+
+    Every result is checked before it is timed; if one is wrong, the exit status is 1.
+    """
+    check_installed(["gloo"])
+    place = Place(ranks, transport, hosts, rate)
+    told = {"sizes": list(parse_sizes(sizes)), "calls": calls, "forms": forms, "rounds": rounds, "repeat": repeat}
+    job = {**told, "contestant": "gradientflow and gloo", "seed": secrets.randbits(31)}
+    found = run_turn(place, job, "gradientflow.bench.torch.rank")
+    console = Console()
+    console.print(_table(found["results"]))
+    if wrong := sum(each["wrong"] for each in found["results"]):
+        console.print(f"{wrong} elements were wrong", style="bold red")
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps({"place": vars(place), **told, **found}, indent=2) + "\n", "utf-8")
+    return 1 if wrong else 0
+
+
+def _table(results: Sequence[dict[str, Any]]) -> Any:
+    table = empty_table()
+    for heading in ("bytes", "call", "form"):
+        table.add_column(heading)
+    for heading in ("ours\nus", "comm\nus", "over\ncomm", "gloo\nus", "gloo /\nours"):
+        table.add_column(heading, justify="right")
+    for ours, gloo, comm in zip(results[::3], results[1::3], results[2::3], strict=True):
+        mine, peer, below = (each["median_us"] for each in (ours, gloo, comm))
+        figures = (f"{mine:.1f}", f"{below:.1f}", f"{mine - below:+.1f}", f"{peer:.1f}", f"{peer / mine:.2f}")
+        table.add_row(format_size(ours["bytes"]), ours["call"], ours["form"], *figures)
+    return table
