@@ -20,6 +20,7 @@
 #include "../kernels/engine/calls/request.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "bound_call.hpp"
 #include "bound_endpoint.hpp"
 #include "fast_path.hpp"
 #include "gil.hpp"
@@ -40,14 +41,6 @@ using Root = Rank<"root">;
 using Color = Argument<"color", "a number of 0 or more, at most 2147483647, or None", std::optional<int>>;
 using Key = Argument<"key", "a number from -2147483648 to 2147483647, or None", std::optional<int>>;
 using Counts = Argument<"counts", "a sequence of whole numbers", std::vector<std::size_t>>;
-
-// A call, and what keeps its tensors alive.
-struct BoundCall {
-  Call call;
-  TensorView input;
-  TensorView output;
-  bool streams_are_known = true;  // of tensors on a device
-};
 
 void synchronize(const collective::Placement& placement) {
   const WithoutGil release;
@@ -95,22 +88,7 @@ void keep_if_requests_are_abandoned(const Communicator& communicator, Tensors&..
   }
 }
 
-// `run` returns once the call has ended; `submit` returns the handle and the owners of the tensors, to be kept alive.
-void run(Communicator& communicator, BoundCall bound) {
-  try {
-    {
-      ReleaseGil gil;
-      communicator.run(bound.call, std::ref(gil));
-    }
-    if (bound.call.placement && !bound.streams_are_known) {
-      synchronize(*bound.call.placement);
-    }
-  } catch (...) {
-    keep_if_requests_are_abandoned(communicator, bound.input, bound.output);
-    throw;
-  }
-}
-
+// Returns the handle, and the owners of the tensors, to be kept alive.
 py::tuple submit(Communicator& communicator, const BoundCall& bound) {
   std::shared_ptr<Handle> handle;
   {
@@ -363,6 +341,21 @@ py::dict describe(const Communicator& communicator) {
 }
 
 }  // namespace
+
+void run(Communicator& communicator, BoundCall bound) {
+  try {
+    {
+      ReleaseGil gil;
+      communicator.run(bound.call, std::ref(gil));
+    }
+    if (bound.call.placement && !bound.streams_are_known) {
+      synchronize(*bound.call.placement);
+    }
+  } catch (...) {
+    keep_if_requests_are_abandoned(communicator, bound.input, bound.output);
+    throw;
+  }
+}
 
 void bind_communicator(py::module_& module) {
   py::class_<Handle, std::shared_ptr<Handle>>(module, "Handle")

@@ -11,6 +11,7 @@ void bind_device(pybind11::module_& module);
 void bind_machine(pybind11::module_& module);
 void bind_endpoint(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
+void bind_process_group(pybind11::module_& module);
 void bind_mailbox(pybind11::module_& module);
 void bind_meeting(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   bind_machine(module);
   bind_endpoint(module);
   bind_communicator(module);
+  bind_process_group(module);
   bind_mailbox(module);
   bind_meeting(module);
   bind_gradient_pool(module);

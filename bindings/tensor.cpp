@@ -382,6 +382,18 @@ TensorView view_tensor(py::handle object, Access access, const char* name) {
   }
 }
 
+std::optional<TensorView> view_if_simple(py::handle object) {
+  py::object capsule = export_in_c(object);
+  if (!capsule) {
+    return std::nullopt;
+  }
+  try {
+    return view_exported(std::move(capsule), Access::write, "the tensor");
+  } catch (const Error&) {  // its dtype, or gaps
+    return std::nullopt;
+  }
+}
+
 std::vector<std::size_t> shape_of(const TensorView& view) {
   if (py::isinstance<py::array>(view.owner)) {
     const auto array = py::reinterpret_borrow<py::array>(view.owner);

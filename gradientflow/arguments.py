@@ -81,7 +81,7 @@ def checked_list(name: str, value: Any, what: str) -> list[Any]:
         If it is something else.
     """
     try:
-        if not isinstance(value, str | bytes | bytearray | Mapping):
+        if isinstance(value, list) or not isinstance(value, str | bytes | bytearray | Mapping):
             return list(value)  # also that of a generator
     except TypeError:
         pass

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 from unittest import SkipTest
 
@@ -123,7 +123,7 @@ def strided(values: torch.Tensor) -> list[torch.Tensor]:
     wide[..., 0] = values
     expanded = [wide[..., 0], values.t().contiguous().t()]
     if values.is_floating_point():
-        expanded.append(values.clone().requires_grad_())
+        expanded += [values.clone().requires_grad_(), torch._neg_view(-values)]
     if values.is_complex():
         expanded.append(values.conj().resolve_conj().conj())
     return expanded
@@ -159,6 +159,42 @@ def check_allreduce() -> None:
             x = mine((4,), dtype)
             dist.all_reduce(x, C10D._make_nccl_premul_sum(factor))
             same(x, 3 * reduced((4,), dtype, Op.SUM))
+
+
+def is_plain(call: Callable[[], object]) -> bool:
+    """Make a call; tell whether it has gone past the methods in Python."""
+    group: Any = dist.group.WORLD
+    calls, plain = group._get_sequence_number_for_group(), group._native.count
+    call()
+    assert group._get_sequence_number_for_group() == calls + 1
+    return bool(group._native.count > plain)
+
+
+@on_ranks(2, 3)
+def check_plain_calls() -> None:
+    """Usual calls, on the host, have the same bits and errors as those that go through the methods."""
+    on_host = PLACE == "host"
+    values = torch.from_numpy(np.random.default_rng(RANK).standard_normal((SIZE, 50), np.float32))
+    values = values.to(torch.get_default_device())
+    for op in (Op.SUM, Op.AVG, Op.MAX):
+        x, y, part, column = values.clone(), values.t().contiguous().t(), torch.empty(50), torch.empty(50, 2)[:, 1]
+        assert is_plain(partial(dist.all_reduce, x, op)) == on_host
+        assert is_plain(partial(reduce_scatter_single, part, values, op)) == on_host
+        assert not is_plain(partial(dist.all_reduce, y, op))
+        assert not is_plain(partial(reduce_scatter_single, column, values, op))
+        same(x, y)
+        same(part, column)
+    row, columns = torch.empty_like(values), torch.empty(50, SIZE).t()
+    assert is_plain(partial(all_gather_single, row, values[RANK])) == on_host
+    assert not is_plain(partial(all_gather_single, columns, values[RANK]))
+    same(row, columns)
+    parameter = torch.nn.Parameter(values.clone(), requires_grad=False)
+    for x in (values.clone().requires_grad_(), torch._neg_view(values.clone()), parameter, values.bool()):
+        assert not is_plain(partial(dist.all_reduce, x))
+    assert not is_plain(partial(all_gather_single, row, row[RANK]))
+    for gradient in (False, True):
+        with raises(MismatchError, f"rank 0: allreduce of {SIZE} float32, op sum"):
+            dist.all_reduce(torch.ones(SIZE + (RANK != 0), requires_grad=gradient))
 
 
 def check_layouts() -> None:

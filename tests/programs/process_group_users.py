@@ -427,6 +427,18 @@ def check_compiled() -> None:
             y = received
         return y + 1
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def ended(x: torch.Tensor) -> Any:
+        options = torch._C._distributed_c10d.AllreduceOptions()
+        options.asyncOp = False
+        return dist.distributed_c10d._get_default_group().allreduce([x], options)
+
+    def waiting(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        ended(y).wait()
+        return y + 1
+
+    assert (torch.compile(waiting, backend="aot_eager")(torch.full((3,), float(RANK))) == SIZE * (SIZE - 1) + 1).all()
     total = SIZE * (SIZE - 1)
     assert (torch.compile(others, backend="aot_eager")(torch.full((3,), float(RANK))) == SIZE * total + 1).all()
     model = torch.compile(DistributedDataParallel(network()), backend="aot_eager")

@@ -251,6 +251,7 @@ PROCESS_GROUP = "gradientflow.torch.process_group"
 PYTHON_LAYERS["gradientflow.torch.names"] = set()
 PYTHON_LAYERS["gradientflow.torch.devices"] = {"gradientflow.errors", "gradientflow._location"}
 PYTHON_LAYERS[PROCESS_GROUP] = {
+    "gradientflow._fast_paths",
     "gradientflow._location",
     "gradientflow.arguments",
     "gradientflow.communicator",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.config import Config
 from gradientflow.errors import GradientFlowError
@@ -14,8 +15,9 @@ from gradientflow.torch import devices
 
 from .calls import Call
 from .context import WorkContext
-from .futures import FutureThread
-from .work import CollectiveWork, Work
+from .profiling import profiler_enabled
+from .reduce_ops import NAMES
+from .work import CollectiveWork, EndedWork, Work
 
 
 class Collectives:
@@ -29,26 +31,29 @@ class Collectives:
         Of the communicators.
     context : WorkContext
         Shared by the works of the group.
-    thread : FutureThread
-        Of the group.
+
+    Attributes
+    ----------
+    communicator : Communicator
+        Of calls in threads of the program.
+    plain : PlainCalls
+        Of the core: makes the usual calls, past the methods of the group.
     """
 
-    def __init__(
-        self, ranks: Callable[[Config], Any], settings: Config, context: WorkContext, thread: FutureThread
-    ) -> None:
+    def __init__(self, ranks: Callable[[Config], Any], settings: Config, context: WorkContext) -> None:
         with context.explaining():
             self.communicator = Communicator(ranks(settings), settings)
+        self.plain = load_core().PlainCalls(self.communicator._native, NAMES, context, EndedWork, profiler_enabled)
         self._callback_communicator: Communicator | None = None  # made when a callback needs it
         self._ranks = ranks
         self._settings = settings
         self._context = context
-        self._thread = thread
         self._device = devices.HOST  # of the last call on tensors of a device
 
     def close(self) -> None:
         """Close the communicators after their calls and the callbacks of these are done."""
         self.communicator.close()
-        self._thread.close()  # waits for callbacks, which may use what is closed next
+        self._context.thread.close()  # waits for callbacks, which may use what is closed next
         if self._callback_communicator is not None:
             self._callback_communicator.close()
 
@@ -100,17 +105,15 @@ class Collectives:
         if not waits or limit is not None:
             handles = [call.make(communicator, "_async") for call in calls]
             finishing = [call.finish for call in calls if call.finish is not None]
-            return CollectiveWork(self._context, self._thread, outputs, handles, finishing, limit, stream)
+            return CollectiveWork(self._context, outputs, handles, finishing, limit, stream)
         try:
             for call in calls:
                 call.make(communicator)
                 if call.finish is not None:
                     call.finish()
         except GradientFlowError as error:
-            if (explained := self._context.explained(error)) is error:
-                raise
-            raise explained from error
-        return CollectiveWork(self._context, self._thread, outputs, stream=stream)
+            self._context.raise_explained(error)
+        return CollectiveWork(self._context, outputs, stream=stream)
 
     def _communicator_of_thread(self) -> Communicator:
         """Return the communicator for the calls of this thread.
@@ -118,7 +121,7 @@ class Collectives:
         Calls in callbacks have a communicator of their own, because their order relative to calls of other threads may
         differ between ranks.
         """
-        if not self._thread.is_current:
+        if not self._context.thread.is_current:
             return self.communicator
         if self._callback_communicator is None:
             self._callback_communicator = Communicator(self._ranks(self._settings), self._settings)

@@ -1,4 +1,4 @@
-"""What the works of a process group share: the works for which nobody has waited, and the wording of errors."""
+"""What the works of a process group share: a thread, those for which nobody has waited, and the wording of errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, PeerError
+
+from .futures import FutureThread
 
 _RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+\b)*")
 _MOST_KEPT = 64  # works that nobody has waited for
@@ -44,7 +47,7 @@ class Unclaimed:
 
 
 class WorkContext:
-    """Shared by all works of a process group: the works for which nobody has waited, and the wording of errors.
+    """Shared by all works of a process group: their thread, those for which nobody has waited, the wording of errors.
 
     Parameters
     ----------
@@ -52,10 +55,13 @@ class WorkContext:
         The rank in the world of each rank of the group.
     timeout_of : str, optional
         What PyTorch gave the timeout to; None: it is GRADIENTFLOW_TIMEOUT.
+    name : str
+        Of the group.
     """
 
-    def __init__(self, world_ranks: Sequence[int], timeout_of: str | None = None) -> None:
+    def __init__(self, world_ranks: Sequence[int], timeout_of: str | None = None, name: str = "") -> None:
         self.world_ranks = list(world_ranks)
+        self.thread = FutureThread(f"gradientflow futures {name}")
         self.unclaimed = Unclaimed()
         self.has_lost_a_rank = False  # by the errors so far
         self._same = self.world_ranks == list(range(len(self.world_ranks)))
@@ -67,9 +73,13 @@ class WorkContext:
         try:
             yield
         except GradientFlowError as error:
-            if (explained := self.explained(error)) is error:
-                raise
-            raise explained from error
+            self.raise_explained(error)
+
+    def raise_explained(self, error: GradientFlowError) -> NoReturn:
+        """Raise an error, which is being handled, as `explained` words it."""
+        if (explained := self.explained(error)) is error:
+            raise error
+        raise explained from error
 
     def explained(self, error: Exception) -> Exception:
         """Return an error of a communicator, worded for a process group.

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from gradientflow._location import load_core
 from gradientflow.torch import devices
 
 PlainFuture: Any = torch.futures.Future  # without annotations for what is used
@@ -47,7 +48,7 @@ class FutureThread:
     @property
     def is_current(self) -> bool:
         """Whether this thread is the caller's."""
-        return threading.current_thread() is self._thread
+        return self._thread is not None and threading.current_thread() is self._thread
 
     def run(self, task: Callable[[], object], device: torch.device = devices.HOST) -> None:
         """Run a task on tensors of a device, after all earlier tasks; if a task is the caller, at once."""
@@ -79,6 +80,7 @@ class FutureThread:
             task()
 
     def _serve(self) -> None:
+        load_core().begin_callbacks()
         while (task := self._tasks.get()) is not None:
             task()
             del task  # its tensors would otherwise live until the next task

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed
 
+from gradientflow._fast_paths import has_fast_path, take_fast_paths
+from gradientflow._location import load_core
 from gradientflow.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -26,7 +28,7 @@ from . import copies, reductions
 from .calls import Call
 from .collectives import Collectives
 from .context import WorkContext
-from .futures import FutureThread, untraced
+from .futures import untraced
 from .members import Members
 from .messages import Messages
 from .options import options_of, owner_of_timeout, seconds, settings_of
@@ -90,8 +92,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._settings = settings_of(timeout)
         self._reconfiguration = None if towards is None else Reconfiguration(self._settings, towards)
         self._release: Callable[[], object] = lambda: None
-        self._context, self._thread = WorkContext(()), FutureThread("")
+        self._context = WorkContext(())
         self._collectives: Collectives = NO_CALLS
+        self._native: Any = None  # of the collectives, with the fast paths
         self._messages: Messages = NO_CALLS
         if members is not None:
             self._begin(members)
@@ -100,13 +103,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _begin(self, members: Members) -> None:
         """Make calls among these ranks from now on. Collective; where it fails, the group stays as it was."""
-        context = WorkContext(members.world_ranks, owner_of_timeout(self._settings))
-        thread = FutureThread(f"gradientflow futures {self._name}")
-        collectives = Collectives(members.ranks, self._settings, context, thread)
-        messages = Messages(collectives.communicator, context, thread)
+        context = WorkContext(members.world_ranks, owner_of_timeout(self._settings), self._name)
+        collectives = Collectives(members.ranks, self._settings, context)
+        messages = Messages(collectives.communicator, context)
         self._close(orderly=False)
         self._place, self._calls, self._release = Place(*members.place), 0, members.release
-        self._context, self._thread, self._collectives, self._messages = context, thread, collectives, messages
+        self._context, self._collectives, self._messages = context, collectives, messages
+        self._native = collectives.plain
+        self._native.are_limited = self._limit is not None
         _open.add(self)
 
     def shutdown(self) -> None:
@@ -127,7 +131,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         else:
             self._collectives.abort()
         self._messages.close(orderly=orderly)
-        self._thread.close()
+        self._context.thread.close()
         release, self._release = self._release, lambda: None
         if orderly:
             release()
@@ -176,7 +180,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             with a new handle of this process and a new uuid.
         """
         self._begin(self._reconfigured().members(options))
-        return CollectiveWork(self._context, self._thread, [])
+        return CollectiveWork(self._context, [])
 
     def _reconfigured(self) -> Reconfiguration:
         if self._reconfiguration is None:
@@ -188,6 +192,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Set how long calls wait from now on. For collectives, the timeout of the group remains the maximum."""
         self._timeout = timeout
         self._limit = seconds(timeout)
+        if self._native is not None:
+            self._native.are_limited = self._limit is not None
 
     # ---- names and facts -----------------------------------------------------------------------------------------
 
@@ -226,10 +232,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self
 
     def _set_sequence_number_for_group(self) -> None:
-        self._calls = 0
+        self._calls = -self._plain_calls
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._calls
+        return self._calls + self._plain_calls
+
+    @property
+    def _plain_calls(self) -> int:
+        return 0 if self._native is None else int(self._native.count)
 
     # ---- reductions ----------------------------------------------------------------------------------------------
 
@@ -470,6 +480,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._calls += 1
         limit = seconds(options.timeout, self._limit)
         return self._collectives.run(calls, outputs, limit, waits=not options.asyncOp)
+
+
+for _method in (ProcessGroup.allreduce, ProcessGroup.all_gather_single, ProcessGroup.reduce_scatter_single):
+    has_fast_path(_method)
+take_fast_paths(ProcessGroup, load_core().PlainCalls)
 
 
 @atexit.register

@@ -12,7 +12,6 @@ from gradientflow.mailbox import MessageRequest, make_mailbox
 from gradientflow.torch import devices
 
 from .context import WorkContext
-from .futures import FutureThread
 from .monitored_barrier import monitored_barrier
 from .tensors import check_alike, check_count, is_plain, memory_for, overlap, plain, plain_like
 from .work import CollectiveWork, MessageWork, Work
@@ -29,14 +28,11 @@ class Messages:
         Of the group.
     context : WorkContext
         Shared by the works of the group.
-    thread : FutureThread
-        Of the group.
     """
 
-    def __init__(self, communicator: Communicator, context: WorkContext, thread: FutureThread) -> None:
+    def __init__(self, communicator: Communicator, context: WorkContext) -> None:
         self._rank, self._size = communicator.rank, communicator.size
         self._context = context
-        self._thread = thread
         self._mailbox = make_mailbox(communicator, "the process group")
         self._barrier_tags = self._mailbox.draw(1)
         self._alltoall_tags = self._mailbox.draw(2)  # for calls from callbacks, and for all others
@@ -81,7 +77,7 @@ class Messages:
             source.clone() if any(overlap(source, output) for output in outputs) else source for source in sources
         ]
         memories = [output if is_plain(output) else plain_like(output) for output in outputs]
-        tag = self._alltoall_tags.at(0 if self._thread.is_current else 1)
+        tag = self._alltoall_tags.at(0 if self._context.thread.is_current else 1)
         others = [(self._rank + step) % self._size for step in range(1, self._size)]
         stream = devices.current_stream(devices.device_of(outputs[0]))
         if stream is not None:
@@ -103,7 +99,7 @@ class Messages:
 
         if not requests:
             store()
-        return CollectiveWork(self._context, self._thread, results, requests, [store], limit, stream)
+        return CollectiveWork(self._context, results, requests, [store], limit, stream)
 
     def barrier(self, limit: float, wait_all_ranks: bool) -> None:
         """Wait until all ranks are here, on rank 0 at most `limit` seconds; then name those that are missing."""

@@ -26,8 +26,7 @@ def options_of(kind: Any, given: Any, timeout: timedelta | None = None, **values
 
 def seconds(timeout: timedelta | None, default: float | None = None) -> float | None:
     """Return a timeout in seconds; for values of 0 and less, which PyTorch has for unset, the default."""
-    given = 0.0 if timeout is None else timeout.total_seconds()
-    return given if given > 0 else default
+    return default if timeout is None or timeout.days < 0 else timeout.total_seconds() or default
 
 
 def settings_of(timeout: timedelta) -> Config:

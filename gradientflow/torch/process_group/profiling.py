@@ -12,6 +12,7 @@ import torch
 from gradientflow.torch.names import BACKEND
 
 _autograd: Any = torch.autograd  # its annotations leave out what it takes from C++
+profiler_enabled: Callable[[], bool] = _autograd._profiler_enabled
 
 _PREFIX = f"{BACKEND}:"
 _INPUTS = ("tensors", "input", "inputs", "input_tensors", "input_list")  # parameters of methods
@@ -35,7 +36,7 @@ def recorded(operation: str) -> Callable[[Method], Method]:
 
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not _autograd._profiler_enabled():
+            if not profiler_enabled():
                 return method(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments.get(inputs, ())
             event = _autograd._record_function_with_args_enter(name, *_tensors_in(given))

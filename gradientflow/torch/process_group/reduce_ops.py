@@ -20,27 +20,29 @@ from .tensors import CORE_DTYPES, as_bytes, plain_like
 
 ReduceOp: Any = torch.distributed.ReduceOp
 
-_NAMES = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.AVG: "mean",
-    ReduceOp.PRODUCT: "prod",
-    ReduceOp.MIN: "min",
-    ReduceOp.MAX: "max",
+# By the numbers of the ops: PyTorch's objects are slow as keys.
+NAMES = {
+    ReduceOp.SUM.value: "sum",
+    ReduceOp.AVG.value: "mean",
+    ReduceOp.PRODUCT.value: "prod",
+    ReduceOp.MIN.value: "min",
+    ReduceOp.MAX.value: "max",
 }
-_BITWISE: dict[Any, Callable[..., object]] = {
-    ReduceOp.BAND: torch.bitwise_and,
-    ReduceOp.BOR: torch.bitwise_or,
-    ReduceOp.BXOR: torch.bitwise_xor,
+_BITWISE: dict[int, Callable[..., object]] = {
+    ReduceOp.BAND.value: torch.bitwise_and,
+    ReduceOp.BOR.value: torch.bitwise_or,
+    ReduceOp.BXOR.value: torch.bitwise_xor,
 }
 # In PyTorch a sum of bools is true if any of them is.
 _ON_BOOL = {
-    ReduceOp.SUM: "max",
-    ReduceOp.MAX: "max",
-    ReduceOp.BOR: "max",
-    ReduceOp.PRODUCT: "min",
-    ReduceOp.MIN: "min",
-    ReduceOp.BAND: "min",
+    ReduceOp.SUM.value: "max",
+    ReduceOp.MAX.value: "max",
+    ReduceOp.BOR.value: "max",
+    ReduceOp.PRODUCT.value: "min",
+    ReduceOp.MIN.value: "min",
+    ReduceOp.BAND.value: "min",
 }
+_SUM, _AVG, _PREMUL_SUM = ReduceOp.SUM.value, ReduceOp.AVG.value, ReduceOp.PREMUL_SUM.value
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _HIGHEST_BIT = -(1 << 63)  # with it flipped, unsigned numbers keep their order when read as signed
 
@@ -72,10 +74,10 @@ def is_bitwise(tensor: torch.Tensor, op: Any) -> bool:
     gradientflow.errors.ArgumentTypeError
         If the bits of the dtype cannot be combined.
     """
-    kind, dtype = op.op, tensor.dtype
+    kind, dtype = op.op.value, tensor.dtype
     if kind not in _BITWISE or (dtype is torch.bool and kind in _ON_BOOL):
         return False
-    _check(kind, dtype, not dtype.is_floating_point and not dtype.is_complex)
+    _check(op, dtype, not dtype.is_floating_point and not dtype.is_complex)
     return True
 
 
@@ -84,7 +86,7 @@ def combine_bits(rows: torch.Tensor, op: Any, target: torch.Tensor) -> None:
     combined = plain_like(target)
     bits = as_bytes(combined).copy_(rows[0])
     for row in rows[1:]:
-        _BITWISE[op.op](bits, row, out=bits)
+        _BITWISE[op.op.value](bits, row, out=bits)
     target.copy_(combined)
 
 
@@ -96,27 +98,27 @@ def reduction_of(tensor: torch.Tensor, op: Any, size: int) -> Reduction:
     gradientflow.errors.ArgumentTypeError
         If the op is not defined on the dtype.
     """
-    kind, dtype = op.op, tensor.dtype
-    if kind == ReduceOp.PREMUL_SUM:
-        _check(kind, dtype, dtype.is_floating_point or dtype.is_complex)
-        tensor, kind = (tensor * op.factor).to(dtype), ReduceOp.SUM
+    kind, dtype = op.op.value, tensor.dtype
+    if kind == _PREMUL_SUM:
+        _check(op, dtype, dtype.is_floating_point or dtype.is_complex)
+        tensor, kind = (tensor * op.factor).to(dtype), _SUM
     if dtype is torch.bool:
-        _check(kind, dtype, kind in _ON_BOOL)
+        _check(op, dtype, kind in _ON_BOOL)
         return Reduction(_ON_BOOL[kind], tensor)
     if dtype.is_complex:
-        _check(kind, dtype, kind in (ReduceOp.SUM, ReduceOp.AVG))
-        return Reduction(_NAMES[kind], torch.view_as_real(tensor), _store_pairs)
-    _check(kind, dtype, kind in _NAMES)
-    if kind == ReduceOp.AVG and not dtype.is_floating_point:
-        _check(kind, dtype, dtype is not torch.uint64)
+        _check(op, dtype, kind in (_SUM, _AVG))
+        return Reduction(NAMES[kind], torch.view_as_real(tensor), _store_pairs)
+    _check(op, dtype, kind in NAMES)
+    if kind == _AVG and not dtype.is_floating_point:
+        _check(op, dtype, dtype is not torch.uint64)
         return Reduction("sum", tensor.to(torch.int64, copy=True), partial(_store_quotient, size))
     if dtype is torch.uint64:
-        flip = 0 if kind in (ReduceOp.SUM, ReduceOp.PRODUCT) else _HIGHEST_BIT
-        return Reduction(_NAMES[kind], tensor.view(torch.int64) ^ flip, partial(_store_flipped, flip))
+        flip = 0 if kind in (_SUM, ReduceOp.PRODUCT.value) else _HIGHEST_BIT
+        return Reduction(NAMES[kind], tensor.view(torch.int64) ^ flip, partial(_store_flipped, flip))
     if dtype in _WIDER:
-        return Reduction(_NAMES[kind], tensor.to(_WIDER[dtype]))
-    _check(kind, dtype, dtype in CORE_DTYPES)
-    return Reduction(_NAMES[kind], tensor)
+        return Reduction(NAMES[kind], tensor.to(_WIDER[dtype]))
+    _check(op, dtype, dtype in CORE_DTYPES)
+    return Reduction(NAMES[kind], tensor)
 
 
 def _store_pairs(target: torch.Tensor, result: torch.Tensor) -> None:
@@ -131,7 +133,7 @@ def _store_flipped(flip: int, target: torch.Tensor, result: torch.Tensor) -> Non
     target.copy_((result ^ flip).view(torch.uint64))
 
 
-def _check(kind: Any, dtype: torch.dtype, defined: bool) -> None:
+def _check(op: Any, dtype: torch.dtype, defined: bool) -> None:
     if not defined:
-        message = f"the reduction {kind.name} is not defined on {dtype}"
+        message = f"the reduction {op.op.name} is not defined on {dtype}"
         raise ArgumentTypeError(message)

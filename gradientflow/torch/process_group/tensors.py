@@ -144,7 +144,7 @@ def only(tensors: Any, call: str) -> Any:
     gradientflow.errors.ArgumentError
         If the list does not have exactly one: a rank has one device.
     """
-    if isinstance(tensors, torch.Tensor):
+    if not isinstance(tensors, list) and isinstance(tensors, torch.Tensor):  # the second takes PyTorch its time
         return tensors
     tensors = checked_list(f"what {call} takes", tensors, "tensors")
     if len(tensors) != 1:
