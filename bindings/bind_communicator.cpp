@@ -30,7 +30,6 @@ namespace gradientflow::bindings {
 namespace {
 
 namespace py = pybind11;
-using collective::Call;
 using engine::Communicator;
 using engine::Handle;
 using engine::PreparedCall;

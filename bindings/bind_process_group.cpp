@@ -126,39 +126,42 @@ py::object allreduce(PlainCalls& calls, Given given, py::handle /*self*/) {
   return make(calls, request, std::move(*view), {}, tensor);
 }
 
-// The two tensors of a call between a tensor of one block for each rank and a block; false if they are no such tensors,
-// or share memory.
-bool fit(const PlainCalls& calls, const std::optional<TensorView>& whole, const std::optional<TensorView>& block) {
-  return whole && block && whole->dtype == block->dtype && !overlap(*whole, *block) &&
-         whole->count == block->count * static_cast<std::size_t>(calls.communicator->size());
+// A tensor of one block for each rank, and a block.
+struct Blocks {
+  TensorView whole;
+  TensorView block;
+};
+
+// Nothing if the two are no such tensors, or share memory.
+std::optional<Blocks> blocks_in(const PlainCalls& calls, PyObject* whole, PyObject* block) {
+  auto all = whole != nullptr ? view_if_simple(whole) : std::nullopt;
+  auto one = block != nullptr ? view_if_simple(block) : std::nullopt;
+  if (!all || !one || all->dtype != one->dtype || overlap(*all, *one) ||
+      all->count != one->count * static_cast<std::size_t>(calls.communicator->size())) {
+    return std::nullopt;
+  }
+  return Blocks{std::move(*all), std::move(*one)};
 }
 
 py::object all_gather_single(PlainCalls& calls, Given given, py::handle /*self*/) {
-  if (given[0] == nullptr || given[1] == nullptr || !are_usual(calls, given[2], given[3])) {
-    return {};
-  }
-  auto output = view_if_simple(given[0]);
-  auto input = view_if_simple(given[1]);
-  if (!fit(calls, output, input)) {
-    return {};
-  }
-  const engine::Request request{.kind = CallKind::allgather, .input = input->array(), .output = output->array()};
-  return make(calls, request, std::move(*input), std::move(*output), given[0]);
-}
-
-py::object reduce_scatter_single(PlainCalls& calls, Given given, py::handle /*self*/) {
-  if (given[0] == nullptr || given[1] == nullptr || !are_usual(calls, given[2], given[3])) {
-    return {};
-  }
-  auto output = view_if_simple(given[0]);
-  auto input = view_if_simple(given[1]);
-  const auto op = fit(calls, input, output) ? op_in(calls, given[2], input->dtype) : std::nullopt;
-  if (!op) {
+  auto tensors = are_usual(calls, given[2], given[3]) ? blocks_in(calls, given[0], given[1]) : std::nullopt;
+  if (!tensors) {
     return {};
   }
   const engine::Request request{
-      .kind = CallKind::reduce_scatter, .op = *op, .input = input->array(), .output = output->array()};
-  return make(calls, request, std::move(*input), std::move(*output), given[0]);
+      .kind = CallKind::allgather, .input = tensors->block.array(), .output = tensors->whole.array()};
+  return make(calls, request, std::move(tensors->block), std::move(tensors->whole), given[0]);
+}
+
+py::object reduce_scatter_single(PlainCalls& calls, Given given, py::handle /*self*/) {
+  auto tensors = are_usual(calls, given[2], given[3]) ? blocks_in(calls, given[1], given[0]) : std::nullopt;
+  const auto op = tensors ? op_in(calls, given[2], tensors->whole.dtype) : std::nullopt;
+  if (!tensors || !op) {
+    return {};
+  }
+  const engine::Request request{
+      .kind = CallKind::reduce_scatter, .op = *op, .input = tensors->whole.array(), .output = tensors->block.array()};
+  return make(calls, request, std::move(tensors->whole), std::move(tensors->block), given[0]);
 }
 
 }  // namespace

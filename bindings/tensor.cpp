@@ -145,7 +145,7 @@ TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const c
   if (tensor.data == nullptr && view.count > 0) {  // PyTorch's zero tensors, and those of its tracers
     refuse_value(name, "has no memory; make a copy of its values first");
   }
-  view.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  view.data = tensor.data == nullptr ? nullptr : static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   view.owner = std::move(capsule);
   if (on_device) {
     view.placement = collective::Placement{tensor.device.id, stream_from(default_stream)};
@@ -294,7 +294,7 @@ bool is_contiguous(const py::dict& interface, const std::vector<std::int64_t>& s
   }
   auto strides = interface["strides"].cast<std::vector<std::int64_t>>();
   for (std::int64_t& stride : strides) {
-    if (stride % bytes != 0) {
+    if (bytes == 0 || stride % bytes != 0) {
       return false;
     }
     stride /= bytes;
