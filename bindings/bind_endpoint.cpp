@@ -54,6 +54,7 @@ void bind_endpoint(py::module_& module) {
               return mpi_plugin().release(*self.take());
             }
             const WithoutGil release;
+            self.get().check_mpi_not_ended();
             auto copy = self.get().by_mpi()->duplicate();
             return mpi_plugin().release(*self.get().keep(std::move(copy)));
           },

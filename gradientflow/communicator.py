@@ -140,8 +140,8 @@ class Communicator:
 
         Collective over the ranks that live: after a `gradientflow.errors.RecoverableError` each calls it. All
         of them get the new communicator, in which they keep their order, or all get the same error. More may die
-        meanwhile. If nobody has died, all come along. For communicators over TCP, and over MPI in jobs of Open MPI
-        that were started with ULFM (``mpirun --with-ft ulfm``).
+        meanwhile. If nobody has died, all come along. For communicators over TCP, unless a job of MPI has chosen it
+        by itself, and over MPI in jobs of Open MPI that were started with ULFM (``mpirun --with-ft ulfm``).
 
         Parameters
         ----------

@@ -174,7 +174,7 @@ Path Group::serve(const Call& call, Outcome& outcome) {
       choice = run_in_node(call, choice);
       break;
     case Path::mpi:
-      endpoint_->check_not_ended();
+      endpoint_->check_mpi_not_ended();
       announce(call, Payload::nothing);
       mpi_plugin().run(*endpoint_->by_mpi(), call);
       break;
@@ -263,6 +263,7 @@ Group::Clock Group::compare_clocks() {
 
 std::unique_ptr<transport::Endpoint> Group::split(int color, int key) {
   endpoint_->check_not_ended();
+  endpoint_->check_mpi_not_ended();
   const Signature signature{.splits = true};
   announce({.signature = signature}, Payload::nothing);
   return endpoint_->split(color, key, [&] {

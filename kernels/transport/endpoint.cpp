@@ -24,4 +24,10 @@ void Endpoint::check_not_ended() const {
   }
 }
 
+void Endpoint::check_mpi_not_ended() const {
+  if (by_mpi() != nullptr) {
+    by_mpi()->check_not_ended();
+  }
+}
+
 }  // namespace gradientflow::transport

@@ -205,7 +205,8 @@ class Endpoint {
 
   // Whether the transport has ended for the whole process; then nothing of it may be called any more.
   [[nodiscard]] virtual bool has_ended() const noexcept = 0;
-  void check_not_ended() const;  // throws Error(closed)
+  void check_not_ended() const;      // throws Error(closed)
+  void check_mpi_not_ended() const;  // likewise, about that of by_mpi(), if there is one
 
   // Every rank's `bytes` bytes, in rank order. Collective. For set-up and rare cases: it sends something to every rank.
   // `timeouts`: how many timeouts it may take, where the others may have to wait for something else before they come.

@@ -18,7 +18,7 @@ static void dies(gf_communicator* communicator) {
   REFUSED(gf_allreduce(communicator, &x, &x, 1, GF_FLOAT32, GF_SUM, NULL), GF_ERROR_PEER, "rank 1");
   REFUSED(gf_barrier(communicator), GF_ERROR_PEER, "cannot be used any more");
   gf_communicator* made;
-  REFUSED(gf_recover(communicator, 0, &made), GF_ERROR_VALUE, "over MPI cannot be recovered");
+  REFUSED(gf_recover(communicator, 0, &made), GF_ERROR_VALUE, "of a job of MPI cannot be recovered");
   printf("rank %d: PEER\n", gf_rank(communicator));
   fflush(stdout);
   gf_communicator_free(communicator);

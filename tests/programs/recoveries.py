@@ -239,7 +239,7 @@ def check_over_mpi(comm: gf.Communicator) -> None:
             works(new)
         return
     with over("mpi"), communicator({}) as (comm,):
-        with raises(ArgumentError, "over MPI cannot be recovered", "mpirun --with-ft ulfm", "run --transport tcp"):
+        with raises(ArgumentError, "a job of MPI cannot be recovered", "mpirun --with-ft ulfm", "run --transport tcp"):
             comm.recover()
         works(comm)
 

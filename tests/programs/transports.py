@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -18,7 +18,7 @@ from support import RANK, SIZE, WORLD, raises, run
 
 import gradientflow as gf
 from gradientflow import _core
-from gradientflow.errors import ArgumentError, MismatchError
+from gradientflow.errors import ArgumentError, ClosedError, MismatchError
 
 NONE = "no host has an RDMA device"
 LISTENS = "0A"  # in /proc/net/tcp
@@ -110,6 +110,53 @@ def no_way() -> None:
         assert re.fullmatch(r"host0 could not connect to 10\.99\.0\.1:\d+: Network is unreachable", remark), remark
     with made("mpi", remark):
         pass
+
+
+def drops() -> None:
+    """Packets that are dropped are noticed before the timeout of the other ranks."""
+    commands = ["ip route add 10.99.0.1/32 dev eth0", "ip neigh add 10.99.0.1 lladdr 02:00:00:00:00:99 dev eth0"]
+    if RANK == 1:
+        commands = ["ip address add 10.99.0.1/32 dev lo"]
+        os.environ["GRADIENTFLOW_INTERFACE"] = "10.99.0.1"
+    for command in commands:
+        subprocess.run(command.split(), check=True)
+    WORLD.Barrier()
+    with gf.init() as comm:
+        remark = comm.describe()["transport_remark"]
+        assert re.fullmatch(r"host0 could not connect to 10\.99\.0\.1:\d+ within 0\.5 s", remark), remark
+
+
+def elsewhere_unknown() -> None:
+    """An address that one rank alone cannot use is no reason for the others to wait."""
+    if RANK == 1:
+        for command in (
+            "ip link add only1 type veth peer name peer1",
+            "ip link set only1 up",
+            "ip address add fe80::5/64 dev only1 nodad",
+        ):
+            subprocess.run(command.split(), check=True)
+        os.environ["GRADIENTFLOW_INTERFACE"] = "only1"
+    with made("mpi", "host0 cannot connect to all ranks: 'fe80::5%only1' is no address"):
+        pass
+
+
+def needs_mpi() -> None:
+    """What needs MPI works as long as MPI does; then it is refused before anything is sent, and messages go on."""
+    calls: list[Callable[[gf.Communicator], object]] = [
+        lambda comm: comm.split(0),
+        lambda comm: comm.allreduce(np.ones(1), algorithm="mpi"),
+        lambda comm: gf.GradientPool(comm, [8]),
+    ]
+    comms = [gf.init() for _ in calls]
+    gf.GradientPool(comms[0], [8], algorithm="mpi").close()
+    with raises(ArgumentError, "of a job of MPI cannot be recovered here"):  # MPI's launcher ends it
+        comms[0].recover()
+    MPI.Finalize()
+    for comm, call in zip(comms, calls, strict=True):
+        assert (comm.allreduce(np.ones(1)) == SIZE).all()
+        with raises(ClosedError, f"MPI has been finalized on rank {RANK}, and the call needs it"):
+            call(comm)
+        comm.close()
 
 
 def ulfm() -> None:

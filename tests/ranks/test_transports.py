@@ -25,6 +25,11 @@ def test_hosts_that_cannot_connect_to_each_other(netlab_run: Start) -> None:
     assert "GRADIENTFLOW_TRANSPORT=mpi" in said[0]
 
 
+@pytest.mark.parametrize(("function", "timeout"), [("drops", "1"), ("elsewhere_unknown", "20"), ("needs_mpi", "20")])
+def test_two_hosts(netlab_run: Start, function: str, timeout: str) -> None:
+    netlab_run(2, 1, "transports", function, env={"GRADIENTFLOW_TIMEOUT": timeout})
+
+
 @pytest.mark.thorough
 def test_ulfm(netlab_run: Start) -> None:
     netlab_run(2, 1, "transports", "ulfm", recover="ulfm")

@@ -168,6 +168,7 @@ std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name, t
   Config config = group_->config();
   config.timeline.clear();
   const std::shared_ptr<Communicator> copy = turns_.run([&] {
+    group_->endpoint().check_mpi_not_ended();
     group_->agree_on({.signature = {.detail = static_cast<std::uint32_t>(what), .splits = true}});
     return make(group_->endpoint().duplicate(), config, this, name);
   });

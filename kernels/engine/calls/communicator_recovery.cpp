@@ -59,10 +59,10 @@ void Communicator::check_recoverable(std::optional<int> min_ranks) const {
     throw Error(ErrorKind::value, "min_ranks is a number of 1 or more, not " + std::to_string(*min_ranks));
   }
   if (!group_->endpoint().can_lose_ranks()) {
-    throw Error(
-        ErrorKind::value,
-        "a communicator over MPI cannot be recovered here: start the job with `mpirun --with-ft ulfm` of Open MPI "
-        "5 or newer, or over TCP with `gradientflow run --transport tcp --min-ranks`");
+    throw Error(ErrorKind::value,
+                "a communicator of a job of MPI cannot be recovered here: start the job with `mpirun --with-ft ulfm` "
+                "of Open MPI "
+                "5 or newer, or over TCP with `gradientflow run --transport tcp --min-ranks`");
   }
 }
 

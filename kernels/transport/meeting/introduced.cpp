@@ -1,5 +1,6 @@
 #include "introduced.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <mutex>
@@ -20,7 +21,9 @@
 namespace gradientflow::transport {
 namespace {
 
-// Why TCP was not usable before: hosts that could not connect to each other do not try again.
+constexpr std::size_t most_tried = 8;  // hosts that a host tries to connect to
+
+// Why hosts could not connect to each other before: they do not try again.
 struct Failure {
   std::mutex mutex;
   std::string why;
@@ -36,13 +39,17 @@ std::string earlier_failure() {
   return failure().why;
 }
 
-void note_failure(const std::string& why, int rank) {
-  const std::lock_guard lock(failure().mutex);
-  if (failure().why.empty() && rank == 0) {
-    const std::string line = "gradientflow: messages travel over MPI, as TCP is not usable: " + why +
-                             "; let the ranks' ports through between the hosts, or set GRADIENTFLOW_TRANSPORT=mpi\n";
+void tell(const std::string& why, const std::string& advice, int rank) {
+  if (rank == 0) {
+    const std::string line = "gradientflow: messages travel over MPI, as TCP is not usable: " + why + "; " + advice +
+                             "set GRADIENTFLOW_TRANSPORT=mpi\n";
     std::fputs(line.c_str(), stderr);
   }
+}
+
+void note_failure(const std::string& why, int rank) {
+  tell(why, "let the ranks' ports through between the hosts, or ", rank);
+  const std::lock_guard lock(failure().mutex);
   failure().why = why;
 }
 
@@ -64,21 +71,30 @@ std::vector<Candidate> all_candidates(Exchange& exchange, const Candidate& mine,
   return ranks;
 }
 
-// The first rank of each host tries those of all others, so that a firewall is found in either direction. Returns what
-// has gone wrong, the same on all ranks.
-std::string try_connections(Exchange& exchange, const std::vector<Candidate>& ranks,
-                            const std::vector<std::string>& addresses, int rank, const Until& until) {
+// The first rank of each host tries those of the next hosts: all, where they are few, so that a firewall is found in
+// either direction. Nobody accepts these connections yet, so there are no more than a queue holds. Returns what has
+// gone wrong, the same on all ranks. `why`: what has gone wrong on this rank before; then it has no endpoint.
+std::string try_connections(Exchange& exchange, const std::vector<Candidate>& ranks, const Endpoint* over_tcp,
+                            std::string why, int rank, const Until& until) {
   const auto me = static_cast<std::size_t>(rank);
   std::unordered_set<std::size_t> hosts;
-  std::vector<std::string> others;
-  bool tries = false;
+  std::vector<std::size_t> firsts;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     if (hosts.insert(ranks[r].host_key).second) {
-      tries = tries || r == me;
-      others.push_back(addresses[r]);
+      firsts.push_back(r);
     }
   }
-  std::string why = tries ? find_unreached(others, until.anew(waits::connections.seconds())) : "";
+  std::vector<std::string> others;
+  if (const auto here = std::find(firsts.begin(), firsts.end(), me); here != firsts.end() && over_tcp != nullptr) {
+    const std::vector<std::string> addresses = over_tcp->invitation().addresses;
+    std::rotate(firsts.begin(), here, firsts.end());
+    for (std::size_t i = 1; i < std::min(firsts.size(), most_tried + 1); ++i) {
+      others.push_back(addresses[firsts[i]]);
+    }
+  }
+  if (!others.empty()) {
+    why = find_unreached(others, until.anew(std::min(waits::connections.seconds(), until.seconds() / 2)));
+  }
   for (const std::string& each : exchange.all(why.empty() ? why : ranks[me].host + ' ' + why, until)) {
     if (!each.empty()) {
       return each;
@@ -102,24 +118,32 @@ std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Con
   const std::vector<Candidate> ranks = all_candidates(exchange, mine, until);
   TransportChoice choice = choose_transport(ranks);
   if (choice.kind == TransportKind::tcp) {
+    std::unique_ptr<Endpoint> over_tcp;
     std::string failed;
     try {
-      auto over_tcp = meet(exchange, rank, settings, "", check);
-      if (!choice.is_asked_for) {
-        failed = try_connections(exchange, ranks, over_tcp->invitation().addresses, rank, until);
-      }
-      if (failed.empty()) {
-        if (by_mpi->limits().threads) {
-          over_tcp->keep(std::move(by_mpi));
-        }
-        over_tcp->set_remark(choice.why);
-        return over_tcp;
-      }
-    } catch (const Unreachable& error) {
+      over_tcp = meet(exchange, rank, settings, "", check, choice.is_asked_for);
+    } catch (const Unreachable& error) {  // on all ranks
       if (choice.is_asked_for || error.kind() == ErrorKind::value) {
         throw;
       }
-      failed = error.what();
+      tell(error.what(), "", rank);
+      by_mpi->set_remark(error.what());
+      return by_mpi;
+    } catch (const Error& error) {
+      if (choice.is_asked_for || error.kind() != ErrorKind::value) {
+        throw;
+      }
+      failed = std::string("cannot connect to all ranks: ") + error.what();  // about an address of another one
+    }
+    if (!choice.is_asked_for) {
+      failed = try_connections(exchange, ranks, over_tcp.get(), failed, rank, until);
+    }
+    if (failed.empty()) {
+      if (by_mpi->limits().threads) {
+        over_tcp->keep(std::move(by_mpi));
+      }
+      over_tcp->set_remark(choice.why);
+      return over_tcp;
     }
     note_failure(failed, rank);
     choice.why = failed;

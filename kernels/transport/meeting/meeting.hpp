@@ -12,7 +12,9 @@
 namespace gradientflow::transport {
 
 // An endpoint of all ranks. `near`: as for choose_address. `check` is called several times a second, and may throw.
+// `can_lose_ranks`: whether the job lives on when a rank dies.
 [[nodiscard]] std::unique_ptr<Endpoint> meet(Exchange& exchange, int rank, const Config& config,
-                                             const std::string& near, const Until::Check& check = {});
+                                             const std::string& near, const Until::Check& check = {},
+                                             bool can_lose_ranks = true);
 
 }  // namespace gradientflow::transport

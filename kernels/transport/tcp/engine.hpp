@@ -88,6 +88,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   void exclude(const Sign& lost);
   bool has_told_excluded();  // all of them, as far as they can be reached
   [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] bool can_lose_ranks() const noexcept { return options_.can_lose_ranks; }
   [[nodiscard]] double timeout() const noexcept { return options_.timeout; }
   [[nodiscard]] bool is_forked() const noexcept;
 

@@ -20,6 +20,7 @@ struct Options {
   double timeout = 300.0;       // seconds, of set-up calls
   double host_timeout = 3.0;    // seconds without an acknowledgement after which a host is gone
   std::string congestion = {};  // the congestion control of connections; empty: the system's
+  bool can_lose_ranks = true;   // whether the job lives on when a rank dies
 };
 
 class Network {

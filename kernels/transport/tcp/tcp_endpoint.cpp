@@ -155,6 +155,8 @@ std::vector<Death> TcpEndpoint::dead() {
   return found;
 }
 
+bool TcpEndpoint::can_lose_ranks() const { return engine_->can_lose_ranks(); }
+
 std::unique_ptr<Endpoint> TcpEndpoint::among(std::span<const int> ranks, Stage stage) const {
   std::vector<int> ranks_of_job;
   std::uint64_t group = mixed(~id_) + number_of(stage);
@@ -201,7 +203,11 @@ std::uint64_t TcpEndpoint::new_id(int color) const {
 }
 
 std::unique_ptr<Endpoint> TcpEndpoint::duplicate() const {
-  return std::make_unique<TcpEndpoint>(engine_, ranks_, new_id(0));
+  auto copy = std::make_unique<TcpEndpoint>(engine_, ranks_, new_id(0));
+  if (by_mpi() != nullptr) {
+    copy->keep(by_mpi()->duplicate());
+  }
+  return copy;
 }
 
 std::vector<std::byte> TcpEndpoint::gathered(const void* mine, std::size_t bytes, const std::string& what, int timeouts,

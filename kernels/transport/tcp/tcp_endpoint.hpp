@@ -40,7 +40,7 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts) const override;
   [[nodiscard]] std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const override;
   [[nodiscard]] std::unique_ptr<Endpoint> duplicate() const override;
-  [[nodiscard]] bool can_lose_ranks() const override { return true; }
+  [[nodiscard]] bool can_lose_ranks() const override;
   [[nodiscard]] std::unique_ptr<Endpoint> among(std::span<const int> ranks, Stage stage) const override;
   [[nodiscard]] std::vector<Sign> signs(const IsAlive& is_alive) override;
   void exclude(const Sign& lost) override;
