@@ -111,19 +111,19 @@ py::object make(PlainCalls& calls, const engine::Request& request, TensorView in
 }
 
 py::object allreduce(PlainCalls& calls, Given given, py::handle /*self*/) {
-  if (given[0] == nullptr || PyList_CheckExact(given[0]) == 0 || PyList_GET_SIZE(given[0]) != 1 ||
-      !are_usual(calls, given[1], given[2])) {
+  if (given[0] == nullptr || PyList_CheckExact(given[0]) == 0 || PyList_GET_SIZE(given[0]) != 1) {
     return {};
   }
-  PyObject* const tensor = PyList_GET_ITEM(given[0], 0);
-  auto view = view_if_simple(tensor);
+  // Held from here on: other threads may change the list.
+  const auto tensor = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(given[0], 0));
+  auto view = are_usual(calls, given[1], given[2]) ? view_if_simple(tensor) : std::nullopt;
   const auto op = view ? op_in(calls, given[1], view->dtype) : std::nullopt;
   if (!op) {
     return {};
   }
   const engine::Request request{
       .kind = CallKind::allreduce, .op = *op, .input = view->array(), .output = view->array()};
-  return make(calls, request, std::move(*view), {}, tensor);
+  return make(calls, request, std::move(*view), {}, tensor.ptr());
 }
 
 // A tensor of one block for each rank, and a block.

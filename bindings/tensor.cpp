@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -112,10 +113,14 @@ compute::cuda::Stream stream_from(std::uintptr_t number) {
   return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): that is what they give
 }
 
+// Subclasses of its tensors, too.
 bool is_of_torch(py::handle object) {
-  const py::object module = py::getattr(py::type::of(object), "__module__", py::str(""));
-  const auto name = py::isinstance<py::str>(module) ? module.cast<std::string>() : std::string();
-  return name == "torch" || name.starts_with("torch.");
+  const auto types = py::reinterpret_borrow<py::tuple>(Py_TYPE(object.ptr())->tp_mro);
+  return std::any_of(types.begin(), types.end(), [](py::handle type) {
+    const py::object module = py::getattr(type, "__module__", py::str(""));
+    const auto name = py::isinstance<py::str>(module) ? module.cast<std::string>() : std::string();
+    return name == "torch" || name.starts_with("torch.");
+  });
 }
 
 TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const char* name) {
@@ -203,6 +208,8 @@ py::object export_of_torch(py::handle tensor, const char* name) {
 py::object export_in_c(py::handle object) {
   static PyObject* const attribute = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
   static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+  static PyObject* const is_cpu = PyUnicode_InternFromString("is_cpu");
+  static PyObject* const layout = PyUnicode_InternFromString("layout");
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   constexpr const char* exchange = "dlpack_exchange_api";
   constexpr const char* exported = "dltensor_versioned";
@@ -211,12 +218,16 @@ py::object export_in_c(py::handle object) {
   if (found == nullptr || PyCapsule_IsValid(found, exchange) == 0) {
     return {};
   }
+  static PyObject* const strided = py::object(py::module_::import("torch").attr("strided")).release().ptr();
   const auto* const api = static_cast<dlpack::ExchangeApi*>(PyCapsule_GetPointer(found, exchange));
-  const auto has_gradient = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), requires_grad));
-  const auto is_negated =
-      has_gradient ? py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), is_neg)) : py::object();
+  const auto is = [&](PyObject* name, PyObject* wanted) {
+    return py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), name)).ptr() == wanted;
+  };
+  const auto is_negated = [&] {
+    return py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), is_neg)).ptr() != Py_False;
+  };
   dlpack::ManagedTensorVersioned* managed = nullptr;
-  if (api->major != 1 || has_gradient.ptr() != Py_False || is_negated.ptr() != Py_False ||
+  if (api->major != 1 || !is(is_cpu, Py_True) || !is(layout, strided) || !is(requires_grad, Py_False) || is_negated() ||
       api->export_tensor(object.ptr(), &managed) != 0) {
     PyErr_Clear();  // the methods say it again, in their words
     return {};

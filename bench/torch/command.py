@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from ..core.plan import check_installed, format_size, parse_sizes
+from ..core.plan import PlanError, check_installed, format_size, parse_list, parse_sizes
 from ..core.table import empty_table
 from ..jax.turns import Place, run_turn
 
@@ -22,11 +22,18 @@ FORMS = ("sync", "async", "functional", "compiled")
 def _chosen(context: click.Context, option: click.Parameter, text: str) -> list[str]:
     del context
     known = CALLS if option.name == "calls" else FORMS
-    found = text.split(",")
+    found = list(parse_list(text))
     if unknown := [each for each in found if each not in known]:
         message = f"{unknown[0]!r} is none of {', '.join(known)}"
         raise click.BadParameter(message)
+    if not found:
+        message = f"it names none of {', '.join(known)}"
+        raise click.BadParameter(message)
     return found
+
+
+def _figure(microseconds: float, sign: str = "") -> str:
+    return f"{microseconds:{sign}.{1 if abs(microseconds) < 1000 else 0}f}"
 
 
 @click.command()
@@ -37,8 +44,8 @@ def _chosen(context: click.Context, option: click.Parameter, text: str) -> list[
 @click.option("--sizes", default="8K,64K,1M", show_default=True, help="Bytes of a whole tensor.")
 @click.option("--calls", default=",".join(CALLS), show_default=True, callback=_chosen, help="What to call.")
 @click.option("--forms", default=",".join(FORMS), show_default=True, callback=_chosen, help="In which forms.")
-@click.option("--rounds", default=20, show_default=True, help="Turns of each contestant.")
-@click.option("--repeat", default=50, show_default=True, help="Timed calls of a turn.")
+@click.option("--rounds", default=20, type=click.IntRange(1), show_default=True, help="Turns of each contestant.")
+@click.option("--repeat", default=50, type=click.IntRange(1), show_default=True, help="Timed calls of a turn.")
 @click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
 def torch(
     ranks: int,
@@ -58,6 +65,8 @@ def torch(
     """
     check_installed(["gloo"])
     place = Place(ranks, transport, hosts, rate)
+    if not parse_sizes(sizes):
+        raise PlanError("--sizes names no size")
     told = {"sizes": list(parse_sizes(sizes)), "calls": calls, "forms": forms, "rounds": rounds, "repeat": repeat}
     job = {**told, "contestant": "gradientflow and gloo", "seed": secrets.randbits(31)}
     found = run_turn(place, job, "gradientflow.bench.torch.rank")
@@ -73,11 +82,11 @@ def torch(
 def _table(results: Sequence[dict[str, Any]]) -> Any:
     table = empty_table()
     for heading in ("bytes", "call", "form"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in ("ours\nus", "comm\nus", "over\ncomm", "gloo\nus", "gloo /\nours"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for ours, gloo, comm in zip(results[::3], results[1::3], results[2::3], strict=True):
         mine, peer, below = (each["median_us"] for each in (ours, gloo, comm))
-        figures = (f"{mine:.1f}", f"{below:.1f}", f"{mine - below:+.1f}", f"{peer:.1f}", f"{peer / mine:.2f}")
+        figures = (_figure(mine), _figure(below), _figure(mine - below, "+"), _figure(peer), f"{peer / mine:.2f}")
         table.add_row(format_size(ours["bytes"]), ours["call"], ours["form"], *figures)
     return table

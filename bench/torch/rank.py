@@ -63,7 +63,7 @@ def _of_group(call: str, form: str, name: str, group: Any, elements: int) -> Tim
         "sync": lambda: plain() or result,
         "async": lambda: plain(async_op=True).wait() and result,
         "functional": lambda: functional.wait_tensor(returning(source)),
-        "compiled": lambda: compiled(source),
+        "compiled": lambda: functional.wait_tensor(compiled(source)),
     }[form]
     return Timed(call, form, name, source, run)
 
@@ -116,6 +116,8 @@ def main() -> None:
     """Measure what the job is told."""
     told = json.loads(sys.argv[1])
     results, seeds = [], count(told["seed"])
+    dynamo: Any = torch._dynamo
+    dynamo.config.recompile_limit = 1000  # of the functions of all sizes and groups, which share their code
     with gf.init() as comm:
         peer = GlooPeer(comm)
         groups = {"gradientflow": dist.new_group(backend="gradientflow"), "gloo": dist.group.WORLD}

@@ -14,10 +14,10 @@ from gradientflow.bench.torch import command
 
 def test_table_compares_and_fits() -> None:
     row = {"bytes": 1 << 20, "call": "reduce_scatter", "form": "functional"}
-    times = {"gradientflow": 1012.5, "gloo": 10125.0, "comm": 1002.0}
+    times = {"gradientflow": 912.5, "gloo": 1012500.0, "comm": 98765.4}
     console = Console(width=80, record=True)
     console.print(command._table([{**row, "contestant": name, "median_us": time} for name, time in times.items()]))
-    assert "1M      reduce_scatter   functional   1012.5   1002.0   +10.5   10125.0    10.00" in console.export_text()
+    assert "1M      reduce_scatter   functional   912.5   98765   -97853   1012500   1109.59" in console.export_text()
 
 
 @pytest.mark.parametrize("option", ["--calls", "--forms"])

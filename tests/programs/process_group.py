@@ -192,6 +192,18 @@ def check_plain_calls() -> None:
     for x in (values.clone().requires_grad_(), torch._neg_view(values.clone()), parameter, values.bool()):
         assert not is_plain(partial(dist.all_reduce, x))
     assert not is_plain(partial(all_gather_single, row, row[RANK]))
+    group: Any = dist.group.WORLD
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    given = [torch.ones(5)]
+    if RANK == 0:
+        threading.Timer(0.05, given.clear).start()
+    time.sleep(0.1 * RANK)  # so that rank 0 waits in the core
+    first, second = group.allreduce(given, options), group.allreduce([torch.ones(5)], options)
+    with first._lock:  # as in a signal's handler, while another work makes its future
+        assert second.get_future().value()[0].tolist() == [SIZE] * 5
+    if RANK == 0:
+        assert first.get_future().value()[0].tolist() == [SIZE] * 5
     for gradient in (False, True):
         with raises(MismatchError, f"rank 0: allreduce of {SIZE} float32, op sum"):
             dist.all_reduce(torch.ones(SIZE + (RANK != 0), requires_grad=gradient))

@@ -62,6 +62,10 @@ def check_refusals(comm: gf.Communicator) -> None:
         comm.allgather(torch.zeros(3, requires_grad=True), out=np.zeros(3 * SIZE, np.float32))
     for x, reason in [
         (torch._neg_view(torch.ones(3)), "is a negated view of other values; give tensor.resolve_neg()"),
+        (
+            torch._neg_view(torch.ones(3)).as_subclass(type("Own", (torch.Tensor,), {})),
+            "is a negated view of other values",
+        ),
         (torch._efficientzerotensor(3), "has no memory; make a copy of its values first"),
     ]:
         with raises(ArgumentError, f"the tensor {reason}"):

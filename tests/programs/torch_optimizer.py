@@ -460,7 +460,7 @@ def check_order(comm: gf.Communicator) -> None:
         assert [names[id(p)] for p in in_memory] == [
             "last.bias", "last.weight", "embedding.bias", "embedding.weight"
         ], [names[id(p)] for p in in_memory]  # fmt: skip
-        assert len(optimizer.pools[0].ranges) == 4 + (PLACE == "host")  # on a device the status is elsewhere
+        assert len(optimizer.pools[0].ranges) == 4
 
 
 def check_checkpointing(comm: gf.Communicator) -> None:

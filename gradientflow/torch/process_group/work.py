@@ -75,7 +75,7 @@ class Work(dist.Work):  # type: ignore[misc]
     _end: devices.Event = None  # on a device: of the results, if they come later than the end of the calls
     _error: Exception | None = None
     _future: Any = None  # made when it is asked for
-    _lock = threading.Lock()
+    _lock = threading.RLock()  # a signal or a collection may ask another one for its future meanwhile
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self._context = context
         self._outputs = outputs
         if calls:
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
             self._ended, self._calls, self._finish, self._limit = False, calls, finish, limit
         if stream is not None:
             self._stream, self._device = stream, stream.device
