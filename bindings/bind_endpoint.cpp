@@ -7,11 +7,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "../kernels/base/config.hpp"
 #include "../kernels/base/forks.hpp"
 #include "../kernels/collective/between/mpi_plugin.hpp"
+#include "../kernels/transport/meeting/address.hpp"
 #include "../kernels/transport/meeting/introduced.hpp"
 #include "../kernels/transport/meeting/transport_choice.hpp"
 #include "bindings.hpp"
@@ -92,13 +94,19 @@ void bind_endpoint(py::module_& module) {
       [](const std::map<std::string, std::string>& overrides) {
         Config config = read_config(overrides);
         const WithoutGil release;
-        const transport::Candidate here = transport::candidate(config, transport::Until(config.timeout));
+        const transport::Until until(config.timeout);
+        const transport::Candidate here = transport::candidate(config, until);
         transport::Candidate there = here;
         there.host_key += 1;
         const transport::TransportChoice choice = transport::choose_transport({here, there});
-        return std::pair(std::string(name_of(choice.kind)), choice.why);
+        if (choice.kind == transport::TransportKind::tcp) {
+          static_cast<void>(transport::choose_address(config.interface, "", until));  // throws
+        }
+        return std::tuple(std::string(name_of(choice.kind)), choice.is_asked_for ? "asked for" : choice.why,
+                          config.interface);
       },
-      py::arg("overrides") = py::dict(), "What a job of MPI on hosts like this one would take, and why.");
+      py::arg("overrides") = py::dict(),
+      "What a job of MPI on hosts like this one would take, why, and at which interfaces it would listen.");
 
   module.def(
       "launcher_mismatch",

@@ -225,10 +225,10 @@ class Communicator:
     def mpi(self) -> Any:
         """The MPI communicator that this one was made from."""
         if self._mpi is None:
-            transport = self.describe()["transport"]
-            message = f"this communicator was made without MPI: its ranks exchange messages over {transport.upper()}"
-            if transport == "mpi":
-                message = "MPI has no communicator of the ranks that recover() has left"
+            message = (
+                "MPI has no communicator of these ranks: it has one of ranks that its launcher has started, with "
+                "MPI_THREAD_MULTIPLE, and none of ranks that recover() has left"
+            )
             raise ArgumentError(message)
         return self._mpi
 

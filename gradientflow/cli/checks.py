@@ -150,7 +150,7 @@ def mpi_between_hosts() -> Check:
     """Say what would move the messages of a job of MPI on several hosts like this one."""
     name = "MPI between hosts"
     try:
-        transport, why = load_core().choice_between_hosts(dict(Config(transport=asked_transport())))
+        transport, why, _ = load_core().choice_between_hosts(dict(Config(transport=asked_transport())))
     except (GradientFlowError, ValueError) as error:
         return Check(name, "warn", "not known", str(error))
     return Check(name, "ok", f"messages over {transport.upper()}: {why}")
@@ -166,17 +166,19 @@ def meeting() -> list[Check]:
     transport = "tcp" if way.name == ALONE and missing_mpi() else way.transport
     over = "the faster of MPI and TCP" if transport == "auto" else transport.upper()
     found.append(Check(last.name, "ok", f"yes: {last.why}; messages over {over}"))
-    return found if transport == "mpi" else [*found, address_towards(near(way))]
+    return found if transport == "mpi" else [*found, address_towards(near(way), by_mpi=way.by_mpi)]
 
 
-def address_towards(place: str) -> Check:
-    """Say at which address the other ranks would reach this host; it leads to where they meet."""
+def address_towards(place: str, *, by_mpi: bool = False) -> Check:
+    """Say at which address the other ranks would reach this host; it leads to where they meet, unless `by_mpi`."""
     try:
-        address = load_core().own_address(place, dict(Config()))
+        interface = load_core().choice_between_hosts(dict(Config()))[2] if by_mpi else Config()["interface"]
+        address = load_core().own_address(place, {**Config(), "interface": interface})
     except (GradientFlowError, ValueError) as error:
         return Check("address of this host", "warn", "not known", str(error))
-    variable = "GRADIENTFLOW_INTERFACE"
-    why = f"by {variable}" if os.environ.get(variable) else f"it leads to {place}" if place else "the default route's"
+    why = f"it leads to {place}" if place else "the default route's"
+    if interface != "auto":
+        why = "by GRADIENTFLOW_INTERFACE" if Config()["interface"] != "auto" else f"by variables of MPI: {interface}"
     return Check("address of this host", "ok", f"{address} ({why})")
 
 

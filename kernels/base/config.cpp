@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <sstream>
 
 #include "error.hpp"
 #include "text.hpp"
@@ -139,8 +140,15 @@ std::string parse_congestion(const std::string& text) {
 }
 
 std::string parse_interface(const std::string& text) {
-  if (text.empty() || std::any_of(text.begin(), text.end(), [](unsigned char c) { return std::isspace(c) != 0; })) {
-    refuse("the name of an interface, such as eth1, a network, such as 10.0.0.0/24, or auto", text);
+  const bool has_space = std::any_of(text.begin(), text.end(), [](unsigned char c) { return std::isspace(c) != 0; });
+  std::istringstream names(text.substr(text.starts_with('^') ? 1 : 0) + ",.");  // getline leaves out an empty last one
+  for (std::string name; std::getline(names, name, ',');) {
+    if (has_space || name.empty() || name.front() == '^' || (name == "auto" && text != "auto")) {
+      refuse(
+          "the name of an interface, such as eth1, a network, such as 10.0.0.0/24, several of these with commas, "
+          "after ^ those to leave out, or auto",
+          text);
+    }
   }
   return text;
 }

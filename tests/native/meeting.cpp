@@ -118,10 +118,10 @@ std::pair<std::vector<std::string>, py::bytes> introduce_rank(const std::string&
 void bind_choice(py::module_& functions) {
   py::class_<Candidate>(functions, "Candidate", py::module_local())
       .def(py::init([](const std::string& asked, std::size_t host_key, const std::string& host,
-                       const std::string& device,
-                       const std::string& objection) { return Candidate{asked, host_key, host, device, objection}; }),
+                       const std::string& device, const std::string& objection,
+                       bool threads) { return Candidate{asked, host_key, host, device, objection, threads}; }),
            py::arg("asked") = "auto", py::arg("host_key") = 0, py::arg("host") = "", py::arg("device") = "",
-           py::arg("objection") = "");
+           py::arg("objection") = "", py::arg("threads") = true);
   functions.def("choose_transport", [](const std::vector<Candidate>& ranks) {
     const TransportChoice choice = choose_transport(ranks);
     return std::pair(std::string(name_of(choice.kind)), choice.why);

@@ -183,7 +183,7 @@ def check_members_over_mpi_stay() -> None:
     with group("gradientflow") as world:
         assert not world.supports_reconfigure
         for call in (dist._get_reconfigure_handle, lambda: dist._reconfigure(1, ["handle"])):  # type: ignore[attr-defined]
-            with raises(ArgumentError, "over MPI keeps its members: set GRADIENTFLOW_TRANSPORT=tcp"):
+            with raises(ArgumentError, "met through MPI keeps its members: set GRADIENTFLOW_TRANSPORT=tcp"):
                 call()
         sum_up()
 

@@ -120,7 +120,10 @@ def drops() -> None:
         os.environ["GRADIENTFLOW_INTERFACE"] = "10.99.0.1"
     for command in commands:
         subprocess.run(command.split(), check=True)
-    WORLD.Barrier()
+    with gf.init(config=gf.Config(interface="lo")) as comm:  # is not remembered
+        assert "rank 0 listens at 127.0.0.1:" in comm.describe()["transport_remark"]
+    with raises(ArgumentError, "the congestion control nosuch (GRADIENTFLOW_CONGESTION) cannot be had"):
+        gf.init(config=gf.Config(interface="eth0", congestion="nosuch" if RANK == 1 else "auto"))
     with gf.init() as comm:
         remark = comm.describe()["transport_remark"]
         assert re.fullmatch(r"host0 could not connect to 10\.99\.0\.1:\d+ within 0\.5 s", remark), remark

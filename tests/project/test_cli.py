@@ -1054,7 +1054,12 @@ def test_doctor_says_what_a_job_of_mpi_would_take(monkeypatch: pytest.MonkeyPatc
     assert found.status == "ok"
     assert re.match(r"messages over (TCP: no|MPI: every) host has an RDMA device", found.value)
     monkeypatch.setenv("GRADIENTFLOW_TRANSPORT", "mpi")
-    assert checks.mpi_between_hosts().value == "messages over MPI: rank 0 asks for mpi"
+    assert checks.mpi_between_hosts().value == "messages over MPI: asked for"
+    monkeypatch.setenv("OMPI_MCA_btl_tcp_if_include", "lo")
+    assert checks.address_towards("", by_mpi=True).value == "127.0.0.1 (by variables of MPI: lo)"
+    monkeypatch.setenv("GRADIENTFLOW_TRANSPORT", "tcp")
+    monkeypatch.setenv("GRADIENTFLOW_INTERFACE", "nosuch0")
+    assert "this host has no address of 'nosuch0'" in str(checks.mpi_between_hosts())
     monkeypatch.setenv("GRADIENTFLOW_TIMEOUT", "soon")
     assert checks.mpi_between_hosts().status == "warn"
 

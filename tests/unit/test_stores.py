@@ -1128,6 +1128,6 @@ def test_the_setting_interface() -> None:
         assert "eth0 (10.0.0.5), eth1 (192.168.7.5)" in said
     (said,) = own_addresses(TWO_CARDS, ("", "^eth0,eth1"))
     assert "this host has no address of '^eth0,eth1'; it has eth0 (10.0.0.5), " in said
-    for name in ("10.0.0.0/33", "10.0.0.0/", "eth0/24", "fd00::/129"):
+    for name in ("10.0.0.0/33", "10.0.0.0/", "eth0/24", "fd00::/129", "lo,10.0.0.0/33"):
         (said,) = own_addresses(TWO_CARDS, ("", name))
         assert "is no network, such as 10.0.0.0/24" in said

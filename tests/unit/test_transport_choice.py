@@ -32,6 +32,8 @@ HAS_DEVICE = {"device": "mlx5_0"}
         ([{"host_key": 5}, {"host_key": 5}], "mpi", "all ranks are on one host"),
         ([{"host_key": 5}, {"host_key": 5}, {"host_key": 6}], "tcp", "no host has an RDMA device"),
         ([{}, {"objection": "n1 cannot"}], "mpi", "n1 cannot"),
+        ([{}, {"threads": False}], "mpi", "rank 1 has started MPI without MPI_THREAD_MULTIPLE"),
+        ([{"asked": "tcp"}, {"threads": False}], "tcp", "rank 0 asks for tcp"),
         ([{"asked": "tcp"}, {"asked": "tcp"}], "tcp", "rank 0 asks for tcp"),
         # Launchers may pass variables on to some hosts only.
         ([{}, {"asked": "tcp"}], "tcp", "rank 1 asks for tcp"),

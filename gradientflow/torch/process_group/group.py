@@ -184,7 +184,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _reconfigured(self) -> Reconfiguration:
         if self._reconfiguration is None:
-            message = "a group whose ranks exchange messages over MPI keeps its members: set GRADIENTFLOW_TRANSPORT=tcp"
+            message = "a group whose ranks met through MPI keeps its members: set GRADIENTFLOW_TRANSPORT=tcp"
             raise ArgumentError(message)
         return self._reconfiguration
 

@@ -52,7 +52,7 @@ def way_of_job(*, is_told: bool = False) -> Way:
 
 
 def is_by_mpi() -> bool:
-    """Tell whether the ranks of this job exchange messages over MPI; never raises."""
+    """Tell whether the ranks of this job meet through MPI; never raises."""
     return is_mpi_job(os.environ, Given(mpi_size=mpi_size()), asked_transport())
 
 

@@ -135,11 +135,9 @@ Choice select(const Situation& s, const Config& config) {
       return s.ranks == 1 ? alone : choose_inside_node(s, config);
     case Algorithm::mpi:
       if (!s.has_mpi_communicator) {
-        refuse(s, s.transport == transport::TransportKind::mpi
-                      ? "hands calls over to the MPI library, which has no communicator of the ranks that recover() "
-                        "has left"
-                      : "hands calls over to the MPI library, and these ranks exchange messages over TCP, without MPI: "
-                        "start them by MPI's launcher, with MPI_THREAD_MULTIPLE");
+        refuse(s,
+               "hands calls over to the MPI library, which has no communicator of these ranks: it has one of ranks "
+               "that its launcher has started, with MPI_THREAD_MULTIPLE, and none of ranks that recover() has left");
       }
       if (s.wire) {
         refuse(s, "has no wire dtype");

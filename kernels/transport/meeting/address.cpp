@@ -100,14 +100,19 @@ std::string address_by_setting(const std::string& interface, const std::string& 
   });
   const bool leaves_out = interface.starts_with('^');
   std::vector<InterfaceAddress> left = all;
+  std::string chosen;
   std::istringstream names(interface.substr(leaves_out ? 1 : 0));
   for (std::string name; std::getline(names, name, ',');) {
     const auto fits = [&](const InterfaceAddress& each) { return is_named(each, name); };
+    const auto first = std::find_if(all.begin(), all.end(), fits);  // throws where the name is wrong
     if (leaves_out) {
       std::erase_if(left, fits);
-    } else if (const auto found = std::find_if(all.begin(), all.end(), fits); found != all.end()) {
-      return found->address.host();
+    } else if (first != all.end() && chosen.empty()) {
+      chosen = first->address.host();
     }
+  }
+  if (!chosen.empty()) {
+    return chosen;
   }
   const auto leads_out = [](const InterfaceAddress& each) {
     return !each.address.is_loopback() && !each.address.is_link_local();

@@ -56,8 +56,8 @@ void note_failure(const std::string& why, int rank) {
 std::vector<Candidate> all_candidates(Exchange& exchange, const Candidate& mine, const Until& until) {
   std::vector<std::vector<std::string>> cards;
   std::vector<std::string> versions;
-  const std::string card =
-      pack({library_version(), mine.asked, std::to_string(mine.host_key), mine.host, mine.device, mine.objection});
+  const std::string card = pack({library_version(), mine.asked, std::to_string(mine.host_key), mine.host, mine.device,
+                                 mine.objection, mine.threads ? "threads" : ""});
   for (const std::string& each : exchange.all(card, until)) {
     cards.push_back(unpack(each));
     versions.push_back(cards.back().empty() ? "?" : cards.back().front());
@@ -65,7 +65,7 @@ std::vector<Candidate> all_candidates(Exchange& exchange, const Candidate& mine,
   check_versions(versions);
   std::vector<Candidate> ranks;
   for (const std::vector<std::string>& each : cards) {
-    Candidate& found = ranks.emplace_back(Candidate{each[1], 0, each[3], each[4], each[5]});
+    Candidate& found = ranks.emplace_back(Candidate{each[1], 0, each[3], each[4], each[5], !each[6].empty()});
     std::from_chars(each[2].data(), each[2].data() + each[2].size(), found.host_key);
   }
   return ranks;
@@ -111,6 +111,7 @@ std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Con
   const int rank = by_mpi->rank();
   Config settings = config;
   Candidate mine = candidate(settings, until, classes);
+  mine.threads = by_mpi->limits().threads;
   if (mine.objection.empty()) {
     mine.objection = by_mpi->can_lose_ranks() ? "MPI goes on without ranks that have died" : earlier_failure();
   }
@@ -139,7 +140,7 @@ std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Con
       failed = try_connections(exchange, ranks, over_tcp.get(), failed, rank, until);
     }
     if (failed.empty()) {
-      if (by_mpi->limits().threads) {
+      if (std::all_of(ranks.begin(), ranks.end(), [](const Candidate& each) { return each.threads; })) {
         over_tcp->keep(std::move(by_mpi));
       }
       over_tcp->set_remark(choice.why);

@@ -87,6 +87,11 @@ TransportChoice choose_transport(const std::vector<Candidate>& ranks) {
   if (objects != ranks.end()) {
     return {TransportKind::mpi, false, objects->objection};
   }
+  const auto single = first([](const Candidate& each) { return !each.threads; });
+  if (single != ranks.end()) {
+    return {TransportKind::mpi, false,
+            "rank " + std::to_string(single - ranks.begin()) + " has started MPI without MPI_THREAD_MULTIPLE"};
+  }
   return {TransportKind::tcp, false,
           with == ranks.end() ? "no host has an RDMA device"
                               : without->host + " has no RDMA device, though " + with->host + " has " + with->device};

@@ -20,6 +20,7 @@ struct Candidate {
   std::string host;          // its name
   std::string device;        // one that MPI may use and TCP cannot; empty without one
   std::string objection;     // why it keeps to MPI; empty if it need not
+  bool threads = true;       // whether several threads may call its MPI at once, which is kept beside TCP
 };
 
 struct TransportChoice {

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <numeric>
+#include <system_error>
 #include <utility>
 
 #include "../../base/waits.hpp"
@@ -84,9 +85,11 @@ Engine::Engine(const Options& options)
       address_(SocketAddress::of_socket(listener_.get())),
       spill_(spill_bytes) {
   if (!set_congestion(listener_.get())) {
-    throw system_error("the congestion control " + options.congestion +
-                           " (GRADIENTFLOW_CONGESTION) cannot be had; see net.ipv4.tcp_allowed_congestion_control",
-                       errno);
+    const std::string why = std::generic_category().message(errno);
+    throw Error(ErrorKind::value, "the congestion control " + options.congestion +
+                                      " (GRADIENTFLOW_CONGESTION) cannot be had; see "
+                                      "net.ipv4.tcp_allowed_congestion_control: " +
+                                      why);
   }
   epoll_event event{EPOLLIN, {.ptr = &watched_alarm_}};
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, alarm_.get(), &event);
