@@ -30,6 +30,10 @@ def test_two_hosts(netlab_run: Start, function: str, timeout: str) -> None:
     netlab_run(2, 1, "transports", function, env={"GRADIENTFLOW_TIMEOUT": timeout})
 
 
+def test_thread_levels(netlab_run: Start) -> None:
+    netlab_run(2, 1, "thread_levels", env={"GRADIENTFLOW_TIMEOUT": "20"})
+
+
 @pytest.mark.thorough
 def test_ulfm(netlab_run: Start) -> None:
     netlab_run(2, 1, "transports", "ulfm", recover="ulfm")

@@ -182,20 +182,22 @@ void MpiEndpoint::wait(MPI_Request& request, const std::string& what, std::optio
 // said that theirs has ended: so all return, or none. Until then no rank goes on, so one that has left is missing.
 MPI_Comm MpiEndpoint::split_off(int color, int key, const CheckPeers& check_peers) const {
   const int mpi_color = color < 0 ? MPI_UNDEFINED : color;
-  if (size() == 1 || !mpi_thread_multiple()) {
-    MPI_Comm part = MPI_COMM_NULL;
-    check(MPI_Comm_split(comm_, mpi_color, key, &part), "MPI_Comm_split");
-    return part;
-  }
   const std::string what = "a split of " + std::to_string(size()) + " ranks";
-  const Splitting splitting(comm_, mpi_color, key);
   MPI_Comm part = MPI_COMM_NULL;
-  try {
-    wait_until([&] { return splitting.ended(); }, what, [] { return std::vector<int>(); }, timeout_, check_peers);
-    part = splitting.part();
-  } catch (const Error& error) {
-    note_abandoned_request();
-    throw give_up_in(what, error);
+  if (size() == 1 || !mpi_thread_multiple()) {
+    check(MPI_Comm_split(comm_, mpi_color, key, &part), "MPI_Comm_split");
+    if (size() == 1) {
+      return part;
+    }
+  } else {
+    const Splitting splitting(comm_, mpi_color, key);
+    try {
+      wait_until([&] { return splitting.ended(); }, what, [] { return std::vector<int>(); }, timeout_, check_peers);
+      part = splitting.part();
+    } catch (const Error& error) {
+      note_abandoned_request();
+      throw give_up_in(what, error);
+    }
   }
   const auto here = Roll::Answer::here;
   const std::vector<std::byte> raw = gather(&here, sizeof here, what, timeout_ + waits::roll_call.seconds());
