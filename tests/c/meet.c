@@ -15,7 +15,8 @@ static void reduce(gf_communicator* communicator) {
   REQUIRE(x[99] == (float)(gf_size(communicator) * (gf_size(communicator) - 1) / 2));
   gf_call_options options = GF_CALL_OPTIONS_INIT;
   options.algorithm = GF_ALGORITHM_MPI;
-  REFUSED(gf_allreduce(communicator, x, x, 100, GF_FLOAT32, GF_SUM, &options), GF_ERROR_VALUE, "MPI has no communicator of these ranks");
+  REFUSED(gf_allreduce(communicator, x, x, 100, GF_FLOAT32, GF_SUM, &options), GF_ERROR_VALUE,
+          "has no communicator of these ranks");
 }
 
 static void refuse(void) {
