@@ -8,7 +8,6 @@
 #include <functional>
 #include <limits>
 #include <optional>
-#include <sstream>
 
 #include "error.hpp"
 #include "text.hpp"
@@ -141,8 +140,7 @@ std::string parse_congestion(const std::string& text) {
 
 std::string parse_interface(const std::string& text) {
   const bool has_space = std::any_of(text.begin(), text.end(), [](unsigned char c) { return std::isspace(c) != 0; });
-  std::istringstream names(text.substr(text.starts_with('^') ? 1 : 0) + ",.");  // getline leaves out an empty last one
-  for (std::string name; std::getline(names, name, ',');) {
+  for (const std::string& name : split_list(text.substr(text.starts_with('^') ? 1 : 0))) {
     if (has_space || name.empty() || name.front() == '^' || (name == "auto" && text != "auto")) {
       refuse(
           "the name of an interface, such as eth1, a network, such as 10.0.0.0/24, several of these with commas, "
@@ -269,15 +267,13 @@ const std::vector<Accessor>& accessors() {
        [](Config& c, const std::string& t) { c.cuda_library = parse_library(t); }},
       {{"transport", "GRADIENTFLOW_TRANSPORT", "choice",
         "What moves messages between processes: mpi, the MPI library; tcp, connections of GradientFlow's own; auto, "
-        "tcp, "
-        "and in jobs of MPI mpi inside one host and where all hosts have an RDMA device."},
+        "tcp, and in jobs of MPI mpi inside one host and where all hosts have an RDMA device."},
        [](const Config& c) { return c.transport; },
        [](Config& c, const std::string& t) { c.transport = parse_transport(t); }},
       {{"interface", "GRADIENTFLOW_INTERFACE", "name",
         "The network interface (eth1), or the network (10.0.0.0/24, fd00::/64), through which other hosts reach this "
         "one over TCP; of several, with commas, the first that is there; after ^ those to leave out; auto takes the "
-        "one "
-        "that leads to the place where the ranks meet."},
+        "one that leads to the place where the ranks meet."},
        [](const Config& c) { return c.interface; },
        [](Config& c, const std::string& t) { c.interface = parse_interface(t); }},
       {{"host_timeout", "GRADIENTFLOW_HOST_TIMEOUT", "seconds",

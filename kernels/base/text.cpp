@@ -11,4 +11,16 @@ std::string format_number(double value) {
   return {text.data(), result.ptr};
 }
 
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
 }  // namespace gradientflow

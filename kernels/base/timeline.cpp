@@ -9,6 +9,7 @@
 #include <map>
 
 #include "error.hpp"
+#include "host.hpp"
 
 namespace gradientflow {
 namespace {
@@ -48,11 +49,6 @@ std::string fixed(double value) {
 
 double micros(Timeline::Time time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
 std::string member(const char* name, const std::string& value) {

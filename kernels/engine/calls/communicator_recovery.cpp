@@ -61,8 +61,7 @@ void Communicator::check_recoverable(std::optional<int> min_ranks) const {
   if (!group_->endpoint().can_lose_ranks()) {
     throw Error(ErrorKind::value,
                 "a communicator of a job of MPI cannot be recovered here: start the job with `mpirun --with-ft ulfm` "
-                "of Open MPI "
-                "5 or newer, or over TCP with `gradientflow run --transport tcp --min-ranks`");
+                "of Open MPI 5 or newer, or over TCP with `gradientflow run --transport tcp --min-ranks`");
   }
 }
 

@@ -17,7 +17,6 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
-#include <sstream>
 
 #include "../../base/text.hpp"
 #include "../../base/thread.hpp"
@@ -101,8 +100,7 @@ std::string address_by_setting(const std::string& interface, const std::string& 
   const bool leaves_out = interface.starts_with('^');
   std::vector<InterfaceAddress> left = all;
   std::string chosen;
-  std::istringstream names(interface.substr(leaves_out ? 1 : 0));
-  for (std::string name; std::getline(names, name, ',');) {
+  for (const std::string& name : split_list(interface.substr(leaves_out ? 1 : 0))) {
     const auto fits = [&](const InterfaceAddress& each) { return is_named(each, name); };
     const auto first = std::find_if(all.begin(), all.end(), fits);  // throws where the name is wrong
     if (leaves_out) {

@@ -1,14 +1,13 @@
 #include "transport_choice.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <sstream>
 #include <utility>
 
 #include "../../base/error.hpp"
+#include "../../base/host.hpp"
+#include "../../base/text.hpp"
 #include "../topology.hpp"
 #include "address.hpp"
 
@@ -32,13 +31,9 @@ std::string value_of(const char* variable) {
 
 // Whether a list with commas has the name; entries of UCX end with the port of a device.
 bool has_name(const std::string& list, const std::string& name) {
-  std::istringstream entries(list);
-  for (std::string each; std::getline(entries, each, ',');) {
-    if (each.substr(0, each.find(':')) == name) {
-      return true;
-    }
-  }
-  return false;
+  const std::vector<std::string> entries = split_list(list);
+  return std::any_of(entries.begin(), entries.end(),
+                     [&](const std::string& each) { return each.substr(0, each.find(':')) == name; });
 }
 
 // Whether the user lets MPI use an RDMA device.
@@ -47,12 +42,6 @@ bool is_allowed(const std::string& device) {
   const bool leaves_out = chosen.starts_with('^');
   const bool is_on_tcp = value_of("OMPI_MCA_pml") == "ob1" && has_name(value_of("OMPI_MCA_btl"), "tcp");
   return !is_on_tcp && (chosen.empty() || has_name(chosen.substr(leaves_out ? 1 : 0), device) != leaves_out);
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 }  // namespace
