@@ -32,15 +32,16 @@ def describe_environment(
     `arguments` are the command line without the program's name.
     """
     mpi: Any = sys.modules.get("mpi4py.MPI")  # not in a job over TCP, where importing it would start MPI
+    facts = comm.describe()
     environment: dict[str, Any] = {
         "cpu": cpu_model(),
-        "cores": cores(frozenset(comm.describe()["cores"])),
+        "cores": cores(frozenset(facts["cores"])),
         "memory_GiB": round(memory_limit() / 2**30, 1),
         "ranks": comm.size,
         "nodes": comm.nodes,
         "ranks_on_this_node": comm.local_size,
-        "transport": comm.describe()["transport"],
-        "transport_remark": comm.describe()["transport_remark"],
+        "transport": facts["transport"],
+        "transport_remark": facts["transport_remark"],
         "hosts": hosts.number,
         "ranks_per_host": hosts.ranks_per_host,
         "ranks_on_this_machine": hosts.ranks_on_this_machine,

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from gradientflow.errors import GradientFlowError
 
+from ..core.job_turns import Place, run_turn, turns
 from ..core.plan import PlanError, format_size, parse_sizes
 from ..core.table import empty_table
-from ..jax.turns import Place, run_turn, turns
 from ..train.perceptrons import SHAPES
 
 _GLOO = "ddp-gloo"

@@ -12,9 +12,9 @@ from typing import Any
 import click
 from rich.console import Console
 
+from ..core.job_turns import Place, run_turn, turns
 from ..core.plan import format_size, parse_sizes
 from ..core.table import empty_table
-from .turns import Place, run_turn, turns
 
 _OURS = "gradientflow"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradientflow.launch import jax_variables
 
-from .turns import MARK
+from ..core.job_turns import MARK
 
 Array = NDArray[Any]
 

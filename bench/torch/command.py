@@ -11,9 +11,9 @@ from typing import Any
 import click
 from rich.console import Console
 
+from ..core.job_turns import Place, run_turn
 from ..core.plan import PlanError, check_installed, format_size, parse_list, parse_sizes
 from ..core.table import empty_table
-from ..jax.turns import Place, run_turn
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter")
 FORMS = ("sync", "async", "functional", "compiled")
@@ -65,9 +65,9 @@ def torch(
     """
     check_installed(["gloo"])
     place = Place(ranks, transport, hosts, rate)
-    if not parse_sizes(sizes):
+    told = {"sizes": parse_sizes(sizes), "calls": calls, "forms": forms, "rounds": rounds, "repeat": repeat}
+    if not told["sizes"]:
         raise PlanError("--sizes names no size")
-    told = {"sizes": list(parse_sizes(sizes)), "calls": calls, "forms": forms, "rounds": rounds, "repeat": repeat}
     job = {**told, "contestant": "gradientflow and gloo", "seed": secrets.randbits(31)}
     found = run_turn(place, job, "gradientflow.bench.torch.rank")
     console = Console()

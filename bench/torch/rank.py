@@ -19,7 +19,7 @@ import gradientflow as gf
 from gradientflow.communicator import Communicator
 
 from ..core.gloo import GlooPeer, all_gather, dist, reduce_scatter
-from ..jax.turns import MARK
+from ..core.job_turns import MARK
 
 functional: Any = torch.distributed._functional_collectives  # without annotations
 

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from gradientflow.bench.core.job_turns import Place
 from gradientflow.bench.core.plan import PlanError
 from gradientflow.bench.first import command
-from gradientflow.bench.jax.turns import Place
 from gradientflow.bench.train.perceptrons import is_perceptron, widths_of
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from jax_jobs import needs_jax
 
+from gradientflow.bench.core.job_turns import Place, turns
 from gradientflow.bench.jax import command
-from gradientflow.bench.jax.turns import Place, turns
 from gradientflow.errors import GradientFlowError
 
 pytestmark = needs_jax
