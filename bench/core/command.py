@@ -42,8 +42,6 @@ class Bench:
         Takes the results, the environment and the remarks; gives a page of HTML.
     others : mapping
         The tables of further results, by their names in the outcome.
-    instead : callable, optional
-        Takes the values of all options; returns the exit status if they ask for another measurement, which it has made.
     in_job : bool
         Whether it measures several ranks; otherwise this process alone.
     """
@@ -56,7 +54,6 @@ class Bench:
     draw: Draw
     others: Mapping[str, Layout] = field(default_factory=dict)
     page: Page | None = None
-    instead: Callable[[Mapping[str, Any]], int | None] | None = None
     in_job: bool = True
 
 

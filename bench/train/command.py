@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,15 +12,12 @@ from gradientflow.policies import as_stragglers
 from gradientflow.strategies import parse_strategies
 
 from ..core.command import Bench, option, page, plot, transport
-from ..core.plan import WIRES, PlanError, parse_thresholds
+from ..core.plan import WIRES, parse_thresholds
 from .columns import LAYOUT
 from .ladder import LADDER
 from .plan import CONTESTANTS, MODELS, ON_THE_LADDER, PRECISIONS, STRATEGIES, TrainPlan, check_packages, parse_numbers
 from .plot import draw
 from .rates import parse_rates
-
-_SECONDS = 60.0  # of a run with kills
-_PRELOADED = "torch,torch._dynamo"  # by its processes
 
 
 def _plan(strategies: tuple[str, ...] = (), rates: tuple[str, ...] = (), **options: Any) -> TrainPlan:
@@ -41,26 +37,6 @@ def _page(*what: Any) -> str:
 
     text: str = page_of(*what)
     return text
-
-
-def _endure(options: Mapping[str, Any]) -> int | None:
-    """Train with kills, if options ask for that."""
-    kill_every, seconds, preload = options["kill_every"], options["seconds"], options["preload"]
-    if kill_every is None:
-        for name in ("seconds", "preload"):
-            if options[name] is not None:
-                raise PlanError(f"--{name} goes with --kill-every")
-        return None
-    strategies = options["strategies"] or ("dense",)
-    if kill_every <= 0 or (options["ranks"] or 0) < 2 or len(strategies) != 1:
-        raise PlanError("--kill-every takes more than 0 seconds, with -n of 2 or more, and one --strategy")
-    check_packages()
-    from .endure import endure
-
-    more = _PRELOADED if preload is None else preload, options["json_path"], options["plot_path"]
-    return endure(
-        options["ranks"], kill_every, seconds or _SECONDS, strategies, options["batch"], options["seeds"], *more
-    )
 
 
 def _session(comm: Any, plan: TrainPlan, observe: Any) -> Any:
@@ -160,22 +136,6 @@ _TRAIN = Bench(
             None,
             metavar="FILE",
         ),
-        option(
-            "--kill-every",
-            None,
-            "in place of all this: train the perceptron over TCP while a rank is killed every so many seconds and "
-            "started again, beside undisturbed runs, one for each of --seeds",
-            type=float,
-            metavar="SECONDS",
-        ),
-        option("--seconds", None, "of a run, with --kill-every (default: 60)", type=float),
-        option(
-            "--preload",
-            None,
-            f"modules that processes have when they start, with --kill-every; '' for none (default: {_PRELOADED})",
-            type=str,
-            metavar="MODULES",
-        ),
         page("tables and plots"),
         plot("loss over time, and steps"),
     ),
@@ -185,7 +145,6 @@ _TRAIN = Bench(
     draw=draw,
     page=_page,
     others={"ladder": LADDER},
-    instead=_endure,
 )
 
 BENCHES = (_TRAIN,)

@@ -62,10 +62,8 @@ _BENCHES = {
 _OWN = {
     "first": "Measure what users get who set nothing, beside DDP over Gloo.",
     "jax": "Measure unchanged programs of JAX beside gloo, and calls in jit.",  # a process of JAX has one library
-    "join": "Measure how long a process takes to join a job, and who waits.",
     "model": "Predict steps on emulated hosts, then measure them.",
     "torch": "Measure calls of PyTorch's process group beside Gloo and the communicator.",
-    "survive": "Kill ranks at random moments, and check what is left.",
 }
 
 
@@ -96,9 +94,6 @@ class BenchCommand(click.Command):
     def invoke(self, ctx: click.Context) -> int:
         """Measure as one rank inside an MPI job, or as one process that needs none; otherwise start a job."""
         options, named = ctx.params, {option.name for option in self._bench.options} - _FILES - {"with_cpu"}
-        instead: int | None = None if self._bench.instead is None else self._bench.instead(options)
-        if instead is not None:
-            return instead
         plan = self._bench.plan(**{name: options[name] for name in named if options[name] is not None})
         check_installed(plan.peers)
         _check_files(options)
@@ -162,6 +157,19 @@ def _load_own(name: str) -> click.Command:
 
 for _name, _summary in _OWN.items():
     bench.add_command(LazyCommand(_name, _summary, partial(_load_own, _name)))
+
+
+def _moved(name: str) -> click.Command:
+    def say() -> None:
+        raise click.UsageError(f"bench {name} has moved to the sources: python tests/chaos {name}")
+
+    settings = {"ignore_unknown_options": True}
+    arguments = click.Argument(["arguments"], nargs=-1, expose_value=False)
+    return click.Command(name, context_settings=settings, callback=say, params=[arguments], hidden=True)
+
+
+for _name in ("join", "survive"):
+    bench.add_command(_moved(_name))
 
 
 def _is_of_mpi() -> bool:

@@ -14,13 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import paths  # noqa: F401
 
 import gradientflow as gf
-from gradientflow.bench.survive.top_chunks_reference import StraightLine
-from gradientflow.bench.survive.topk_reference import Reference
 from gradientflow.errors import ArgumentError, PeerError
 from gradientflow.strategies import Layout, as_strategy
 from gradientflow.strategies.update import Iteration, Settings
+
+from chaos.survive.top_chunks_reference import StraightLine
+from chaos.survive.topk_reference import Reference
 
 COUNT = 640
 DTYPES = ("float32", "float16")

@@ -13,14 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import paths  # noqa: F401
+
 import gradientflow as gf
-from gradientflow.bench.survive.log import wrap
 from gradientflow.door import Door
 from gradientflow.errors import PeerError
 from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 from gradientflow.strategies.exchange.periodic import PeriodicSynchronizer
 from gradientflow.strategies.methods.hpsgd import HPSGDSynchronizer
 from gradientflow.training.survival import Survival
+
+from chaos.survive.log import wrap
 
 Fate = tuple[int, int, str, float]  # the rank at the beginning of the job, the step, what happens, and seconds
 

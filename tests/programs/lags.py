@@ -24,12 +24,13 @@ from support import (
 
 import gradientflow as gf
 from gradientflow._location import load_core
-from gradientflow.bench.survive.topk_reference import Reference
 from gradientflow.errors import ArgumentError, MismatchError
 from gradientflow.optimizers import SGD
 from gradientflow.strategies import LayerMonitor, parse_strategy
 from gradientflow.strategies.predict.link import Link
 from gradientflow.training import ArrayLoop
+
+from chaos.survive.topk_reference import Reference
 
 SHAPES = [(40,), (0,), (3, 7), (1,), (2, 300), (5,)]
 COUNTS = [math.prod(shape) for shape in SHAPES]

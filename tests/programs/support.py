@@ -12,20 +12,18 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import SkipTest, mock
 
 import numpy as np
+import paths  # noqa: F401
 from numpy.typing import NDArray
+from pace import scaled  # noqa: F401
 from world import HAS_MPI, WORLD
 
 from gradientflow import Communicator, Config, init
 from gradientflow.model import fit
 from gradientflow.strategies.predict import explanation
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))  # what ranks share with pytest
-from pace import scaled  # noqa: F401
 
 Array = NDArray[Any]
 

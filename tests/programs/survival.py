@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paths  # noqa: F401
 from fates import Fates
+from survival_groups import SHARED, STEPS, TRAININGS
 
 import gradientflow as gf
-from gradientflow.bench.survive import local_log, rounds_log
-from gradientflow.bench.survive.groups import Group
-from gradientflow.bench.survive.log import Log
-from gradientflow.bench.survive.roster import Roster
-from gradientflow.bench.survive.task import RATE, SHAPES, flat
-from gradientflow.bench.survive.telling import checksum
-from gradientflow.bench.survive.trainee import Recording
 from gradientflow.errors import ArgumentError
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))  # what ranks share with pytest
-
-from survival_groups import SHARED, STEPS, TRAININGS
+from chaos.survive import local_log, rounds_log
+from chaos.survive.groups import Group
+from chaos.survive.log import Log
+from chaos.survive.roster import Roster
+from chaos.survive.task import RATE, SHAPES, flat
+from chaos.survive.telling import checksum
+from chaos.survive.trainee import Recording
 
 
 class Arrays:

@@ -23,7 +23,6 @@ from torch import nn
 
 import gradientflow as gf
 import gradientflow.torch as gft
-from gradientflow.bench.survive.topk_reference import Reference
 from gradientflow.errors import (
     AbandonedError,
     ArgumentError,
@@ -33,6 +32,8 @@ from gradientflow.errors import (
 )
 from gradientflow.optimizers import LossScale
 from gradientflow.strategies import CSC, Dense, as_strategy, parse_strategies
+
+from chaos.survive.topk_reference import Reference
 
 torch.set_num_threads(1)
 

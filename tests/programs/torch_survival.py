@@ -11,9 +11,10 @@ from survival import SHARED, TRAININGS, Rank
 
 import gradientflow as gf
 import gradientflow.torch as gft
-from gradientflow.bench.survive.groups import Group
-from gradientflow.bench.survive.task import RATE, SHAPES, flat
-from gradientflow.bench.survive.trainee import Recording
+
+from chaos.survive.groups import Group
+from chaos.survive.task import RATE, SHAPES, flat
+from chaos.survive.trainee import Recording
 
 
 class Record:

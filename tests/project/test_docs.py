@@ -250,6 +250,7 @@ def test_files_that_pages_name_exist() -> None:
 
 def test_links_lead_to_pages_and_headings() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    pages += (ROOT / "tests").rglob("*.md")
     checked = 0
     for page in pages:
         for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text())):

@@ -285,14 +285,13 @@ PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
 BENCH_CORE = {"gradientflow.bench.core"}
 PYTHON_LAYERS["gradientflow.bench.core"] = PYTHON_LAYERS["gradientflow.bench"]
-for room in ("collective", "fusion", "jax", "join", "kernels", "model", "ps", "survive", "torch", "train", "zipline"):
+for room in ("collective", "fusion", "jax", "kernels", "model", "ps", "torch", "train", "zipline"):
     PYTHON_LAYERS[f"gradientflow.bench.{room}"] = PYTHON_LAYERS["gradientflow.bench"] | BENCH_CORE
 PYTHON_LAYERS["gradientflow.bench.sparse"] = PYTHON_LAYERS["gradientflow.bench.fusion"] | {
     "gradientflow.bench.fusion",
     "gradientflow.bench.kernels",
 }
 PYTHON_LAYERS["gradientflow.bench.first"] = PYTHON_LAYERS["gradientflow.bench.train"] | {"gradientflow.bench.train"}
-PYTHON_LAYERS["gradientflow.bench.survive"] |= {"gradientflow.bench"}  # netlab, whose hosts are cut off
 PYTHON_LAYERS["gradientflow.bench.model"] |= {"gradientflow.bench"}  # netlab, whose links have a delay
 PYTHON_LAYERS["gradientflow.cli"] = set(PYTHON_LAYERS)
 PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}

@@ -19,12 +19,13 @@ from survival_groups import SHARED, TRAININGS
 from survivors import HALVES, MIXED, Fate, Training, arguments_for, endings, run_ranks, train
 
 import gradientflow as gf
-from gradientflow.bench.survive.task import FLOATS
 from gradientflow.errors import ArgumentError, PeerError
 from gradientflow.server.recovery import _parts
 from gradientflow.strategies import DSSP, SSP, Layout, as_strategy
 from gradientflow.strategies.parsing import _KINDS
 from gradientflow.training.survival import Survival
+
+from chaos.survive.task import FLOATS
 
 Command = Callable[[str], list[str]]
 Job = tuple[int, list[Training]]  # ranks at the beginning

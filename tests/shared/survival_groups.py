@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from gradientflow.bench.survive import local_log
-from gradientflow.bench.survive.groups import GROUPS, Group
-from gradientflow.bench.survive.local import Local
-from gradientflow.bench.survive.means import Means
-from gradientflow.bench.survive.task import RATE, Vector, numbers
+from chaos.survive import local_log
+from chaos.survive.groups import GROUPS, Group
+from chaos.survive.local import Local
+from chaos.survive.means import Means
+from chaos.survive.task import RATE, Vector, numbers
 
 STEPS = 30
 

@@ -11,9 +11,10 @@ import numpy as np
 from jobs import begin
 from survival_groups import TRAININGS
 
-from gradientflow.bench.survive.ending import Ending
-from gradientflow.bench.survive.task import FLOATS, RATE
 from gradientflow.launch import module_command
+
+from chaos.survive.ending import Ending
+from chaos.survive.task import FLOATS, RATE
 
 MIXED = ("float32", "float16", "float32")
 HALVES = ("float16", "float32", "float16")

@@ -16,11 +16,12 @@ from survivors import Fate, Training, run_ranks, train
 
 import gradientflow as gf
 import gradientflow.torch as gft
-from gradientflow.bench.survive import training_replay
-from gradientflow.bench.survive.task import SIZES
 from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationError
 from gradientflow.plain import Tagged, pack, unpack
 from gradientflow.torch.plain_tensors import from_plain, to_plain
+
+from chaos.survive import training_replay
+from chaos.survive.task import SIZES
 
 Command = Callable[[str | Path], list[str]]
 

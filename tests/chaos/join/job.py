@@ -11,6 +11,7 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 from gradientflow.strategies import Strategy
 
+from ..ranks import rank_command
 from .replay import is_near, replayed, replayed_apart
 
 _PATIENCE = 300.0  # seconds, for each join
@@ -73,7 +74,7 @@ def run(ranks: int, hosts: int, rate: str, nbytes: int, joins: int, strategy: St
     gradientflow.errors.GradientFlowError
         If the job fails.
     """
-    program = module_command("gradientflow.bench.join.rank", [str(nbytes), str(joins), repr(strategy)])
+    program = rank_command("join.rank", [str(nbytes), str(joins), repr(strategy)])
     where = ["netlab", "--hosts", str(hosts), "--rate", rate, "--ranks-per-host"] if hosts else ["run", "-n"]
     options = [str(ranks), "--transport", "tcp", "--min-ranks", "1", "--restart", str(joins)]
     command = module_command("gradientflow.cli", [*where, *options, "--", *program])

@@ -1,9 +1,10 @@
-"""``gradientflow bench join``: the command, and its table."""
+"""``python tests/chaos join``: the command, and its table."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,26 +13,29 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.bench.core.environment import cpu_model
+from gradientflow.bench.core.hosts import bytes_per_second
+from gradientflow.bench.core.plan import format_size, parse_sizes
+from gradientflow.bench.core.table import empty_table
 from gradientflow.strategies import as_strategy
 
-from ..core.environment import cpu_model
-from ..core.hosts import bytes_per_second
-from ..core.plan import PlanError, format_size, parse_sizes
-from ..core.table import empty_table
 from .job import Join, run
 
 _REPLAYED = ("dense", "local_sgd", "diloco")
 
 
-@click.command()
+@click.command(short_help="Measure how long a process takes to join a job.")
 @click.option("-n", "--ranks", default=3, show_default=True, help="How many ranks to start, on each host.")
 @click.option("--hosts", default=0, help="How many hosts to make by netlab, which needs root (default: none).")
 @click.option("--rate", default="1gbit", show_default=True, metavar="RATE", help="What each of these hosts can send.")
 @click.option("--size", default="100M", show_default=True, metavar="BYTES", help="Bytes of weights and momentum.")
 @click.option("--joins", default=5, show_default=True, help="How many processes join, one after the other.")
+@click.option("--hours", default=0.0, help="Go on for at least so long.")
 @click.option("--strategy", default="dense", show_default=True, help="Or local_sgd or diloco, without a delay.")
 @click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
-def join(ranks: int, hosts: int, rate: str, size: str, joins: int, strategy: str, json_path: str | None) -> int:
+def join(
+    ranks: int, hosts: int, rate: str, size: str, joins: int, hours: float, strategy: str, json_path: str | None
+) -> int:
     """Measure how long a process takes to join a job, and how long the others stand still meanwhile.
 
     Ranks train arrays over TCP by SGD with momentum: half of the bytes are weights. The last rank is killed, and
@@ -40,14 +44,19 @@ def join(ranks: int, hosts: int, rate: str, size: str, joins: int, strategy: str
     """
     sizes = parse_sizes(size)
     if ranks * max(hosts, 1) < 2 or joins < 1:
-        raise PlanError("a join takes 2 ranks or more, and there is 1 or more")
+        raise click.UsageError("a join takes 2 ranks or more, and there is 1 or more")
     if len(sizes) != 1 or sizes[0] % 8:
-        raise PlanError(f"--size takes one number of bytes, a multiple of 8, not {size}")
+        raise click.UsageError(f"--size takes one number of bytes, a multiple of 8, not {size}")
     chosen = as_strategy(strategy)
     is_plain = (getattr(chosen, "delay", 0), getattr(chosen, "fragments", 1)) == (0, 1)
     if chosen.name not in _REPLAYED or not is_plain:
-        raise PlanError(f"there is a replay of {', '.join(_REPLAYED)}, without delay and fragments, not of {chosen!r}")
-    found = run(ranks, hosts, rate, sizes[0], joins, chosen)
+        raise click.UsageError(
+            f"there is a replay of {', '.join(_REPLAYED)}, without delay and fragments, not of {chosen!r}"
+        )
+    found: list[Join] = []
+    end = time.monotonic() + 3600 * hours
+    while not found or time.monotonic() < end:
+        found += run(ranks, hosts, rate, sizes[0], joins, chosen)
     click.echo(
         f"{cpu_model()}: {format_size(sizes[0])} of weights and momentum, {chosen!r}, {_place(ranks, hosts, rate)}"
     )

@@ -1,28 +1,29 @@
-"""``gradientflow bench join``: a rank comes back and all have what they should; and that anything else is noticed."""
+"""``python tests/chaos join``: a rank comes back and all have what they should; and that anything else is noticed."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from jobs import Finished
+from click.testing import CliRunner
 
-from gradientflow.bench.join.job import judged
-from gradientflow.bench.join.replay import MOMENTUM, RATE, Floats, checksum, factor, pattern, replayed, split
 from gradientflow.strategies import as_strategy
+
+from chaos.commands import chaos
+from chaos.join.job import judged
+from chaos.join.replay import MOMENTUM, RATE, Floats, checksum, factor, pattern, replayed, split
 
 COUNT = 100_000
 HISTORY = [(0, 3), (4, 2), (6, 3)]
 
 
 def join(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gradientflow", "bench", "join", *arguments]
+    command = [sys.executable, str(Path(__file__).parent), "join", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -76,9 +77,7 @@ def test_what_is_not_as_replayed_is_wrong() -> None:
     ("arguments", "said"),
     [(("-n", "1"), "2 ranks or more"), (("--size", "1M,2M"), "one number"), (("--size", "12"), "multiple of 8")],
 )
-def test_what_cannot_be_measured_is_refused(
-    command_line: Callable[..., Finished], arguments: tuple[str, ...], said: str
-) -> None:
-    done = command_line("bench", "join", *arguments)
-    assert done.returncode != 0
-    assert said in done.stderr
+def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(chaos, ["join", *arguments])
+    assert done.exit_code != 0
+    assert said in done.output

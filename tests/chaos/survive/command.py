@@ -1,10 +1,11 @@
-"""``gradientflow bench survive``: the command, and its table."""
+"""``python tests/chaos survive``: the command, and its table."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import statistics
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,17 +16,18 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ..core.plan import PlanError
-from ..core.table import empty_table
-from ..netlab import Netlab
+from gradientflow.bench.core.table import empty_table
+from gradientflow.bench.netlab import Netlab
+
 from .groups import GROUPS
 from .job import Event, Job, Outcome
 
 _BAD = ("hang", "wrong")
 
 
-@click.command()
+@click.command(short_help="Kill ranks at random moments.")
 @click.option("--kills", default=30, show_default=True, help="How many ranks to end, over all jobs.")
+@click.option("--hours", default=0.0, help="Go on for at least so long.")
 @click.option("-n", "--ranks", default=4, show_default=True, help="How many ranks to start, on each host.")
 @click.option("--hosts", default=0, help="How many hosts to make by netlab; their links are cut, too (default: none).")
 @click.option("--events", default=6, show_default=True, help="At most so many times a job is hit.")
@@ -40,6 +42,7 @@ _BAD = ("hang", "wrong")
 @click.option("--json", "json_path", type=click.Path(), help="Write all events here.")
 def survive(
     kills: int,
+    hours: float,
     ranks: int,
     hosts: int,
     events: int,
@@ -57,7 +60,8 @@ def survive(
     names = _names(strategies)
     seed = secrets.randbelow(1 << 30) if seed is None else seed
     outcomes: list[Outcome] = []
-    while (killed := sum(len(event.victims) for each in outcomes for event in each.events)) < kills:
+    end = time.monotonic() + 3600 * hours
+    while (killed := sum(map(_killed, outcomes))) < kills or time.monotonic() < end:
         number = len(outcomes)
         with Netlab(hosts, "none", ranks) if hosts else nullcontext() as lab:
             name = names[number % len(names)]
@@ -79,18 +83,23 @@ def survive(
     return 1 if any(found[name] for name in _BAD) else 0
 
 
+def _killed(outcome: Outcome) -> int:
+    return sum(len(event.victims) for event in outcome.events)
+
+
 def _names(words: Sequence[str]) -> list[str]:
     """Give the names of groups, each once; without any, all."""
     names = list(dict.fromkeys(name.strip() for each in words for name in each.split(";") if name.strip()))
     unknown = [name for name in names if name not in GROUPS]
     if unknown:
-        raise PlanError(f"--strategy takes {', '.join(GROUPS)}, not {unknown[0]}")
+        raise click.UsageError(f"--strategy takes {', '.join(GROUPS)}, not {unknown[0]}")
     return names or list(GROUPS)
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
     table = empty_table()
-    for heading in ("what ends", "times", "ranks", "recoveries", "hangs", "wrong", "stopped", "median\ns", "worst\ns"):
+    counts = ("times", "ranks", "recov-\neries", "hangs", "wrong", "stopped")
+    for heading in ("what ends", *counts, "median\ns", "worst\ns"):
         table.add_column(heading, justify="right")
     every = [(event, each.verdict) for each in outcomes for event in each.events]
     for strategy in dict.fromkeys(each.strategy for each in outcomes):

@@ -1,33 +1,34 @@
-"""``gradientflow bench survive``: ranks are killed and the sums are right; and that a wrong replay is noticed."""
+"""``python tests/chaos survive``: ranks are killed and the sums are right; and that a wrong replay is noticed."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from jobs import Finished
+from click.testing import CliRunner
 
-from gradientflow.bench.survive import counts, rounds_replay
-from gradientflow.bench.survive.ending import Ending, expanded
-from gradientflow.bench.survive.groups import GROUPS
-from gradientflow.bench.survive.job import Event, Job, _Life
-from gradientflow.bench.survive.local_replay import Replay
-from gradientflow.bench.survive.log import ContradictionError, Log
-from gradientflow.bench.survive.sums import add, gradient, new_weights, replayed
-from gradientflow.bench.survive.task import MOMENTUM, RATE, contribution
-from gradientflow.bench.survive.telling import checksum
-from gradientflow.bench.survive.training_replay import replay
+from chaos.commands import chaos
+from chaos.survive import counts, rounds_replay
+from chaos.survive.ending import Ending, expanded
+from chaos.survive.groups import GROUPS
+from chaos.survive.job import Event, Job, _Life
+from chaos.survive.local_replay import Replay
+from chaos.survive.log import ContradictionError, Log
+from chaos.survive.sums import add, gradient, new_weights, replayed
+from chaos.survive.task import MOMENTUM, RATE, contribution
+from chaos.survive.telling import checksum
+from chaos.survive.training_replay import replay
 
 
 def survive(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     path = folder / "events.json"
-    command = [sys.executable, "-m", "gradientflow", "bench", "survive", *arguments, "--json", str(path)]
+    command = [sys.executable, str(Path(__file__).parent), "survive", *arguments, "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     jobs: list[dict[str, Any]] = json.loads(path.read_text())["jobs"]
@@ -103,10 +104,10 @@ def test_who_has_ended_is_not_killed() -> None:
     assert not job._outcome.events
 
 
-def test_strategies_without_a_check_are_refused(command_line: Callable[..., Finished]) -> None:
-    done = command_line("bench", "survive", "--strategy", "dense; slgs")
-    assert done.returncode != 0
-    assert "not slgs" in done.stderr
+def test_strategies_without_a_check_are_refused() -> None:
+    done = CliRunner().invoke(chaos, ["survive", "--strategy", "dense; slgs"])
+    assert done.exit_code != 0
+    assert "not slgs" in done.output
 
 
 def test_replay_of_sums() -> None:

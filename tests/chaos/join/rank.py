@@ -1,8 +1,7 @@
-"""A rank of ``gradientflow bench join``: it trains, and dies as the last rank until there were enough newcomers.
+"""A rank of ``python tests/chaos join``: it trains, and dies as the last rank until there were enough newcomers.
 
-    python -m gradientflow.bench.join.rank BYTES JOINS STRATEGY
-
-Some steps after each join every rank prints a line of JSON: its times, and the checksums of what it has then.
+Its arguments are the bytes of weights and momentum, how many ranks join, and the strategy. Some steps after each join
+every rank prints a line of JSON: its times, and the checksums of what it has then.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from collections import deque
 import numpy as np
 
 import gradientflow as gf
+from gradientflow.bench.core.process import age
 from gradientflow.optimizers import SGD  # before others wait
 from gradientflow.strategies import as_strategy
 from gradientflow.training import ArrayLoop
 
-from ..core.process import age
 from .replay import MOMENTUM, RATE, checksum, factor, pattern, places, split
 
 _SETTLED = {True: 5, False: 2}  # periods from a join to what is told of it, and to the next death

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradientflow.bench.netlab import Netlab
 from gradientflow.launch import module_command, scratch_folder
 from gradientflow.launch.ports import free_port
 
-from ..netlab import Netlab
+from ..ranks import rank_command
 from .ending import Ending
 from .groups import GROUPS
 
@@ -209,7 +210,7 @@ class Job:
     def _start(self, place: int) -> None:
         number = len(self._lives)
         arguments = [str(self._last(number)), str(number), self._name]
-        command = module_command(f"gradientflow.bench.survive.{self._group.program}", arguments)
+        command = rank_command(f"survive.{self._group.program}", arguments)
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",

@@ -1,10 +1,8 @@
-"""A rank of ``gradientflow bench survive`` that adds up whole numbers, and goes on whenever others die or come.
+"""A rank of ``python tests/chaos survive`` that adds up whole numbers, and goes on whenever others die or come.
 
-    python -m gradientflow.bench.survive.adder FILE NUMBER
-
-It goes on until the file exists, and prints lines of JSON: that it begins, the members of each communicator when a step
-with it has ended, and what it has in the end. Members are named by the numbers that their processes were given: a rank
-that is started again has a new one.
+Its arguments are a file and its number. It goes on until the file exists, and prints lines of JSON: that it begins, the
+members of each communicator when a step with it has ended, and what it has in the end. Members are named by the numbers
+that their processes were given: a rank that is started again has a new one.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradientflow.bench.train.data import digits
 from gradientflow.launch import module_command, scratch_folder
 
-from .data import digits
+from ..ranks import rank_command
 
 _PATIENCE = 120.0  # seconds
 
@@ -67,7 +68,7 @@ class Training:
         return sum(samples for _, samples, _, _ in self.points) / self.seconds
 
 
-def train(
+def run(
     ranks: int, batch: int, strategy: str, seconds: float, kill_every: float | None, seed: int, preload: str
 ) -> Training:
     """Train for so long, and kill a rank at intervals.
@@ -92,14 +93,14 @@ def train(
     with scratch_folder() as (folder, _):
         data = Path(folder, "digits.npz")
         digits(28).save(data)
-        return _train(ranks, [str(batch), strategy, str(data)], seconds, kill_every, random.Random(seed), preload)
+        return _run(ranks, [str(batch), strategy, str(data)], seconds, kill_every, random.Random(seed), preload)
 
 
-def _train(
+def _run(
     ranks: int, arguments: list[str], seconds: float, kill_every: float | None, chosen: random.Random, preload: str
 ) -> Training:
     said: list[dict[str, Any]] = []
-    command = module_command("gradientflow.bench.train.trainee", arguments)
+    command = rank_command("train.rank", arguments)
     options = ["-n", str(ranks), "--transport", "tcp", "--min-ranks", "1", "--restart", "1000"]
     options += ["--preload", preload] if preload else []
     launch = module_command("gradientflow.cli", ["run", *options, "--", *command])

@@ -1,9 +1,8 @@
-"""A rank of ``gradientflow bench train --kill-every``: trains the perceptron with whoever is there, until it is ended.
+"""A rank of ``python tests/chaos train``: trains the perceptron with whoever is there, until it is ended.
 
-    python -m gradientflow.bench.train.trainee BATCH STRATEGY DATA
-
-DATA is the file of the data. Prints lines of JSON: that it is ready, and what its imports and data took; that it takes
-part; and as rank 0, several times a second, the samples of all ranks and the loss since the line before.
+Its arguments are the samples of a step, the strategy, and the file of the data. Prints lines of JSON: that it is ready,
+and what its imports and data took; that it takes part; and as rank 0, several times a second, the samples of all ranks
+and the loss since the line before.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ import numpy as np
 import torch
 
 import gradientflow as gf
+from gradientflow.bench.core.process import age
+from gradientflow.bench.train.data import Data
+from gradientflow.bench.train.tasks import perceptron
 from gradientflow.torch import DistributedOptimizer
-
-from ..core.process import age
-from .data import Data
-from .tasks import perceptron
 
 _REPORT_SECONDS = 0.2
 

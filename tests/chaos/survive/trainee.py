@@ -1,9 +1,7 @@
-"""A rank of ``gradientflow bench survive`` that trains on whole numbers, and goes on whenever others die or come.
+"""A rank of ``python tests/chaos survive`` that trains on whole numbers, and goes on whenever others die or come.
 
-    python -m gradientflow.bench.survive.trainee FILE NUMBER GROUP
-
-It goes on until the file exists, in whose folder it leaves its weights and a log of
-what it does. It prints lines of JSON, as `adder` does.
+Its arguments are a file, its number and the group. It goes on until the file exists, in whose folder it leaves its
+weights and a log of what it does. It prints lines of JSON, as `adder` does.
 """
 
 from __future__ import annotations

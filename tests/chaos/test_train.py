@@ -1,4 +1,4 @@
-"""``gradientflow bench train --kill-every``: what a run with kills is made of, and one such run."""
+"""``python tests/chaos train``: what a run with kills is made of, and one such run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gradientflow.bench.train.kills import Death, figures
-from gradientflow.cli.bench import bench
+from chaos.commands import chaos
+from chaos.train.job import Death, figures
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(bench, ["train", *arguments])
+    return CliRunner().invoke(chaos, ["train", *arguments])
 
 
 def test_figures_of_a_run() -> None:
@@ -35,16 +35,9 @@ def test_figures_of_a_run() -> None:
     assert found.deaths == [Death(2.0, 1.25, 0.75, 2.0), Death(8.0, 1.5, 1.0, None)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("-n", "1", "--kill-every", "5"), "with -n of 2 or more"),
-        (("-n", "2", "--kill-every", "0"), "more than 0 seconds"),
-        (("-n", "2", "--seconds", "5"), "--seconds goes with --kill-every"),
-    ],
-)
-def test_what_cannot_be_is_refused(arguments: tuple[str, ...], words: str) -> None:
-    assert words in str(invoke(*arguments).exception)
+@pytest.mark.parametrize("arguments", [("-n", "1", "--kill-every", "5"), ("-n", "2", "--kill-every", "0")])
+def test_what_cannot_be_is_refused(arguments: tuple[str, ...]) -> None:
+    assert "more than 0 seconds, and -n 2 ranks or more" in invoke(*arguments).output
 
 
 @pytest.mark.slow
@@ -52,7 +45,7 @@ def test_a_rank_is_killed_and_training_goes_on(tmp_path: Path) -> None:
     files = tmp_path / "found.json", tmp_path / "picture.svg"
     options = ("-n", "2", "--kill-every", "1", "--seconds", "3")
     ended = invoke(*options, "--json", str(files[0]), "--plot", str(files[1]))
-    assert ended.exception is None, ended.output
+    assert ended.exit_code == 0, ended.output
     ((quiet, killed),) = json.loads(files[0].read_text())["rounds"]
     assert not quiet["deaths"]
     assert killed["deaths"]

@@ -1,9 +1,10 @@
-"""``gradientflow bench train --kill-every``: runs with kills beside undisturbed ones, their table and picture."""
+"""``python tests/chaos train``: runs with kills beside undisturbed ones, their table and picture."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import accumulate
@@ -14,9 +15,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ..core.environment import cpu_model
-from ..core.table import empty_table
-from .kills import Death, Training, train
+from gradientflow.bench.core.environment import cpu_model
+from gradientflow.bench.core.table import empty_table
+
+from .job import Death, Training, run
 
 _BIN = 1.0  # seconds of training that a point of the throughput stands for
 _QUIET, _KILLED = "#555555", "#0b5fa5"
@@ -24,56 +26,57 @@ _QUIET, _KILLED = "#555555", "#0b5fa5"
 Pair = tuple[Training, Training]  # undisturbed, and with deaths
 
 
-def endure(
+@click.command(short_help="Train while ranks are killed.")
+@click.option("-n", "--ranks", default=2, show_default=True, help="How many ranks to start.")
+@click.option("--kill-every", default=15.0, show_default=True, help="Seconds between two deaths.")
+@click.option("--seconds", default=60.0, show_default=True, help="How long each run trains.")
+@click.option("--strategy", default="dense", show_default=True, help="How ranks are synchronised.")
+@click.option("--batch", default=32, show_default=True, help="Samples of a rank in a step.")
+@click.option("--rounds", default=1, show_default=True, help="How many rounds of two runs, undisturbed and with kills.")
+@click.option("--hours", default=0.0, help="Go on with rounds for at least so long.")
+@click.option("--seed", default=0, show_default=True, help="Of the ranks that die in the first round.")
+@click.option(
+    "--preload",
+    default="torch,torch._dynamo",
+    show_default=True,
+    metavar="MODULES",
+    help="Modules that processes have when they start; '' for none.",
+)
+@click.option("--json", "json_path", type=click.Path(), help="Write all points here.")
+@click.option("--plot", "plot_path", type=click.Path(), help="Draw throughput and loss of the last round.")
+def train(
     ranks: int,
     kill_every: float,
     seconds: float,
-    strategies: Sequence[str],
+    strategy: str,
     batch: int,
-    seeds: Sequence[int],
+    rounds: int,
+    hours: float,
+    seed: int,
     preload: str,
     json_path: str | None,
     plot_path: str | None,
 ) -> int:
-    """Train undisturbed and with kills, in turns; print a table, and write files.
+    """Train with PyTorch while ranks are killed and come back, beside undisturbed runs.
 
-    Parameters
-    ----------
-    ranks : int
-        How many.
-    kill_every : float
-        Seconds between two deaths.
-    seconds : float
-        How long each run trains.
-    strategies : sequence of str
-        How ranks are synchronised; one.
-    batch : int
-        Samples of a rank in a step.
-    seeds : sequence of int
-        Of who dies; each is a round of two runs.
-    preload : str
-        The modules that processes have when they start, separated by commas.
-    json_path, plot_path : str or None
-        Files for all points, and for a picture of throughput and loss.
-
-    Returns
-    -------
-    int
-        The exit status.
+    The table has the samples a second of both, and how long a rank takes to come back.
     """
-    (strategy,) = strategies
+    if kill_every <= 0 or ranks < 2:
+        raise click.UsageError("--kill-every takes more than 0 seconds, and -n 2 ranks or more")
     pairs: list[Pair] = []
-    for number, seed in enumerate(seeds, 1):
-        quiet = train(ranks, batch, strategy, seconds, None, seed, preload)
-        pairs.append((quiet, train(ranks, batch, strategy, seconds, kill_every, seed, preload)))
-        click.echo(f"{number} of {len(seeds)} rounds", err=True)
+    end = time.monotonic() + 3600 * hours
+    while len(pairs) < rounds or time.monotonic() < end:
+        chosen = seed + len(pairs)
+        quiet = run(ranks, batch, strategy, seconds, None, chosen, preload)
+        pairs.append((quiet, run(ranks, batch, strategy, seconds, kill_every, chosen, preload)))
+        click.echo(f"{len(pairs)} rounds", err=True)
     Console().print(_table(pairs))
-    both = [sum(run.samples_per_second for run in runs) for runs in zip(*pairs, strict=True)]
+    both = [sum(each.samples_per_second for each in runs) for runs in zip(*pairs, strict=True)]
     click.echo(f"{both[1] / both[0]:.1%} of the samples of the undisturbed runs")
     if json_path is not None:
         figures = {"ranks": ranks, "batch": batch, "kill_every": kill_every, "strategy": strategy, "preload": preload}
-        rounds = [[asdict(run) for run in pair] for pair in pairs]
-        Path(json_path).write_text(json.dumps({**figures, "rounds": rounds}, indent=1), encoding="utf-8")
+        found = [[asdict(each) for each in pair] for pair in pairs]
+        Path(json_path).write_text(json.dumps({**figures, "rounds": found}, indent=1), encoding="utf-8")
     if plot_path is not None:
         _draw(plot_path, pairs[-1], f"{cpu_model()}: {ranks} ranks, a kill every {kill_every:g} s")
     return 0
