@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections import Counter
 from dataclasses import dataclass
@@ -12,16 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gradientflow.machine_load import this_machine
+from gradientflow.netlab import RATE_VARIABLE, bytes_per_second
 
 from .case import COLLECTIVES, Case
 from .objects import from_all
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
-
-RATE_VARIABLE = "NETLAB_RATE"  # set by ``gradientflow netlab``; may be set by hand where the links are known
-
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -72,9 +68,3 @@ def find_hosts(comm: Communicator) -> Hosts:
         ranks_on_this_machine=sum(other == machine for _, other in places),
         rate=os.environ.get(RATE_VARIABLE, "").replace("none", ""),
     )
-
-
-def bytes_per_second(rate: str) -> float | None:
-    """Read a rate as ``tc`` writes it (``200mbit``, ``1gbit``); None for anything else."""
-    match = _RATE.fullmatch(rate)
-    return float(match[1]) * 1000.0 ** " kmgt".index(match[2] or " ") / 8 if match else None

@@ -17,11 +17,11 @@ from rich.console import Console
 from gradientflow.model import Cluster, Costs, Link, computation_of, layers_of, predict
 from gradientflow.model.fit import fit_link
 from gradientflow.model.units import bits_per_second_of
+from gradientflow.netlab import parse_delay
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import as_strategy
 
 from ..core.table import empty_table
-from ..netlab import parse_delay
 from .files import to_measurement
 from .hosts import Case, run_on_hosts
 from .lossless import compare_lossless

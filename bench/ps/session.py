@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from gradientflow.netlab import bytes_per_second
+
 from ..core.case import Case
-from ..core.hosts import bytes_per_second
 from ..core.measure import Steps, Times, writer
 from ..core.objects import from_all
 from ..core.plan import format_size

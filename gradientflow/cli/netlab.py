@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import click
 
-from gradientflow.bench.netlab import Netlab, NetlabError, end_leftovers, parse_link_down
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.run import executable
 from gradientflow.cli.transport import (
@@ -28,6 +27,7 @@ from gradientflow.launch import (
     ranks_of_this_job,
     tcp_command,
 )
+from gradientflow.netlab import Netlab, NetlabError, end_leftovers, parse_link_down
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -30,7 +30,7 @@ from gradientflow.bench.core import measure
 from gradientflow.bench.core.case import COLLECTIVES, Case, block
 from gradientflow.bench.core.data import CHUNK, RandomSource, TiledSource, alphabet, count_wrong, fill
 from gradientflow.bench.core.environment import environment_lines, mpi_library
-from gradientflow.bench.core.hosts import Hosts, bytes_per_second
+from gradientflow.bench.core.hosts import Hosts
 from gradientflow.bench.core.measure import (
     FreshValues,
     Series,
@@ -49,6 +49,7 @@ from gradientflow.bench.core.session import Outcome
 from gradientflow.bench.core.table import bandwidth, microseconds, ratio
 from gradientflow.launch import Launcher, launch_environment, module_command, mpirun_command
 from gradientflow.machine_load import Load
+from gradientflow.netlab import bytes_per_second
 
 RESULT_FIELDS = [
     *("backend", "dtype", "wire", "device", "transport", "ranks", "nodes", "bytes", "iterations"),

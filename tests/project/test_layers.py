@@ -280,6 +280,7 @@ PYTHON_LAYERS["gradientflow.jax"] = PYTHON_LAYERS["gradientflow.training"] | {
     "gradientflow.jax.versions",
 }
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"]
+PYTHON_LAYERS["gradientflow.netlab"] = {"gradientflow.errors", "gradientflow.launch", "gradientflow.mpi_start"}
 PYTHON_LAYERS["gradientflow"] -= {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
@@ -292,7 +293,6 @@ PYTHON_LAYERS["gradientflow.bench.sparse"] = PYTHON_LAYERS["gradientflow.bench.f
     "gradientflow.bench.kernels",
 }
 PYTHON_LAYERS["gradientflow.bench.first"] = PYTHON_LAYERS["gradientflow.bench.train"] | {"gradientflow.bench.train"}
-PYTHON_LAYERS["gradientflow.bench.model"] |= {"gradientflow.bench"}  # netlab, whose links have a delay
 PYTHON_LAYERS["gradientflow.cli"] = set(PYTHON_LAYERS)
 PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
 

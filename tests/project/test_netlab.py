@@ -19,8 +19,8 @@ import pytest
 from jobs import Finished
 from pace import wait_until
 
-from gradientflow.bench.netlab import Netlab, NetlabError, parse_link_down
 from gradientflow.launch import module_command
+from gradientflow.netlab import Netlab, NetlabError, parse_link_down
 
 Start = Callable[..., Any]
 

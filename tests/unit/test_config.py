@@ -283,7 +283,7 @@ def test_a_variable_that_is_like_no_setting_is_told_alone(monkeypatch: pytest.Mo
 
 def test_variables_that_something_reads_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the settings, of their file and of the build, and the marks of processes of netlab and of the tests."""
-    files = ("setup.py", "bench/netlab.py", "tests/shared/forked_ranks.py", "gradientflow/settings_file.py")
+    files = ("setup.py", "gradientflow/netlab/lab.py", "tests/shared/forked_ranks.py", "gradientflow/settings_file.py")
     others = {name for file in files for name in VARIABLE.findall((ROOT / file).read_text(encoding="utf-8"))}
     assert others > {"GRADIENTFLOW_WERROR", "GRADIENTFLOW_NETLAB", "GRADIENTFLOW_TEST_JOB"}
     assert unknown(monkeypatch, *(field.variable for field in fields()), *others) == []

@@ -17,7 +17,7 @@ import pytest
 from pace import scaled
 from tcp_ranks import outcome
 
-from gradientflow.bench.netlab import Netlab
+from gradientflow.netlab import Netlab
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "tcp_rank.py"
 SHARED = Path(__file__).resolve().parents[1] / "shared"

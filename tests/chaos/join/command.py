@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gradientflow.bench.core.environment import cpu_model
-from gradientflow.bench.core.hosts import bytes_per_second
 from gradientflow.bench.core.plan import format_size, parse_sizes
 from gradientflow.bench.core.table import empty_table
+from gradientflow.netlab import bytes_per_second
 from gradientflow.strategies import as_strategy
 
 from .job import Join, run

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradientflow.bench.core.table import empty_table
-from gradientflow.bench.netlab import Netlab
+from gradientflow.netlab import Netlab
 
 from .groups import GROUPS
 from .job import Event, Job, Outcome

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradientflow.bench.netlab import Netlab
 from gradientflow.launch import module_command, scratch_folder
 from gradientflow.launch.ports import free_port
+from gradientflow.netlab import Netlab
 
 from ..ranks import rank_command
 from .ending import Ending

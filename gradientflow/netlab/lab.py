@@ -35,26 +35,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from gradientflow.errors import GradientFlowError
 from gradientflow.launch import BIND, cores
 from gradientflow.mpi_start import is_chosen
 
-MOST_HOSTS = 250
+from .link import RATE_VARIABLE, NetlabError, link_limit, parse_delay
+
+_MOST_HOSTS = 250
 
 _MARK = "GRADIENTFLOW_NETLAB"  # a variable of all processes of a netlab; its value identifies the netlab's process
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
-_DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
-_LINK_DOWN = re.compile(r"(?:host)?(\d{1,3})@(\d+(?:\.\d+)?)", re.ASCII)
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
-_LONGEST_DELAY = 10.0
 _SECONDS_TO_END = 5.0
 _SWITCH = Path(__file__).with_name("switch.py")
-
-# After a pause a link sends a burst without limit. A large burst would make small messages faster than the link; a
-# small one would make fast links slower than their rate, because the kernel's timers are late by up to 0.1 ms.
-# Below 64 KiB, the size of its largest packets, the kernel splits every packet, at ten times the processor time.
-_BURST_SECONDS = 128e-6
-_LEAST_BURST = 70_000
 
 # The names of the launcher's settings: for Open MPI 4, and for PRRTE, the launcher since Open MPI 5.
 _SETTINGS_OF_4 = {
@@ -94,10 +85,6 @@ exec nsenter --target $pid --net --uts --mount --pid=/proc/$pid/ns/pid_for_child
 """
 
 
-class NetlabError(GradientFlowError):
-    """Hosts cannot be created; the message is one sentence for the user."""
-
-
 class Netlab:
     """Hosts on this machine, from ``with Netlab(...) as lab`` to the end of the block.
 
@@ -114,8 +101,8 @@ class Netlab:
     """
 
     def __init__(self, hosts: int, rate: str = "none", ranks_per_host: int = 1, delay: str = "0s") -> None:
-        if not 1 <= hosts <= MOST_HOSTS:
-            raise NetlabError(f"--hosts takes 1 to {MOST_HOSTS}, not {hosts}")
+        if not 1 <= hosts <= _MOST_HOSTS:
+            raise NetlabError(f"--hosts takes 1 to {_MOST_HOSTS}, not {hosts}")
         if ranks_per_host < 1:
             raise NetlabError(f"--ranks-per-host takes 1 or more, not {ranks_per_host}")
         self.ranks = hosts * ranks_per_host
@@ -123,7 +110,7 @@ class Netlab:
         self._names = [f"host{number}" for number in range(hosts)]
         self.hosts_of_ranks = [name for name in self._names for _ in range(ranks_per_host)]
         self._rate = rate
-        self._limit = _limit(rate)
+        self._limit = link_limit(rate)
         self._delay = parse_delay(delay)
         self._hosts: list[_Namespaces] = []
         self._closing = contextlib.ExitStack()
@@ -186,7 +173,7 @@ class Netlab:
             "NETLAB_HOSTS": self.slots,
             "NETLAB_AGENT": " ".join(self.agent),
             BIND: os.environ.get(BIND, "none"),  # all hosts share the same cores
-            "NETLAB_RATE": "" if self._limit is None else self._rate,
+            RATE_VARIABLE: "" if self._limit is None else self._rate,
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "eth0"),
             "GRADIENTFLOW_INTERFACE": os.environ.get("GRADIENTFLOW_INTERFACE", "eth0"),
         }
@@ -298,47 +285,6 @@ def _veth(bridge: str, number: int, interface: str, host: _Namespaces) -> list[s
     ]
 
 
-def parse_delay(text: str) -> float:
-    """Read a time such as ``5ms``, in seconds.
-
-    Parameters
-    ----------
-    text : str
-        The given text: a number and ``us``, ``ms`` or ``s``.
-
-    Returns
-    -------
-    float
-        The seconds.
-    """
-    match = _DELAY.fullmatch(text)
-    if match is None or (seconds := float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]) > _LONGEST_DELAY:
-        raise NetlabError(f"--delay takes a time such as 5ms, up to {_LONGEST_DELAY:g}s, not {text!r}")
-    return seconds
-
-
-def parse_link_down(text: str, hosts: int) -> tuple[int, float]:
-    """Read ``HOST@SECONDS``, such as ``host1@2.5`` or ``1@2.5``.
-
-    Parameters
-    ----------
-    text : str
-        The given text.
-    hosts : int
-        The number of hosts.
-
-    Returns
-    -------
-    tuple of int and float
-        The host's number and the seconds.
-    """
-    match = _LINK_DOWN.fullmatch(text)
-    if match is None or int(match[1]) >= hosts:
-        last = f" (hosts are host0 to host{hosts - 1})" if match else ""
-        raise NetlabError(f"--link-down takes HOST@SECONDS, such as host0@2.5, not {text!r}{last}")
-    return int(match[1]), float(match[2])
-
-
 def end_leftovers() -> int:
     """End the processes of netlabs whose own process was killed.
 
@@ -446,17 +392,6 @@ def _environment() -> dict[str, str]:
     """Add the folders of the programs to the PATH, which may lack them for root without a login shell."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     return {**os.environ, "PATH": path}
-
-
-def _limit(rate: str) -> str | None:
-    """Write the limit of a link for ``tc ... tbf``."""
-    if rate == "none":
-        return None
-    match = _RATE.fullmatch(rate)
-    bits = float(match[1]) * 1000 ** " kmgt".index(match[2] or " ") if match else 0
-    if bits < 1:
-        raise NetlabError(f"--rate takes a rate such as 1gbit or 200mbit, or none, not {rate!r}")
-    return f"rate {rate} burst {max(_LEAST_BURST, round(bits / 8 * _BURST_SECONDS))} latency 100ms"
 
 
 def _data_address(number: int) -> str:

@@ -1,0 +1,103 @@
+"""The link of a host: texts that say how fast it is, how late, and when it is cut."""
+
+from __future__ import annotations
+
+import re
+
+from gradientflow.errors import GradientFlowError
+
+RATE_VARIABLE = "NETLAB_RATE"  # set by ``gradientflow netlab``; may be set by hand where the links are known
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
+_DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
+_LINK_DOWN = re.compile(r"(?:host)?(\d{1,3})@(\d+(?:\.\d+)?)", re.ASCII)
+_LONGEST_DELAY = 10.0
+
+# After a pause a link sends a burst without limit. A large burst would make small messages faster than the link; a
+# small one would make fast links slower than their rate, because the kernel's timers are late by up to 0.1 ms.
+# Below 64 KiB, the size of its largest packets, the kernel splits every packet, at ten times the processor time.
+_BURST_SECONDS = 128e-6
+_LEAST_BURST = 70_000
+
+
+class NetlabError(GradientFlowError):
+    """Hosts cannot be created; the message is one sentence for the user."""
+
+
+def bytes_per_second(rate: str) -> float | None:
+    """Read a rate as ``tc`` writes it.
+
+    Parameters
+    ----------
+    rate : str
+        The given text, such as ``200mbit`` or ``1gbit``.
+
+    Returns
+    -------
+    float or None
+        The bytes; None for anything else.
+    """
+    match = _RATE.fullmatch(rate)
+    return float(match[1]) * 1000.0 ** " kmgt".index(match[2] or " ") / 8 if match else None
+
+
+def link_limit(rate: str) -> str | None:
+    """Write the limit of a link for ``tc ... tbf``.
+
+    Parameters
+    ----------
+    rate : str
+        The given text: a rate as ``tc`` writes it, or ``none``.
+
+    Returns
+    -------
+    str or None
+        The words, or None without a limit.
+    """
+    if rate == "none":
+        return None
+    speed = bytes_per_second(rate)
+    if speed is None or 8 * speed < 1:
+        raise NetlabError(f"--rate takes a rate such as 1gbit or 200mbit, or none, not {rate!r}")
+    return f"rate {rate} burst {max(_LEAST_BURST, round(speed * _BURST_SECONDS))} latency 100ms"
+
+
+def parse_delay(text: str) -> float:
+    """Read a time such as ``5ms``, in seconds.
+
+    Parameters
+    ----------
+    text : str
+        The given text: a number and ``us``, ``ms`` or ``s``.
+
+    Returns
+    -------
+    float
+        The seconds.
+    """
+    match = _DELAY.fullmatch(text)
+    if match is None or (seconds := float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]) > _LONGEST_DELAY:
+        raise NetlabError(f"--delay takes a time such as 5ms, up to {_LONGEST_DELAY:g}s, not {text!r}")
+    return seconds
+
+
+def parse_link_down(text: str, hosts: int) -> tuple[int, float]:
+    """Read ``HOST@SECONDS``, such as ``host1@2.5`` or ``1@2.5``.
+
+    Parameters
+    ----------
+    text : str
+        The given text.
+    hosts : int
+        The number of hosts.
+
+    Returns
+    -------
+    tuple of int and float
+        The host's number and the seconds.
+    """
+    match = _LINK_DOWN.fullmatch(text)
+    if match is None or int(match[1]) >= hosts:
+        last = f" (hosts are host0 to host{hosts - 1})" if match else ""
+        raise NetlabError(f"--link-down takes HOST@SECONDS, such as host0@2.5, not {text!r}{last}")
+    return int(match[1]), float(match[2])
