@@ -7,6 +7,8 @@ from itertools import product
 
 import numpy as np
 
+from gradientflow.machine import format_size
+
 from ..core.case import COLLECTIVES, Case
 from ..core.data import alphabet
 from ..core.device import check_device
@@ -20,7 +22,6 @@ from ..core.plan import (
     check_memory,
     check_sizes,
     check_time,
-    format_size,
 )
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")

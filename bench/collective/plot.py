@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from gradientflow.machine import format_size
+
 from ..core.peers import OURS
-from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
 from ..core.table import grouped
 from .columns import Result

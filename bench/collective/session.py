@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gradientflow.machine import format_size
+
 from ..core.case import Case
 from ..core.data import Source, alphabet
 from ..core.device import (
@@ -18,7 +20,6 @@ from ..core.device import (
 )
 from ..core.measure import Series, Steps, Times
 from ..core.peers import Contestant, Peer, staged
-from ..core.plan import format_size
 from ..core.session import Session
 from .columns import Result, summarise
 from .contestants import PreparedPeer, our_contestant

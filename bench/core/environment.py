@@ -8,14 +8,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradientflow._location import load_core
 from gradientflow.launch import cores
+from gradientflow.machine import cpu_model, memory_limit, mpi_library, package_version
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -97,39 +96,6 @@ def congestion_control() -> str:
 def readable(date: str) -> str:
     """Write a date of `describe_environment` in readable form."""
     return date.replace("T", " ").replace("+00:00", " UTC")
-
-
-def cpu_model() -> str:
-    """Name the processor."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("model name", "Model", "cpu model"):
-                return value.strip()
-    return platform.processor() or platform.machine()
-
-
-def memory_limit() -> int:
-    """Give the memory limit of this process's control groups, or the memory of the machine, in bytes."""
-    return int(load_core().memory()[0])
-
-
-def memory_available() -> int:
-    """Give the available memory in bytes."""
-    return int(load_core().memory()[1])
-
-
-def mpi_library(text: str) -> str:
-    """Shorten the MPI library's description of itself to name and version, without details of its build."""
-    return " ".join(text.partition(",")[0].splitlines()[0].replace("Version:", "").split())
-
-
-def package_version(name: str) -> str | None:
-    """Give an installed package's version, or None where it is not installed."""
-    with contextlib.suppress(PackageNotFoundError):
-        return version(name)
-    module = sys.modules.get(name)
-    return getattr(module, "__version__", None)
 
 
 def _place(environment: Mapping[str, Any]) -> str:

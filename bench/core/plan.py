@@ -12,8 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from gradientflow.errors import ArgumentError
-
-from .environment import memory_available
+from gradientflow.machine import format_size, memory_available
 
 DEVICES = ("cpu", "cuda")
 WIRES = ("float32", "float16", "bfloat16")
@@ -129,14 +128,6 @@ def parse_counts(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in parse_list(text))
     except ValueError:
         raise PlanError(f"{text!r} is not a list of whole numbers such as 10,100,1000") from None
-
-
-def format_size(size: int) -> str:
-    """Write a number of bytes as `parse_sizes` reads it: ``64K``, ``1M``, ``1000``."""
-    for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
-        if size and size % (1 << exponent) == 0:
-            return f"{size >> exponent}{unit}"
-    return str(size)
 
 
 def parse_size(text: str) -> int:

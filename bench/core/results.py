@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradientflow.machine import format_size
+
 from .case import COLLECTIVES, Case
 from .measure import Times
 from .peers import OURS
-from .plan import format_size
 from .table import Column, bandwidth, name, percentage, ratios, shown
 
 _PEERS_NOTE = "The last columns are the peer's time over ours: below 1 we are slower."

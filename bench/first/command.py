@@ -16,9 +16,10 @@ import click
 from rich.console import Console
 
 from gradientflow.errors import GradientFlowError
+from gradientflow.machine import format_size
 
 from ..core.job_turns import Place, run_turn, turns
-from ..core.plan import PlanError, format_size, parse_sizes
+from ..core.plan import PlanError, parse_sizes
 from ..core.table import empty_table
 from ..train.perceptrons import SHAPES
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from gradientflow.machine import format_size
+
 from ..core.case import Case
-from ..core.plan import format_size, threshold_bytes
+from ..core.plan import threshold_bytes
 from ..core.results import BACKEND, BandwidthResult, over_peers, shared_with_bandwidth, transport_column, wire_column
 from ..core.shapes import MODELS, Model
 from ..core.table import Column, Layout, columns_of, name, shown

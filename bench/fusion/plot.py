@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gradientflow.machine import format_size
+
 from ..core.peers import OURS
-from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR
 from ..core.shapes import MODELS
 from ..core.table import grouped

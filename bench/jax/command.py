@@ -12,8 +12,10 @@ from typing import Any
 import click
 from rich.console import Console
 
+from gradientflow.machine import format_size
+
 from ..core.job_turns import Place, run_turn, turns
-from ..core.plan import format_size, parse_sizes
+from ..core.plan import parse_sizes
 from ..core.table import empty_table
 
 _OURS = "gradientflow"

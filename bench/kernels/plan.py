@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradientflow.machine import format_size
+
 from ..core.device import check_device
 from ..core.native import load_kernels
-from ..core.plan import DEVICES, Plan, check_choices, check_memory, check_sizes, check_time, format_size
+from ..core.plan import DEVICES, Plan, check_choices, check_memory, check_sizes, check_time
 from .contestants import DEVICE_KERNELS, KERNELS, Kernel
 from .selection import GROUP, SELECTIONS, Selection
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.plan import format_size
+from gradientflow.machine import format_size
+
 from ..core.plot import OTHER_COLOUR
 from ..core.table import grouped
 from .columns import KernelResult

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradientflow.machine import format_size
+
 from ..core.data import Values
 from ..core.device import address, device_facts
 from ..core.measure import Samples, fitting_iterations, interleaved
 from ..core.peers import Peer
-from ..core.plan import format_size
 from ..core.session import Session
 from .check import Trial
 from .columns import KernelResult, summarise_kernel

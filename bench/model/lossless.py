@@ -10,12 +10,12 @@ from rich.console import Console
 
 from gradientflow.communicator import Communicator
 from gradientflow.model import Computation
+from gradientflow.paced import times_of_steps
 from gradientflow.strategies import Auto, Strategy
 from gradientflow.training import ArrayLoop
 
 from ..core.table import empty_table
 from .hosts import Case, run_on_hosts
-from .paced import times_of_steps
 
 _STEPS = 60  # of auto, from its very first
 _OTHERS = 6  # of each that it chooses from, in a turn

@@ -9,10 +9,10 @@ from typing import Any
 import gradientflow as gf
 from gradientflow.model import computation_of, layers_of
 from gradientflow.model.fit import measure
+from gradientflow.paced import step_seconds
 
 from .files import MARK, from_measurement
 from .lossless import race
-from .paced import step_seconds
 
 
 def main() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from ..core.plan import ComparedPlan, PlanError, check_choices, check_memory, check_sizes, format_size
+from gradientflow.machine import format_size
+
+from ..core.plan import ComparedPlan, PlanError, check_choices, check_memory, check_sizes
 
 DTYPE = "float32"
 DEFAULT_SIZES = "4K,64K,1M,16M,64M"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gradientflow.machine import format_size
+
 from ..core.peers import OURS
-from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
 from ..core.table import grouped
 from .columns import ServerResult

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from gradientflow.machine import format_size
 from gradientflow.netlab import bytes_per_second
 
 from ..core.case import Case
 from ..core.measure import Steps, Times, writer
 from ..core.objects import from_all
-from ..core.plan import format_size
 from ..core.session import Session
 from .columns import ServerResult, summarise
 from .contestants import MpiServers, ServerContestant, in_place_contestant, our_contestant, owner

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from gradientflow.machine import format_size
+
 from ..core.case import Case
 from ..core.peers import OURS
-from ..core.plan import format_size
 from ..core.results import ContestantResult, shared, transport_column, wire_column
 from ..core.shapes import Model
 from ..core.table import Column, Layout, columns_of, figure, megabytes, name, percentage, ratios, shown

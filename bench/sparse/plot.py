@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradientflow.machine import format_size
+
 from ..core.peers import OURS
-from ..core.plan import format_size
 from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS
 from ..core.table import grouped
 from .columns import SparseResult

@@ -11,8 +11,10 @@ from typing import Any
 import click
 from rich.console import Console
 
+from gradientflow.machine import format_size
+
 from ..core.job_turns import Place, run_turn
-from ..core.plan import PlanError, check_installed, format_size, parse_list, parse_sizes
+from ..core.plan import PlanError, check_installed, parse_list, parse_sizes
 from ..core.table import empty_table
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter")

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # comes with scikit-learn
 from torch import Tensor
 
+from gradientflow.machine import package_version
+
 from ..core.case import Case
 from ..core.data import count_beyond_rounding
-from ..core.environment import describe_environment, package_version, readable
+from ..core.environment import describe_environment, readable
 from ..core.objects import from_all, from_root, wait_idly
 from ..core.peers import Peer
 from ..core.plan import PlanError

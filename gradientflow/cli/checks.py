@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gradientflow._location import load_core
-from gradientflow.bench.core.environment import cpu_model, memory_limit, mpi_library, package_version
-from gradientflow.bench.core.plan import format_size
 from gradientflow.cli.job import TIMED_OUT, Job, run_job
 from gradientflow.cli.library import PACKAGE, build_info, built_with, keep_mpi_unstarted
 from gradientflow.cli.probe import MARK
@@ -39,6 +37,7 @@ from gradientflow.launch import (
     rank_program,
     tcp_command,
 )
+from gradientflow.machine import cpu_model, format_size, memory_limit, mpi_library, package_version
 from gradientflow.meeting import consider_ways, find_way
 from gradientflow.meeting.endpoints import near
 from gradientflow.meeting.way import ALONE

@@ -17,7 +17,6 @@ import numpy as np
 from rich.console import Console
 
 import gradientflow as gf
-from gradientflow.bench.model.paced import step_seconds
 from gradientflow.cli.again import start_again
 from gradientflow.cli.predictions import computation_from, effect_of, model_options, table_of
 from gradientflow.cli.table import plain_table, print_table
@@ -27,6 +26,7 @@ from gradientflow.errors import ArgumentError
 from gradientflow.launch import ranks_of_this_job
 from gradientflow.machine_load import LoadMeter
 from gradientflow.model import Computation, Costs, Fit, Prediction, measure_link, predict
+from gradientflow.paced import step_seconds
 from gradientflow.settings_file import NAME, VARIABLE, SettingsFile, read_settings_file, write_settings_file
 from gradientflow.strategies import Strategy, parse_strategies
 

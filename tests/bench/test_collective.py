@@ -29,7 +29,7 @@ from gradientflow.bench.collective.session import CollectiveSession
 from gradientflow.bench.core import measure
 from gradientflow.bench.core.case import COLLECTIVES, Case, block
 from gradientflow.bench.core.data import CHUNK, RandomSource, TiledSource, alphabet, count_wrong, fill
-from gradientflow.bench.core.environment import environment_lines, mpi_library
+from gradientflow.bench.core.environment import environment_lines
 from gradientflow.bench.core.hosts import Hosts
 from gradientflow.bench.core.measure import (
     FreshValues,
@@ -43,11 +43,12 @@ from gradientflow.bench.core.measure import (
     together,
 )
 from gradientflow.bench.core.peers import Contestant, then_divide
-from gradientflow.bench.core.plan import WIRES, PlanError, format_size, parse_list, parse_sizes
+from gradientflow.bench.core.plan import WIRES, PlanError, parse_list, parse_sizes
 from gradientflow.bench.core.results import write_json
 from gradientflow.bench.core.session import Outcome
 from gradientflow.bench.core.table import bandwidth, microseconds, ratio
 from gradientflow.launch import Launcher, launch_environment, module_command, mpirun_command
+from gradientflow.machine import format_size, mpi_library
 from gradientflow.machine_load import Load
 from gradientflow.netlab import bytes_per_second
 

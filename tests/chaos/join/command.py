@@ -13,9 +13,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gradientflow.bench.core.environment import cpu_model
-from gradientflow.bench.core.plan import format_size, parse_sizes
+from gradientflow.bench.core.plan import parse_sizes
 from gradientflow.bench.core.table import empty_table
+from gradientflow.machine import cpu_model, format_size
 from gradientflow.netlab import bytes_per_second
 from gradientflow.strategies import as_strategy
 

@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gradientflow.bench.core.environment import cpu_model
 from gradientflow.bench.core.table import empty_table
+from gradientflow.machine import cpu_model
 
 from .job import Death, Training, run
 

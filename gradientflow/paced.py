@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-import gradientflow as gf
-from gradientflow.communicator import Communicator
-from gradientflow.model.computation import Computation
-from gradientflow.strategies import as_strategy
-from gradientflow.training import ArrayLoop
+from .communicator import Communicator
+from .model.computation import Computation
+from .optimizers import SGD
+from .strategies import as_strategy
+from .training import ArrayLoop
 
 _AT_FIRST = 6  # steps that are not timed, after the warm-up
 _SOON = 2e-4  # seconds before a moment at which sleep is over
@@ -46,7 +46,7 @@ def step_seconds(
     optimizer: Any = None
     if training.strategy.gradients != "mean" or training.strategy.step != "any":
         momentum = 0.9 if training.strategy.profile().takes_momentum else 0.0
-        optimizer = gf.optimizers.SGD(training, weights, lr=1e-3, momentum=momentum)
+        optimizer = SGD(training, weights, lr=1e-3, momentum=momentum)
     seconds = []
     warmup = as_strategy(strategy).profile().warmup
     for _ in range(warmup + _AT_FIRST):

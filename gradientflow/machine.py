@@ -1,0 +1,52 @@
+"""The machine and its libraries, in words."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ._location import load_core
+
+
+def cpu_model() -> str:
+    """Name the processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model", "cpu model"):
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_limit() -> int:
+    """Give the memory limit of this process's control groups, or the memory of the machine, in bytes."""
+    return int(load_core().memory()[0])
+
+
+def memory_available() -> int:
+    """Give the available memory in bytes."""
+    return int(load_core().memory()[1])
+
+
+def mpi_library(text: str) -> str:
+    """Shorten the MPI library's description of itself to name and version, without details of its build."""
+    return " ".join(text.partition(",")[0].splitlines()[0].replace("Version:", "").split())
+
+
+def package_version(name: str) -> str | None:
+    """Give an installed package's version, or None where it is not installed."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(name)
+    module = sys.modules.get(name)
+    return getattr(module, "__version__", None)
+
+
+def format_size(size: int) -> str:
+    """Write a number of bytes as benchmarks read it: ``64K``, ``1M``, ``1000``."""
+    for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
+        if size and size % (1 << exponent) == 0:
+            return f"{size >> exponent}{unit}"
+    return str(size)
