@@ -41,6 +41,13 @@ def load_kernels(device: str) -> ModuleType:
 
 
 @functools.cache
+def load_barriers() -> ModuleType:
+    """Load the module of the searches for barriers, compiled like the core, beside whose search they are timed."""
+    source = SOURCES / "barriers.cpp"
+    return load_native(source, build_native(source, level="-O3"))
+
+
+@functools.cache
 def load_native(source: Path, library: Path | None = None) -> ModuleType:
     """Load the module defined by a C++ file, whose name it has, from a library that `build_native` has made, if any."""
     load_core()  # raises an error if something is wrong with it
@@ -53,12 +60,13 @@ def load_native(source: Path, library: Path | None = None) -> ModuleType:
     return module
 
 
-def build_native(*sources: Path) -> Path:
+def build_native(*sources: Path, level: str = "-O1") -> Path:
     """Compile the modules defined by C++ files into one library, unless it is in the cache; gives its path.
 
-    Raises `GradientFlowError` if there is no compiler or no pybind11, or the compiler fails.
+    At the first level of optimisation: most of pybind11's code only forwards calls. Raises `GradientFlowError` if there
+    is no compiler or no pybind11, or the compiler fails.
     """
-    command = [*_compiler(), *_flags(), f"-I{SOURCES}"]
+    command = [*_compiler(), level, *_flags(), f"-I{SOURCES}"]
     headers = [*sorted(SOURCES.glob("*.hpp")), *sorted((PACKAGE / "include").rglob("*.hpp"))]
     # Modules share types, which works only if both were compiled with the same version of pybind11.
     key = hashlib.sha256(repr([command, metadata.version("pybind11"), build_info(), _SUFFIX]).encode())
@@ -110,8 +118,7 @@ def _flags() -> list[str]:
             "this is compiled when it is first used, which needs pybind11: pip install pybind11"
         ) from None
     includes = [PACKAGE / "include", pybind11.get_include(), sysconfig.get_path("include")]
-    # Most of pybind11's code only forwards calls.
-    flags = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{each}" for each in includes)]
+    flags = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{each}" for each in includes)]
     if sanitizers := build_info()["sanitize"]:
         return [*flags, f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g1"]
     return [*flags, "-s"]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradientflow._location import load_core
-
+from ..core.native import load_barriers
 from ..core.peers import Peer
 from ..core.session import Session
 from .columns import Trial, ZiplineResult, summarise_search
@@ -33,7 +32,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
 
     def __init__(self, comm: Communicator, plan: ZiplinePlan, *observers: Any) -> None:
         super().__init__(comm, plan, *observers)
-        self._find = load_core().find_barrier
+        self._find = load_barriers().find_barrier
 
     def place(self, block: Block) -> str:
         """Name a size."""

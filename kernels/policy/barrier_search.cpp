@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
-#include <utility>
 
 #include "../base/error.hpp"
-#include "smallest_window.hpp"
-#include "zipline.hpp"
 
 namespace gradientflow::policy {
 
@@ -28,39 +24,15 @@ Predictions::Predictions(std::span<const double> times, std::size_t workers)
   }
 }
 
-std::optional<Search> search_of(std::string_view name) {
-  constexpr std::pair<std::string_view, Search> names[] = {
-      {"grid_scan", Search::grid_scan},
-      {"full_grid_scan", Search::full_grid_scan},
-      {"zipline", Search::zipline},
-      {"zipline_opt", Search::zipline_opt},
-      {"zipline_opt_bs", Search::zipline_opt_bs},
-      {"smallest_window", Search::smallest_window},
-  };
-  for (const auto& [known, search] : names) {
-    if (known == name) {
-      return search;
-    }
+Barrier with_pushes(const Predictions& predictions, const Best& best) {
+  Barrier barrier{best.spread, best.time, {}};
+  barrier.pushes.reserve(predictions.workers());
+  for (std::size_t worker = 0; worker < predictions.workers(); ++worker) {
+    const std::span<const double> times = predictions.of(worker);
+    const auto after = std::upper_bound(times.begin(), times.end(), best.time);
+    barrier.pushes.push_back(static_cast<std::size_t>(after - times.begin()));
   }
-  return {};
-}
-
-Barrier find_barrier(const Predictions& predictions, Search search) {
-  switch (search) {
-    case Search::grid_scan:
-      return grid_scan(predictions, false);
-    case Search::full_grid_scan:
-      return grid_scan(predictions, true);
-    case Search::zipline:
-      return zipline(predictions, Removal::traverse_all);
-    case Search::zipline_opt:
-      return zipline(predictions, Removal::traverse);
-    case Search::zipline_opt_bs:
-      return zipline(predictions, Removal::bisect);
-    case Search::smallest_window:
-      break;
-  }
-  return smallest_window(predictions);
+  return barrier;
 }
 
 }  // namespace gradientflow::policy

@@ -1,13 +1,10 @@
 // The search for the next barrier of ElasticBSP (elastic synchronization thesis, chapter 6): select one predicted push
 // of each worker such that the spread, from the earliest to the latest of them, is smallest. The barrier is at the
-// latest. Pure functions of the predicted times.
+// latest. Pure functions of the predicted times: smallest_window is the search.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
 namespace gradientflow::policy {
@@ -31,26 +28,23 @@ class Predictions {
   std::size_t lookahead_;
 };
 
+// Exact searches count each worker's predicted pushes up to the barrier, so they agree on all of it.
 struct Barrier {
   double spread;
   double time;
   std::vector<std::size_t> pushes;  // by worker: number of pushes up to the barrier, at least 1
 };
 
-enum class Search : std::uint8_t {
-  grid_scan,        // sets of the pushes nearest to each push of the earliest worker: heuristic
-  full_grid_scan,   // the same for each push of every worker: nearly exact
-  zipline,          // one pass over the sorted times, with a search for the earliest of the set at each
-  zipline_opt,      // with that search only if the earliest was replaced
-  zipline_opt_bs,   // and with the replaced push found by bisection
-  smallest_window,  // our own: exact, in time proportional to the number of predictions, without sorting all of them
+// The smallest spread so far, and the earliest barrier that has it.
+struct Best {
+  double spread;
+  double time;
+  [[nodiscard]] bool improved_by(double other_spread, double other_time) const {
+    return other_spread < spread || (other_spread == spread && other_time < time);
+  }
 };
 
-// The search named "grid_scan", ...; nothing for an unknown name.
-[[nodiscard]] std::optional<Search> search_of(std::string_view name);
-
-// The barrier with the smallest spread that this search finds, the earliest of equal ones. Exact searches count each
-// worker's predicted pushes up to the barrier, so they agree on all of a Barrier.
-[[nodiscard]] Barrier find_barrier(const Predictions& predictions, Search search = Search::smallest_window);
+// Each worker's latest push that is not after the barrier.
+[[nodiscard]] Barrier with_pushes(const Predictions& predictions, const Best& best);
 
 }  // namespace gradientflow::policy

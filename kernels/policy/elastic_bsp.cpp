@@ -5,6 +5,7 @@
 
 #include "../base/error.hpp"
 #include "barrier_search.hpp"
+#include "smallest_window.hpp"
 
 namespace gradientflow::policy {
 
@@ -73,7 +74,7 @@ void ElasticBsp::search(double seconds, Answer& answer) {
       times_.push_back(from + static_cast<double>(push) * (pace.last - pace.before));
     }
   }
-  const Barrier barrier = find_barrier(Predictions(times_, workers));
+  const Barrier barrier = smallest_window(Predictions(times_, workers));
   is_known_ = true;
   auto pushes = barrier.pushes.begin();
   for (std::size_t worker = 0; worker < paces_.size(); ++worker) {

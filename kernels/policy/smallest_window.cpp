@@ -6,8 +6,6 @@
 #include <numeric>
 #include <vector>
 
-#include "zipline.hpp"
-
 namespace gradientflow::policy {
 namespace {
 

@@ -13,6 +13,7 @@
 
 namespace gradientflow::policy {
 
+// The barrier with the smallest spread, the earliest of equal ones.
 [[nodiscard]] Barrier smallest_window(const Predictions& predictions);
 
 }  // namespace gradientflow::policy

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradientflow import _core
+from gradientflow.bench.core.native import load_barriers
 from gradientflow.bench.zipline.plan import ALGORITHMS, EXACT
 from gradientflow.bench.zipline.session import draw_times, smallest_spread
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
-find: Any = _core.find_barrier
+find: Any = load_barriers().find_barrier
 
 
 def brute_force(times: Any) -> tuple[float, float]:

@@ -1,14 +1,30 @@
-#include "zipline.hpp"
+// The searches of the elastic synchronization thesis (algorithms 3 and 4, section 6.5.3), beside the core's own.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <gradientflow/base/error.hpp>
+#include <gradientflow/policy/barrier_search.hpp>
+#include <gradientflow/policy/smallest_window.hpp>
 #include <limits>
+#include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-namespace gradientflow::policy {
+#include "native.hpp"
+
+namespace gradientflow::native {
 namespace {
+
+namespace py = pybind11;
+using policy::Barrier;
+using policy::Best;
+using policy::Predictions;
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
 
@@ -42,8 +58,8 @@ std::size_t nearest(std::span<const double> times, double middle) {
   return found;
 }
 
-}  // namespace
-
+// `everywhere`: searches around the pushes of every worker in turn, instead of only those of the earliest worker. Of
+// equally near pushes the earlier one is taken.
 Barrier grid_scan(const Predictions& predictions, bool everywhere) {
   std::size_t first = 0;
   for (std::size_t worker = 1; worker < predictions.workers(); ++worker) {
@@ -79,6 +95,14 @@ Barrier grid_scan(const Predictions& predictions, bool everywhere) {
   return {best.spread, best.time, std::move(best_set)};
 }
 
+// How a worker's previous push is found in the set, and removed, when its next push replaces it.
+enum class Removal : std::uint8_t {
+  traverse_all,  // linear search, and a search for the earliest of the set each time
+  traverse,      // linear search; the earliest is looked at only if it was replaced
+  bisect,        // the same with a binary search by (time, worker), because times can be equal
+};
+
+// Sets that lack a worker do not count, unlike in the thesis' algorithm 4 as printed.
 Barrier zipline(const Predictions& predictions, Removal removal) {
   Best best{infinite, infinite};
   std::vector<Push> set;  // the latest push of each worker so far, ascending
@@ -114,15 +138,41 @@ Barrier zipline(const Predictions& predictions, Removal removal) {
   return with_pushes(predictions, best);
 }
 
-Barrier with_pushes(const Predictions& predictions, const Best& best) {
-  Barrier barrier{best.spread, best.time, {}};
-  barrier.pushes.reserve(predictions.workers());
-  for (std::size_t worker = 0; worker < predictions.workers(); ++worker) {
-    const std::span<const double> times = predictions.of(worker);
-    const auto after = std::upper_bound(times.begin(), times.end(), best.time);
-    barrier.pushes.push_back(static_cast<std::size_t>(after - times.begin()));
+Barrier search(const Predictions& predictions, const std::string& algorithm) {
+  if (algorithm == "grid_scan" || algorithm == "full_grid_scan") {
+    return grid_scan(predictions, algorithm == "full_grid_scan");
   }
-  return barrier;
+  if (algorithm == "zipline") {
+    return zipline(predictions, Removal::traverse_all);
+  }
+  if (algorithm == "zipline_opt") {
+    return zipline(predictions, Removal::traverse);
+  }
+  if (algorithm == "zipline_opt_bs") {
+    return zipline(predictions, Removal::bisect);
+  }
+  if (algorithm == "smallest_window") {
+    return policy::smallest_window(predictions);
+  }
+  throw Error(ErrorKind::value, "there is no search '" + algorithm + "'");
 }
 
-}  // namespace gradientflow::policy
+// Gives (spread, time, pushes of each worker) for times of shape (workers, lookahead): a contiguous array of float64.
+py::tuple find_barrier(const py::buffer& times, const std::string& algorithm) {
+  const py::buffer_info view = times.request();
+  if (!view.item_type_is_equivalent_to<double>() || PyBuffer_IsContiguous(view.view(), 'C') == 0) {
+    throw Error(ErrorKind::type, "times have to be a contiguous array of float64");
+  }
+  const std::span<const double> all(static_cast<const double*>(view.ptr), static_cast<std::size_t>(view.size));
+  const std::size_t workers = view.ndim == 2 ? static_cast<std::size_t>(view.shape[0]) : 0;
+  const Barrier barrier = search(Predictions(all, workers), algorithm);
+  return py::make_tuple(barrier.spread, barrier.time, barrier.pushes);
+}
+
+}  // namespace
+}  // namespace gradientflow::native
+
+PYBIND11_MODULE(barriers, module) {
+  gradientflow::native::translate_errors();
+  module.def("find_barrier", &gradientflow::native::find_barrier, pybind11::arg("times"), pybind11::arg("algorithm"));
+}
