@@ -19,7 +19,6 @@ from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.memory import itemsize, numpy_dtype
 from gradientflow.pools.base import RangeReport
 
-from .former import FORMER_OF_STRATEGIES, FORMER_OF_SYNCHRONIZERS, refuse_former, refuse_former_signatures
 from .layout import Layout
 from .options import OPTIONS
 from .predict.explanation import Explanation, Measured
@@ -89,11 +88,6 @@ class Strategy(Description, ABC):
         if options:
             message = f"{type(self).__name__}() got an unexpected keyword argument {min(options)!r}"
             raise TypeError(message)
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse attributes of the contract as it was."""
-        super().__init_subclass__(**arguments)
-        refuse_former(cls, FORMER_OF_STRATEGIES)
 
     @classmethod
     def _keywords(cls) -> dict[str, Any]:
@@ -285,12 +279,6 @@ class Synchronizer(ABC):
 
     _pending_error: NonFiniteError | None = None
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse attributes of the contract as it was."""
-        super().__init_subclass__(**arguments)
-        refuse_former(cls, FORMER_OF_SYNCHRONIZERS)
-        refuse_former_signatures(cls)
-
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         self.comm = comm
         self.layout = layout
@@ -324,9 +312,6 @@ class Synchronizer(ABC):
 
     def check_complete(self) -> None:
         """Raise if attributes that it declares are missing, once `Strategy.bind` has returned it."""
-        refuse_former(self.strategy, FORMER_OF_STRATEGIES)
-        refuse_former(self, FORMER_OF_SYNCHRONIZERS)
-        refuse_former_signatures(self)
         require_one_of(self.strategy, "gradients", get_args(GradientsOfStep))
         require_one_of(self.strategy, "step", get_args(StepMaker))
         require_one_of(self, "gradient_source", get_args(GradientSource))

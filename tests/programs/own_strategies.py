@@ -706,34 +706,6 @@ class CallsInBegin(ArraySynchronizer):
             self.comm.allreduce(gradient, "mean")
 
 
-class Outdated(ArraySynchronizer):
-    """Sets an attribute of the contract as it was, where its class cannot tell."""
-
-    def __init__(self, comm: gf.Communicator, layout: Layout, strategy: Strategy) -> None:
-        super().__init__(comm, layout, strategy)
-        self.reads_elsewhere = True
-
-
-class Declaring(Strategy):
-    def __init__(self) -> None:
-        self.averages = True
-
-    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
-        return ArraySynchronizer(comm, layout, self)
-
-
-class BoundToOutdated(Strategy):
-    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
-        return Outdated(comm, layout, self)
-
-
-def check_an_attribute_of_the_contract_as_it_was(comm: gf.Communicator) -> None:
-    with raises(ArgumentError, "Outdated has reads_elsewhere", "say it by gradient_source"):
-        ArrayLoop(comm, weights(), BoundToOutdated())
-    with raises(ArgumentError, "Declaring has averages", "is_lossless=True"):
-        ArrayLoop(comm, weights(), Declaring())
-
-
 def check_calls_in_begin(comm: gf.Communicator) -> None:
     """They are refused, and the other ranks are told; the next iteration works."""
     strategy = Hasty()

@@ -220,7 +220,7 @@ PYTHON_LAYERS["gradientflow.model"] = PYTHON_LAYERS["gradientflow.pools"] | {
 }
 # The rooms of the strategies, from below.
 STRATEGIES = "gradientflow.strategies"
-PYTHON_LAYERS[f"{STRATEGIES}.former"] = PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors"}
+PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.options"] = PYTHON_LAYERS["gradientflow.pools"] | {"gradientflow.pools"}
 PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
@@ -230,7 +230,6 @@ PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
     f"{STRATEGIES}.update",
 }
 PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {
-    f"{STRATEGIES}.former",
     f"{STRATEGIES}.options",
     f"{STRATEGIES}.predict",
 }

@@ -9,40 +9,8 @@ from typing import Any
 import pytest
 
 from gradientflow import strategies
-from gradientflow.errors import ArgumentError
-from gradientflow.strategies import ArraySynchronizer, Profile, Strategy
-from gradientflow.strategies.former import FORMER_OF_STRATEGIES, FORMER_OF_SYNCHRONIZERS
+from gradientflow.strategies import Profile, Strategy
 from gradientflow.strategies.parsing import BY_NAME
-
-
-@pytest.mark.parametrize(
-    ("base", "name", "sentence"),
-    [
-        *((Strategy, *each) for each in FORMER_OF_STRATEGIES.items()),
-        *((ArraySynchronizer, *each) for each in FORMER_OF_SYNCHRONIZERS.items()),
-    ],
-)
-def test_an_attribute_of_the_contract_as_it_was_is_refused(base: type, name: str, sentence: str) -> None:
-    for bases, own in (((base,), {name: True}), ((type("Mixin", (), {name: property(lambda self: 1)}), base), {})):
-        with pytest.raises(ArgumentError) as caught:
-            type("Mine", bases, own)
-        told = f"Mine has {name}, which the contract of strategies no longer has: {sentence}; "
-        assert str(caught.value).startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("name", "attribute", "message"),
-    [
-        ("begin", lambda self: None, r"begin of Mine cannot be called as begin\(iteration\): .* is prepare\(\) now"),
-        ("check_settings", lambda self: None, r"as check_settings\(settings\)"),
-        ("abandon", lambda self, stream=None: None, r"as abandon\(stream, failed\)"),
-        ("exchanges_weights", property(lambda self: True), r"as exchanges_weights\(\): it is a method now"),
-        ("exchanges_weights", False, r"as exchanges_weights\(\): it is a method now"),
-    ],
-)
-def test_a_method_of_the_contract_as_it_was_is_refused(name: str, attribute: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        type("Mine", (ArraySynchronizer,), {name: attribute})
 
 
 class Two(Strategy):
