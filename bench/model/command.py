@@ -25,8 +25,6 @@ from ..core.table import empty_table
 from .files import to_measurement
 from .hosts import Case, run_on_hosts
 from .lossless import compare_lossless
-from .papers import predict_tables
-from .ssd_sgd_paper import predict_speed_ups
 
 _MODELS = {"perceptron": 0.1, "lstm": 0.06}  # seconds of a step
 _STRATEGIES = (
@@ -62,7 +60,6 @@ _CASES = (
 )
 @click.option("--predictions", default="predictions.json", show_default=True, help="Written before measuring begins.")
 @click.option("--json", "json_path", metavar="FILE", help="Write predictions and measurements here.")
-@click.option("--papers", is_flag=True, help="Predict the figures of the papers instead; needs no hosts.")
 @click.option("--auto", is_flag=True, help="Compare auto with each that it chooses from instead.")
 def model(
     steps: int,
@@ -71,7 +68,6 @@ def model(
     delays: tuple[str, ...],
     predictions: str,
     json_path: str | None,
-    papers: bool,
     auto: bool,
 ) -> int:
     """Fit the model on 2 and 3 emulated hosts at 1 Gbit/s, predict other hosts and rates, then measure those.
@@ -81,9 +77,6 @@ def model(
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 140
-    if papers:
-        _print_papers(console)
-        return 0
     if auto:
         compare_lossless(_MODELS, transport, console)
         return 0
@@ -154,43 +147,6 @@ def _report_delays(cases: Sequence[Case], transport: str, console: Console) -> N
         console.print(
             f"links of {case.delay}: the smallest call of 2 hosts takes {1e3 * least:.2f} ms, {least / told - 1:+.1%}"
         )
-
-
-def _print_papers(console: Console) -> None:
-    table = empty_table()
-    for heading in ("model", "cluster", "with"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("paper, images/s", "model", "error", ""):
-        table.add_column(heading, justify="right", no_wrap=True)
-    cells = predict_tables()
-    for cell in cells:
-        table.add_row(
-            cell.row.model,
-            cell.row.cluster,
-            cell.column,
-            f"{cell.images / (1 + cell.error):,.0f}",
-            f"{cell.images:,.0f}",
-            f"{cell.error:+.0%}",
-            "fitted" if cell.fitted else "free",
-        )
-    console.print(table)
-    _print_free(console, [cell.error for cell in cells if not cell.fitted])
-    console.print("\nspeed-up of SSD-SGD over SSGD")
-    table = empty_table()
-    table.add_column("model", no_wrap=True)
-    for heading in ("batch", "k", "paper", "model", "error", ""):
-        table.add_column(heading, justify="right", no_wrap=True)
-    rows = predict_speed_ups()
-    for place, row in enumerate(rows):
-        ratios = (f"{row.paper:.2f}", f"{row.predicted:.2f}", f"{row.error:+.0%}")
-        table.add_row(row.model, str(row.batch), str(row.delay), *ratios, "free" if place else "fitted")
-    console.print(table)
-    _print_free(console, [row.error for row in rows[1:]])
-
-
-def _print_free(console: Console, errors: Sequence[float]) -> None:
-    sizes = np.abs(errors)
-    console.print(f"free: median error {np.median(sizes):.0%}, worst {sizes.max():.0%}")
 
 
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from gradientflow_paper import COLUMNS, FITTED, ROWS, predict_tables
+from ssd_sgd_paper import FREE, predict_speed_ups
 
 from gradientflow.bench.model.files import from_measurement, to_measurement
-from gradientflow.bench.model.papers import COLUMNS, FITTED, ROWS, predict_tables
-from gradientflow.bench.model.ssd_sgd_paper import FREE, predict_speed_ups
 from gradientflow.model import Call
 from gradientflow.model.cluster import hosts
 from gradientflow.model.fit import Measurement, Point
