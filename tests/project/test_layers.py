@@ -43,11 +43,11 @@ CPP_LAYERS["policy"] = {"base"}
 CPP_LAYERS["engine/server"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "policy"}
 CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/server"] | {"engine/server", "transport/meeting"}
 # What stands in for MPI inside jaxlib, a library of its own: nothing includes it.
-CPP_LAYERS["jax/mpiabi"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
+CPP_LAYERS["jax/mpiabi"] = CPP_LAYERS["engine/calls"] | {"engine/calls", "third_party/mpitrampoline"}
 
-# What runs inside of programs that jaxlib compiles; xla/c_api.h is a header of jaxlib's, in a folder of its own.
-CPP_LAYERS["jax/ffi/xla"] = set()
-CPP_LAYERS["jax/ffi"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "jax/ffi/xla"}
+# What runs inside of programs that jaxlib compiles; third_party has what is not ours.
+CPP_LAYERS["third_party/xla"] = set()
+CPP_LAYERS["jax/ffi"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "third_party/xla"}
 CPP_LAYERS["bindings"] = CPP_LAYERS["bindings"] | {"jax/ffi"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)

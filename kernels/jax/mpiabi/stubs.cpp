@@ -24,5 +24,5 @@ int not_served(const char* name) {
   int name() { return gradientflow::mpiabi::not_served(#name); }
 #define CONSTANT(name)                                                                           \
   extern "C" __attribute__((weak, visibility("default"))) const gradientflow::mpiabi::Word name; \
-  const gradientflow::mpiabi::Word name = 0x40000000 + __LINE__;
-#include "names.inc"
+  const gradientflow::mpiabi::Word name = 0x40000000 + __COUNTER__;
+#include "../../third_party/mpitrampoline/names.inc"
