@@ -40,8 +40,7 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
     texts = gather(comm, text)
     other = next(rank for rank, each in enumerate(texts) if each != texts[0])
     difference = _difference(dict(json.loads(texts[0])), dict(json.loads(texts[other])), other)
-    message = f"the ranks have different {what}: {difference}"
-    raise MismatchError(message)
+    raise MismatchError(f"the ranks have different {what}: {difference}")
 
 
 def require_same_as_first(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:
@@ -67,8 +66,7 @@ def raise_together(comm: Communicator, error: Exception | None) -> None:
         raise error
     for rank, text in enumerate(texts):
         if text:
-            message = f"rank {rank}: {text.decode()}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"rank {rank}: {text.decode()}")
 
 
 @contextmanager

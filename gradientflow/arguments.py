@@ -26,12 +26,10 @@ def checked_int(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) ->
     except TypeError:
         found = None
     if found is None:
-        message = f"{name} is a whole number, not {value!r}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{name} is a whole number, not {value!r}")
     if not least <= found <= most:
         limit = "below 2**63" if most == 2**63 - 1 else f"at most {most}"
-        message = f"{name} is {least} or more, and {limit}, not {found}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{name} is {least} or more, and {limit}, not {found}")
     return found
 
 
@@ -46,13 +44,11 @@ def checked_float(name: str, value: Any) -> float:
         If it is not a real number.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        message = f"{name} is a number, not {value!r}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{name} is a number, not {value!r}")
     try:
         return float(value)
     except OverflowError as error:
-        message = f"{name} is larger than a float can be"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"{name} is larger than a float can be") from error
 
 
 def checked_nonnegative(name: str, value: Any) -> float:
@@ -67,8 +63,7 @@ def checked_nonnegative(name: str, value: Any) -> float:
     """
     found = checked_float(name, value)
     if not 0 <= found < math.inf:
-        message = f"{name} is 0 or more, not {value}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{name} is 0 or more, not {value}")
     return found
 
 
@@ -85,8 +80,7 @@ def checked_list(name: str, value: Any, what: str) -> list[Any]:
             return list(value)  # also that of a generator
     except TypeError:
         pass
-    message = f"{name} is a sequence of {what}, not {value!r}"
-    raise ArgumentTypeError(message)
+    raise ArgumentTypeError(f"{name} is a sequence of {what}, not {value!r}")
 
 
 def checked_mapping(name: str, value: Any) -> Mapping[str, Any]:
@@ -98,8 +92,7 @@ def checked_mapping(name: str, value: Any) -> Mapping[str, Any]:
         If it is something else.
     """
     if not isinstance(value, Mapping):
-        message = f"{name} is a dictionary, not a {type(value).__name__}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{name} is a dictionary, not a {type(value).__name__}")
     return value
 
 
@@ -112,8 +105,7 @@ def checked_instance(name: str, value: Any, kind: type) -> Any:
         If it is something else.
     """
     if not isinstance(value, kind):
-        message = f"{name} is a {kind.__name__}, not a {type(value).__name__}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{name} is a {kind.__name__}, not a {type(value).__name__}")
     return value
 
 

@@ -55,11 +55,9 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     try:
         return np.empty(shape, dtype)
     except ValueError as error:
-        message = f"a result of shape {shape} is larger than an array can be"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"a result of shape {shape} is larger than an array can be") from error
     except MemoryError as error:
-        message = f"there is not enough memory for a result of shape {shape} and dtype {dtype}"
-        raise NodeMemoryError(message) from error
+        raise NodeMemoryError(f"there is not enough memory for a result of shape {shape} and dtype {dtype}") from error
 
 
 def _is_on_device(x: Any) -> bool:
@@ -92,5 +90,4 @@ def _as_numpy(x: Any) -> npt.NDArray[Any]:
     try:
         return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(memoryview(x))
     except Exception as error:  # whatever an object's own protocol raises
-        message = f"cannot make a result like a {type(x).__name__} ({error}); give out="
-        raise ArgumentTypeError(message) from error
+        raise ArgumentTypeError(f"cannot make a result like a {type(x).__name__} ({error}); give out=") from error

@@ -225,11 +225,10 @@ class Communicator:
     def mpi(self) -> Any:
         """The MPI communicator that this one was made from."""
         if self._mpi is None:
-            message = (
+            raise ArgumentError(
                 "MPI has no communicator of these ranks: it has one of ranks that its launcher has started, with "
                 "MPI_THREAD_MULTIPLE, and none of ranks that recover() has left"
             )
-            raise ArgumentError(message)
         return self._mpi
 
     @property
@@ -845,8 +844,7 @@ class Communicator:
         try:
             name = os.fsdecode(path)
         except TypeError as error:
-            message = f"path is the name of a file, not a {type(path).__name__}"
-            raise ArgumentTypeError(message) from error
+            raise ArgumentTypeError(f"path is the name of a file, not a {type(path).__name__}") from error
         self._native.start_timeline(name)
 
     def stop_timeline(self) -> None:
@@ -857,8 +855,7 @@ class Communicator:
     def span(self, name: str) -> Iterator[None]:
         """Record what runs inside the ``with`` block in the timeline, if one is written."""
         if not isinstance(name, str):
-            message = f"the name of a span is text, not a {type(name).__name__}"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"the name of a span is text, not a {type(name).__name__}")
         begin = time.monotonic()
         try:
             yield
@@ -904,8 +901,7 @@ class Communicator:
         try:
             return operator.index(root) == self.rank
         except TypeError as error:
-            message = f"root is the number of a rank, not {root!r} ({type(root).__name__})"
-            raise ArgumentTypeError(message) from error
+            raise ArgumentTypeError(f"root is the number of a rank, not {root!r} ({type(root).__name__})") from error
 
     def _on_root(self, x: Any, root: int, out: Any) -> Any:
         if not self._is_root(root):
@@ -938,14 +934,12 @@ def address_of(mpi: Any) -> int:
     """Return where an mpi4py communicator has its handle; initialise MPI if need be."""
     MPI = load_mpi()  # noqa: N806
     if MPI.Is_finalized():
-        message = "MPI has been finalized: no communicator can be made any more"
-        raise ClosedError(message)
+        raise ClosedError("MPI has been finalized: no communicator can be made any more")
     if not isinstance(mpi, MPI.Intracomm):
         message = f"a communicator is made from an mpi4py intracommunicator, not from {type(mpi).__name__}"
         raise ArgumentTypeError(message)
     if mpi == MPI.COMM_NULL:
-        message = "MPI.COMM_NULL has no ranks"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError("MPI.COMM_NULL has no ranks")
     start_mpi(MPI)
     return int(MPI._addressof(mpi))
 

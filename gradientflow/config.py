@@ -84,8 +84,7 @@ def settings(given: Mapping[str, str] | None) -> dict[str, str]:
     if isinstance(given, Config):
         return dict(given)
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        message = f"config is a gradientflow.Config, or settings by name, not {given!r}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"config is a gradientflow.Config, or settings by name, not {given!r}")
     return dict(Config(**given))
 
 
@@ -112,8 +111,7 @@ def _settings_of_file() -> dict[str, str]:
     try:
         read(texts)
     except ArgumentError as error:
-        message = f"{found.path}: [settings] {error}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"{found.path}: [settings] {error}") from error
     for name, variable, unit, *_ in fields():
         if unit == "library" and texts.get(name, "auto") not in ("auto", "off"):
             message = f"{found.path}: [settings] {name} names a library, which {variable} or the program has to do"
@@ -128,5 +126,4 @@ def _to_text(name: str, value: object) -> str:
         return str(value)
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
-    message = f"{name} is set by text, a number, True or False, not by {value!r}"
-    raise ArgumentTypeError(message)
+    raise ArgumentTypeError(f"{name} is set by text, a number, True or False, not by {value!r}")

@@ -141,8 +141,7 @@ def from_plain(base: type[Any], plain: tuple[str, str, dict[str, Any]]) -> Any:
         if (kind.__module__, kind.__qualname__) == (module, name):
             return kind(**settings)
         kinds += kind.__subclasses__()
-    message = f"there is no {base.__name__} {name} of {module} here: import it before gradientflow.init"
-    raise ArgumentError(message)
+    raise ArgumentError(f"there is no {base.__name__} {name} of {module} here: import it before gradientflow.init")
 
 
 def _word(value: Any) -> str:
@@ -187,8 +186,7 @@ class Parser(Generic[Kind]):
         for item in filter(None, items):
             found += groups[item]() if groups and item in groups else [self.parse(item)]
         if not found:
-            message = f"{text!r} names no {self.noun}: it is {self.FORMS}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{text!r} names no {self.noun}: it is {self.FORMS}")
         return found
 
     def parse(self, text: str, folder: Path | None = None) -> Kind:
@@ -198,37 +196,31 @@ class Parser(Generic[Kind]):
         """
         path, call = self._parts(text)
         if path is not None and not self._runs_files:
-            message = f"there is no {self.noun} {text!r}: there are {', '.join(self.by_name)}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"there is no {self.noun} {text!r}: there are {', '.join(self.by_name)}")
         try:
             tree = ast.parse(call.strip(), mode="eval").body
         except (SyntaxError, MemoryError, RecursionError):  # nested too deep, says Python by the last two
             tree = None
         named = tree.func if isinstance(tree, ast.Call) else tree
         if not isinstance(named, ast.Name):
-            message = f"{text!r} is no {self.noun} in words: they are {self.FORMS}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{text!r} is no {self.noun} in words: they are {self.FORMS}")
         kind = self._known(named.id) if path is None else self._own((folder or Path()) / path, named.id)
         positional, by_name = _arguments(tree, kind.name) if isinstance(tree, ast.Call) else ([], {})
         for argument in by_name:
             if argument in kind.not_taken:
-                message = f"{text!r}: {kind.name} takes no {argument}: {kind.not_taken[argument]}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"{text!r}: {kind.name} takes no {argument}: {kind.not_taken[argument]}")
         try:
             bound = inspect.signature(kind).bind(*positional, **by_name)
         except TypeError as error:
             names = ", ".join(inspect.signature(kind).parameters) or "none"
-            message = f"{text!r}: {error}; the arguments of {kind.name} are {names}"
-            raise ArgumentError(message) from None
+            raise ArgumentError(f"{text!r}: {error}; the arguments of {kind.name} are {names}") from None
         try:
             made = kind(*bound.args, **bound.kwargs)
             repr(made)  # reads all settings
         except GradientFlowError as error:
-            message = f"{text!r}: {error}"
-            raise type(error)(message) from error
+            raise type(error)(f"{text!r}: {error}") from error
         except Exception as error:
-            message = f"{text!r} cannot be made: {type(error).__name__}: {error}"
-            raise ArgumentError(message) from error
+            raise ArgumentError(f"{text!r} cannot be made: {type(error).__name__}: {error}") from error
         return made
 
     def given(self, value: Any) -> Kind:
@@ -262,8 +254,7 @@ class Parser(Generic[Kind]):
 
     def _text(self, words: Any) -> str:
         if not isinstance(words, str):
-            message = f"a {self.noun} in words is a text, not a {type(words).__name__}"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"a {self.noun} in words is a text, not a {type(words).__name__}")
         return words
 
     def _known(self, name: str) -> type[Kind]:
@@ -271,8 +262,7 @@ class Parser(Generic[Kind]):
             close = difflib.get_close_matches(name.lower(), self.by_name, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             names = ", ".join(self.by_name)
-            message = f"there is no {self.noun} {name!r}: there are {names}, and path/to/file.py:Class{hint}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"there is no {self.noun} {name!r}: there are {names}, and path/to/file.py:Class{hint}")
         return self.by_name[name]
 
     def _own(self, path: Path, name: str) -> type[Kind]:
@@ -285,8 +275,7 @@ class Parser(Generic[Kind]):
                 for key, value in vars(module).items()
                 if isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module.__name__
             ]
-            message = f"{path} has no {self.noun} {name!r}: it has {', '.join(there) or 'none'}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{path} has no {self.noun} {name!r}: it has {', '.join(there) or 'none'}")
         return kind
 
 
@@ -295,22 +284,19 @@ def _module(path: Path, noun: str) -> ModuleType:
     try:
         source = path.read_bytes()
     except OSError as error:
-        message = f"the file of a {noun} cannot be read: {error}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"the file of a {noun} cannot be read: {error}") from error
     name = f"gradientflow_own_{path.stem}_{hashlib.sha256(bytes(path.resolve()) + source).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        message = f"{path} is no Python file"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{path} is no Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        message = f"{path} fails when it is run: {type(error).__name__}: {error}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"{path} fails when it is run: {type(error).__name__}: {error}") from error
     return module
 
 
@@ -324,12 +310,10 @@ def _arguments(call: ast.Call, name: str) -> tuple[list[Any], dict[str, Any]]:
             found = "nested too deep"
         except ValueError:
             found = repr(ast.unparse(node))
-        message = f"{what} of {name} is {found}: what is needed is a number, a text, or another literal"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{what} of {name} is {found}: what is needed is a number, a text, or another literal")
 
     if any(keyword.arg is None for keyword in call.keywords):
-        message = f"the arguments of {name} are given one by one, not by **"
-        raise ArgumentError(message)
+        raise ArgumentError(f"the arguments of {name} are given one by one, not by **")
     positional = [literal(node, f"argument {number}") for number, node in enumerate(call.args, 1)]
     return positional, {str(each.arg): literal(each.value, str(each.arg)) for each in call.keywords}
 

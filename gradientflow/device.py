@@ -48,8 +48,7 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3, of https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
         if self.dtype == "bfloat16":
-            message = "the CUDA array interface has no bfloat16; DLPack has"
-            raise AttributeError(message)
+            raise AttributeError("the CUDA array interface has no bfloat16; DLPack has")
         return {
             "shape": self.shape,
             "typestr": np.dtype(self.dtype).str,
@@ -85,8 +84,7 @@ class DeviceArray:
         """
         del max_version  # version 0 is always accepted
         if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
-            message = "a DeviceArray gives its memory where it is, not a copy"
-            raise BufferError(message)
+            raise BufferError("a DeviceArray gives its memory where it is, not a copy")
         if stream is not None and stream not in (-1, 0, _DEFAULT_STREAM):
             load_core().device.order(self.device, _DEFAULT_STREAM, stream)
         return load_core().device.to_dlpack(self, self._address, self.shape, self.dtype, self.device)
@@ -128,13 +126,11 @@ def device_number(device: str | int) -> int:
     """
     kind, _, text = ("cuda", ":", str(device)) if isinstance(device, int) else str(device).partition(":")
     if kind != "cuda" or (text and not text.isdecimal()):
-        message = f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:1' and so on, or a number, not {device!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:1' and so on, or a number, not {device!r}")
     current = int(load_core().device.current())  # an error where there is none at all
     count = int(load_core().device.count())
     if text and int(text) >= count:
-        message = f"there is no CUDA device {text}, there are {count}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"there is no CUDA device {text}, there are {count}")
     return int(text) if text else current
 
 
@@ -189,8 +185,7 @@ def asarray(values: npt.ArrayLike, device: str | int = "cuda") -> DeviceArray:
     """
     host = np.asarray(values)
     if host.dtype.hasobject:
-        message = f"dtype {host.dtype} cannot lie on a device"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"dtype {host.dtype} cannot lie on a device")
     return empty(host.shape, host.dtype.name, device).set(host)
 
 

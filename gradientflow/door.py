@@ -97,11 +97,10 @@ class Door:
                 return answer
             except CommunicationTimeoutError as error:
                 if time.monotonic() > end:
-                    message = (
+                    raise CommunicationTimeoutError(
                         f"no rank of the job has let this process in within {seconds:g} s (GRADIENTFLOW_TIMEOUT): its "
                         "ranks do so between two steps, in admit()"
-                    )
-                    raise CommunicationTimeoutError(message) from error
+                    ) from error
             with contextlib.suppress(CommunicationTimeoutError):  # of the store
                 self._begin_anew_if_nobody_is_inside()
 

@@ -119,8 +119,7 @@ class Handle:
             The error of the call, if it failed.
         """
         if self._process != os.getpid():
-            message = "the call belongs to the process that this one was forked from"
-            raise ClosedError(message)
+            raise ClosedError("the call belongs to the process that this one was forked from")
         ordered = False
         try:
             self._native.wait(timeout, self._result)

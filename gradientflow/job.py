@@ -94,8 +94,7 @@ def init(
         if comm is None or mpi == load_mpi().COMM_WORLD:
             return _split_job(way, mpi, config, store).communicator(config)
         if _job is None:
-            message = "in a job with ranks that only serve, init() without a communicator comes first"
-            raise ArgumentError(message)
+            raise ArgumentError("in a job with ranks that only serve, init() without a communicator comes first")
     return _make(way, mpi, config, store)
 
 

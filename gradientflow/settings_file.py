@@ -71,11 +71,10 @@ class SettingsFile:
         if _is_named(self.path):
             return
         if not is_folder_of_program(self.path.parent):
-            message = (
+            raise ArgumentError(
                 f"{self.path} names code, {file}, which runs in programs of this folder only; "
                 f"{VARIABLE}={self.path} lets it run in all"
             )
-            raise ArgumentError(message)
         _require_own(self.path.parent / file, self.path)
 
 
@@ -150,20 +149,16 @@ def read_settings_file(path: str | os.PathLike[str], *, of_anyone: bool = False)
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        message = f"{path} cannot be read: {error}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"{path} cannot be read: {error}") from error
     for name, value in found.items():
         if name not in _KINDS:
-            message = f"{path} has {name}, and a settings file has strategy, [settings] and [link]"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{path} has {name}, and a settings file has strategy, [settings] and [link]")
         if not isinstance(value, _KINDS[name]):
             what = "words such as 'csc(density=0.1)'" if name == "strategy" else f"a table, [{name}]"
-            message = f"{path}: {name} is {what}, not {value!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{path}: {name} is {what}, not {value!r}")
     for name, value in found.get("settings", {}).items():
         if isinstance(value, dict | list | date | time):
-            message = f"{path}: [settings] {name} is text, a number, true or false, not {value!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{path}: [settings] {name} is text, a number, true or false, not {value!r}")
     return SettingsFile(Path(path), **found)
 
 
@@ -194,8 +189,7 @@ def write_settings_file(path: str, contents: SettingsFile, remarks: Sequence[str
         with whole_file(path) as file:
             file.write(("\n".join(lines) + "\n").encode())
     except OSError as error:
-        message = f"{path} cannot be written: {error}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"{path} cannot be written: {error}") from error
 
 
 @cache

@@ -41,8 +41,7 @@ class Place:
         if self.hosts == 0:
             return module_command("gradientflow.cli", ["run", "-n", str(self.ranks), *how])
         if self.ranks % self.hosts:
-            message = f"{self.ranks} ranks cannot be dealt out evenly to {self.hosts} hosts"
-            raise GradientFlowError(message)
+            raise GradientFlowError(f"{self.ranks} ranks cannot be dealt out evenly to {self.hosts} hosts")
         hosts = ["--hosts", str(self.hosts), "--rate", self.rate, "--ranks-per-host", str(self.ranks // self.hosts)]
         return module_command("gradientflow.cli", ["netlab", *hosts, *how])
 

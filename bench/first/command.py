@@ -83,8 +83,7 @@ def _trained(place: Place, gradients: Sequence[int], shape: str, steps: int) -> 
         command = place.command(["gradientflow", "bench", "train", *options])
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
-            message = f"training has ended with exit status {done.returncode}\n{done.stdout}"
-            raise GradientFlowError(message)
+            raise GradientFlowError(f"training has ended with exit status {done.returncode}\n{done.stdout}")
         rows = json.loads(file.read_text(encoding="utf-8"))["results"]
     figures: dict[str, dict[str, float]] = {size: {} for size in models.values()}
     for row in rows:
@@ -99,8 +98,7 @@ def _psum(place: Place, gradients: Sequence[int]) -> dict[str, float]:
     for library in turns([*times], _ROUNDS):
         found = run_turn(place, {**told, "contestant": library, "seed": secrets.randbits(31)})["results"]
         if wrong := sum(each["wrong"] for each in found):
-            message = f"{wrong} elements of psum over {library} were wrong"
-            raise GradientFlowError(message)
+            raise GradientFlowError(f"{wrong} elements of psum over {library} were wrong")
         times[library].append([each["median_us"] for each in found])
     ours, theirs = ([statistics.median(each) for each in zip(*turns, strict=True)] for turns in times.values())
     return {format_size(size): mine / peer for size, mine, peer in zip(gradients, ours, theirs, strict=True)}

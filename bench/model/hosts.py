@@ -58,8 +58,7 @@ def run_on_hosts(case: Case, transport: str, told: dict[str, Any], console: Cons
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     found = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if done.returncode != 0 or not found:
-        message = f"a job on {case} has ended with exit status {done.returncode}\n{done.stdout}"
-        raise GradientFlowError(message)
+        raise GradientFlowError(f"a job on {case} has ended with exit status {done.returncode}\n{done.stdout}")
     return json.loads(found[-1])
 
 

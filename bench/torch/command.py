@@ -26,11 +26,9 @@ def _chosen(context: click.Context, option: click.Parameter, text: str) -> list[
     known = CALLS if option.name == "calls" else FORMS
     found = list(parse_list(text))
     if unknown := [each for each in found if each not in known]:
-        message = f"{unknown[0]!r} is none of {', '.join(known)}"
-        raise click.BadParameter(message)
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}")
     if not found:
-        message = f"it names none of {', '.join(known)}"
-        raise click.BadParameter(message)
+        raise click.BadParameter(f"it names none of {', '.join(known)}")
     return found
 
 

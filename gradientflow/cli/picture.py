@@ -11,8 +11,7 @@ from gradientflow.errors import ArgumentError
 def require_matplotlib() -> None:
     """Raise unless matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        message = "a picture needs matplotlib, which is not installed: pip install matplotlib"
-        raise ArgumentError(message)
+        raise ArgumentError("a picture needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def save_figure(figure: Any, path: str, dpi: int) -> None:
@@ -26,5 +25,4 @@ def save_figure(figure: Any, path: str, dpi: int) -> None:
     try:
         figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
-        message = f"{path} cannot be drawn: {error}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"{path} cannot be drawn: {error}") from error

@@ -180,8 +180,7 @@ def held_weakly(method: WeakMethod[Callable[..., Any]]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         found = method()
         if found is None:
-            message = "the transformation with which the program was compiled is gone"
-            raise ClosedError(message)
+            raise ClosedError("the transformation with which the program was compiled is gone")
         return found(*arguments)
 
     return call
@@ -203,11 +202,10 @@ def check_strategy(strategy: Strategy) -> None:
         If it writes weights, or shares them.
     """
     if strategy.gradients != "mean":
-        message = (
+        raise ArgumentError(
             f"{strategy!r} writes weights itself, and inside of jax.jit they cannot be changed: "
             "use gradientflow.training.ArrayLoop outside of it, as docs/examples/train_jax_local_sgd.py does"
         )
-        raise ArgumentError(message)
     if getattr(strategy, "share", None) is not None:
         message = f"{strategy!r}: arrays of JAX stay where they are, and only gradientflow.torch shares weights"
         raise ArgumentError(message)

@@ -93,12 +93,11 @@ class _Meeting:
         comm = self._comm()
         places = comm.allgather(np.array([self._place])).ravel().tolist()
         if len(set(places)) > 1:
-            message = (
+            raise MismatchError(
                 f"the ranks call different transformations of gradientflow.jax.average for the first time, number "
                 f"{', '.join(map(str, places))} of those that each has made: make them in the same order on all ranks, "
                 "and their first calls, too"
             )
-            raise MismatchError(message)
         require_same(comm, "strategies", {"strategy": repr(self._strategy)})
 
 

@@ -14,8 +14,7 @@ try:
 
     abstract_token: Any = core.abstract_token
 except (ImportError, AttributeError) as error:
-    message = untried(installed_version() or "") or "gradientflow.jax needs JAX: pip install jax"
-    raise ImportError(message) from error
+    raise ImportError(untried(installed_version() or "") or "gradientflow.jax needs JAX: pip install jax") from error
 
 
 def ordered_effect(name: str) -> Any:

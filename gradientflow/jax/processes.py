@@ -27,9 +27,8 @@ def ranks_of_processes() -> Communicator:
     for rank, (process, processes) in enumerate(found):
         if (process, processes) != (rank, comm.size):
             comm.close()
-            message = (
+            raise ArgumentError(
                 f"jax.distributed.initialize() made rank {rank} of {comm.size} process {process} of {processes}: leave "
                 "its arguments out, or give the rank as process_id and the number of ranks as num_processes"
             )
-            raise ArgumentError(message)
     return comm

@@ -69,26 +69,23 @@ def check_program(context: Any, calls: Calls) -> None:
     """
     devices, own = devices_of(context)
     if own > 1:
-        message = (
+        raise ArgumentError(
             f"gradientflow.jax.{calls.kind} in a program for {devices} devices: each process makes a call once, and "
             "arrays that are sharded over devices would be summed wrongly; call it with arrays of one device, or in "
             "jax.shard_map over all axes of a mesh that has one device of each process"
         )
-        raise ArgumentError(message)
     others = [each for each in things_of_program(context) if isinstance(each, Calls)]
     if any(each.kind != calls.kind for each in others):
-        message = (
+        raise ArgumentError(
             "gradientflow.jax.allreduce and average in one program: XLA may start a call of one while a call of the "
             "other waits, in another order on each rank; make two programs of it, or average only"
         )
-        raise ArgumentError(message)
     if any(each.needs is not calls.needs for each in others):
-        message = (
+        raise ArgumentError(
             "two transformations of gradientflow.jax.average in one program, or one for gradients of different shapes: "
             "nothing orders their calls, and XLA may start them in another order on each rank; average all gradients "
             "by one call, before they are taken apart"
         )
-        raise ArgumentError(message)
     things_of_program(context).append(calls)
 
 

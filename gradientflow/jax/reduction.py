@@ -78,15 +78,12 @@ def allreduce(
     ...     return weights - 0.1 * gradientflow.jax.allreduce(gradients, "mean")
     """
     if op not in OPS:
-        message = f"op is one of {', '.join(OPS)}, not {op!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"op is one of {', '.join(OPS)}, not {op!r}")
     if wire is not None and wire not in _WIRES:
-        message = f"wire is one of {', '.join(_WIRES)}, or None, not {wire!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"wire is one of {', '.join(_WIRES)}, or None, not {wire!r}")
     found = communicator_of(comm)
     if found.closed:
-        message = "the communicator is closed"
-        raise ArgumentError(message)
+        raise ArgumentError("the communicator is closed")
     name = label if label is not None else _place_of_call()
     leaves, tree = jax.tree_util.tree_flatten_with_path(x)
     names = [name] if len(leaves) == 1 else [name + jax.tree_util.keystr(path) for path, _ in leaves]
@@ -103,8 +100,7 @@ def _reduce(x: Any, op: str, wire: str | None, comm: Communicator, label: str) -
         message = f"{op} of {dtype} is not served: the dtypes are {', '.join(known)}, and bool has max and min"
         raise ArgumentTypeError(message)
     if wire is not None and dtype != "float32":
-        message = f"wire {wire!r} goes with float32, not with {dtype}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"wire {wire!r} goes with float32, not with {dtype}")
     if x.size == 0 or (comm.size == 1 and op in _LINEAR):
         return x
     register()
@@ -150,8 +146,7 @@ def _differentiate(primals: Any, tangents: Any, **parameters: Any) -> tuple[Any,
     if isinstance(tangent, ad.Zero):
         return result, tangent
     if parameters["op"] not in _LINEAR:
-        message = f"gradientflow.jax.allreduce has derivatives for sum and mean, not for {parameters['op']}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"gradientflow.jax.allreduce has derivatives for sum and mean, not for {parameters['op']}")
     return result, _primitive.bind(tangent, **_relabelled(parameters, "tangent"))
 
 

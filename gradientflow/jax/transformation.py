@@ -186,11 +186,10 @@ def _check_state(states: States, token: Any, kept: Sequence[Any]) -> None:
         ((TOKEN,), "uint32"),
         *((each.shape, each.dtype.name) for each in needed),
     ]:
-        message = (
+        raise ArgumentError(
             "the state of average is that of other gradients, or of another strategy: make a new one by init() with a "
             "tree of arrays like the gradients"
         )
-        raise ArgumentError(message)
 
 
 # ---- the primitive ---------------------------------------------------------------------------------------------------
@@ -217,8 +216,7 @@ def _refuse_vmap(arguments: Any, dimensions: Any, **parameters: Any) -> NoReturn
 
 
 def _refuse_derivative(primals: Any, tangents: Any, **parameters: Any) -> NoReturn:
-    message = "gradientflow.jax.average has no derivative: differentiate through gradientflow.jax.allreduce"
-    raise ArgumentError(message)
+    raise ArgumentError("gradientflow.jax.average has no derivative: differentiate through gradientflow.jax.allreduce")
 
 
 lower_each_call(_primitive, _lower)

@@ -61,16 +61,14 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = Fals
         If the function, its arguments or what it returns cannot be sent to another process.
     """
     if not callable(function):
-        message = f"spawn calls a function, and {function!r} is none"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"spawn calls a function, and {function!r} is none")
     with scratch_folder("gradientflow-spawn-") as (folder, _):
         program = module_command(f"{__package__}.spawned", [folder])
         job = job_here(ranks, jax_program(program) if jax else program, bind=asked_binding())
         try:
             call = dump((function, args))
         except Exception as error:
-            message = f"the function or its arguments cannot be sent to another process: {error}"
-            raise ArgumentError(message) from error
+            raise ArgumentError(f"the function or its arguments cannot be sent to another process: {error}") from error
         Path(folder, CALL).write_bytes(dump((sys.path, call)))
         report = Path(folder, _REPORT)
         status = _run(tcp_command(job, parent=os.getpid(), report=str(report)))
@@ -78,8 +76,7 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = Fals
         outcomes = [read_outcome(folder, rank) for rank in range(ranks)]
         _raise_first(outcomes, ended)
         if status != 0:
-            message = f"the launcher of the ranks has ended with exit status {status}"
-            raise PeerError(message)
+            raise PeerError(f"the launcher of the ranks has ended with exit status {status}")
         return [_result(outcome, rank) for rank, outcome in enumerate(outcomes)]
 
 
@@ -120,16 +117,13 @@ def _raise_first(outcomes: list[Outcome], ended: dict[int, str]) -> None:
     """Raise what made the job fail, if it has: what others raise because a rank has gone comes last."""
     missing = [rank for rank, outcome in enumerate(outcomes) if not outcome.has_come]
     for rank in filter(ended.get, missing):
-        message = f"rank {rank} {ended[rank]} before the function returned"
-        raise PeerError(message)
+        raise PeerError(f"rank {rank} {ended[rank]} before the function returned")
     failed = [(outcome, rank) for rank, outcome in enumerate(outcomes) if outcome.error is not None]
     if failed:
         outcome, rank = min(failed, key=lambda each: (isinstance(each[0].error, PeerError), each[0].time))
         assert outcome.error is not None
         raise outcome.error from EndedError(rank, outcome.traceback)
     for rank in missing:
-        message = f"rank {rank} has ended before the function returned"
-        raise PeerError(message)
+        raise PeerError(f"rank {rank} has ended before the function returned")
     for rank, how in ended.items():
-        message = f"rank {rank} {how} after the function had returned"
-        raise PeerError(message)
+        raise PeerError(f"rank {rank} {how} after the function had returned")

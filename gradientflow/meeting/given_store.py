@@ -33,11 +33,10 @@ def core_store(store: Any, *, serve: bool) -> Any:
     if isinstance(store, core.Store):
         return store
     if missing := [name for name in _NEEDED if not callable(getattr(store, name, None))]:
-        message = (
+        raise ArgumentTypeError(
             f"a store has {', '.join(_NEEDED)}, as PyTorch's have them; this {type(store).__name__} has no "
             f"{' and no '.join(missing)}"
         )
-        raise ArgumentTypeError(message)
     address = address_of_store(store)
     return core.PythonStore(store, f"the {type(_inner(store)).__name__}{address and f' at {address}'}", serve)
 

@@ -142,8 +142,7 @@ def servers_of(variables: Variables) -> int:
 def _answers(variables: Variables, given: Given, transport: str) -> Iterator[tuple[str, Way | str]]:
     """Ask one rule after the other, up to the first that applies: it gives a way, the others a reason."""
     if transport not in TRANSPORTS:
-        message = f"transport is one of {', '.join(TRANSPORTS)}, not {transport!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
     for name, rule in _RULES.items():
         answer = rule(variables, given, transport)
         if isinstance(answer, Way) and transport == "tcp":
@@ -161,17 +160,14 @@ def _by_arguments(variables: Variables, given: Given, transport: str) -> Way | s
     said += [name for name in ("meet", "rank", "size") if getattr(given, name) is not None]
     if given.communicator:
         if said:
-            message = f"a communicator has its ranks already: give it, or {' and '.join(said)}, not both"
-            raise ArgumentError(message)
+            raise ArgumentError(f"a communicator has its ranks already: give it, or {' and '.join(said)}, not both")
         return Way(ARGUMENTS, "mpi", by_mpi=True)
     if not said:
         return "neither a communicator, a store nor meet= is given"
     if given.store == (given.meet is not None):
-        message = "rank= and size= come with one of store= and meet=, by which the ranks find each other"
-        raise ArgumentError(message)
+        raise ArgumentError("rank= and size= come with one of store= and meet=, by which the ranks find each other")
     if given.rank is None or given.size is None:
-        message = f"{said[0]}= needs rank= and size=, of this process and of all that take part"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{said[0]}= needs rank= and size=, of this process and of all that take part")
     place = checked_place(given.rank, given.size, "rank", "size")
     if transport == "mpi":
         message = f"the transport is mpi, whose launcher introduces the ranks: leave {said[0]}= out, or use tcp"
@@ -185,12 +181,11 @@ def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
     if transport == "mpi":
         is_of_mpi = given.mpi_size not in (None, 1) or _marks_of_mpi(variables)
         if all(variables.get(name) for name in names) and variables[names[2]] != "1" and not is_of_mpi:
-            message = (
+            raise ArgumentError(
                 f"{names[0]}, {names[1]} and {names[2]} say where {variables[names[2]]} ranks meet, but the transport "
                 "is mpi (GRADIENTFLOW_TRANSPORT, or an argument), and no launcher of MPI has started this process: "
                 "use tcp, or start the program with gradientflow run or mpirun"
             )
-            raise ArgumentError(message)
         return "the transport is mpi"
     missing = [name for name in names if not variables.get(name)]
     if len(missing) == len(names):
@@ -244,11 +239,9 @@ def _check_against_torch(variables: Variables, places: list[tuple[int | None, in
     remedy = "unset those of the launcher that did not start this process, or say GRADIENTFLOW_TRANSPORT=mpi"
     if all(size - servers != world for _, size, _ in places):
         serving = f" of which {servers} serve ({SERVERS})," if servers else ""
-        message = f"{places[0][2]} says {places[0][1]} ranks,{serving} but WORLD_SIZE says {world}: {remedy}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{places[0][2]} says {places[0][1]} ranks,{serving} but WORLD_SIZE says {world}: {remedy}")
     if rank is not None and all(each is not None and each != rank for each, _, _ in places):
-        message = f"{places[0][2].replace('SIZE', 'RANK')} is {places[0][0]}, but RANK is {rank}: {remedy}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{places[0][2].replace('SIZE', 'RANK')} is {places[0][0]}, but RANK is {rank}: {remedy}")
 
 
 def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
@@ -259,11 +252,10 @@ def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
     at: tuple[str, ...] = ()
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not variables.get(name)]:
         if place.size > 1:
-            message = (
+            raise ArgumentError(
                 f"RANK is {place.rank} and WORLD_SIZE is {place.size}, but {' and '.join(missing)} {_is(missing)} not "
                 "set: the ranks meet there"
             )
-            raise ArgumentError(message)
     else:
         at = (_master(variables),)
     agent = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -320,13 +312,11 @@ def _points(text: str, what: str) -> tuple[str, ...]:
     """Check and split where ranks meet."""
     if text.startswith("file://"):
         if not text.removeprefix("file://").startswith("/"):
-            message = f"{what} is {text!r}: a file is given with its whole path, as in file:///shared/meet"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{what} is {text!r}: a file is given with its whole path, as in file:///shared/meet")
         return (text,)
     each = text.split(",")
     if len(each) > 1 and not all(part.strip() for part in each):
-        message = f"{what} is {text!r}: a host:port is missing before or after a comma"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{what} is {text!r}: a host:port is missing before or after a comma")
     return tuple(join_address(*split_address(part, what)) for part in each)
 
 

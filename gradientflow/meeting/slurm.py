@@ -44,8 +44,7 @@ def place_in_step(variables: Variables) -> Place | None:
         return None
     rank = read_number(variables, RANK)
     if rank is None:
-        message = f"{TASKS} is {tasks}, but {RANK} is not set: both are needed, or neither"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{TASKS} is {tasks}, but {RANK} is not set: both are needed, or neither")
     return checked_place(rank, tasks, RANK, TASKS)
 
 
@@ -96,11 +95,10 @@ def meeting_points(variables: Variables, use: str = "") -> tuple[str, ...]:
     """
     node = first_node(variables)
     if not node:
-        message = (
+        raise ArgumentError(
             f"{TASKS} is {variables.get(TASKS)}, but neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST says where the "
             "ranks can meet: set GRADIENTFLOW_MEET, GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE"
         )
-        raise ArgumentError(message)
     ports = [] if use else [(read_lenient(variables, "SLURM_JOB_ID") or 0) * _STRIDE + (_step(variables) or 0)]
     while len(ports) < _TRIED:
         text = f"{name_of_step(variables)} {use} {len(ports)}"

@@ -31,8 +31,7 @@ def read_number(variables: Variables, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()):
-        message = f"{name} is {text!r}: it is a number of 0 or more"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{name} is {text!r}: it is a number of 0 or more")
     return int(text)
 
 
@@ -49,19 +48,16 @@ def read_place(variables: Variables, rank_name: str, size_name: str) -> Place | 
         return None
     if rank is None or size is None:
         given, missing = (size_name, rank_name) if rank is None else (rank_name, size_name)
-        message = f"{given} is {variables[given]}, but {missing} is not set: both are needed, or neither"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{given} is {variables[given]}, but {missing} is not set: both are needed, or neither")
     return checked_place(rank, size, rank_name, size_name)
 
 
 def checked_place(rank: int, size: int, rank_name: str, size_name: str) -> Place:
     """Return a place, after checking that there is such a rank; the names are for the error."""
     if size < 1:
-        message = f"{size_name} is {size}: a job has at least one rank"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{size_name} is {size}: a job has at least one rank")
     if not 0 <= rank < size:
-        message = f"{rank_name} is {rank} and {size_name} is {size}: ranks are 0 to {size - 1}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{rank_name} is {rank} and {size_name} is {size}: ranks are 0 to {size - 1}")
     return Place(rank, size)
 
 
@@ -74,8 +70,7 @@ def read_lenient(variables: Variables, name: str) -> int | None:
 def read_port(text: str, what: str) -> int:
     """Return the number of a port; `what` names it in the error."""
     if not (text.isascii() and text.isdecimal() and 0 < int(text) <= _HIGHEST_PORT):
-        message = f"{what} is {text!r}: a port is a number from 1 to {_HIGHEST_PORT}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{what} is {text!r}: a port is a number from 1 to {_HIGHEST_PORT}")
     return int(text)
 
 

@@ -47,11 +47,9 @@ class Cluster:
     def __post_init__(self) -> None:  # noqa: D105
         object.__setattr__(self, "nodes", tuple(checked_int("ranks of a node", ranks, 1) for ranks in self.nodes))
         if self.transport not in ("tcp", "mpi"):
-            message = f"transport is 'tcp' or 'mpi', not {self.transport!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"transport is 'tcp' or 'mpi', not {self.transport!r}")
         if not self.nodes:
-            message = "a cluster has at least one node"
-            raise ArgumentError(message)
+            raise ArgumentError("a cluster has at least one node")
 
     @classmethod
     def of(cls, comm: Communicator) -> Cluster:

@@ -68,8 +68,7 @@ class Computation:
             "backward_seconds", _BACKWARD * whole if backward_seconds is None else backward_seconds
         )
         if len(shapes) != len(shares) or backward > whole:
-            message = "each tensor has one share, and backpropagation is a part of the step"
-            raise ArgumentError(message)
+            raise ArgumentError("each tensor has one share, and backpropagation is a part of the step")
         start = whole - backward if forward_seconds is None else checked_nonnegative("forward_seconds", forward_seconds)
         total = sum(shares)
         done = accumulate(share / total if total else 1 / len(shares) for share in shares)

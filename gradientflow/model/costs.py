@@ -92,8 +92,7 @@ class Link:
         rates = [rate for rate in map(bits_per_second_of, words) if rate]
         latencies = [seconds for seconds in map(seconds_of, words) if seconds is not None]
         if len(rates) != 1 or len(latencies) > 1 or len(words) > len(rates) + len(latencies):
-            message = f"a link is a rate and a latency, such as 25gbit,20us, not {text!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"a link is a rate and a latency, such as 25gbit,20us, not {text!r}")
         return replace(cls(latency=latencies[0]) if latencies else cls(), per_byte=8 / (rates[0] * _PAYLOAD))
 
     @classmethod
@@ -107,17 +106,14 @@ class Link:
         """
         table = read_settings_file(path, of_anyone=True).link
         if not table:
-            message = f"{path} has no table [link]: gradientflow tune writes one"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{path} has no table [link]: gradientflow tune writes one")
         known = {each.name for each in fields(cls)}
         if unknown := sorted(set(table) - known):
-            message = f"{path}: [link] has {', '.join(unknown)}, and a link is {', '.join(sorted(known))}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{path}: [link] has {', '.join(unknown)}, and a link is {', '.join(sorted(known))}")
         try:
             return cls(**table)
         except (ArgumentError, TypeError) as error:
-            message = f"{path}: [link] {error}"
-            raise ArgumentError(message) from error
+            raise ArgumentError(f"{path}: [link] {error}") from error
 
     def __str__(self) -> str:
         """Say the two main costs in words."""

@@ -154,8 +154,7 @@ def layers_of(name: str) -> list[Layer]:
         If there is no such table.
     """
     if name not in NETWORKS:
-        message = f"there are tables of {', '.join(NETWORKS)}, not of {name!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"there are tables of {', '.join(NETWORKS)}, not of {name!r}")
     return list(NETWORKS[name]())
 
 

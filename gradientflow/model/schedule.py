@@ -101,8 +101,7 @@ def schedule_of(
         return made.agreement(path, count * element) if path == "agreement" else made.allgather(path)
     if kind == "allreduce":
         return made.allreduce(path, between)
-    message = f"there is no model of {kind}"
-    raise ArgumentError(message)
+    raise ArgumentError(f"there is no model of {kind}")
 
 
 class _Schedules:
@@ -140,8 +139,7 @@ class _Schedules:
             return self._pairwise_along()
         if path in ("ring", "recursive_doubling", "pairwise"):
             return self._with_agreement(path, 0, [(everybody, self._lane(path, len(everybody), self.count))])
-        message = f"there is no model of an allreduce by {path!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"there is no model of an allreduce by {path!r}")
 
     def _stretches(self) -> list[int]:
         """Return the parts of ordinary arrays that pass through node memory one after the other."""

@@ -50,15 +50,13 @@ def computation_of_events(events: Iterable[Event]) -> Computation:
     profiled = any(event.get("name") == _ACCUMULATE for event in ordered)
     steps = _profiled_steps(ordered) if profiled else _recorded_steps(ordered)
     if not steps:
-        message = (
+        raise ArgumentError(
             "there are no two steps in it: record several, a timeline with strategy dense, or a profile of PyTorch "
             "with record_shapes=True and steps of an optimizer"
         )
-        raise ArgumentError(message)
     shapes = [each.shape for each in steps[0][2]]
     if any([each.shape for each in finals] != shapes for _, _, finals in steps):
-        message = "its steps are not alike: gradients become final in another order, or others do"
-        raise ArgumentError(message)
+        raise ArgumentError("its steps are not alike: gradients become final in another order, or others do")
     seconds = float(np.median([end - begin for begin, end, _ in steps])) * _MICRO
     moments = np.median([[each.time - begin for each in finals] for begin, _, finals in steps], axis=0) * _MICRO
     ready = tuple(min(float(moment), seconds) for moment in np.maximum.accumulate(moments))

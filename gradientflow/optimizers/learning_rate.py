@@ -33,8 +33,7 @@ def scaled_rate(rate: float, batch: int, base_batch: int = 256) -> float:
         checked_int("base_batch", base_batch),
     )
     if batch < 1 or base_batch < 1:
-        message = f"a batch has at least 1 sample, not {min(batch, base_batch)}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"a batch has at least 1 sample, not {min(batch, base_batch)}")
     return rate * batch / base_batch
 
 

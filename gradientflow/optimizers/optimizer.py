@@ -80,19 +80,17 @@ class _Optimizer:
         elif isinstance(gradients, BasePool):
             self._source = PoolSource(gradients, correction, loss_scale)
         else:
-            message = (
+            raise ArgumentTypeError(
                 f"the gradients are a {type(gradients).__name__}: what is needed is a GradientPool, a "
                 "SparseGradientPool or a training.ArrayLoop"
             )
-            raise ArgumentTypeError(message)
         source = self._source
         parameters = checked_list("parameters", parameters, "arrays")
         if len(parameters) != len(source.shapes):
             message = f"there are {len(parameters)} parameters, and gradients of {len(source.shapes)} tensors"
             raise ArgumentError(message)
         if any(dtype == "float64" for dtype, _ in source.groups):
-            message = "gradients are float32, float16 or bfloat16, not float64"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError("gradients are float32, float16 or bfloat16, not float64")
         self._rate_inside = trust > 0 or source.rate_in_momentum
         self.parameters = list(parameters)
         counts = [int(np.prod(shape)) for shape in source.shapes]
@@ -282,8 +280,7 @@ class _Optimizer:
         for what in (*self._arrays, "master"):
             sizes = [np.size(each) for each in state[what]]
             if sizes != [self._array(what, index).size for index in range(len(self.parameters))]:
-                message = f"the state is that of another model: its {what} has other sizes"
-                raise ArgumentError(message)
+                raise ArgumentError(f"the state is that of another model: its {what} has other sizes")
 
 
 class SGD(_Optimizer):
@@ -375,8 +372,7 @@ class LARS(_Optimizer):
         loss_scale: LossScale | float | str | None = None,
     ) -> None:
         if not checked_nonnegative("trust", trust) > 0:
-            message = f"trust is more than 0, not {trust}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"trust is more than 0, not {trust}")
         super().__init__(gradients, parameters, lr, momentum, weight_decay, trust, True, loss_scale)
 
 
@@ -424,8 +420,7 @@ class Adam(_Optimizer):
     ) -> None:
         self.betas = tuple(checked_nonnegative("beta", beta) for beta in checked_list("betas", betas, "numbers"))
         if len(self.betas) != 2 or max(self.betas) >= 1:
-            message = f"betas are two numbers from 0 to below 1, not {betas}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"betas are two numbers from 0 to below 1, not {betas}")
         self.eps = checked_nonnegative("eps", eps)
         if isinstance(gradients, ArrayLoop):
             strategy = gradients.strategy
@@ -434,8 +429,7 @@ class Adam(_Optimizer):
         else:
             is_possible, name = not getattr(gradients, "corrects_momentum", False), type(gradients).__name__
         if not is_possible:
-            message = f"{name} is for gradients of momentum SGD, and does not go with {type(self).__name__}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{name} is for gradients of momentum SGD, and does not go with {type(self).__name__}")
         self._updates = Counter[int]()  # of each tensor
         super().__init__(gradients, parameters, lr, 0.0, weight_decay, 0.0, False, loss_scale)
 

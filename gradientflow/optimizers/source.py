@@ -89,8 +89,7 @@ class LoopSource:
 
     def __init__(self, loop: ArrayLoop, loss_scale: LossScale | float | str | None) -> None:
         if loss_scale is not None:
-            message = "a training loop has its loss scale: give it to ArrayLoop"
-            raise ArgumentError(message)
+            raise ArgumentError("a training loop has its loss scale: give it to ArrayLoop")
         self._loop = loop
         self.rate_in_momentum = loop.strategy.step == "core_rate_in_momentum"
         self.shapes: Sequence[Any] = loop.layout.shapes
@@ -115,8 +114,7 @@ class LoopSource:
         """Return the update of each dtype, and whether it is to apply, to skip, or written by the strategy."""
         update = self._loop.update
         if update is None:
-            message = "there are no gradients for a step: wait() first, once in each iteration"
-            raise ArgumentError(message)
+            raise ArgumentError("there are no gradients for a step: wait() first, once in each iteration")
         return update.gradients, "skipped" if self._loop.overflowed else update.kind
 
     def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -86,8 +86,7 @@ class DSSP(NativePolicy):
         self.low = checked_int("low", low)
         self.high = checked_int("high", high, self.low, MOST_AHEAD)
         if judged not in ("fastest", "all"):
-            message = f"judged is 'fastest' or 'all', not {judged!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"judged is 'fastest' or 'all', not {judged!r}")
         self.judged = judged
 
     def start(self, workers: int) -> RunningPolicy:

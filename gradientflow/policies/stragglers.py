@@ -52,8 +52,7 @@ class Stragglers(Description):
     ) -> None:
         self.ratios = tuple(_positive("a ratio", ratio) for ratio in checked_list("ratios", ratios, "numbers"))
         if not self.ratios:
-            message = "ratios are one or more numbers, not none"
-            raise ArgumentError(message)
+            raise ArgumentError("ratios are one or more numbers, not none")
         self.jitter = checked_nonnegative("jitter", jitter)
         self.slows = None if slows is None else checked_int("slows", slows)
         self.at = checked_int("at", at)
@@ -80,8 +79,7 @@ class Stragglers(Description):
 def _positive(name: str, value: Any) -> float:
     found = checked_float(name, value)
     if not 0 < found < np.inf:
-        message = f"{name} is more than 0, not {value}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{name} is more than 0, not {value}")
     return found
 
 

@@ -79,8 +79,7 @@ class Trace:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls(**{key: found.get(key) for key in ("workers", "policy", "events", "began")})
         except (OSError, ValueError, RecursionError, AttributeError, GradientFlowError) as error:
-            message = f"{path} cannot be read as a trace: {error}"
-            raise ArgumentError(message) from error
+            raise ArgumentError(f"{path} cannot be read as a trace: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON: ``{"workers": ..., "policy": ..., "events": [[worker, seconds, kind, answer], ...]}``."""
@@ -150,8 +149,7 @@ class Trace:
                 present = set(range(self.workers))
                 runs.append([])
             if event.worker not in present:
-                message = f"event {position} is of worker {event.worker}, which has departed"
-                raise ArgumentError(message)
+                raise ArgumentError(f"event {position} is of worker {event.worker}, which has departed")
             runs[-1].append(event)
             if event.kind == "departure":
                 present.discard(event.worker)
@@ -179,15 +177,12 @@ def _event(position: int, parts: Iterable[Any], workers: int) -> Event:
             answer if isinstance(answer, Answer) else Answer(**answer),
         )
     except (GradientFlowError, TypeError, ValueError) as error:
-        message = f"event {position} is no [worker, seconds, kind, answer]: {error}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"event {position} is no [worker, seconds, kind, answer]: {error}") from error
     named = {event.worker, *event.answer.go_on, *(worker for each in event.answer.apply for worker in each)}
     if max(named) >= workers:
-        message = f"event {position} names worker {max(named)}, but there are {workers}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"event {position} names worker {max(named)}, but there are {workers}")
     if kind not in _KINDS:
-        message = f"event {position} is a {kind!r}, but a 'push' or a 'departure' was expected"
-        raise ArgumentError(message)
+        raise ArgumentError(f"event {position} is a {kind!r}, but a 'push' or a 'departure' was expected")
     return event
 
 

@@ -221,8 +221,7 @@ def stream_number(stream: Any) -> int:
         return 0
     number = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**64:
-        message = f"a stream is a number, or a stream of CuPy or PyTorch, not a {type(stream).__name__}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"a stream is a number, or a stream of CuPy or PyTorch, not a {type(stream).__name__}")
     return number
 
 
@@ -255,6 +254,5 @@ def native_threshold(threshold: Any, name: str = "fusion_threshold") -> int | No
     if number >= NO_LIMIT:
         return NO_LIMIT
     if not number >= 0 or number != int(number):
-        message = f"{name} is a whole number of bytes of 0 or more, not {threshold!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{name} is a whole number of bytes of 0 or more, not {threshold!r}")
     return int(threshold)

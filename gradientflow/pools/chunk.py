@@ -251,8 +251,7 @@ class SparseGradientPool(ResidualPool):
     def _check_own_state(self, state: Mapping[str, Any]) -> None:
         important = array_of("important", state["important"])
         if important.ndim != 1 or not np.isin(important, (0, 1)).all():
-            message = f"important is a row of True and False, not {state['important']!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"important is a row of True and False, not {state['important']!r}")
         checked_int("chunk_size", state["chunk_size"], 1)
 
     def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:

@@ -196,18 +196,15 @@ class ResidualPool(BasePool, ABC):
     def _checked_state(self, state: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
         """Check a state; return its arrays by tensor, each laid out as the gradients."""
         if not isinstance(state, Mapping):
-            message = f"a state is a dictionary, not a {type(state).__name__}"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"a state is a dictionary, not a {type(state).__name__}")
         missing = {"format", "rank", "ranks", "iteration", *self._own_state(), *self._kept} - set(state)
         if missing or state["format"] != _FORMAT:
-            message = f"this is not the state of a {self._kind}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"this is not the state of a {self._kind}")
         if state["rank"] is not None and (state["rank"], state["ranks"]) != (self._comm.rank, self._comm.size):
-            message = (
+            raise ArgumentError(
                 f"this is the state of rank {state['rank']} of {state['ranks']}, and this is rank {self._comm.rank} of "
                 f"{self._comm.size}: each rank loads its own, and any rank what consolidated_state_dict() gave"
             )
-            raise ArgumentError(message)
         kept = [self._flat(state[name], f"the {name} of the state") for name in self._kept]
         self._check_own_state(state)
         checked_int("iteration", state["iteration"], 0)
@@ -223,8 +220,7 @@ class ResidualPool(BasePool, ABC):
         shapes = [array.shape for array in arrays]
         if shapes != self._shapes:
             theirs, mine = _brief(shapes), _brief(self._shapes)
-            message = f"{what} is that of another model: it has tensors of {theirs}, this pool {mine}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{what} is that of another model: it has tensors of {theirs}, this pool {mine}")
         flat = np.zeros(self.nbytes // self._itemsize, np.float32)
         for index, (offset, array) in enumerate(zip(self.offsets, arrays, strict=True)):
             start = offset // self._itemsize
@@ -232,8 +228,7 @@ class ResidualPool(BasePool, ABC):
             with np.errstate(over="ignore"):
                 place[...] = array.reshape(-1)
             if not np.isfinite(place).all():
-                message = f"{what} of tensor {index} has numbers that are not finite in float32"
-                raise ArgumentError(message)
+                raise ArgumentError(f"{what} of tensor {index} has numbers that are not finite in float32")
         return flat
 
     @property
@@ -246,11 +241,9 @@ def array_of(name: str, values: Any) -> npt.NDArray[Any]:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        message = f"{name} is not an array: {error}"
-        raise ArgumentTypeError(message) from error
+        raise ArgumentTypeError(f"{name} is not an array: {error}") from error
     if array.size and array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-        message = f"{name} is an array of numbers, not of {array.dtype}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{name} is an array of numbers, not of {array.dtype}")
     return array
 
 

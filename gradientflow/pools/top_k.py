@@ -312,8 +312,7 @@ class TopKGradientPool(ResidualPool):
     def _check_own_state(self, state: Mapping[str, Any]) -> None:
         thresholds = array_of("thresholds", state["thresholds"])
         if thresholds.ndim != 1 or not (np.isfinite(thresholds) & (thresholds >= 0)).all():
-            message = f"thresholds is a row of numbers of 0 or more, not {state['thresholds']!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"thresholds is a row of numbers of 0 or more, not {state['thresholds']!r}")
 
     def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
         """Load a checked state; if its layers differ from the pool's, thresholds are found anew."""

@@ -43,18 +43,16 @@ def rows_of(state: Mapping[str, Any], optimizer: ServerOptimizer, shapes: Shapes
     """
     given = checked_mapping("state", state)
     if given.get("format") != FORMAT or given.get("optimizer") != repr(optimizer):
-        message = (
+        raise ArgumentError(
             f"the state is of format {FORMAT} and of the optimizer {optimizer!r}, "
             f"not of {given.get('format')!r} and {given.get('optimizer')!r}"
         )
-        raise ArgumentError(message)
     rows = []
     for name in optimizer.arrays:
         arrays = [np.asarray(each, np.float32) for each in checked_list(name, given.get(name), "arrays")]
         found = tuple(each.shape for each in arrays)
         if found != shapes:
-            message = f"{name} of the state have shapes {found}, not {shapes}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{name} of the state have shapes {found}, not {shapes}")
         rows.append(flat([np.ascontiguousarray(each) for each in arrays]))
     return rows + [_spread(name, given.get(name), shapes) for name in optimizer.counts]
 
@@ -63,8 +61,7 @@ def _spread(name: str, counts: Any, shapes: Shapes) -> Array:
     """Return whole numbers, one for each tensor, as an array with the number of its tensor for every weight."""
     found = [checked_int(name, each) for each in checked_list(name, counts, "whole numbers")]
     if len(found) != len(shapes):
-        message = f"{name} of the state are {len(shapes)}, one for each tensor, not {len(found)}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{name} of the state are {len(shapes)}, one for each tensor, not {len(found)}")
     return np.repeat(np.array(found, np.float32), [math.prod(shape) for shape in shapes])
 
 
@@ -86,8 +83,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     with open(path, "rb") as file:
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, Mapping):
-            message = "it is a single array"
-            raise ArgumentError(message)
+            raise ArgumentError("it is a single array")
         for key in sorted(arrays):
             name, dot, _ = key.partition(".")
             if dot:

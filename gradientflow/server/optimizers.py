@@ -77,11 +77,9 @@ class Adam(ServerOptimizer):
         )
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                message = f"{name} is from 0 to below 1, not {getattr(self, name)}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"{name} is from 0 to below 1, not {getattr(self, name)}")
         if not 1e-37 <= self.eps <= 1e37:  # well inside of float32
-            message = f"eps is from 1e-37 to 1e37, not {self.eps}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"eps is from 1e-37 to 1e37, not {self.eps}")
 
     @property
     def native(self) -> tuple[Any, ...]:

@@ -129,8 +129,7 @@ class ParameterServer:
             else [checked_instance("a name", each, str) for each in checked_list("names", names, "text")]
         )
         if names is not None and len(called) != len(given):
-            message = f"names are {len(given)}, one for each tensor, not {len(called)}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"names are {len(given)}, one for each tensor, not {len(called)}")
         self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
         self._comm: Communicator = checked_instance("comm", comm, Communicator)
         self.policy.start(comm.size)  # an error is raised here already, on all ranks
@@ -324,14 +323,12 @@ class ParameterServer:
         rows = self._settings.rows(settings)
         scale = checked_float("loss_scale", loss_scale)
         if skip not in (False, True, "abandoned"):
-            message = f"skip is False, True or 'abandoned', not {skip!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"skip is False, True or 'abandoned', not {skip!r}")
         tensor = -1 if nonfinite is None else checked_index(nonfinite, len(self.shapes))
         why = skip if isinstance(skip, str) else "skipped" if skip or tensor >= 0 else "applied"
         found = [] if gradients is None else list(checked_list("gradients", gradients, "arrays"))
         if gradients is not None and len(found) != len(self.shapes):
-            message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}")
         numbers: tuple[int, int] = self._native.push(rows, scale, why, pull, found, tensor)
         return numbers
 
@@ -499,8 +496,7 @@ class ParameterServer:
     def _make_recoverable(self) -> Recovery:
         """Keep what `recover` needs from now on. On all ranks, before any push."""
         if self._comm.server_ranks is not None:
-            message = "what ranks that only serve have is not recovered: let the workers serve"
-            raise ArgumentError(message)
+            raise ArgumentError("what ranks that only serve have is not recovered: let the workers serve")
         if self._recovery is None:
             rows = len(self.optimizer.arrays) + len(self.optimizer.counts)
             elements = sum(map(math.prod, self.shapes))
@@ -571,11 +567,9 @@ class ParameterServer:
 def _checked_weights(index: int, given: Any) -> npt.NDArray[np.float32]:
     if not isinstance(given, np.ndarray) or given.dtype != np.float32:
         kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
-        message = f"weights are NumPy arrays of float32, but number {index} is {kind}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"weights are NumPy arrays of float32, but number {index} is {kind}")
     if not given.flags.c_contiguous:
-        message = f"weights are contiguous arrays, but number {index} is not"
-        raise ArgumentError(message)
+        raise ArgumentError(f"weights are contiguous arrays, but number {index} is not")
     return given
 
 

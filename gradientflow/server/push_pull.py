@@ -150,8 +150,7 @@ class Pull:
         """
         tensor = checked_index(index, len(self._shapes))
         if tensor >= len(self._shapes):
-            message = f"there is no tensor {index}: the parameter server has {len(self._shapes)}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"there is no tensor {index}: the parameter server has {len(self._shapes)}")
         found: NodeArray = self._native.weights(
             self.number, tensor, timeout, numpy_dtype(self._dtype), self._shapes[tensor]
         )
@@ -161,8 +160,7 @@ class Pull:
         """Copy the weights of all tensors as they come, as `take` does: there is no need to wait before."""
         found = checked_list("arrays", arrays, "arrays")
         if len(found) != len(self._shapes):
-            message = f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}")
         for index, each in enumerate(found):
             self.take(index, each, timeout)
         self.wait(timeout)

@@ -103,8 +103,7 @@ class ServerRanks:
         for server in self._servers:
             found = self._channel.next(server, timeout)
             if found is None:
-                message = f"rank {server}, which serves, has not answered within {timeout:g} s"
-                raise CommunicationTimeoutError(message)
+                raise CommunicationTimeoutError(f"rank {server}, which serves, has not answered within {timeout:g} s")
             answers.append(found[1].decode())
         return answers
 

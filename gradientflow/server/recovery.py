@@ -113,11 +113,10 @@ class Recovery:
             if each["state"] is not None and (self._in_step or each["position"] == latest)
         ]
         if isinstance(parts, int) and not whole:
-            message = (
+            raise CommunicationError(
                 f"the weights of server {parts} are lost with its rank: with replicas=1 another rank keeps copies of "
                 "them, unless both are lost; start again from a checkpoint"
             )
-            raise CommunicationError(message)
         if not isinstance(parts, int) and not self._is_newer(whole, parts):
             round_ = max(each.round for each in parts)
             own = [each for each in parts if each.rank == comm.rank]

@@ -86,8 +86,7 @@ class Strategy(Description, ABC):
             OPTIONS[name].check(value)
             setattr(self, name, value)
         if options:
-            message = f"{type(self).__name__}() got an unexpected keyword argument {min(options)!r}"
-            raise TypeError(message)
+            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {min(options)!r}")
 
     @classmethod
     def _keywords(cls) -> dict[str, Any]:
@@ -153,8 +152,7 @@ class Strategy(Description, ABC):
         shapes = _matrices(checked_int("parameters", parameters))
         kind = "bfloat16" if dtype == "bfloat16" else numpy_dtype(dtype).name
         if kind not in ("float16", "bfloat16", "float32", "float64"):
-            message = f"dtype is that of gradients, such as float32, not {dtype!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"dtype is that of gradients, such as float32, not {dtype!r}")
         layout = Layout(tuple(map(str, range(len(shapes)))), shapes, (kind,) * len(shapes), device)
         return self.explain_layout(comm, layout, compute_seconds=compute_seconds, backward_seconds=backward_seconds)
 
@@ -184,8 +182,7 @@ class Strategy(Description, ABC):
             If it has no `traffic` of its own.
         """
         if type(self).traffic is Strategy.traffic:
-            message = f"{self.name} does not say what it sends: it has no traffic() of its own"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{self.name} does not say what it sends: it has no traffic() of its own")
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
         """Return what steps send and when, once warm-ups are over. Communicates with nobody.

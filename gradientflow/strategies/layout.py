@@ -44,11 +44,9 @@ class Layout:
             message = f"{len(self.names)} names, {len(self.shapes)} shapes and {len(self.dtypes)} dtypes do not match"
             raise ArgumentError(message)
         if len(set(self.names)) < len(self.names):
-            message = "two tensors of a layout have the same name"
-            raise ArgumentError(message)
+            raise ArgumentError("two tensors of a layout have the same name")
         if self.weights and len(self.weights) != len(self.names):
-            message = f"a layout of {len(self.names)} tensors has {len(self.weights)} weights"
-            raise ArgumentError(message)
+            raise ArgumentError(f"a layout of {len(self.names)} tensors has {len(self.weights)} weights")
 
     @classmethod
     def of(cls, weights: Sequence[Any], names: Sequence[str] | None = None, device: str | int = "cpu") -> Layout:
@@ -65,8 +63,7 @@ class Layout:
         """
         for index, weight in enumerate(weights):
             if not all(hasattr(weight, name) for name in ("shape", "dtype", "reshape")):
-                message = f"weight {index} is a {type(weight).__name__}: what is needed is an array"
-                raise ArgumentError(message)
+                raise ArgumentError(f"weight {index} is a {type(weight).__name__}: what is needed is an array")
         return cls(
             tuple(names) if names is not None else tuple(map(str, range(len(weights)))),
             tuple(tuple(weight.shape) for weight in weights),

@@ -35,8 +35,7 @@ def check_wire(wire: Any) -> None:
         If it is neither.
     """
     if wire not in (None, *WIRES):
-        message = f"wire is one of {', '.join(WIRES)}, not {wire!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"wire is one of {', '.join(WIRES)}, not {wire!r}")
 
 
 OPTIONS: Mapping[str, Option] = {

@@ -71,8 +71,7 @@ def default_strategy() -> Strategy:
     try:
         return _PARSER.parse(found.strategy, found.path.parent)
     except ArgumentError as error:
-        message = f"{found.path}: strategy: {error}"
-        raise ArgumentError(message) from error
+        raise ArgumentError(f"{found.path}: strategy: {error}") from error
 
 
 def words_of_default_strategy() -> str:

@@ -76,8 +76,7 @@ SettingsOf = Callable[[int], Settings]
 
 def no_settings(index: int) -> Settings:
     """Raise: no optimizer has given settings."""
-    message = f"no optimizer has told the settings of tensor {index}: make one for the synchronizer first"
-    raise ArgumentError(message)
+    raise ArgumentError(f"no optimizer has told the settings of tensor {index}: make one for the synchronizer first")
 
 
 class Iteration(NamedTuple):

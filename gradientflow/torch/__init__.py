@@ -29,8 +29,7 @@ register()
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PLACES[name], __name__), name)
 
 

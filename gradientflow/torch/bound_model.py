@@ -88,27 +88,24 @@ class BoundModel:
         if self._fused_step is not None and self._fused_step.shared_model is not None:
             self._fused_step.shared_model.check()
         if self._model_parameters() != self._known_parameters:
-            message = (
+            raise ArgumentError(
                 "the model has other parameters now: a model must not change after DistributedOptimizer has been made; "
                 "change it first, or close the optimizer and make a new one"
             )
-            raise ArgumentError(message)
         optimized = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
         if any(parameter.requires_grad and id(parameter) not in self._trained for parameter in optimized):
-            message = (
+            raise ArgumentError(
                 "the optimizer has a parameter that requires gradients now and did not when DistributedOptimizer was "
                 "made: close it and make a new one, or leave such parameters out of the optimizer until add_param_group"
             )
-            raise ArgumentError(message)
 
     def check_weights(self) -> None:
         """Raise if the strategy writes weights, and they have moved."""
         if self.loop.writes_weights and self.gradients.weights_have_moved:
-            message = (
+            raise ArgumentError(
                 "parameters have memory of their own now: a model must not change after DistributedOptimizer has been "
                 "made; change it first, or close the optimizer and make a new one"
             )
-            raise ArgumentError(message)
 
     # ---- exchanges -----------------------------------------------------------------------------------------------
 
@@ -164,8 +161,7 @@ class BoundModel:
     def join(self, optimizer: Any) -> AbstractContextManager[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block, of this DistributedOptimizer."""
         if self.loop.synchronizer.shared is not None:
-            message = "join() does not go with share='node': every rank makes a part of every step"
-            raise ArgumentError(message)
+            raise ArgumentError("join() does not go with share='node': every rank makes a part of every step")
 
         def broadcast(root: int) -> None:
             broadcast_parameters(dict(self._model.named_parameters()), root, comm=self.loop.comm)

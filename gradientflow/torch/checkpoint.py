@@ -389,8 +389,7 @@ def _check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     for parameter, name, buffer in _buffers(optimizer, state_dict):
         if buffer.shape != parameter.shape:
             shapes = f"{tuple(buffer.shape)}, and the parameter {tuple(parameter.shape)}"
-            message = f"the state is of another model: a {name} has shape {shapes}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the state is of another model: a {name} has shape {shapes}")
 
 
 def _buffers(optimizer: Any, state_dict: Mapping[str, Any]) -> list[tuple[torch.Tensor, str, torch.Tensor]]:

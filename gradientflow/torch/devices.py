@@ -54,8 +54,7 @@ def common_device(tensors: Sequence[torch.Tensor]) -> torch.device:
         return HOST
     found = {str(device_of(tensor)) for tensor in tensors}
     if len(found) > 1:
-        message = f"the tensors of a call are on one device, not on {' and '.join(sorted(found))}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"the tensors of a call are on one device, not on {' and '.join(sorted(found))}")
     return device_of(elsewhere[0])
 
 

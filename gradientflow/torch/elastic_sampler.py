@@ -96,8 +96,7 @@ class ElasticSampler:
     def __iter__(self) -> Iterator[list[int]]:
         """Return an iterator over the numbers of this rank's samples, for the loader in `steps`."""
         if self._ahead is None:
-            message = "the loader of an ElasticSampler is iterated over by sampler.steps(loader, total)"
-            raise ArgumentError(message)
+            raise ArgumentError("the loader of an ElasticSampler is iterated over by sampler.steps(loader, total)")
         now = self._optimizer.membership
         return (self._deal.part(step, now.rank, now.size).tolist() for step in self._ahead)
 

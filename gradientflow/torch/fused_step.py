@@ -274,11 +274,10 @@ class FusedStep:
     def _buffer(self, weights: _Weights, name: str) -> torch.Tensor:
         if name not in weights.buffers:
             if self._shared is not None and not self._shares_buffers:
-                message = (
+                raise ArgumentError(
                     "with share='node' memory for momentum is shared when DistributedOptimizer is made: the optimizer "
                     "must have one then"
                 )
-                raise ArgumentError(message)
             weights.buffers[name] = weights.numbers(self._arrays[name])
         return weights.buffers[name]
 
@@ -360,8 +359,7 @@ def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, 
     if strategy.step != "any" or loss_scale is not None:
         reason = str(strategy) if strategy.step != "any" else "loss_scale"
         if fused is False:
-            message = f"{reason} does not go with fused=False: the core has to make the step"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{reason} does not go with fused=False: the core has to make the step")
         return reason
     if fused:
         return "fused"
@@ -375,26 +373,22 @@ def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, 
         possible |= {torch.optim.Adam: "torch.optim.Adam", torch.optim.AdamW: "torch.optim.AdamW"}
     if type(optimizer) not in possible:
         *names, last = possible.values()
-        message = (
+        raise ArgumentError(
             f"{reason}: the core makes the step, which it can for {', '.join(names)} and {last}, not for "
             f"{type(optimizer).__name__}"
         )
-        raise ArgumentError(message)
     for name, parameter in parameters.items():
         if parameter.dtype not in _DTYPES:
-            message = f"{reason}: {name} is {parameter.dtype}: only float16, bfloat16 and float32 can go"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"{reason}: {name} is {parameter.dtype}: only float16, bfloat16 and float32 can go")
         if not _lies_as(parameter, dense_strides(parameter)):
-            message = (
+            raise ArgumentError(
                 f"{reason}: {name} is not dense in memory, with shape {tuple(parameter.shape)} and strides "
                 f"{tuple(parameter.stride())}: make it of parameter.contiguous()"
             )
-            raise ArgumentError(message)
     for group in optimizer.param_groups:
         _check_group(group)
         if group.get("maximize") and strategy.gradients == "consumed":
-            message = f"{reason}: {strategy.name} does not have maximize: train on the negative loss"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{reason}: {strategy.name} does not have maximize: train on the negative loss")
 
 
 def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -408,8 +402,7 @@ def settings_of_parameter(optimizer: Any, parameter: torch.Tensor) -> Settings:
     for group in optimizer.param_groups:
         if any(parameter is each for each in group["params"]):
             return settings_of_group(group)
-    message = "a parameter is no longer in the optimizer"
-    raise ArgumentError(message)
+    raise ArgumentError("a parameter is no longer in the optimizer")
 
 
 def settings_of_group(group: Mapping[str, Any]) -> Settings:
@@ -422,5 +415,4 @@ def _check_group(group: Mapping[str, Any]) -> None:
     """Raise if a parameter group asks for something that the core does not support."""
     for name in ("nesterov", "dampening", "amsgrad", "differentiable"):
         if group.get(name):
-            message = f"the step is made by the core, which does not have {name} of PyTorch's optimizers"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the step is made by the core, which does not have {name} of PyTorch's optimizers")

@@ -128,8 +128,7 @@ class ParameterGradients:
             if view.data_ptr() != address:
                 self._raise_changed(index)
             if parameter.grad is not view and index in final:
-                message = f"the gradient of {self.names[index]} was replaced while it was being averaged"
-                raise ArgumentError(message)
+                raise ArgumentError(f"the gradient of {self.names[index]} was replaced while it was being averaged")
             if not complete and (parameter.dtype is not self._dtypes[self.names[index]] or not parameter.requires_grad):
                 self._raise_changed(index)
 
@@ -320,11 +319,10 @@ class ParameterGradients:
     def _raise_changed(self, index: int) -> None:
         parameter = self.parameters[index]
         change = "is frozen now" if not parameter.requires_grad else f"has {parameter.dtype} or memory of its own now"
-        message = (
+        raise ArgumentError(
             f"{self.names[index]} {change}: a model must not change after DistributedOptimizer has been made; change "
             "it first, or close the optimizer and make a new one"
         )
-        raise ArgumentError(message)
 
 
 def layout_of(parameters: Mapping[str, torch.Tensor]) -> Layout:

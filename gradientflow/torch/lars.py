@@ -58,11 +58,9 @@ class LARS(_Optimizer):  # type: ignore[misc]
         settings = {**self.defaults, **param_group}
         for name in ("lr", "weight_decay", "trust"):
             if not settings[name] >= 0:
-                message = f"{name} is a number of 0 or more, not {settings[name]!r}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"{name} is a number of 0 or more, not {settings[name]!r}")
         if not 0 <= settings["momentum"] < 1:
-            message = f"momentum is from 0 up to 1, not {settings['momentum']!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"momentum is from 0 up to 1, not {settings['momentum']!r}")
         super().add_param_group(param_group)
 
     @torch.no_grad()

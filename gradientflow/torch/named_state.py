@@ -61,11 +61,10 @@ def states_of(entries: Mapping[str, Any]) -> tuple[list[Any], int | None]:
             tensors = {name: of_each.get(rank) for name, of_each in parts.items()}
             states.append(_filled(json.loads(outline), tensors, numbers.tolist()))
     except (KeyError, IndexError, ValueError) as error:
-        message = (
+        raise ArgumentError(
             "the state by name is incomplete: load all entries that get_state_dict() has given places for, saved by "
             "ranks that trained the same parameters"
-        )
-        raise ArgumentError(message) from error
+        ) from error
     saved = entries[_NUMBERS]
     return states, saved.ranks if isinstance(saved, OfRank) else None
 
@@ -92,11 +91,10 @@ def _outline(value: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Any
         kind = next(kind for kind in (bool, int, float) if isinstance(value, kind))
         numbers.append(struct.unpack("q", struct.pack("d", value))[0] if kind is float else int(value))
         return {kind.__name__: len(numbers)}  # the first number is the digest of the outline
-    message = (
+    raise ArgumentTypeError(
         f"the state of a strategy has a {type(value).__name__}: what can be saved by name are arrays, numbers, text, "
         "None, lists, and dictionaries with text as keys"
     )
-    raise ArgumentTypeError(message)
 
 
 def _filled(outline: Any, tensors: Mapping[str, torch.Tensor | None], numbers: list[int]) -> Any:

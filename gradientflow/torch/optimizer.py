@@ -254,8 +254,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     def _check_open(self) -> None:
         if self._closed:
-            message = "the optimizer is closed"
-            raise ClosedError(message)
+            raise ClosedError("the optimizer is closed")
 
     # ---- what torch.optim.Optimizer has --------------------------------------------------------------------------
 
@@ -375,8 +374,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._check_open()
         self._refuse_grad_scaler()
         if closure is not None and self._survival is not None:
-            message = "step(closure) does not go with on_failure='continue'"
-            raise ArgumentError(message)
+            raise ArgumentError("step(closure) does not go with on_failure='continue'")
         if self._step is None:
             return self._inner.step() if closure is None else self._inner.step(closure)
         is_new, self._is_new = self._is_new, False
@@ -425,8 +423,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     def __getstate__(self) -> Any:
         """Refuse to be pickled or copied."""
-        message = "a DistributedOptimizer cannot be pickled or copied: take its state_dict()"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError("a DistributedOptimizer cannot be pickled or copied: take its state_dict()")
 
     # ---- loss scale ----------------------------------------------------------------------------------------------
 
@@ -455,11 +452,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def _refuse_grad_scaler(self) -> None:
         if "grad_scale" in self.__dict__:  # GradScaler has set it for the call of `step`
             del self.grad_scale, self.found_inf
-            message = (
+            raise ArgumentError(
                 f"torch.amp.GradScaler does not go with {self.strategy}, loss_scale or on_failure='continue': use "
                 "DistributedOptimizer(..., loss_scale='dynamic') and optimizer.scale(loss).backward() in its place"
             )
-            raise ArgumentError(message)
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
@@ -620,14 +616,11 @@ def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any)
         message = f"the optimizer is a {type(optimizer).__name__}: what is needed is an optimizer of torch.optim"
         raise ArgumentTypeError(message)
     if not isinstance(model, torch.nn.Module):
-        message = f"the model is a {type(model).__name__}: what is needed is a torch.nn.Module"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"the model is a {type(model).__name__}: what is needed is a torch.nn.Module")
     if comm is not None and not isinstance(comm, Communicator):
-        message = f"comm is a {type(comm).__name__}: what is needed is a gradientflow.Communicator"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"comm is a {type(comm).__name__}: what is needed is a gradientflow.Communicator")
     if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
-        message = f"accumulation_steps is a number of 1 or more, not {accumulation_steps!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"accumulation_steps is a number of 1 or more, not {accumulation_steps!r}")
 
 
 def _checked_strategy(strategy: Strategy | str | None, **settings: Any) -> Strategy:

@@ -87,8 +87,7 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
         tuples and dicts of these.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        message = f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     with _communicator(comm) as comm:
         _check_root(comm, root)
         groups = {
@@ -158,8 +157,7 @@ def _communicator(comm: Communicator | None) -> Iterator[Communicator]:
 
 def _check_root(comm: Communicator, root: int) -> None:
     if not 0 <= root < comm.size:
-        message = f"root {root} is not a rank: ranks are 0 to {comm.size - 1}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"root {root} is not a rank: ranks are 0 to {comm.size - 1}")
 
 
 def _named_tensors(source: Any) -> dict[str, torch.Tensor]:
@@ -173,19 +171,15 @@ def _named_tensors(source: Any) -> dict[str, torch.Tensor]:
         raise ArgumentTypeError(message)
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            message = f"{name} is a {type(tensor).__name__}, not a tensor"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a tensor")
         if is_lazy(tensor):
-            message = f"{name} has no shape yet: run the model once first"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"{name} has no shape yet: run the model once first")
         if devices.device_of(tensor).type not in devices.KINDS or tensor.layout is not torch.strided:
             where = f"a {tensor.layout} tensor on {tensor.device}"
-            message = f"{name} is {where}: only dense tensors in CPU memory and on a CUDA device can go"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"{name} is {where}: only dense tensors in CPU memory and on a CUDA device can go")
     places = _devices_of(tensors)
     if len(places) > 1 and places[-2] != devices.HOST:
-        message = f"there are tensors on {' and '.join(map(str, places))}: a rank has one CUDA device"
-        raise ArgumentError(message)
+        raise ArgumentError(f"there are tensors on {' and '.join(map(str, places))}: a rank has one CUDA device")
     return tensors
 
 

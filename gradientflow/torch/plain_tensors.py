@@ -42,9 +42,7 @@ def _tensor(tagged: Tagged) -> torch.Tensor:
         name, shape, memory = tagged.value
         dtype = vars(torch).get(name)
         if tagged.tag != _TAG or not isinstance(dtype, torch.dtype):
-            message = f"this PyTorch has no dtype {name}"
-            raise TypeError(message)
+            raise TypeError(f"this PyTorch has no dtype {name}")
         return torch.from_numpy(memory).view(dtype).view(shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        message = f"another rank has sent what is no tensor: {error}"
-        raise CommunicationError(message) from error
+        raise CommunicationError(f"another rank has sent what is no tensor: {error}") from error

@@ -88,17 +88,15 @@ class SharedModel:
         self.check_whole()
         for name, (parameter, place, version) in self._known.items():
             if parameter.data_ptr() != place:
-                message = (
+                raise ArgumentError(
                     f"{name} has memory of its own now, and share='node' keeps it in that of the node: a model must "
                     "not change after DistributedOptimizer has been made"
                 )
-                raise ArgumentError(message)
             if parameter._version != version:
-                message = (
+                raise ArgumentError(
                     f"{name} was written outside of step(), and with share='node' each rank would do that anew to the "
                     "same weights: only load_state_dict() of the model and broadcast_parameters() may write them"
                 )
-                raise ArgumentError(message)
 
     def check_whole(self) -> None:
         """Raise if a step on the weights was not completed."""

@@ -71,11 +71,9 @@ class Step:
         elif strategy.gradients == "consumed" and self._loop.update is not None and self._bound.gradients.changed:
             problem = "gradients that are changed after backward(), as by clipping, do not go with it"
         if problem:
-            message = f"{strategy.name} has sent the gradients when backward() returns: {problem}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{strategy.name} has sent the gradients when backward() returns: {problem}")
         if closure is not None and self._loop.batches.are_uneven:
-            message = "step(closure) does not work inside join(): other ranks may be out of batches"
-            raise ArgumentError(message)
+            raise ArgumentError("step(closure) does not work inside join(): other ranks may be out of batches")
 
     def _apply(self, step: Callable[[], Any]) -> Any:
         """Make the step, unless gradients are not finite or the strategy has made it."""

@@ -43,21 +43,18 @@ def trained_parameters(optimizer: Any, model: torch.nn.Module, owner: Any) -> di
             optimized.add(id(parameter))
             if id(parameter) not in names:
                 place = f"parameter {index} of group {number}, of shape {tuple(parameter.shape)},"
-                message = f"{place} is in the optimizer but not in the model"
-                raise ArgumentError(message)
+                raise ArgumentError(f"{place} is in the optimizer but not in the model")
     trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     missing = [name for name, parameter in trained.items() if id(parameter) not in optimized]
     if missing:
         message = f"in the model but not in the optimizer: {', '.join(missing)}; requires_grad_(False) freezes them"
         raise ArgumentError(message)
     if not trained:
-        message = "the model has no parameter that requires gradients"
-        raise ArgumentError(message)
+        raise ArgumentError("the model has no parameter that requires gradients")
     _check_parameters(trained)
     for name, parameter in trained.items():
         if _owners.get(id(parameter), owner) is not owner:
-            message = f"{name} belongs to another DistributedOptimizer already: close() that one first"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{name} belongs to another DistributedOptimizer already: close() that one first")
     return trained
 
 
@@ -65,11 +62,9 @@ def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in parameters.items():
         if devices.device_of(parameter).type not in devices.KINDS or parameter.layout is not torch.strided:
             where = f"a {parameter.layout} tensor on {parameter.device}"
-            message = f"{name} is {where}: only dense ones in CPU memory and on a CUDA device can go"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"{name} is {where}: only dense ones in CPU memory and on a CUDA device can go")
         if is_lazy(parameter):
-            message = f"{name} has no shape yet: run the model once first"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"{name} has no shape yet: run the model once first")
         if parameter.dtype not in _DTYPES:
             message = f"{name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be averaged"
             raise ArgumentTypeError(message)
@@ -77,8 +72,7 @@ def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
     first = next(iter(places.values()))
     others = [f"{name} on {place}" for name, place in places.items() if place != first]
     if others:
-        message = (
+        raise ArgumentError(
             f"{next(iter(places))} is on {first}, but there are also {', '.join(others)}: the parameters that an "
             "optimizer trains have to be on one device"
         )
-        raise ArgumentError(message)

@@ -118,8 +118,7 @@ class ArrayLoop:
         self.loss_scale = LossScale.of(loss_scale)
         layout = Layout.of(self.weights)
         if not self.weights:
-            message = "there are no weights to train"
-            raise ArgumentError(message)
+            raise ArgumentError("there are no weights to train")
         tensors = {
             name: f"{dtype} {shape}"
             for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True)
@@ -216,8 +215,7 @@ class ArrayLoop:
         """
         count = len(self._loop.layout)
         if not -count <= index < count:
-            message = f"gradient {index} is not there: there are {count}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"gradient {index} is not there: there are {count}")
         if not self._loop.order:
             self._loop.begin_pass()
         index %= count

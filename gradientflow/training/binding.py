@@ -21,11 +21,9 @@ def bind_together(strategy: Strategy, comm: Communicator, layout: Layout, tensor
         with tensors.default_stream():
             synchronizer = bind(strategy, comm, layout)
         if not isinstance(synchronizer, Synchronizer):
-            message = f"bind of {strategy.name} returned a {type(synchronizer).__name__}, not a Synchronizer"
-            raise ArgumentError(message)
+            raise ArgumentError(f"bind of {strategy.name} returned a {type(synchronizer).__name__}, not a Synchronizer")
         if not hasattr(synchronizer, "layout"):
-            message = f"{type(synchronizer).__name__} of {strategy.name} does not call super().__init__()"
-            raise ArgumentError(message)
+            raise ArgumentError(f"{type(synchronizer).__name__} of {strategy.name} does not call super().__init__()")
         synchronizer.check_complete()
     except CommunicationError:
         raise

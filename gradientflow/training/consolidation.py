@@ -67,12 +67,11 @@ def of_any_rank(comm: Communicator, states: Sequence[Any], saved_by: int) -> Any
     """
     found = int(comm.allreduce(np.array([len(states)]), "sum")[0])
     if found != saved_by:
-        message = (
+        raise ArgumentError(
             f"these are states of {found} of the {saved_by} ranks that saved them, and there are {comm.size} ranks: as "
             "many ranks load one each, and other numbers of ranks what consolidated_state_dict() gave, or what "
             "torch.distributed.checkpoint has read"
         )
-        raise ArgumentError(message)
     mine = _sum(states, comm.size / saved_by) if states else None
     return _without_rank(consolidated(comm, mine, means=True))
 

@@ -37,8 +37,7 @@ class Deal:
         self._samples, self._batch_size = checked_int("samples", samples), checked_int("batch_size", batch_size, 1)
         self._seed, self._shuffle = checked_int("seed", seed), shuffle
         if batch_size > samples:
-            message = f"a batch of {batch_size} samples is more than there are: {samples}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"a batch of {batch_size} samples is more than there are: {samples}")
         self._epoch = -1
         self._order: NDArray[np.int64] = np.arange(self._samples)
 
@@ -59,8 +58,7 @@ class Deal:
             If there are more ranks than samples in a batch.
         """
         if checked_int("size", size, 1) > self._batch_size:
-            message = f"a batch of {self._batch_size} samples is too small for {size} ranks: each needs one"
-            raise ArgumentError(message)
+            raise ArgumentError(f"a batch of {self._batch_size} samples is too small for {size} ranks: each needs one")
         return self.batch(step)[checked_int("rank", rank, 0, size - 1) :: size]
 
 

@@ -217,11 +217,10 @@ class Loop:
         except ArgumentError as error:
             if type(error) is ArgumentError and index in self.order:
                 name = self.layout.names[index]
-                message = (
+                raise ArgumentError(
                     f"the gradient of {name} became final twice before it was averaged: call zero_grad() after a "
                     "backward pass that failed, and run a pass that reaches a parameter repeatedly under no_sync()"
-                )
-                raise ArgumentError(message) from None
+                ) from None
             self.order.append(index)
             raise
         except BaseException as error:
@@ -268,8 +267,7 @@ class Loop:
     def synchronize(self) -> None:
         """Complete the exchange: afterwards gradients are those for the step. Collective."""
         if self.must_zero:
-            message = "the iteration was dropped: call zero_grad(), and begin a new one with a backward pass"
-            raise ArgumentError(message)
+            raise ArgumentError("the iteration was dropped: call zero_grad(), and begin a new one with a backward pass")
         waited_from = time.monotonic()
         with self.comm.span("wait"):
             if not self.flushed:

@@ -62,8 +62,7 @@ class LossScale:
         """
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner is not optimizer:
-            message = "a LossScale is for one optimiser: give each one of its own"
-            raise ArgumentError(message)
+            raise ArgumentError("a LossScale is for one optimiser: give each one of its own")
         self._owner = weakref.ref(optimizer)
 
     def release(self) -> None:
@@ -110,8 +109,7 @@ class LossScale:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state."""
         if not {"value", "overflows", "good_steps"} <= set(checked_mapping("a state", state)):
-            message = "this is not the state of a LossScale"
-            raise ArgumentError(message)
+            raise ArgumentError("this is not the state of a LossScale")
         self.value = _checked(state["value"])
         self.overflows = int(state["overflows"])
         self._good_steps = int(state["good_steps"])
@@ -124,8 +122,7 @@ class LossScale:
 def _checked(scale: float) -> float:
     scale = checked_float("a loss scale", scale)
     if not _SMALLEST <= scale <= _LARGEST or math.frexp(scale)[0] != 0.5:
-        message = f"a loss scale is a power of two from 2**-24 to 2**24, not {scale!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"a loss scale is a power of two from 2**-24 to 2**24, not {scale!r}")
     return float(scale)
 
 

@@ -63,20 +63,17 @@ class TrainingState:
             message = f"the state has no {', '.join(sorted(missing))}: it was not made by a DistributedOptimizer"
             raise ArgumentError(message)
         if state["of"] != self._kind:
-            message = f"the state is of {state['of']}, and this is {self._kind}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the state is of {state['of']}, and this is {self._kind}")
         shapes = self._shapes
         for name, shape in shapes.items():
             if name not in state["shapes"]:
-                message = f"the state is of another model, which has no {name}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"the state is of another model, which has no {name}")
             if list(state["shapes"][name]) != shape:
                 message = f"the state is of another model, whose {name} has shape {state['shapes'][name]}, not {shape}"
                 raise ArgumentError(message)
         for name in state["shapes"]:
             if name not in shapes:
-                message = f"the state is of another model, which has {name}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"the state is of another model, which has {name}")
         if state["synchronizer"] is not None:
             self._loop.synchronizer.check_state_dict(state["synchronizer"])
 

@@ -81,17 +81,15 @@ class Status:
         """Raise if all ranks drop the iteration. Collective then."""
         if outcome.given_up:
             ranks = ", ".join(map(str, outcome.given_up))
-            message = (
+            raise AbandonedError(
                 f"{'rank' if len(outcome.given_up) == 1 else 'ranks'} {ranks} gave up the iteration, after an error "
                 "there: all ranks drop it, and no weight was changed; call zero_grad() and go on with the next one"
             )
-            raise AbandonedError(message)
         if outcome.rates_differ:
-            message = (
+            raise MismatchError(
                 f"{self.rates.difference(self._comm, has_batches)}: all ranks drop the iteration; give all the same, "
                 "call zero_grad() and go on with the next one"
             )
-            raise MismatchError(message)
 
     def any_has_batches(self, means: Numbers) -> bool:
         """Tell whether any rank has batches, also where the exchange has raised an error."""

@@ -164,11 +164,9 @@ class Survival:
     def check_takes_part(self) -> None:
         """Raise an error on a rank that has not come to the others yet."""
         if self._has_lost and self.is_apart:
-            message = "a rank was lost while the loop was made: those that are left meet where steps() begins"
-            raise PeerError(message)
+            raise PeerError("a rank was lost while the loop was made: those that are left meet where steps() begins")
         if self.is_apart:
-            message = "a rank that has joined others takes part in their training from steps() on"
-            raise ArgumentError(message)
+            raise ArgumentError("a rank that has joined others takes part in their training from steps() on")
 
     def begin(self) -> None:
         """Note that an iteration begins, with the changes so far."""
@@ -423,11 +421,9 @@ def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
         If it is neither "raise" nor "continue", or `min_ranks` has no use.
     """
     if on_failure not in ("raise", "continue"):
-        message = f"on_failure is 'raise' or 'continue', not {on_failure!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"on_failure is 'raise' or 'continue', not {on_failure!r}")
     if min_ranks is not None and on_failure == "raise":
-        message = "min_ranks goes with on_failure='continue'"
-        raise ArgumentError(message)
+        raise ArgumentError("min_ranks goes with on_failure='continue'")
     return on_failure == "continue"
 
 

@@ -28,8 +28,7 @@ class Batches:
     def uneven(self) -> Iterator[None]:
         """Let ranks run out of batches in a ``with`` block."""
         if self.are_uneven:
-            message = "join() is already under way"
-            raise ArgumentError(message)
+            raise ArgumentError("join() is already under way")
         self.are_uneven, self.exchanged = True, 0
         try:
             yield
@@ -48,8 +47,7 @@ def join(loop: Loop, broadcast: Callable[[int], object]) -> Iterator[None]:
         message = f"join() does not go with {loop.strategy.name}: it needs gradients that are averaged in every step"
         raise ArgumentError(message)
     if loop.survival is not None:
-        message = "join() does not go with on_failure='continue': deal the batches by steps() and membership"
-        raise ArgumentError(message)
+        raise ArgumentError("join() does not go with on_failure='continue': deal the batches by steps() and membership")
     with loop.batches.uneven():
         yield
         _take_part_until_all_have_left(loop)

@@ -76,7 +76,6 @@ class Request {
 
   // For endpoints: what stands for the request there, and that it has ended.
   [[nodiscard]] std::uint64_t handle() const noexcept { return handle_; }
-  void set_handle(std::uint64_t handle) noexcept { handle_ = handle; }
   void end() noexcept { endpoint_ = nullptr; }
 
  private:

@@ -50,8 +50,7 @@ def read_fault(file: Path) -> Fault:
     head, _, patch = file.read_text(encoding="utf-8").partition("\n\n")
     title, *fails = head.splitlines()
     if not fails or not all(line.startswith(_FAILS) for line in fails):
-        message = f"{file}: a title, and lines that begin with {_FAILS!r}, come before the patch"
-        raise ValueError(message)
+        raise ValueError(f"{file}: a title, and lines that begin with {_FAILS!r}, come before the patch")
     return Fault(file.stem, title, [shlex.split(line.removeprefix(_FAILS)) for line in fails], patch)
 
 

@@ -414,8 +414,7 @@ def check(grid: Grid, case: Case, settings: dict[str, Any]) -> None:
     try:
         grid.check(case)
     except Exception as error:
-        message = f"{case} with {settings}: {error}"
-        raise AssertionError(message) from error
+        raise AssertionError(f"{case} with {settings}: {error}") from error
 
 
 @on_ranks(1, 3)

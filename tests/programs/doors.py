@@ -80,8 +80,7 @@ def through_python(comm: gf.Communicator, kind: str, x: np.ndarray, out: np.ndar
         getattr(comm, kind)(x, **({} if kind == "broadcast" else {"out": out}), **said)
     except GradientFlowError as error:
         return type(error), str(error)
-    message = f"{kind} with {said} was served"
-    raise AssertionError(message)
+    raise AssertionError(f"{kind} with {said} was served")
 
 
 TABLE: list[tuple[str, dict[str, Any]]] = [

@@ -213,8 +213,7 @@ def check_leave_by_raising() -> None:
         with soon(), comm:
             works(comm)
             if RANK == FAULTY:
-                message = "something of the user's"
-                raise KeyError(message)
+                raise KeyError("something of the user's")
             comm.allreduce(mine())
     except KeyError:
         assert RANK == FAULTY
@@ -232,8 +231,7 @@ def crash() -> None:
     works(comm)
     WORLD.Barrier()
     if RANK == FAULTY:
-        message = "a mistake of the user's"
-        raise RuntimeError(message)
+        raise RuntimeError("a mistake of the user's")
     with soon(), raises(PeerError, f"rank {FAULTY} has closed its communicator"):
         comm.allreduce(mine())
     say("survived", RANK)
@@ -287,8 +285,7 @@ def expect_names(comm: gf.Communicator, named: str) -> None:
     except CommunicationTimeoutError as error:
         assert str(error).endswith(f": no sign of {named}"), error  # noqa: PT017
     else:
-        message = "a broken communicator was used"
-        raise AssertionError(message)
+        raise AssertionError("a broken communicator was used")
 
 
 def expect_an_error(make: Callable[[], None], comm: gf.Communicator) -> None:
@@ -305,8 +302,7 @@ def expect_an_error(make: Callable[[], None], comm: gf.Communicator) -> None:
         assert re.search("rank [0-9]+ has given up", str(error))  # noqa: PT017
         assert "timed out after 1 s" in str(error)  # noqa: PT017
     else:
-        message = "a rank that came too late was not told"
-        raise AssertionError(message)
+        raise AssertionError("a rank that came too late was not told")
 
 
 def check_stopped() -> None:
@@ -387,8 +383,7 @@ def stop_while_making(node_size: int) -> None:
     except (CommunicationTimeoutError, PeerError) as error:
         assert time.monotonic() - start < 1 + SOON or RANK == FAULTY, error  # noqa: PT017
     else:
-        message = "nothing was noticed"
-        raise AssertionError(message)
+        raise AssertionError("nothing was noticed")
     if RANK != FAULTY:
         others.Barrier()
         if RANK == 0:
@@ -468,8 +463,7 @@ def leave_what_is_under_way(node_size: int) -> None:
         with soon(), contextlib.suppress(KeyError), comm:
             handles = [comm.allreduce_async(mine()), comm.allreduce_async(mine(5000)), comm.barrier_async()]
             time.sleep(0.1)  # so that the first is under way
-            message = "something of the user's"
-            raise KeyError(message)
+            raise KeyError("something of the user's")
         assert comm.closed
         for handle in handles:
             with soon(), raises(ClosedError):

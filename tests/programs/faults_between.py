@@ -88,8 +88,7 @@ def be_told(comms: list[gf.Communicator], prepared: list[tuple[str, Call]], pids
             check_message(comm, error, pids)
             assert name in str(error), error  # noqa: PT017
         else:
-            message = f"nothing was raised by {name}"
-            raise AssertionError(message)
+            raise AssertionError(f"nothing was raised by {name}")
         took = time.monotonic() - start
         assert took < longest, f"{name} took {took:.1f} s"
     for comm in comms:
@@ -107,8 +106,7 @@ def expect_to_be_broken(call: Callable[[], object]) -> None:
     except CommunicationError as error:
         assert "cannot be used any more" in str(error)  # noqa: PT017
     else:
-        message = "a broken communicator was used"
-        raise AssertionError(message)
+        raise AssertionError("a broken communicator was used")
 
 
 def come_late(comms: list[gf.Communicator], prepared: list[tuple[str, Call]]) -> None:
@@ -121,8 +119,7 @@ def come_late(comms: list[gf.Communicator], prepared: list[tuple[str, Call]]) ->
         except (PeerError, CommunicationTimeoutError) as error:
             assert "has given up" in str(error), error  # noqa: PT017
         else:
-            message = f"a rank that came too late was not told, in or after {name}"
-            raise AssertionError(message)
+            raise AssertionError(f"a rank that came too late was not told, in or after {name}")
         assert time.monotonic() - start < SLACK
 
 

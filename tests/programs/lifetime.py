@@ -486,8 +486,7 @@ def calls_after_finalize() -> None:
             call()
         except GradientFlowError:
             continue
-        message = "nothing was raised"
-        raise AssertionError(message)
+        raise AssertionError("nothing was raised")
 
 
 ENDS: dict[str, Callable[[], None]] = {

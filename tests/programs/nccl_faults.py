@@ -35,8 +35,7 @@ def told(*kinds: type[Exception]) -> Iterator[None]:
         assert time.monotonic() - start < SOON, f"it took {time.monotonic() - start:.1f} s"
         say("told", RANK, type(error).__name__, str(error).replace("\n", " "))
     else:
-        message = "nothing was raised"
-        raise AssertionError(message)
+        raise AssertionError("nothing was raised")
 
 
 def call_until_told(comm: gf.Communicator, *kinds: type[Exception], hierarchical: bool = False) -> None:

@@ -406,8 +406,7 @@ def check_policies_of_users(comm: gf.Communicator) -> None:
                     asked.append(threading.current_thread())
                     pushes += 1
                     if pushes > workers:
-                        message = "that is enough"
-                        raise RuntimeError(message)
+                        raise RuntimeError("that is enough")
                     return gf.policies.Answer([[worker]], [worker])
 
                 def departed(self, worker: int, seconds: float) -> gf.policies.Answer:

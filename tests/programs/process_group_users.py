@@ -270,8 +270,7 @@ def check_ddp_hooks() -> None:
 
     def failing(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         def fail(done: Any) -> torch.Tensor:
-            message = "what the hook says"
-            raise KeyError(message)
+            raise KeyError("what the hook says")
 
         return default_hooks.allreduce_hook(state, bucket).then(fail)
 

@@ -348,8 +348,7 @@ def check_what_does_not_fit(comm: gf.Communicator) -> None:
 
 
 def _mismatch() -> None:
-    message = "different tensors"
-    raise MismatchError(message)
+    raise MismatchError("different tensors")
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------

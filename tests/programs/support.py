@@ -234,8 +234,7 @@ def raises(kind: type[BaseException], *fragments: str) -> Iterator[None]:
     except BaseException as error:
         caught = error
     if type(caught) is not kind:
-        message = f"expected {kind.__name__}, not {type(caught).__name__}: {caught}"
-        raise AssertionError(message) from caught
+        raise AssertionError(f"expected {kind.__name__}, not {type(caught).__name__}: {caught}") from caught
     for fragment in fragments:
         assert fragment in str(caught), f"{fragment!r} is not in {str(caught)!r}"
 

@@ -312,8 +312,7 @@ def check_wires(comm: gf.Communicator) -> None:
             call(mine(), wire="float16")
         except TypeError:
             continue
-        message = f"{call} took a wire"
-        raise AssertionError(message)
+        raise AssertionError(f"{call} took a wire")
     # A wire on which nothing is lost is none.
     for dtype, wire in ((np.float32, "float32"), (np.float16, "float32"), (np.float16, "float16")):
         handle = comm.allreduce_async(mine(dtype), wire=wire)
@@ -349,8 +348,7 @@ def check_names_and_roots(comm: gf.Communicator) -> None:
             comm.broadcast(mine(), root)
         except (TypeError, ValueError):
             continue
-        message = f"nothing was raised for root {root!r}"
-        raise AssertionError(message)
+        raise AssertionError(f"nothing was raised for root {root!r}")
     if comm.nodes > 1:
         with raises(ArgumentError, "algorithm 'shared' works inside one node", f"{comm.nodes} nodes"):
             comm.allreduce(mine(), algorithm="shared")
@@ -359,8 +357,7 @@ def check_names_and_roots(comm: gf.Communicator) -> None:
             comm.allreduce(mine(), **nonsense)
         except (TypeError, ValueError):
             continue
-        message = f"nothing was raised for {nonsense}"
-        raise AssertionError(message)
+        raise AssertionError(f"nothing was raised for {nonsense}")
     still_works(comm)
 
 

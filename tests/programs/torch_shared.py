@@ -382,8 +382,7 @@ def check_an_error_in_a_backward_pass(comm: gf.Communicator) -> None:
         before = [each.detach().clone() for each in model.parameters()]
 
         def fail(_: torch.Tensor) -> None:
-            message = "mine"
-            raise KeyError(message)
+            raise KeyError("mine")
 
         optimizer.zero_grad()
         if RANK == SIZE - 1:

@@ -362,8 +362,7 @@ def test_too_few_ranks_while_newcomers_come_are_an_error() -> None:
             self.recoveries = 0
 
         def admit(self, synchronizer: Any) -> bool:
-            message = "too few are left"
-            raise PeerError(message)
+            raise PeerError("too few are left")
 
         def recover(self, synchronizer: Any) -> None:
             self.recoveries += 1

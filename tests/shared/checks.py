@@ -47,8 +47,7 @@ def checks_of(program: str, *only: str, without: Sequence[str] = ()) -> list[Che
     """List the checks of a program, the functions check_*."""
     checks = _marked(program)
     if unknown := {*only, *without} - {*checks}:
-        message = f"{program}.py has no {', '.join(sorted(unknown))}"
-        raise ValueError(message)
+        raise ValueError(f"{program}.py has no {', '.join(sorted(unknown))}")
     return [check for name, check in checks.items() if name not in without and (not only or name in only)]
 
 
@@ -68,8 +67,7 @@ def without_repeats(items: Sequence[pytest.Function]) -> list[pytest.Function]:
 
     left = [*filter(stays, items)]
     if without := {job_of(each.nodeid) for each in items} - {job_of(each.nodeid) for each in left}:
-        message = f"no check is marked for the ranks of {', '.join(sorted(without))}"
-        raise pytest.UsageError(message)
+        raise pytest.UsageError(f"no check is marked for the ranks of {', '.join(sorted(without))}")
     return left
 
 

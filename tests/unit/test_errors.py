@@ -78,8 +78,7 @@ class Strange:
         return {"typestr": "nonsense", "shape": (), "data": 5}
 
     def __repr__(self) -> str:
-        message = "no"
-        raise RuntimeError(message)
+        raise RuntimeError("no")
 
 
 def test_objects_whose_own_code_fails(comm: Any) -> None:

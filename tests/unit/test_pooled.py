@@ -27,8 +27,7 @@ class Pool:
     def ready(self, number: int) -> None:
         """Fail, or not."""
         if self._fails:
-            message = "rank 1 has died"
-            raise PeerError(message)
+            raise PeerError("rank 1 has died")
 
     def abandon(self, stream: Any) -> None:
         """Note it."""

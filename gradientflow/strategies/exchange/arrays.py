@@ -65,11 +65,10 @@ class ArraySynchronizer(PlacedSynchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         reserved = {"names", "rank", "ranks"}.intersection(self.state_names)
         if isinstance(self.state_names, str) or reserved:
-            message = (
+            raise ArgumentError(
                 f"state_names of {type(self).__name__} are {self.state_names!r}: what is needed is a tuple of names of "
                 "attributes, other than names, rank and ranks"
             )
-            raise ArgumentError(message)
         super().__init__(comm, layout, strategy)
         self._parent = comm
         self.comm = self._parent._own_part(0)
@@ -102,11 +101,10 @@ class ArraySynchronizer(PlacedSynchronizer):
         for name in self.state_names:
             if not hasattr(type(self), name) and not hasattr(self, name):  # a property is not read
                 close = difflib.get_close_matches(name, vars(self), 1)
-                message = (
+                raise ArgumentError(
                     f"state_names of {type(self).__name__} have {name!r}, and it has no such attribute when bind "
                     f"returns it{f'; did you mean {close[0]!r}?' if close else ''}"
                 )
-                raise ArgumentError(message)
 
     def nonfinite_mean(self) -> int | None:
         """Return the first tensor whose gradient is not finite after the exchange."""
@@ -130,8 +128,7 @@ class ArraySynchronizer(PlacedSynchronizer):
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         with self._lock, self._in_iteration():
             if self._is_ready[index]:
-                message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
-                raise ArgumentError(message)
+                raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
             self._is_ready[index] = True
             while self._next < len(self._is_ready) and self._is_ready[self._next]:
                 self._hand_over(self._next)
@@ -145,11 +142,10 @@ class ArraySynchronizer(PlacedSynchronizer):
             gradient[...] = 0
         returned = self.gradient_ready(index, gradient)
         if returned is not None:
-            message = (
+            raise ArgumentTypeError(
                 f"gradient_ready of {self.strategy.name} returned a {type(returned).__name__}: it returns nothing, and "
                 "changes the gradient in its place"
             )
-            raise ArgumentTypeError(message)
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
         for index, is_ready in enumerate(self._is_ready):
@@ -313,8 +309,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         check_names(self.layout, state)
         for name, value in entries.items():
             if _shapes(value) != _shapes(self._in_order(state[name], state["names"])):
-                message = f"the state is of another model: its {name} have other shapes"
-                raise ArgumentError(message)
+                raise ArgumentError(f"the state is of another model: its {name} have other shapes")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state; without one, from the strategy's initial state. Collective."""
@@ -385,11 +380,10 @@ class _RefusingCommunicator:
         """Return an attribute of the communicator, unless it is a call."""
         value = getattr(self._comm, name)
         if callable(value) and name not in ("describe", "span"):
-            message = (
+            raise ArgumentError(
                 f"{self._who} uses comm.{name}: at the beginning of an iteration the ranks make no calls, since one "
                 "that gives up might not come; gradient_ready, backward_done and after_step may"
             )
-            raise ArgumentError(message)
         return value
 
 

@@ -74,11 +74,9 @@ class PeriodicStrategy(Strategy):
         self.delay = checked_int("delay", delay)
         self.mixing = mixing
         if self.delay >= self.period:
-            message = f"delay is below period, {self.period}, not {delay!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"delay is below period, {self.period}, not {delay!r}")
         if mixing is not None and not 0 <= checked_float("mixing", mixing) < 1:
-            message = f"mixing is from 0 to below 1, not {mixing!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"mixing is from 0 to below 1, not {mixing!r}")
 
     @classmethod
     def typical(cls, steps: int) -> Strategy:

@@ -30,11 +30,10 @@ class PlacedSynchronizer(Synchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         super().__init__(comm, layout, strategy)
         if layout.device != "cpu":
-            message = (
+            raise ArgumentError(
                 f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}: "
                 "they are copied unless the strategy says on_device = True"
             )
-            raise ArgumentError(message)
         self._memory: list[npt.NDArray[np.uint8]] = []
         self._offsets: list[list[int]] = []
         self._addresses = [0] * len(layout)

@@ -95,8 +95,7 @@ class ResidualSynchronizer(PoolSynchronizer):
             known = [name for name in mine if name in order]
             there = state["pools"].get(dtype)
             if len(known) < len(mine) or there is None or len(there["residuals"]) != len(mine):
-                message = f"the state is of a model in which other parameters are {dtype}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"the state is of a model in which other parameters are {dtype}")
             places = np.argsort(np.argsort([order[name] for name in mine]))
             arrays = {key: [there[key][place] for place in places] for key in _arrays_by_tensor(there)}
             pool.check_state_dict({**there, **arrays})

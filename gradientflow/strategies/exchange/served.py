@@ -69,8 +69,7 @@ class ServedStrategy(Strategy):
     ) -> None:
         super().__init__(**options)
         if not isinstance(optimizer, str):
-            message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}")
         self.step = "core_rate_in_momentum" if as_server_optimizer(optimizer).rate_in_momentum else "core"
         self.servers = None if servers is None else checked_int("servers", servers, 1)
         self.optimizer = optimizer
@@ -204,8 +203,7 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._is_ready[index]:
-            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
         dtype, count = self.layout.dtypes[index], self.layout.counts[index]
         address = self._addresses[index] if elsewhere is None else elsewhere
         if self.server._native.ready_at(index, address, dtype):
@@ -236,11 +234,10 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._note_end()
         self._found, self._used = found, used
         if outcome == "abandoned":
-            message = (
+            raise AbandonedError(
                 "a rank gave up the iteration, after an error there: no weight was changed; call zero_grad() and go on "
                 "with the next one"
             )
-            raise AbandonedError(message)
         if outcome == "skipped" and not self.skips_nonfinite:
             self._pending_error = self._why_skipped()
         return Update("skipped" if outcome == "skipped" else "written")

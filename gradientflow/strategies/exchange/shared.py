@@ -108,11 +108,10 @@ class NodeWeights:
             last = self._marks.max()
             torn = [str(self._ranks[local]) for local in np.flatnonzero((self._marks != last) | (self._marks % 2 == 1))]
             which = f"rank {torn[0]}" if len(torn) == 1 else f"ranks {', '.join(torn)}"
-            message = (
+            raise CommunicationError(
                 f"the weights that the ranks of this node share are updated in part: {which} did not complete a step; "
                 "go on from a checkpoint, with a model and an optimizer made anew"
             )
-            raise CommunicationError(message)
 
     @contextmanager
     def step(self, error: Exception | None) -> Iterator[None]:
@@ -215,8 +214,7 @@ class SharedGradients(PlacedSynchronizer):
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._is_ready[index]:
-            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
         self._is_ready[index] = True
 
     def flush(self, stream: Any = None) -> None:
@@ -269,10 +267,9 @@ class SharedGradients(PlacedSynchronizer):
 def bind_shared(comm: Communicator, layout: Layout, strategy: PoolStrategy) -> Synchronizer:
     """Bind dense communication with weights that the ranks of a node share. Collective."""
     if layout.device != "cpu":
-        message = (
+        raise ArgumentError(
             f"share='node' is for weights in memory of the host, and the tensors are on CUDA device {layout.device}"
         )
-        raise ArgumentError(message)
     kind: Any = SharedGradients if comm.nodes == 1 else SharedPools
     synchronizer: Synchronizer = kind(comm, replace(layout, weights=()), strategy)  # they will move to node memory
     return synchronizer

@@ -152,8 +152,7 @@ class StagedSynchronizer(Synchronizer):
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if index in self._is_ready:
-            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
         self._begin(stream)
         self._is_ready.add(index)
         if self._reads_gradients or self.skips_nonfinite:
@@ -269,11 +268,10 @@ class StagedSynchronizer(Synchronizer):
         for name, weight in zip(self.layout.names, self.weights, strict=False):
             _, dtype = self._core.place_of(weight)
             if "16" in dtype:
-                message = (
+                raise ArgumentError(
                     f"{self.strategy.name} changes weights of float32, and {name} on a CUDA device is {dtype}: use "
                     "master weights, which the optimizers of the core have"
                 )
-                raise ArgumentError(message)
 
     def _take_weights(self, stream: int) -> None:
         """Copy the weights to the host, after the work in the stream, and wait; those of 16 bits as float32."""
@@ -375,11 +373,10 @@ class _NoWeights(tuple[Any, ...]):
     """The weights of a layout whose strategy does not write any: they are not copied, and reading them is an error."""
 
     def __iter__(self) -> Iterator[Any]:
-        message = (
+        raise ArgumentError(
             "weights on a CUDA device are copied to the host for strategies that write them, whose gradients are "
             "'local' or 'consumed'; this one has none"
         )
-        raise ArgumentError(message)
 
 
 def _pages(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -14,26 +14,23 @@ def check_keys(name: str, needed: Iterable[str], state: Mapping[str, Any]) -> No
     """Raise unless a state of the strategy of this name has these keys."""
     missing = set(needed) - set(state)
     if missing:
-        message = f"this is not the state of {name}: it has no {', '.join(sorted(missing))}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"this is not the state of {name}: it has no {', '.join(sorted(missing))}")
 
 
 def check_names(layout: Layout, state: Mapping[str, Any]) -> None:
     """Raise unless the tensors of a state are those of the layout, in any order."""
     if sorted(state["names"]) != sorted(layout.names):
-        message = "the state is of another model, whose tensors have other names"
-        raise ArgumentError(message)
+        raise ArgumentError("the state is of another model, whose tensors have other names")
 
 
 def check_rank(comm: Communicator, state: Mapping[str, Any]) -> None:
     """Raise unless a state is of this rank, of as many ranks."""
     mine, theirs = (comm.rank, comm.size), (state["rank"], state["ranks"])
     if mine != theirs:
-        message = (
+        raise ArgumentError(
             f"this is the state of rank {theirs[0]} of {theirs[1]}, and this is rank {mine[0]} of {mine[1]}: each "
             "rank loads its own, and any rank what consolidated_state_dict() gave"
         )
-        raise ArgumentError(message)
 
 
 def in_order(values: Sequence[Any], names: Sequence[str], layout: Layout, instead: Sequence[Any] | None = None) -> Any:

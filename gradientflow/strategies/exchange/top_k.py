@@ -230,8 +230,7 @@ def checked_selection(selection: Any) -> str:
         If it is neither.
     """
     if selection not in ("sampled", "exact"):
-        message = f"selection is 'sampled' or 'exact', not {selection!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"selection is 'sampled' or 'exact', not {selection!r}")
     return str(selection)
 
 
@@ -246,12 +245,10 @@ def checked_ratio(name: str, ratio: Any) -> float:
         If it is no number.
     """
     if isinstance(ratio, bool):
-        message = f"{name} is a number of 1 or more, not {ratio!r}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{name} is a number of 1 or more, not {ratio!r}")
     found = checked_float(name, ratio)
     if not 1 <= found < math.inf:
-        message = f"{name} is a number of 1 or more, not {ratio!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{name} is a number of 1 or more, not {ratio!r}")
     return found
 
 

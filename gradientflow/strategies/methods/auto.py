@@ -87,8 +87,7 @@ class Auto(PoolStrategy):
         self.allow = (allow,) if isinstance(allow, str) else tuple(checked_list("allow", allow, "wires"))
         for wire in self.allow:
             if wire not in ("float16", "bfloat16"):
-                message = f"allow is a sequence of the wires float16 and bfloat16, not {allow!r}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"allow is a sequence of the wires float16 and bfloat16, not {allow!r}")
         self.steps = checked_int("steps", steps, 2)
 
     @classmethod
@@ -351,8 +350,7 @@ class AutoSynchronizer(PoolSynchronizer):
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise unless it has a choice."""
         if state and not set(self.state_dict()) <= set(state):
-            message = "this is not the state of auto: it has no choice"
-            raise ArgumentError(message)
+            raise ArgumentError("this is not the state of auto: it has no choice")
         if state and state["choice"] is not None:
             threshold, wire = state["choice"]
             native_threshold(threshold)

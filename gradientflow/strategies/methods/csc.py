@@ -79,8 +79,7 @@ class CSC(PoolStrategy):
         if not callable(density):
             _check_number("density", density, "above 0 and at most 1", lambda number: 0 < number <= 1)
         elif warmup:
-            message = "warmup goes with a density that is a number: let the function of the iteration do it"
-            raise ArgumentError(message)
+            raise ArgumentError("warmup goes with a density that is a number: let the function of the iteration do it")
         _check_number("chunk_size", chunk_size, "a whole number of 1 or more", lambda n: n >= 1 and n == int(n))
         _check_number("warmup", warmup, "a whole number of 0 or more", lambda n: n >= 0 and n == int(n))
         if momentum is not None:
@@ -159,11 +158,10 @@ class ChunkSynchronizer(ResidualSynchronizer):
         momenta = {settings(index).momentum for index in range(len(self.layout))}
         if len(momenta) > 1:
             found = " and ".join(map(str, sorted(momenta)))
-            message = (
+            raise ArgumentError(
                 f"the residuals of csc decay with the momentum of the optimizer, and that is {found} in different "
                 "groups: make them the same, or give csc a momentum"
             )
-            raise ArgumentError(message)
         (momentum,) = momenta
         if momentum == 0 and self._momentum_before != 0:
             warnings.warn(
@@ -182,11 +180,9 @@ class ChunkSynchronizer(ResidualSynchronizer):
 
 def _check_number(name: str, number: object, what: str, is_right: object) -> None:
     if not isinstance(number, numbers.Real) or isinstance(number, bool):
-        message = f"{name} is {what}, not {number!r}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{name} is {what}, not {number!r}")
     if not math.isfinite(number) or not is_right(number):  # type: ignore[operator]
-        message = f"{name} is {what}, not {number!r}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{name} is {what}, not {number!r}")
 
 
 __all__ = ["CSC"]

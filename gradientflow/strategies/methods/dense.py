@@ -38,8 +38,7 @@ class Dense(PoolStrategy):
     def __init__(self, *, share: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         if share not in (None, "node"):
-            message = f"share is 'node' or None, not {share!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"share is 'node' or None, not {share!r}")
         self.share = share
         self.is_plain_mean = share is None
         if share is not None:

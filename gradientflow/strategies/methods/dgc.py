@@ -52,11 +52,9 @@ class DGC(TopKStrategy):
     ) -> None:
         super().__init__(ratio, **options)
         if not 0 <= checked_float("momentum", momentum) < 1:
-            message = f"momentum is from 0 on and below 1, not {momentum!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"momentum is from 0 on and below 1, not {momentum!r}")
         if clip is not None and not checked_float("clip", clip) > 0:
-            message = f"clip is above 0, not {clip!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"clip is above 0, not {clip!r}")
         self.momentum, self.clip, self.masking = momentum, clip, masking
         self.selection = checked_selection(selection)
 
@@ -86,11 +84,10 @@ class DGCSynchronizer(TopKSynchronizer):
         for index, name in enumerate(self.layout.names):
             momentum = settings(index).momentum
             if momentum:
-                message = (
+                raise ArgumentError(
                     f"dgc has the momentum ({self.strategy.momentum}) in what it sends, and the optimizer has one of "
                     f"{momentum} for {name}: make the optimizer with momentum=0, or dgc"
                 )
-                raise ArgumentError(message)
 
 
 __all__ = ["DGC"]

@@ -54,14 +54,11 @@ class DiLoCo(PeriodicStrategy):
         self._apply_later(delay, mixing)
         self.fragments = checked_int("fragments", fragments, 1)
         if self.fragments > self.period:
-            message = f"fragments is at most period, {self.period}, not {fragments!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"fragments is at most period, {self.period}, not {fragments!r}")
         if not checked_float("outer_rate", outer_rate) > 0:
-            message = f"outer_rate is above 0, not {outer_rate!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"outer_rate is above 0, not {outer_rate!r}")
         if not 0 <= checked_float("outer_momentum", outer_momentum) < 1:
-            message = f"outer_momentum is from 0 to below 1, not {outer_momentum!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"outer_momentum is from 0 to below 1, not {outer_momentum!r}")
         self.outer_rate, self.outer_momentum, self.nesterov = outer_rate, outer_momentum, nesterov
 
 

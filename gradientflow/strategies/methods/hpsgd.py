@@ -97,8 +97,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         super().__init__(comm, layout, strategy)
         for name, dtype in zip(layout.names, layout.dtypes, strict=True):
             if dtype == "float64":
-                message = f"hpsgd is for weights of float32, float16 and bfloat16, and {name} is float64"
-                raise ArgumentError(message)
+                raise ArgumentError(f"hpsgd is for weights of float32, float16 and bfloat16, and {name} is float64")
         self._steps = load_core().local_updates
         # Rounds have a communicator of their own: they may wait long for other ranks.
         self._background, self._foreground = comm._own_part(0), comm._own_part(0)
@@ -136,11 +135,9 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             its = settings(index)
             if its.momentum or its.trust:
                 what = f"a momentum of {its.momentum}" if its.momentum else "the local rates of LARS"
-                message = f"hpsgd makes steps of plain SGD, and the optimizer has {what} for {name}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"hpsgd makes steps of plain SGD, and the optimizer has {what} for {name}")
             if its.rate < 0:
-                message = f"the learning rate of {name} is {its.rate}, below 0"
-                raise ArgumentError(message)
+                raise ArgumentError(f"the learning rate of {name} is {its.rate}, below 0")
 
     def prepare(self) -> None:
         """Raise if the optimizer's settings do not go with the strategy, or others have written the weights."""
@@ -150,8 +147,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._at[index] is not None:
-            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
         self._at[index] = self._addresses[index] if elsewhere is None else elsewhere
 
     def flush(self, stream: Any = None) -> None:
@@ -385,11 +381,10 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     def _weight(self, index: int) -> Floats:
         weight = self.weights[index]
         if weight.dtype != np.float32:
-            message = (
+            raise ArgumentError(
                 f"hpsgd makes steps on float32, and {self.layout.names[index]} is {weight.dtype}: use master weights, "
                 "which the optimizers of the core have"
             )
-            raise ArgumentError(message)
         return weight  # type: ignore[no-any-return]
 
     def _first_nonfinite(self, places: Sequence[int | None]) -> int | None:

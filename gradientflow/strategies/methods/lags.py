@@ -105,17 +105,14 @@ class LAGS(TopKStrategy):
         **options: Any,
     ) -> None:
         if isinstance(ratio, str) and ratio != ADAPTIVE:
-            message = f"ratio is a number of 1 or more, or {ADAPTIVE!r}, not {ratio!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"ratio is a number of 1 or more, or {ADAPTIVE!r}, not {ratio!r}")
         checked_ratio("max_ratio", max_ratio)
         final = max_ratio if isinstance(ratio, str) else ratio
         super().__init__(final, warmup=warmup, **options)
         if refit_every and ratio != ADAPTIVE:
-            message = f"refit_every goes with an adaptive ratio, not with {ratio!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"refit_every goes with an adaptive ratio, not with {ratio!r}")
         if max_ratio != _MAX_RATIO and ratio != ADAPTIVE:
-            message = f"max_ratio goes with an adaptive ratio, not with {ratio!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"max_ratio goes with an adaptive ratio, not with {ratio!r}")
         self.ratio = ratio
         self.max_ratio = max_ratio
         self.refit_every = checked_int("refit_every", refit_every)
@@ -304,8 +301,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         ratios = [checked_ratio("a ratio of the state", each) for each in state["ratios"]]
         checked_int("next_fit", state.get("next_fit"))
         if len(ratios) != len(self.layout):
-            message = f"the state has {len(ratios)} ratios for {len(self.layout)} tensors"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the state has {len(ratios)} ratios for {len(self.layout)} tensors")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state. Without one, or from a consolidated one, the ratios are fitted anew. Collective."""

@@ -55,11 +55,9 @@ class SparseLoCo(PeriodicStrategy):
     def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95, **options: Any) -> None:
         super().__init__(period, **options)
         if not checked_float("outer_rate", outer_rate) > 0:
-            message = f"outer_rate is above 0, not {outer_rate!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"outer_rate is above 0, not {outer_rate!r}")
         if not 0 <= checked_float("decay", decay) <= 1:
-            message = f"decay is from 0 to 1, not {decay!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"decay is from 0 to 1, not {decay!r}")
         self.outer_rate, self.decay = outer_rate, decay
 
     def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:

@@ -91,21 +91,17 @@ class SSDSGD(ServedStrategy):
             message = f"warmup is a positive multiple of k, {self.k}: {nearest}, for example, not {self.warmup}"
             raise ArgumentError(message)
         if local_update not in _RULES:
-            message = f"local_update is 'glu', 'sgd', 'dc_asgd' or 'none', not {local_update!r}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"local_update is 'glu', 'sgd', 'dc_asgd' or 'none', not {local_update!r}")
         if local_update == "glu" and not optimizer.startswith("sgd"):
             message = f"'glu' works out what momentum SGD has done: with {optimizer!r} let local_update be another one"
             raise ArgumentError(message)
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not math.isfinite(checked_float(name, value)):
-                message = f"{name} is finite, not {value}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"{name} is finite, not {value}")
         if not 0 <= checked_float("decay", decay) < 1:
-            message = f"decay is from 0 to below 1, not {decay}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"decay is from 0 to below 1, not {decay}")
         if not checked_nonnegative("epsilon", epsilon) > 0:
-            message = f"epsilon is above 0, not {epsilon}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"epsilon is above 0, not {epsilon}")
         self.local_update = local_update
         self.alpha = alpha
         self.beta = beta
@@ -271,8 +267,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             return
         check_rank(self.comm, state)
         if not {*self._entries(), "is_pulling", "was_skipped", "has_pre_weights"} <= set(state):
-            message = f"the state is of another local update than {self.strategy.local_update}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"the state is of another local update than {self.strategy.local_update}")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state, or begin anew with the weights of rank 0. Collective."""

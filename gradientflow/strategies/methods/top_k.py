@@ -28,11 +28,9 @@ class TopK(TopKStrategy):
     def __init__(self, ratio: float = 1000.0, *, density: float | None = None, **options: Any) -> None:
         if density is not None:
             if ratio != 1000.0:
-                message = f"top_k takes a ratio or a density, not both, {ratio!r} and {density!r}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"top_k takes a ratio or a density, not both, {ratio!r} and {density!r}")
             if not 0 < checked_float("density", density) <= 1:
-                message = f"density is above 0 and at most 1, not {density!r}"
-                raise ArgumentError(message)
+                raise ArgumentError(f"density is above 0 and at most 1, not {density!r}")
         final = ratio if density is None else 1 / density
         super().__init__(final, **options)
         self.ratio = ratio

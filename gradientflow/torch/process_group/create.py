@@ -43,13 +43,11 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
         The backend has no options.
     """
     if backend_options is not None:
-        message = f"the backend {BACKEND} has no options: leave pg_options out"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"the backend {BACKEND} has no options: leave pg_options out")
     has_members = not getattr(options, "enable_reconfigure", False)  # which PyTorch has since 2.14
     if is_by_mpi():
         if not has_members:
-            message = "enable_reconfigure=True needs messages over TCP: set GRADIENTFLOW_TRANSPORT=tcp"
-            raise ArgumentError(message)
+            raise ArgumentError("enable_reconfigure=True needs messages over TCP: set GRADIENTFLOW_TRANSPORT=tcp")
         by_mpi = _by_mpi(options)
         return ProcessGroup(by_mpi.place, by_mpi, options.timeout, options.group_id)
     place, towards = Place(options.group_rank, options.group_size), _towards(options.store)
@@ -60,8 +58,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
 def _by_mpi(options: Any) -> Members:
     MPI = load_mpi()  # noqa: N806
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        message = f"the backend {BACKEND} needs an MPI that was initialised with MPI_THREAD_MULTIPLE"
-        raise ArgumentError(message)
+        raise ArgumentError(f"the backend {BACKEND} needs an MPI that was initialised with MPI_THREAD_MULTIPLE")
     ranks = list(options.global_ranks_in_group)
     if ranks:
         Rendezvous(dist.get_rank(), dist.get_world_size())

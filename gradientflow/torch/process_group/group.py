@@ -184,8 +184,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _reconfigured(self) -> Reconfiguration:
         if self._reconfiguration is None:
-            message = "a group whose ranks met through MPI keeps its members: set GRADIENTFLOW_TRANSPORT=tcp"
-            raise ArgumentError(message)
+            raise ArgumentError("a group whose ranks met through MPI keeps its members: set GRADIENTFLOW_TRANSPORT=tcp")
         return self._reconfiguration
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -21,8 +21,7 @@ class Place(NamedTuple):
     def check_rank(self, rank: int) -> None:
         """Raise unless the group has this rank."""
         if not 0 <= rank < self.size:
-            message = f"rank {rank} is not in the group: its ranks are 0 to {self.size - 1}"
-            raise ArgumentError(message)
+            raise ArgumentError(f"rank {rank} is not in the group: its ranks are 0 to {self.size - 1}")
 
     def root_of(self, options: Any) -> int:
         """Return the root in the options of a call, after checking it."""

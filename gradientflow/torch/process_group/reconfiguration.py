@@ -65,14 +65,12 @@ class Reconfiguration:
         handles = options.handles if isinstance(options.handles, list) else sorted(options.handles)
         addresses = [_address(rank, handle) for rank, handle in enumerate(handles)]
         if len(set(handles)) < len(handles):
-            message = "a handle is given twice: the new group has one of each of its processes"
-            raise ArgumentError(message)
+            raise ArgumentError("a handle is given twice: the new group has one of each of its processes")
         if self._handle not in handles:
-            message = (
+            raise ArgumentError(
                 f"the handle of this process is not among the {len(handles)} that are given: ask for the handles of "
                 "all processes anew before each reconfiguration"
             )
-            raise ArgumentError(message)
         if options.hints:
             message = f"the backend {BACKEND} has no hints for reconfiguration: leave {sorted(options.hints)} out"
             raise ArgumentError(message)
@@ -100,11 +98,10 @@ class _NoCalls:
     abort = close
 
     def __getattr__(self, name: str) -> NoReturn:
-        message = (
+        raise ClosedError(
             "the process group has no members yet: with enable_reconfigure=True, torch.distributed._reconfigure gives "
             "it the first ones"
         )
-        raise ClosedError(message)
 
 
 NO_CALLS: Any = _NoCalls()
@@ -119,9 +116,7 @@ def _address(rank: int, handle: str) -> str:
     except ValueError:
         backend = ""
     if backend != BACKEND:
-        message = f"{handle!r} is no handle of a process group of the backend {BACKEND}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{handle!r} is no handle of a process group of the backend {BACKEND}")
     if objection := core.objection_to(card):
-        message = f"rank {rank} cannot be met: {objection}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"rank {rank} cannot be met: {objection}")
     return str(core.address_on(card))

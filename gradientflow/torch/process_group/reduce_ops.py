@@ -135,5 +135,4 @@ def _store_flipped(flip: int, target: torch.Tensor, result: torch.Tensor) -> Non
 
 def _check(op: Any, dtype: torch.dtype, defined: bool) -> None:
     if not defined:
-        message = f"the reduction {op.op.name} is not defined on {dtype}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"the reduction {op.op.name} is not defined on {dtype}")

@@ -75,12 +75,11 @@ class Rendezvous:
         alone = self._way.name == ALONE
         given_rank, given_size = _given(rank, "RANK"), _given(size, "WORLD_SIZE")
         if alone and given_size != 1:
-            message = (
+            raise ArgumentError(
                 "the backend gradientflow runs in a job, and this process was not started as one: start the script "
                 "with `gradientflow run -n N -- SCRIPT`, `torchrun --nproc-per-node N SCRIPT` or `mpirun -n N python "
                 "SCRIPT`, or give rank=, world_size= and init_method="
             )
-            raise ArgumentError(message)
         self._mpi: Any = None
         self.place = self._way.place if alone else self._find_place()
         for name, given, found in (
@@ -89,11 +88,10 @@ class Rendezvous:
         ):
             if given is not None and given != found:
                 who = "MPI" if self._mpi is not None else self._way.name
-                message = (
+                raise ArgumentError(
                     f"the {name} is said to be {given}, by RANK and WORLD_SIZE or by the arguments of "
                     f"init_process_group, but {who} says {found}: leave both to {who}"
                 )
-                raise ArgumentError(message)
 
     def _find_place(self) -> Place:
         ranks = computing_ranks(self._way)
@@ -138,11 +136,10 @@ class Rendezvous:
         try:
             return dist.TCPStore(reachable, port, size, is_master=False, timeout=timeout)
         except (RuntimeError, TimeoutError) as error:
-            message = (
+            raise CommunicationError(
                 f"the store of the process group, which rank 0 serves at {join_address(reachable, port)}, cannot be "
                 f"reached; rank 0 may have ended: {str(error).splitlines()[0]}"
-            )
-            raise CommunicationError(message) from error
+            ) from error
 
     def _exchange(self, mine: bytes, config: Config) -> list[bytes]:
         """Tell all ranks something. Collective; how long MPI waits is MPI's."""
@@ -205,8 +202,7 @@ def _given(argument: int, variable: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        message = f"{variable} is {text!r}, which is not a number"
-        raise ArgumentError(message) from None
+        raise ArgumentError(f"{variable} is {text!r}, which is not a number") from None
 
 
 def _port() -> int:
@@ -215,8 +211,7 @@ def _port() -> int:
     if not text:
         return 0
     if not text.isdecimal() or int(text) > _HIGHEST_PORT:
-        message = f"MASTER_PORT is {text!r}, which is not a port number"
-        raise ArgumentError(message)
+        raise ArgumentError(f"MASTER_PORT is {text!r}, which is not a port number")
     return int(text)
 
 
@@ -243,8 +238,7 @@ def _reachable(addresses: Sequence[str], port: int) -> str:
     for address in addresses:
         with contextlib.suppress(OSError), socket.create_connection((address, port), waits.MASTER_ANSWERS.seconds):
             return address
-    message = (
+    raise CommunicationError(
         f"no address of rank 0's host can be reached from {socket.gethostname()}, of {', '.join(addresses) or 'none'} "
         f"at port {port}: set MASTER_ADDR to one that can"
     )
-    raise CommunicationError(message)

@@ -51,8 +51,7 @@ def allreduce_sparse(tensor: torch.Tensor, op: Any, place: Place, run: Callable[
     run(Call("allgather", {"x": facts, "out": found}))
     if (found[:, :-1] != found[0, :-1]).any():
         shapes = [tuple(shape) for shape in found[:, 2:-1].tolist()]
-        message = f"the ranks reduce sparse tensors that are not alike; their shapes are {shapes}"
-        raise MismatchError(message)
+        raise MismatchError(f"the ranks reduce sparse tensors that are not alike; their shapes are {shapes}")
     counts = found[:, -1].tolist()
     device = devices.device_of(values)
     all_indices = devices.empty((sum(counts), own.sparse_dim()), indices.dtype, device)

@@ -36,8 +36,7 @@ def checked(tensor: Any) -> torch.Tensor:
         Unless it is a dense tensor in CPU memory or on a CUDA device.
     """
     if not isinstance(tensor, torch.Tensor):
-        message = f"a process group takes tensors, not a {type(tensor).__name__}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"a process group takes tensors, not a {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         message = f"a {tensor.layout} tensor cannot be sent or reduced: make it dense with to_dense() first"
         raise ArgumentTypeError(message)
@@ -148,8 +147,7 @@ def only(tensors: Any, call: str) -> Any:
         return tensors
     tensors = checked_list(f"what {call} takes", tensors, "tensors")
     if len(tensors) != 1:
-        message = f"{call} takes one tensor for each rank, not {len(tensors)}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{call} takes one tensor for each rank, not {len(tensors)}")
     return tensors[0]
 
 
@@ -174,8 +172,7 @@ def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
     found = [checked_list(f"what {call} takes", each, "tensors") for each in lists]
     lengths = sorted({len(each) for each in found})
     if len(lengths) > 1:
-        message = f"{call} takes lists of as many tensors, not of {' and '.join(map(str, lengths))}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{call} takes lists of as many tensors, not of {' and '.join(map(str, lengths))}")
     return zip(*found, strict=True)
 
 
@@ -184,12 +181,10 @@ def check_alike(call: str, *tensors: torch.Tensor) -> None:
     devices.common_device(tensors)
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
-        message = f"{call} takes tensors of one dtype, not of {' and '.join(sorted(map(str, dtypes)))}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{call} takes tensors of one dtype, not of {' and '.join(sorted(map(str, dtypes)))}")
 
 
 def check_count(call: str, tensor: torch.Tensor, wanted: int) -> None:
     """Raise unless a tensor of a call has this number of elements."""
     if tensor.numel() != wanted:
-        message = f"{call} needs a tensor of {wanted} elements here, not of {tensor.numel()}"
-        raise ArgumentError(message)
+        raise ArgumentError(f"{call} needs a tensor of {wanted} elements here, not of {tensor.numel()}")

@@ -100,12 +100,6 @@ class CudaRuntime final : public Runtime {
     return text;
   }
 
-  [[nodiscard]] bool can_access(int device, int peer) const override {
-    int can = 0;
-    check(cudaDeviceCanAccessPeer(&can, device, peer));
-    return can != 0;
-  }
-
   [[nodiscard]] std::byte* allocate(std::size_t bytes) const override {
     void* memory = nullptr;
     check(cudaMalloc(&memory, bytes));

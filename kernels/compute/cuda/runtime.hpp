@@ -60,7 +60,6 @@ class Runtime {
   [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // by this process, so that use() costs nothing
   [[nodiscard]] virtual std::string name(int device) const = 0;
   [[nodiscard]] virtual std::string bus_id(int device) const = 0;  // the same in all processes of a machine
-  [[nodiscard]] virtual bool can_access(int device, int peer) const = 0;
 
   // ---- memory
   [[nodiscard]] virtual std::byte* allocate(std::size_t bytes) const = 0;  // nullptr for none

@@ -90,7 +90,6 @@ class GradientPool final : public Pool {
 
   [[nodiscard]] static Progress progress_of(const Communicator& communicator, const Options& options);
   [[nodiscard]] std::size_t threshold_of(std::optional<std::size_t> given) const;
-  [[nodiscard]] bool extra_lie_behind() const { return !extra_.empty() && !options_.device; }
   void write_extra();
   void read_extra();
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;

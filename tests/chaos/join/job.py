@@ -86,8 +86,7 @@ def run(ranks: int, hosts: int, rate: str, nbytes: int, joins: int, strategy: St
         out, errors = job.communicate()
     said = [json.loads(line) for line in out.splitlines()]
     if job.returncode != 0 or len(said) != joins * ranks * max(hosts, 1):
-        message = f"the job has not let {joins} newcomers in (exit status {job.returncode})\n{errors}"
-        raise GradientFlowError(message)
+        raise GradientFlowError(f"the job has not let {joins} newcomers in (exit status {job.returncode})\n{errors}")
     by_join = [[line for line in said if line["join"] == number] for number in range(1, joins + 1)]
     return [judged(lines, nbytes, strategy) for lines in by_join]
 
