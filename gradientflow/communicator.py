@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,20 @@ from .mpi_library import load_mpi, start_mpi
 from .request import Request
 from .settings_file import say_what_holds, settings_file
 
-if TYPE_CHECKING:
-    from .door import Door
-
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Entrance(Protocol):
+    """Where others may come in: `gradientflow.door.Door`, which knows communicators."""
+
+    def someone_waits(self) -> bool:
+        """Tell, on rank 0, whether `open` would find somebody."""
+
+    def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
+        """Let in who waits; return the core's communicator with them, or None. Collective."""
+
+    def close(self) -> None:
+        """Tell those who still wait that the job has ended."""
 
 
 class Communicator:
@@ -99,7 +109,7 @@ class Communicator:
         self.recovered_from: tuple[int, ...] | None = self._native.recovered_from
         self.lost: tuple[tuple[int, str], ...] = self._native.lost
         self.server_ranks: Any = None
-        self._door: Door | None = None  # where others may come in
+        self._door: Entrance | None = None
         self._waits: set[Callable[[], None]] = set()  # for calls that another library has yet to make
         self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # closed together with it
         _open.add(self)

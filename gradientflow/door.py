@@ -8,19 +8,17 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from . import waits
 from ._location import load_core
 from .agreement import gather
+from .communicator import Communicator
 from .errors import CommunicationError, CommunicationTimeoutError, MismatchError, PeerError, RecoverableError
 from .meeting.variables import Place, split_address
 from .meeting.way import LACKS, OUTSIDE
-
-if TYPE_CHECKING:
-    from .communicator import Communicator
 
 _ANSWER_SECONDS = 1.0  # in which a newcomer that lives accepts a connection
 _BEGINS_ANEW = "nobody is left in it, and it begins anew"

@@ -5,12 +5,10 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ._location import load_core
-
-if TYPE_CHECKING:
-    from .communicator import Communicator
+from .communicator import Communicator
 
 _open: weakref.WeakSet[Mailbox] = weakref.WeakSet()
 

@@ -15,6 +15,7 @@ from .errors import ArgumentError, ArgumentTypeError
 NodeArray = npt.NDArray[Any]
 
 _LARGEST = 1 << 40  # bytes
+_ALIGNMENT = 64
 
 
 def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
@@ -91,3 +92,11 @@ def array_over(segment: Any, offset: int, shape: tuple[int, ...], dtype: np.dtyp
     """Return this rank's part of a segment, from byte `offset` on, as an array that keeps the segment alive."""
     count = math.prod(shape)
     return np.frombuffer(segment, dtype=dtype, count=count, offset=offset).reshape(shape)
+
+
+def aligned_offsets(sizes: Sequence[int]) -> list[int]:
+    """Return the aligned offsets of parts of so many bytes, and the end of the last one."""
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    return offsets

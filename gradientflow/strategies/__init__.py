@@ -7,10 +7,10 @@ from .contract import Strategy, Synchronizer
 from .exchange.arrays import ArraySynchronizer
 from .exchange.pooled import PoolStrategy, PoolSynchronizer
 from .exchange.served import ServedStrategy, ServedSynchronizer
-from .exchange.shared import NodeWeights
 from .layout import Layout
 from .methods import *  # noqa: F403 (their only list)
 from .methods.auto import AutoExplanation
+from .node_weights import NodeWeights
 from .parsing import as_strategy, default_strategy, parse_strategies, parse_strategy, words_of_default_strategy
 from .predict.explanation import Explanation
 from .predict.monitor import LayerMonitor, MonitorReport

@@ -20,6 +20,7 @@ from gradientflow.memory import itemsize, numpy_dtype
 from gradientflow.pools.base import RangeReport
 
 from .layout import Layout
+from .node_weights import NodeWeights
 from .options import OPTIONS
 from .predict.explanation import Explanation, Measured
 from .update import Iteration, Profile, Report, SettingsOf, Update
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from gradientflow.model.costs import Costs
     from gradientflow.model.traffic import Traffic
 
-    from .exchange.shared import NodeWeights
 
 GradientsOfStep = Literal["mean", "local", "consumed"]
 StepMaker = Literal["any", "core", "core_rate_in_momentum"]

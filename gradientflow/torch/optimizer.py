@@ -19,8 +19,8 @@ from gradientflow.plain import pack
 from gradientflow.pools.base import RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy, default_strategy
 from gradientflow.training import Loop, LossScale, Membership, require_same
+from gradientflow.training.batches import Batches
 from gradientflow.training.survival import Replica, Survival, check_on_failure
-from gradientflow.training.uneven import Batches
 
 from . import devices
 from .bound_model import BoundModel

@@ -16,6 +16,7 @@ from gradientflow.errors import ArgumentError, NonFiniteError, RecoverableError
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
 from gradientflow.strategies.update import Iteration, SettingsOf
 
+from .batches import Batches
 from .binding import bind_together
 from .loss_scale import LossScale
 from .order import BackwardOrder
@@ -23,7 +24,6 @@ from .overlap import Overlap
 from .status import Outcome, Status
 from .survival import Survival, lets_in_when_recovering
 from .tensors import Tensors
-from .uneven import Batches
 
 
 class Loop:

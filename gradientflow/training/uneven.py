@@ -4,36 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gradientflow.errors import AbandonedError, ArgumentError, MismatchError, NonFiniteError
 
-if TYPE_CHECKING:
-    from .loop import Loop
-
-
-@dataclass
-class Batches:
-    """Which ranks have batches left."""
-
-    are_uneven: bool = False  # a `join` is under way, so that ranks may be out of batches
-    here: bool = True  # on this rank
-    anywhere: bool = True  # on any rank, at the last exchange
-    exchanged: int = 0  # exchanges in this `join` for which this rank had batches
-
-    @contextmanager
-    def uneven(self) -> Iterator[None]:
-        """Let ranks run out of batches in a ``with`` block."""
-        if self.are_uneven:
-            raise ArgumentError("join() is already under way")
-        self.are_uneven, self.exchanged = True, 0
-        try:
-            yield
-        finally:
-            self.are_uneven, self.here = False, True
+from .loop import Loop
 
 
 @contextmanager
@@ -75,4 +51,4 @@ def _take_part_until_all_have_left(loop: Loop) -> None:
     loop.zero(set_to_none=True)
 
 
-__all__ = ["Batches", "join"]
+__all__ = ["join"]

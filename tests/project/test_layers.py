@@ -222,6 +222,7 @@ PYTHON_LAYERS["gradientflow.model"] = PYTHON_LAYERS["gradientflow.pools"] | {
 STRATEGIES = "gradientflow.strategies"
 PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors"}
+PYTHON_LAYERS[f"{STRATEGIES}.node_weights"] = PYTHON_LAYERS["gradientflow.pools"] | {f"{STRATEGIES}.layout"}
 PYTHON_LAYERS[f"{STRATEGIES}.options"] = PYTHON_LAYERS["gradientflow.pools"] | {"gradientflow.pools"}
 PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
     "gradientflow.model",
@@ -230,6 +231,7 @@ PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
     f"{STRATEGIES}.update",
 }
 PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {
+    f"{STRATEGIES}.node_weights",
     f"{STRATEGIES}.options",
     f"{STRATEGIES}.predict",
 }
@@ -280,9 +282,8 @@ PYTHON_LAYERS["gradientflow.jax"] = PYTHON_LAYERS["gradientflow.training"] | {
     "gradientflow.meeting",
     "gradientflow.jax.versions",
 }
-PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"]
+PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] | {"gradientflow.joining", "gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.netlab"] = {"gradientflow.errors", "gradientflow.launch", "gradientflow.mpi_start"}
-PYTHON_LAYERS["gradientflow"] -= {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
 BENCH_CORE = {"gradientflow.bench.core"}
@@ -334,21 +335,13 @@ def python_layer(module: str) -> str:
     return max((layer for layer in PYTHON_LAYERS if module == layer or module.startswith(f"{layer}.")), key=len)
 
 
-def runtime_imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Give all imports, inside functions too, except those under ``if TYPE_CHECKING``."""
-    if isinstance(tree, ast.Import | ast.ImportFrom):
-        yield tree
-    only_for_types = isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test)
-    for node in tree.orelse if only_for_types else ast.iter_child_nodes(tree):
-        yield from runtime_imports(node)
-
-
 def imported_names(module: str, path: Path, known: set[str]) -> Iterator[str]:
     """Give the full names of what a module imports; ``from x import y`` is x.y where that is a module, else x."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in runtime_imports(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        if not isinstance(node, ast.ImportFrom):
             continue
         base = node.module or ""
         if node.level:
@@ -580,9 +573,7 @@ GOOD_PYTHON = {
     "gradientflow/__init__.py": "from . import errors\nfrom .communicator import Communicator\n",
     "gradientflow/errors.py": "",
     "gradientflow/_location.py": "def f():\n    from gradientflow import _core\n    from .errors import E\n",
-    "gradientflow/communicator.py": (
-        "from typing import TYPE_CHECKING\nfrom .errors import E\nif TYPE_CHECKING:\n    from .pools import P\n"
-    ),
+    "gradientflow/communicator.py": "from .errors import E\n",
     "gradientflow/pools/base.py": "import numpy\nfrom gradientflow.communicator import Communicator\n",
     "gradientflow/torch/optimizer.py": "import torch\nfrom ..pools import P\n",
     "bench/__init__.py": "",
@@ -617,7 +608,7 @@ def test_the_checker_accepts_good_modules(tmp_path: Path) -> None:
         ("gradientflow/config.py", "import gradientflow as gf", "gradientflow"),
         (
             "gradientflow/communicator.py",
-            "if TYPE_CHECKING:\n    pass\nelse:\n    from .pools import P",
+            "from .errors import E\nif TYPE_CHECKING:\n    from .pools import P",
             "gradientflow.pools",
         ),
     ],

@@ -11,11 +11,9 @@ import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
-from gradientflow.memory import array_over, numpy_dtype
+from gradientflow.memory import aligned_offsets, array_over, numpy_dtype
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-
-_ALIGNMENT = 64  # bytes
 
 
 class PlacedSynchronizer(Synchronizer):
@@ -73,14 +71,6 @@ class PlacedSynchronizer(Synchronizer):
         ]
 
 
-def aligned_offsets(sizes: Sequence[int]) -> list[int]:
-    """Return the aligned offsets of parts of so many bytes, and the end of the last one."""
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    return offsets
-
-
 def aligned_zeros(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return memory of this process, in pages of its own, which are taken when they are first written."""
     memory = np.zeros(nbytes + 2 * mmap.PAGESIZE, np.uint8)
@@ -88,4 +78,4 @@ def aligned_zeros(nbytes: int) -> npt.NDArray[np.uint8]:
     return memory[start : start + nbytes]
 
 
-__all__ = ["PlacedSynchronizer", "aligned_offsets", "aligned_zeros"]
+__all__ = ["PlacedSynchronizer", "aligned_zeros"]

@@ -16,13 +16,11 @@ from gradientflow import device
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, NonFiniteError
-from gradientflow.memory import itemsize
+from gradientflow.memory import aligned_offsets, itemsize
 from gradientflow.pools.base import RangeReport
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Iteration, Report, SettingsOf, Update
-
-from .places import aligned_offsets
 
 _DEFAULT_STREAM = 0
 _PAGE = 4096  # bytes

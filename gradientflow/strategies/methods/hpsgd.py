@@ -14,13 +14,14 @@ from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, GradientFlowError
 from gradientflow.handle import Handle
+from gradientflow.memory import aligned_offsets
 from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Call, Costs
 from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import InBackground, Traffic
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
-from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_offsets, aligned_zeros
+from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_zeros
 from gradientflow.strategies.exchange.state import check_keys, in_order
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Profile, SettingsOf, Update
