@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from loops import array_loop, make_step, whole_numbers
 from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks
 
@@ -34,19 +36,11 @@ def words(**options: Any) -> Auto:
     return Auto(steps=STEPS, **options)
 
 
-@contextmanager
-def trained(comm: gf.Communicator, strategy: Any, dtype: Any = np.float32) -> Iterator[tuple[ArrayLoop, SGD]]:
-    with ArrayLoop(comm, [np.full(shape, 0.5, dtype) for shape in SHAPES], strategy) as training:
-        yield training, SGD(training, training.weights, lr=0.125, momentum=0.5)
+trained = partial(array_loop, shapes=SHAPES, start=0.5, lr=0.125, momentum=0.5)
 
 
 def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
-    random = np.random.default_rng([RANK, number])
-    for index, gradient in enumerate(training.gradients):
-        gradient[...] = random.integers(-8, 9, SHAPES[index])  # whole numbers: sums are exact in any order
-        training.ready(index)
-    training.wait()
-    optimizer.step()
+    make_step(training, optimizer, whole_numbers(SHAPES, RANK, number))
 
 
 def chosen(training: ArrayLoop) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from loops import array_loop, make_step, whole_numbers
 from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks, same_everywhere
 
@@ -22,26 +22,12 @@ SHAPES = [(40,), (0,), (3, 7), (1,), (300,)]
 ELEMENTS = sum(int(np.prod(shape)) for shape in SHAPES)
 RATE = 0.25
 
-
-def gradients_of(rank: int, step: int) -> list[Any]:
-    """Whole numbers whose means are whole, so that all sums are exact in any order."""
-    random = np.random.default_rng([rank, step])
-    return [SIZE * random.integers(-9, 10, shape).astype(np.float32) for shape in SHAPES]
-
-
-@contextmanager
-def trained(comm: gf.Communicator, words: str = "hpsgd", **options: Any) -> Iterator[tuple[ArrayLoop, SGD]]:
-    with ArrayLoop(comm, [np.ones(shape, np.float32) for shape in SHAPES], words, **options) as training:
-        yield training, SGD(training, training.weights, lr=RATE)
+gradients_of = partial(whole_numbers, SHAPES, factor=SIZE)
+trained = partial(array_loop, strategy="hpsgd", shapes=SHAPES, start=1.0, lr=RATE)
 
 
 def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
-    scale = training.loss_scale.value if training.loss_scale else 1.0
-    for index, gradient in enumerate(gradients_of(RANK, number)):
-        training.gradients[index][...] = scale * gradient
-        training.ready(index)
-    assert training.wait().kind == "written"
-    optimizer.step()
+    assert make_step(training, optimizer, gradients_of(RANK, number)).kind == "written"
 
 
 # ---- the algorithm ---------------------------------------------------------------------------------------------------

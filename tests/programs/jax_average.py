@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from loops import make_ready
 
 import gradientflow as gf
 import gradientflow.jax as gfj
@@ -70,9 +71,7 @@ def by_array_loop(strategy: str, steps: int, dtype: Any = np.float32) -> list[li
     with gf.training.ArrayLoop(comm, weights, strategy) as loop:
         for step in range(steps):
             given = gradients_of(step, dtype=dtype)
-            for index, name in enumerate(names):
-                loop.gradients[index][...] = given[name]
-                loop.ready(index)
+            make_ready(loop, [given[name] for name in names])
             loop.wait()
             found.append([gradient.copy() for gradient in loop.gradients])
             loop.stepped()

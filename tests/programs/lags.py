@@ -7,10 +7,12 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from loops import array_loop, make_ready, make_step, whole_numbers
 from marks import on_ranks
 from support import (
     LAYOUTS,
@@ -38,30 +40,17 @@ FIXED = "lags(ratio=4, warmup=0, selection='exact')"
 BASELINES = ("slgs(ratio=8)", "top_k(ratio=4)", "random_k(ratio=4)", "dgc(ratio=4, momentum=0.5)")
 ALL = (FIXED, *BASELINES, "lags(max_ratio=50)")
 
-
-def gradients_of(rank: int, step: int) -> list[Any]:
-    """Small whole numbers: sums are exact, and many magnitudes are equal."""
-    random = np.random.default_rng([rank, step])
-    return [random.integers(-9, 10, shape).astype(np.float32) for shape in SHAPES]
-
-
-@contextmanager
-def trained(comm: gf.Communicator, words: str, dtype: Any = np.float32, **options: Any) -> Iterator[tuple[Any, SGD]]:
-    with ArrayLoop(comm, [np.zeros(shape, dtype) for shape in SHAPES], words, **options) as training:
-        yield training, SGD(training, training.weights, lr=1.0)
+gradients_of = partial(whole_numbers, SHAPES)  # of which many have the same magnitude
+trained = partial(array_loop, shapes=SHAPES)
 
 
 def exchange(training: ArrayLoop, gradients: list[Any], order: Any = None) -> None:
-    scale = training.loss_scale.value if training.loss_scale else 1.0
-    for index in range(len(SHAPES)) if order is None else order:
-        training.gradients[index][...] = scale * gradients[index]
-        training.ready(index)
+    make_ready(training, gradients, order)
     training.wait()
 
 
 def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
-    exchange(training, gradients_of(RANK, number))
-    optimizer.step()
+    make_step(training, optimizer, gradients_of(RANK, number))
 
 
 def require_close(found: Any, wanted: Any, what: object, tolerance: float = 1e-5) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
+from loops import array_loop, make_ready, make_step
 from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks, same_everywhere
 
@@ -35,19 +35,11 @@ def gradients_of(rank: int, step: int) -> list[Any]:
     return [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
 
 
-@contextmanager
-def trained(comm: gf.Communicator, words: str, **options: Any) -> Iterator[tuple[ArrayLoop, SGD]]:
-    weights = [np.full(shape, 0.5, np.float32) for shape in SHAPES]
-    with ArrayLoop(comm, weights, words, **options) as training:
-        yield training, SGD(training, training.weights, lr=0.125)
+trained = partial(array_loop, shapes=SHAPES, start=0.5, lr=0.125)
 
 
 def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
-    for index, gradient in enumerate(gradients_of(RANK, number)):
-        training.gradients[index][...] = gradient
-        training.ready(index)
-    training.wait()
-    optimizer.step()
+    make_step(training, optimizer, gradients_of(RANK, number))
 
 
 def check_arrays_are_kept_where_ranks_change(comm: gf.Communicator) -> None:
@@ -73,9 +65,7 @@ def check_a_state_that_is_read_within_the_first_step(comm: gf.Communicator) -> N
         for looks in (False, True):
             with trained(comm, words) as (training, optimizer):
                 for number in range(7):
-                    for index, gradient in enumerate(gradients_of(RANK, number)):
-                        training.gradients[index][...] = gradient
-                        training.ready(index)
+                    make_ready(training, gradients_of(RANK, number))
                     training.wait()
                     if looks and number == 0:
                         training.weights[0][...] -= training.gradients[0]
@@ -218,7 +208,7 @@ def check_powersgd_loses_nothing_by_rounding(comm: gf.Communicator) -> None:
     used = {}
     for wire in (None, "float16"):
         strategy = gf.strategies.PowerSGD(rank=3, warmup=0, wire=wire)
-        with trained(comm, strategy) as (training, optimizer):  # type: ignore[arg-type]
+        with trained(comm, strategy) as (training, optimizer):
             used[wire], wanted = np.zeros((30, 20)), np.zeros((30, 20))
             for number in range(6):
                 step(training, optimizer, number)

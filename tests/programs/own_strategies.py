@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
 import numpy as np
+from loops import make_ready, make_step, whole_numbers
 from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks, same_everywhere
 
@@ -21,22 +23,17 @@ from gradientflow.training import ArrayLoop
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 SIGN, TOP_K, LOCAL = f"{EXAMPLES}/sign_sgd.py:SignSGD", f"{EXAMPLES}/top_k.py:TopK", f"{EXAMPLES}/local_sgd.py:LocalSGD"
+SHAPES = [(40,), (0,), (3, 7), (1,)]
 
-
-def gradients_of(rank: int, step: int) -> list[Any]:
-    """Whole numbers, so that sums are exact; of several shapes, one of them empty."""
-    random = np.random.default_rng([rank, step])
-    return [random.integers(-9, 10, shape).astype(np.float32) for shape in ((40,), (0,), (3, 7), (1,))]
+gradients_of = partial(whole_numbers, SHAPES)
 
 
 def weights() -> list[Any]:
-    return [np.zeros_like(gradient) for gradient in gradients_of(0, 0)]
+    return [np.zeros(shape, np.float32) for shape in SHAPES]
 
 
-def run(training: ArrayLoop, step: int, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:
-    for index in order:
-        training.gradients[index][...] = gradients_of(RANK, step)[index]
-        training.ready(index)
+def run(training: ArrayLoop, step: int, order: Any = None) -> None:
+    make_ready(training, gradients_of(RANK, step), order)
     training.wait()
 
 
@@ -115,11 +112,7 @@ def check_library_strategies(comm: gf.Communicator) -> None:
     mixed = [np.zeros(5, np.float32), np.zeros(4, np.float16), np.zeros((2, 3), np.float32)]
     with ArrayLoop(comm, mixed, "dense(fusion_threshold=0)") as training:
         optimizer = SGD(training, training.weights, lr=1.0)
-        for index, gradient in enumerate(training.gradients):
-            gradient[...] = SIZE * (RANK + index)
-            training.ready(index)
-        assert training.wait().kind == "apply"
-        optimizer.step()
+        assert make_step(training, optimizer, [SIZE * (RANK + index) for index in range(3)]).kind == "apply"
         for index, weight in enumerate(mixed):
             assert (weight == -(SIZE * (SIZE - 1) / 2 + SIZE * index)).all()
         with raises(ArgumentError, "wait() first"):
@@ -205,17 +198,11 @@ def check_local_sgd_with_master_weights(comm: gf.Communicator) -> None:
     with ArrayLoop(comm, [np.ones(3, np.float16)], f"{LOCAL}(period=2)") as training:
         optimizer = SGD(training, training.weights, lr=1.0)
         for _ in range(6):
-            training.gradients[0][...] = small * (RANK + 1)
-            training.ready(0)
-            training.wait()
-            optimizer.step()
+            make_step(training, optimizer, small * (RANK + 1))
         mean = np.float32(1 - 6 * small * (SIZE + 1) / 2)
         assert (training.weights[0] == mean.astype(np.float16)).all(), training.weights
         assert np.allclose(optimizer.masters[0], mean, rtol=0, atol=1e-6)
-        training.gradients[0][...] = RANK
-        training.ready(0)
-        training.wait()
-        optimizer.step()
+        make_step(training, optimizer, RANK)
         assert np.allclose(optimizer.masters[0], mean - RANK, rtol=0, atol=1e-6)
         training.finish()
         assert (training.weights[0] == np.float16(optimizer.masters[0][0])).all()
@@ -228,19 +215,10 @@ def check_training_goes_on_after_join(comm: gf.Communicator) -> None:
         optimizer = SGD(training, training.weights, lr=lambda step: 1 / (1 + step), momentum=0.5)
         with training.join():
             for _ in range(1 + 2 * RANK):
-                for gradient in training.gradients:
-                    gradient[...] = RANK + 1
-                training.ready(0)
-                training.ready(1)
-                training.wait()
-                optimizer.step()
+                make_step(training, optimizer, RANK + 1)
         assert optimizer.steps == 2 * SIZE - 1
         for _ in range(2):
-            for index, gradient in enumerate(training.gradients):
-                gradient[...] = RANK + 1
-                training.ready(index)
-            training.wait()
-            optimizer.step()
+            make_step(training, optimizer, RANK + 1)
             same_everywhere(training.weights)
 
 

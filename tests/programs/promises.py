@@ -7,9 +7,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
+from loops import make_ready, make_step, whole_numbers
 from marks import on_ranks
 from strategy_turns import TURNS, with_promise
 from support import (
@@ -36,11 +38,7 @@ SIZES = [int(np.prod(shape)) for shape in SHAPES]
 START, RATE = 0.5, 0.125
 LAST = SIZE - 1
 
-
-def gradients_of(rank: int, step: int) -> list[Any]:
-    """Whole numbers whose means are whole, so that sums are exact in any order."""
-    draw = np.random.default_rng([rank, step])
-    return [SIZE * draw.integers(-9, 10, shape).astype(np.float32) for shape in SHAPES]
+gradients_of = partial(whole_numbers, SHAPES, factor=SIZE)
 
 
 class Training:
@@ -87,15 +85,12 @@ class Training:
         used = (START - self.weights) / self.optimizer.lr * (SIZE if promise.sums == "mean" else 1)
         assert np.allclose(used + self.residuals(), total, atol=1e-2), promise.words
 
-    def compute(self, step: int, order: Sequence[int] = (0, 1, 2, 3, 4), bad: int = -1, value: float = np.nan) -> None:
+    def compute(self, step: int, order: Any = None, bad: int = -1, value: float = np.nan) -> None:
         """A backward pass, in which one tensor of the last rank may have a value that is not finite."""
-        scale = self.loop.loss_scale.value if self.loop.loss_scale else 1.0
         gradients = gradients_of(RANK, step)
-        for index in order:
-            self.loop.gradients[index][...] = scale * gradients[index]
-            if index == bad and RANK == LAST:
-                self.loop.gradients[index].reshape(-1)[SIZES[index] // 2] = value
-            self.loop.ready(index)
+        if bad >= 0 and RANK == LAST:
+            gradients[bad].reshape(-1)[SIZES[bad] // 2] = value
+        make_ready(self.loop, gradients, order)
 
     def step(self, step: int, **others: Any) -> Any:
         self.compute(step, **others)
@@ -218,20 +213,14 @@ def check_other_numbers_of_ranks(comm: gf.Communicator, promise: Promise) -> Non
 
 def go_on(comm: gf.Communicator, promise: Promise, end: int, start: Any = None) -> Any:
     """Train from the beginning, or from state and weights after four iterations, and return both."""
-    with ArrayLoop(comm, [np.zeros(shape, np.float32) for shape in SHAPES], promise.words) as training:
-        optimizer = SGD(training, training.weights, lr=1.0)
+    with trained(comm, promise, lr=1.0, momentum=0.0) as training:
         if start is not None:
-            for weight, part in zip(training.weights, np.split(start[1], np.cumsum(SIZES)[:-1]), strict=True):
-                weight[...] = part.reshape(weight.shape)
-            training.load_state_dict(start[0])
+            training.write(start[1])
+            training.loop.load_state_dict(start[0])
         for step in range(0 if start is None else 4, end):
             draw = np.random.default_rng(step)
-            for index, gradient in enumerate(training.gradients):
-                gradient[...] = draw.standard_normal(SHAPES[index])
-                training.ready(index)
-            training.wait()
-            optimizer.step()
-        return training.consolidated_state_dict(), flat(training.weights)
+            make_step(training.loop, training.optimizer, [draw.standard_normal(shape) for shape in SHAPES])
+        return training.loop.consolidated_state_dict(), training.weights
 
 
 @on_ranks(1, 2, 3)
@@ -489,11 +478,7 @@ def check_weights_of_16_bits(comm: gf.Communicator, promise: Promise) -> None:
             assert (training.weights == 1).all(), promise.words
         training.optimizer.lr = small
         for _ in range(8):
-            for index, gradient in enumerate(training.loop.gradients):
-                gradient[...] = 1
-                training.loop.ready(index)
-            training.loop.wait()
-            training.optimizer.step()
+            make_step(training.loop, training.optimizer)
         training.finish()
         masters = flat([training.optimizer.masters[index] for index in range(len(SHAPES))])
         assert np.array_equal(masters.astype(np.float16), training.weights), promise.words

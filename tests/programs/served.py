@@ -10,6 +10,7 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
+from loops import make_ready, make_step
 from marks import on_ranks
 from support import (
     LAYOUTS,
@@ -60,12 +61,8 @@ class Training:
 
     def compute(self, step: int, gradient: Callable[..., Floats] = gradient_of, order: Any = None) -> None:
         """A backward pass, that comes to the tensors in another order on each rank."""
-        scale = self.loop.loss_scale.value if self.loop.loss_scale else 1.0
         gradients = parts_of(gradient(RANK, step, self.weights))
-        for index in np.roll(range(len(SHAPES)), RANK).tolist() if order is None else order:
-            with np.errstate(over="ignore"):
-                self.loop.gradients[index][...] = np.float32(scale) * gradients[index]
-            self.loop.ready(index)
+        make_ready(self.loop, gradients, np.roll(range(len(SHAPES)), RANK).tolist() if order is None else order)
 
     def step(self, step: int, gradient: Callable[..., Floats] = gradient_of) -> Floats:
         self.compute(step, gradient)
@@ -132,12 +129,8 @@ def check_updates_of_adam_are_counted_by_tensor(comm: gf.Communicator) -> None:
             for step in range(8):
                 if plain and step == 5:
                     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-                gradients = parts_of(gradient_of(RANK, step, START))
-                for index in range(len(SHAPES) if step >= 4 else 4):
-                    loop.gradients[index][...] = gradients[index]
-                    loop.ready(index)
-                loop.wait()
-                optimizer.step()
+                order = range(len(SHAPES) if step >= 4 else 4)
+                make_step(loop, optimizer, parts_of(gradient_of(RANK, step, START)), order)
                 if step == 4:
                     assert np.allclose(np.abs(loop.weights[4] - parts_of(START)[4]), 0.01, atol=1e-4)
             loop.finish()
@@ -185,15 +178,11 @@ def check_a_pull_that_comes_while_a_gradient_is_computed(comm: gf.Communicator) 
             before = training.weights
             if step >= 2 and step % 2 == 0 and step > 2:
                 until = time.monotonic() + scaled(30)
-                training.loop.gradients[0][...] = parts_of(gradient_of(RANK, step, before))[0]
-                training.loop.ready(0)
+                make_ready(training.loop, parts_of(gradient_of(RANK, step, before)), [0])
                 while not training.synchronizer._pull.done:
                     assert time.monotonic() < until
                 require_same(training.weights, before)
-                rest = parts_of(gradient_of(RANK, step, training.weights))
-                for index in range(1, len(SHAPES)):
-                    training.loop.gradients[index][...] = rest[index]
-                    training.loop.ready(index)
+                make_ready(training.loop, parts_of(gradient_of(RANK, step, training.weights)), range(1, len(SHAPES)))
                 training.loop.wait()
                 require_same(training.weights, before)
                 training.optimizer.step()
@@ -236,14 +225,7 @@ def check_lars(comm: gf.Communicator) -> None:
         with ArrayLoop(comm, parts_of(START), words) as loop:
             optimizer = LARS(loop, loop.weights, RATE, MOMENTUM, DECAY, 0.02)
             for step in range(5):
-                for gradient, part in zip(
-                    loop.gradients, parts_of(gradient_of(RANK, step, flat(loop.weights))), strict=True
-                ):
-                    gradient[...] = part
-                for index in range(len(SHAPES)):
-                    loop.ready(index)
-                loop.wait()
-                optimizer.step()
+                make_step(loop, optimizer, parts_of(gradient_of(RANK, step, flat(loop.weights))))
             loop.finish()
             found.append(flat(loop.weights))
     assert np.abs(found[0] - START).max() > 1e-4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from loops import make_step
 from marks import on_ranks
 from support import RANK, SIZE, raises, run_checks
 
@@ -134,11 +135,7 @@ def check_a_tensor_that_no_rank_has(comm: gf.Communicator) -> None:
             optimizer = make(loop, weights, lr=0.5, weight_decay=0.25, **numbers)
             for step, ready in enumerate(((0, 1), (0, 1) if RANK == SIZE - 1 else (0,), (0,), (0, 1))):
                 before, state = [each.copy() for each in weights], optimizer.state_dict()
-                for index in ready:
-                    loop.gradients[index][...] = 1
-                    loop.ready(index)
-                loop.wait()
-                optimizer.step()
+                make_step(loop, optimizer, order=ready)
                 now = optimizer.state_dict()
                 stays = [np.array_equal(a, b) for a, b in zip(weights, before, strict=True)]
                 assert stays == [False, step == 2], (make, step, stays)

@@ -12,11 +12,13 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fates import die, fail_in_exchange
+from loops import make_step
 
 import gradientflow as gf
 from gradientflow.errors import CommunicationError, MismatchError, PeerError
@@ -33,15 +35,7 @@ def loop_of(comm: gf.Communicator, strategy: str, count: int = 9) -> tuple[Loop,
     weights = [np.zeros(count, np.float32) for _ in range(3)]
     training = Loop(comm, weights, strategy, on_failure="continue", min_ranks=1)
     optimizer = gf.optimizers.SGD(training, weights, lr=RATE)
-
-    def step(gradient: float = 1.0) -> None:
-        for index, place in enumerate(training.gradients):
-            place[...] = gradient
-            training.ready(index)
-        training.wait()
-        optimizer.step()
-
-    return training, weights, step
+    return training, weights, partial(make_step, training, optimizer)
 
 
 def say_weights(weights: Any) -> None:
