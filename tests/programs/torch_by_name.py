@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import io
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from support import RANK, SIZE, communicator, raises, run_checks
+from support import RANK, SIZE, raises, run_checks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -26,12 +23,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
+from torch_support import Turned, saved, seeded, with_process_group
 
 import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-
-torch.set_num_threads(1)
 
 FOLDER = Path(sys.argv[1])
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -52,21 +48,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-class Turned(nn.Module):
-    """Backpropagation comes to its parameters in another order than that of the pools before."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.last, self.first = nn.Linear(16, 5, dtype=dtype), nn.Linear(6, 16, dtype=dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.tanh(self.first(x)))
-
-
 def made(name: str, comm: gf.Communicator, kind: str = "sgd") -> tuple[nn.Module, Any]:
     """Return a model and its optimizer; what the core does is done for 16 bits."""
-    model = Turned(torch.bfloat16 if name in ("fused", "scaled") else torch.float32)
+    model = seeded(Turned).to(torch.bfloat16 if name in ("fused", "scaled") else torch.float32)
     momentum = 0.0 if name in ("dgc", "random_k") else 0.9
     inner: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
     if kind == "adamw":
@@ -101,13 +85,6 @@ def load(folder: Path, model: nn.Module, optimizer: Any, options: StateDictOptio
     set_state_dict(
         model, optimizer, model_state_dict=places["model"], optim_state_dict=places["optimizer"], options=options
     )
-
-
-def saved(state: Any) -> Any:
-    stream = io.BytesIO()
-    torch.save(state, stream)
-    stream.seek(0)
-    return torch.load(stream, weights_only=True)
 
 
 def residual_means(comm: gf.Communicator, optimizer: Any) -> dict[str, Any]:
@@ -257,7 +234,7 @@ def check_saving_before_the_first_step(comm: gf.Communicator) -> None:
     """One rank saves an optimizer that has not trained: all train on as without it, and so does what is loaded."""
 
     def decaying(kind: str) -> tuple[nn.Module, Any]:
-        model = Turned()
+        model = seeded(Turned)
         if kind == "sgd":
             inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
         else:
@@ -309,13 +286,13 @@ def check_one_rank_gives_all_the_state(comm: gf.Communicator) -> None:
 
 def check_plain_optimizers(comm: gf.Communicator) -> None:
     """What a plain optimizer has saved can be loaded, and what it loads does not disturb it."""
-    plain = Turned()
+    plain = seeded(Turned)
     sgd = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
     train(plain, sgd, range(3), rank=0)
     save(FOLDER / "plain", plain, sgd)
     weights, wanted = bits(plain), sgd.state[plain.first.weight]["momentum_buffer"]
     for settings in ({}, {"fused": True}):
-        model = Turned()
+        model = seeded(Turned)
         inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         with gft.DistributedOptimizer(inner, model, comm, **settings) as optimizer:
             load(FOLDER / "plain", model, optimizer)
@@ -333,7 +310,7 @@ def check_plain_optimizers(comm: gf.Communicator) -> None:
     state = saved(optimizer.state_dict())
     optimizer.close()
     for is_read in (False, True):
-        other = Turned()
+        other = seeded(Turned)
         adam = torch.optim.AdamW(other.parameters(), lr=0.05)
         if is_read:
             load(FOLDER / "adamw", other, adam)
@@ -390,16 +367,6 @@ def check_states_that_have_no_names(comm: gf.Communicator) -> None:
         get_optimizer_state_dict(model, optimizer)
     del optimizer.synchronizer.state_dict
     optimizer.close()
-
-
-@contextmanager
-def with_process_group(settings: Mapping[str, Any]) -> Iterator[tuple[gf.Communicator]]:
-    dist.init_process_group("gradientflow", timeout=timedelta(seconds=60))
-    try:
-        with communicator(settings) as given:
-            yield given
-    finally:
-        dist.destroy_process_group()
 
 
 warnings.simplefilter("ignore")  # PyTorch's about itself

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from marks import on_ranks
-from support import RANK, SIZE, communicator, raises, run_checks, same_everywhere, say, scaled
+from support import RANK, SIZE, raises, run_checks, same_everywhere, say, scaled
 from tensor_places import DEVICE, PLACE, PLACED, address_of, left_on_host, on_host
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch_support import Turned, batch_of, loss_of, saved, seeded, with_process_group
 
 import gradientflow as gf
 import gradientflow.device
@@ -28,22 +28,12 @@ from gradientflow.errors import ArgumentError, CommunicationTimeoutError, Mismat
 from gradientflow.strategies import CSC, Dense
 from gradientflow.torch.devices import device_of
 
-torch.set_num_threads(1)
-
 Tensor = torch.Tensor
 
 IS_REAL = PLACE == "cuda"
 
 
-class Net(nn.Module):
-    """Backpropagation comes to its parameters in another order than that of their names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.first = nn.Linear(40, 5), nn.Linear(6, 40)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x)))
+Net = partial(Turned, width=40)
 
 
 class Sums(nn.Module):
@@ -57,23 +47,8 @@ class Sums(nn.Module):
         return sum(((self.weights[i] * x).sum() for i in used), torch.zeros((), device=x.device))
 
 
-def seeded(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(7)
-    return make().to(dtype)
-
-
-def batch_of(rank: int, step: int) -> Tensor:
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
-
-
 def whole_numbers(rank: int, step: int, width: int = 200) -> Tensor:
     return torch.randint(-8, 9, (width,), generator=torch.Generator().manual_seed(100 * step + rank)).float()
-
-
-def loss_of(model: nn.Module, x: Tensor) -> Tensor:
-    parameter = next(model.parameters())
-    x = x.to(parameter.device)
-    return (model(x.to(parameter.dtype)).float() - x[:, :5].sin()).square().mean()
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -129,7 +104,7 @@ def train(
     comm: gf.Communicator, place: torch.device, make: Make, dtype: torch.dtype, settings: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Train for some steps; return the weights, and the gradients of all steps."""
-    model = seeded(Net, dtype).to(place)
+    model = seeded(Net).to(place, dtype)
     gradients: list[Tensor] = []
     with gft.DistributedOptimizer(make(model.parameters()), model, comm, **settings) as optimizer:
         for step in range(6):
@@ -218,13 +193,11 @@ def check_states(comm: gf.Communicator) -> None:
             first.zero_grad()
             loss_of(one, batch_of(RANK, step)).backward()
             first.step()
-        file = io.BytesIO()
-        torch.save({"model": one.state_dict(), "optimizer": first.state_dict()}, file)
-        file.seek(0)
-        saved = torch.load(file, map_location=PLACED, weights_only=False)
+        states = {"model": one.state_dict(), "optimizer": first.state_dict()}
+        states = saved(states, map_location=PLACED, weights_only=False)
         if "strategy" in settings or RANK == 0:
-            other.load_state_dict(saved["model"])
-            second.load_state_dict(saved["optimizer"])
+            other.load_state_dict(states["model"])
+            second.load_state_dict(states["optimizer"])
         if "strategy" not in settings:
             gft.broadcast_parameters(other, comm=comm)
             gft.broadcast_optimizer_state(second, comm=comm)
@@ -432,15 +405,4 @@ def check_timeouts(comm: gf.Communicator) -> None:
     assert (x == SIZE).all()
 
 
-@contextmanager
-def both(settings: Mapping[str, object]) -> Iterator[tuple[gf.Communicator]]:
-    """Make a process group, and a communicator."""
-    dist.init_process_group("gradientflow", timeout=timedelta(seconds=60))
-    try:
-        with communicator(settings) as given:
-            yield given
-    finally:
-        dist.destroy_process_group()
-
-
-run_checks(around=both)
+run_checks(around=with_process_group)

@@ -18,6 +18,7 @@ from tensor_places import PLACE, address_of
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
+from torch_support import Branches, assert_close, batch_of, saved, seeded, sgd
 
 import gradientflow as gf
 import gradientflow.torch as gft
@@ -30,7 +31,6 @@ from gradientflow.errors import (
     MismatchError,
 )
 
-torch.set_num_threads(1)
 gradientflow.torch.direct_layer.LEAST_BYTES = (
     0  # so that the layers of these small models write their gradients in place
 )
@@ -52,37 +52,8 @@ class Tied(nn.Module):
         return self.last(self.decoder(torch.tanh(self.embedding(x))))
 
 
-class Branches(nn.Module):
-    """Branches of which a forward pass uses those it is told to."""
-
-    def __init__(self, branches: int = 3) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(nn.Linear(4, 1) for _ in range(branches))
-
-    def forward(self, x: Tensor, *used: int) -> Tensor:
-        return sum((self.branches[i](x) for i in used), torch.zeros(1)).sum()
-
-
-def seeded(make: Callable[[], nn.Module], seed: int = 7) -> Any:
-    torch.manual_seed(seed)
-    return make()
-
-
-def batch_of(rank: int, step: int, width: int = 6, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(4, width, generator=torch.Generator().manual_seed(100 * step + rank), dtype=dtype)
-
-
 def batch_of_all(step: int, width: int = 6, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.cat([batch_of(rank, step, width, dtype) for rank in range(SIZE)])
-
-
-def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.9, decay: float = 0.01) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
-
-
-def assert_close(left: nn.Module, right: nn.Module, tolerance: float = 1e-6) -> None:
-    for (name, one), other in zip(left.named_parameters(), right.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), f"{name}: {(one - other).abs().max()}"
 
 
 def assert_in_pool(optimizer: gft.DistributedOptimizer, model: nn.Module) -> None:
@@ -92,6 +63,12 @@ def assert_in_pool(optimizer: gft.DistributedOptimizer, model: nn.Module) -> Non
     for name, parameter in model.named_parameters():
         address = parameter.grad.data_ptr()
         assert any(begin <= address < begin + size for begin, size in places), name
+
+
+def same_gradients(left: nn.Module, right: nn.Module) -> None:
+    for mine, theirs in zip(left.parameters(), right.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None)
+        assert mine.grad is None or torch.equal(mine.grad, theirs.grad)
 
 
 # ---- the same training -----------------------------------------------------------------------------------------------
@@ -246,9 +223,7 @@ def check_gradients_that_layers_write_in_place(comm: gf.Communicator) -> None:
         with optimizer.no_sync():
             run(model)
         run(alone)
-        for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-            assert (mine.grad is None) == (theirs.grad is None)
-            assert mine.grad is None or torch.equal(mine.grad, theirs.grad)
+        same_gradients(model, alone)
 
     x = batch_of(RANK, 0)
     for shape in ((4, 6), (2, 2, 6), (2, 1, 2, 6)):
@@ -366,9 +341,7 @@ def check_embeddings_that_add_in_place(comm: gf.Communicator) -> None:
             with optimizer.no_sync():
                 run(model)
             run(alone)
-            for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-                assert (mine.grad is None) == (theirs.grad is None)
-                assert mine.grad is None or torch.equal(mine.grad, theirs.grad)
+            same_gradients(model, alone)
         assert optimizer.bytes_copied == copied
         optimizer.zero_grad()
         (gradient,) = torch.autograd.grad(model(words).square().mean(), [model.table.weight])
@@ -661,11 +634,8 @@ def check_state_dict(comm: gf.Communicator) -> None:
         optimizer.step()
 
     train(model, optimizer)
-    stream = io.BytesIO()
-    torch.save((model.state_dict(), optimizer.state_dict()), stream)
+    of_model, of_optimizer = saved((model.state_dict(), optimizer.state_dict()))
     train(model, optimizer)
-    stream.seek(0)
-    of_model, of_optimizer = torch.load(stream, weights_only=True)
     resumed = seeded(Tied, seed=8)
     resumed.load_state_dict(of_model)
     plain = sgd(resumed, lr=3.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,13 +16,12 @@ from support import RANK, SIZE, bits, quick_link, raises, require_same_state, ru
 from table_of_strategies import PROMISES, Promise
 from tensor_places import PLACE, PLACED
 from torch import nn
+from torch_support import saved
 
 import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.errors import NonFiniteError
 from gradientflow.optimizers import LossScale
-
-torch.set_num_threads(1)
 
 LAST = SIZE - 1
 
@@ -71,13 +69,6 @@ def finish(model: nn.Module, optimizer: Any) -> bytes:
     same_everywhere(model.parameters())
     assert all(each.isfinite().all() for each in model.parameters())
     return bits(model.parameters())
-
-
-def saved(state: Any) -> Any:
-    stream = io.BytesIO()
-    torch.save(state, stream)
-    stream.seek(0)
-    return torch.load(stream, weights_only=True)
 
 
 def takes_any(promise: Promise) -> bool:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch_support
 from marks import on_ranks
 from support import LAYOUTS, RANK, SIZE, raises, run_checks, same_everywhere
 from tensor_places import PLACE, PLACED
 from torch import nn
+from torch_support import Net, batch_of, seeded
 from workers_reference import Floats, Servers, ssd_sgd
 
 import gradientflow as gf
@@ -19,32 +21,17 @@ import gradientflow.torch as gft
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.staged import StagedSynchronizer
 
-torch.set_num_threads(1)
-
 RATE, MOMENTUM, DECAY = 0.1, 0.9, 0.01
 DELAYED = "ssd_sgd(k=2, warmup=2)"
 
 
-class Net(nn.Module):
-    """Two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.tanh(self.first(x)))
-
-
 def net(dtype: torch.dtype = torch.float32) -> Net:
-    torch.manual_seed(7)
-    return Net().to(PLACED, dtype)
+    model: Net = seeded(Net).to(PLACED, dtype)
+    return model
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank)).to(PLACED)
-    dtype = next(model.parameters()).dtype
-    return (model(x.to(dtype)).float() - x[:, :5].sin()).square().mean()
+    return torch_support.loss_of(model, batch_of(rank, step))
 
 
 def flat(model: nn.Module) -> Floats:

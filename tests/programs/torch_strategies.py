@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from unittest import SkipTest
 
 import numpy as np
 import torch
+import torch_support
 from marks import on_ranks
 from numpy.typing import NDArray
 from support import LAYOUTS, RANK, SIZE, WORLD, bits, raises, run_checks, same_everywhere
 from tensor_places import PLACE
 from torch import nn
+from torch_support import Net, Turned, assert_close, batch_of, loss_of, saved, seeded, sgd
 
 import gradientflow as gf
 import gradientflow.torch as gft
@@ -35,8 +37,6 @@ from gradientflow.strategies import CSC, Dense, as_strategy, parse_strategies
 
 from chaos.survive.topk_reference import Reference
 
-torch.set_num_threads(1)
-
 Tensor = torch.Tensor
 Vector = NDArray[np.float64]
 
@@ -44,59 +44,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 LINE = 16  # elements of float32 in 64 bytes, at whose multiples tensors begin
 
 
-class Net(nn.Module):
-    """Backpropagation comes to its parameters in the reverse of their order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x)))
-
-
-class Turned(nn.Module):
-    """Backpropagation comes to its parameters in another order, so that the pools are laid out anew."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.first = nn.Linear(16, 5), nn.Linear(6, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x)))
-
-
-class Branches(nn.Module):
-    """Branches of which a forward pass uses those it is told to. The gradient of a weight is the sum of the inputs."""
-
-    def __init__(self, branches: int = 3, width: int = 40) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(branches))
-
-    def forward(self, x: Tensor, *used: int) -> Tensor:
-        return sum((self.branches[i](x) for i in used), torch.zeros(1)).sum()
-
-
-def seeded(make: Callable[[], nn.Module], seed: int = 7) -> Any:
-    torch.manual_seed(seed)
-    return make()
-
-
-def batch_of(rank: int, step: int) -> Tensor:
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+Branches = partial(torch_support.Branches, width=40, bias=False)  # a gradient is the sum of the inputs
 
 
 def whole_numbers(rank: int, step: int, width: int = 40) -> Tensor:
     return torch.randint(-8, 9, (1, width), generator=torch.Generator().manual_seed(100 * step + rank)).float()
-
-
-def loss_of(model: nn.Module, x: Tensor) -> Tensor:
-    dtype = next(model.parameters()).dtype
-    return (model(x.to(dtype)).float() - x[:, :5].sin()).square().mean()
-
-
-def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.9, decay: float = 0.01) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
 
 
 def train(model: nn.Module, optimizer: Any, steps: Iterator[int] | range, last: int = SIZE) -> None:
@@ -108,11 +60,6 @@ def train(model: nn.Module, optimizer: Any, steps: Iterator[int] | range, last: 
         else:
             (sum(loss_of(model, batch_of(rank, step)) for rank in range(last)) / last).backward()
         optimizer.step()
-
-
-def assert_close(left: nn.Module, right: nn.Module, tolerance: float = 2e-6) -> None:
-    for (name, one), other in zip(left.named_parameters(), right.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), f"{name}: {(one - other).abs().max()}"
 
 
 # ---- the algorithm in straight lines ---------------------------------------------------------------------------------
@@ -321,10 +268,7 @@ def check_lags_in_an_order_that_is_learned(comm: gf.Communicator) -> None:
     assert optimizer.synchronizer.layout.names[0].startswith("last")
     assert {layer.name for layer in optimizer.synchronizer.monitor.layers} == set(optimizer.synchronizer.layout.names)
     twin.load_state_dict(model.state_dict())
-    stream = io.BytesIO()
-    torch.save(optimizer.state_dict(), stream)
-    stream.seek(0)
-    other.load_state_dict(torch.load(stream, weights_only=True))
+    other.load_state_dict(saved(optimizer.state_dict()))
     assert other.synchronizer.ratios == optimizer.synchronizer.ratios
     for each, its in ((model, optimizer), (twin, other)):
         train(each, its, range(6, 10))
@@ -456,11 +400,8 @@ def _check_fused_step(comm: gf.Communicator, kind: Any, of_all: dict[str, Any], 
     inner.register_step_post_hook(lambda *arguments: calls.append(arguments))
     for step in range(6):
         if step == 3:  # to a plain optimizer and back again
-            stream = io.BytesIO()
-            torch.save(optimizer.state_dict(), stream)
-            stream.seek(0)
-            saved = torch.load(stream, weights_only=True)
-            plain.load_state_dict(copy.deepcopy(saved))
+            state = saved(optimizer.state_dict())
+            plain.load_state_dict(copy.deepcopy(state))
             train(model, optimizer, range(40, 42))
             model.load_state_dict(alone.state_dict())
             optimizer.load_state_dict(plain.state_dict())
@@ -890,13 +831,6 @@ def check_the_table_of_what_strategies_take(comm: gf.Communicator) -> None:
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def saved(state: Any) -> Any:
-    stream = io.BytesIO()
-    torch.save(state, stream)
-    stream.seek(0)
-    return torch.load(stream, weights_only=True)
 
 
 @on_ranks(1, 3)
