@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,8 +16,8 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax_cases import case, raises, run_cases
 
 import gradientflow as gf
 import gradientflow.jax as gfj
@@ -27,12 +25,6 @@ import gradientflow.jax as gfj
 comm = gf.init()
 RANK, SIZE = comm.rank, comm.size
 reduce = partial(gfj.allreduce, comm=comm)
-CASES: list[Callable[[], None]] = []
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    CASES.append(function)
-    return function
 
 
 def of_rank(rank: int, shape: tuple[int, ...] = (5, 7), dtype: Any = np.float32) -> Any:
@@ -44,11 +36,6 @@ def of_all(op: str, shape: tuple[int, ...] = (5, 7), dtype: Any = np.float32) ->
     """Give what an allreduce of `of_rank` is."""
     arrays = np.array([of_rank(rank, shape, np.float64) for rank in range(SIZE)])
     return getattr(np, op)(arrays, axis=0).astype(dtype)
-
-
-def raises(what: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(Exception, match=re.escape(what)):
-        jax.block_until_ready(call())
 
 
 @case
@@ -213,9 +200,7 @@ def closed() -> None:
 
 
 if __name__ == "__main__":
-    for each in CASES:
-        each()
-        print(f"{each.__name__} is right on {RANK}", flush=True)
+    run_cases(RANK)
     slow = jax.jit(lambda x: reduce(jnp.tanh(x @ x) * 0 + 1, "max"))
     slow(jnp.ones((600, 600)))  # still under way when the program ends
     print(f"the end of {RANK}", flush=True)

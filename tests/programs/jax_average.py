@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import re
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 os.environ["NPROC"] = "8"  # threads of XLA's, which start calls in another order on each rank
@@ -18,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
+from jax_cases import case, raises, run_cases
 from loops import make_ready
 
 import gradientflow as gf
@@ -26,7 +24,6 @@ import gradientflow.jax as gfj
 
 comm = gf.init()
 RANK, SIZE = comm.rank, comm.size
-CASES: list[Callable[[], None]] = []
 STRATEGIES = (
     "dense",
     "dense(wire='bfloat16')",
@@ -43,11 +40,6 @@ STRATEGIES = (
 SHAPES = {"bias": (7,), "first": (20, 30), "nothing": (0, 3), "second": (5, 8)}
 
 
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    CASES.append(function)
-    return function
-
-
 def gradients_of(step: int, rank: int = RANK, dtype: Any = np.float32) -> dict[str, Any]:
     random = np.random.default_rng([step, rank])
     return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
@@ -56,11 +48,6 @@ def gradients_of(step: int, rank: int = RANK, dtype: Any = np.float32) -> dict[s
 def same(one: Any, other: Any) -> bool:
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
-
-
-def raises(what: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(Exception, match=re.escape(what)):
-        jax.block_until_ready(call())
 
 
 def by_array_loop(strategy: str, steps: int, dtype: Any = np.float32) -> list[list[np.ndarray]]:
@@ -473,9 +460,7 @@ def freed_with_its_programs() -> None:
 
 
 if __name__ == "__main__":
-    for each in CASES:
-        each()
-        print(f"{each.__name__} is right on {RANK}", flush=True)
+    run_cases(RANK)
     last = gfj.average("top_k(ratio=2)", comm=comm)
     big = jnp.ones((600, 600))
     update = jax.jit(lambda g, state: last.update(jnp.tanh(g @ g), state))

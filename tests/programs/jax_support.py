@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import sys
 import traceback
@@ -16,6 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
+from saying import say, tell  # noqa: F401
 
 Array = NDArray[Any]
 
@@ -44,18 +44,13 @@ def on_ranks(function: Any, spread_result: bool = True) -> Any:
     )
 
 
-def say(*words: object) -> None:
-    """Print a line, with one write, so that the lines of the ranks stay whole."""
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
-
-
 def run_checks() -> None:
     """Run the checks of the program that are asked for, or all; the first that fails on a rank ends the job."""
     program = vars(sys.modules["__main__"])
     checks = {name: each for name, each in program.items() if name.startswith("check_") and inspect.isfunction(each)}
     for name in os.environ["CHECKS"].split(",") if "CHECKS" in os.environ else checks:
         skipped = ""
-        _tell(begun=name)
+        tell(RANK, begun=name)
         try:
             checks[name]()
         except SkipTest as reason:
@@ -63,14 +58,7 @@ def run_checks() -> None:
         except BaseException:
             failure = f"rank {RANK} of {SIZE}: {traceback.format_exc()}"
             print(failure, file=sys.stderr, flush=True)
-            if RANK == 0:
-                _tell(ended=name, failure=failure, skipped="")
+            tell(RANK, ended=name, failure=failure, skipped="")
             os._exit(1)  # at its usual end JAX would wait for the others
         multihost_utils.sync_global_devices(name)
-        _tell(ended=name, failure="", skipped=skipped)
-
-
-def _tell(**record: str) -> None:
-    if RANK == 0 and (outcomes := os.environ.get("CHECKS_OUTCOMES")):
-        with open(outcomes, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        tell(RANK, ended=name, failure="", skipped=skipped)

@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import inspect
 import itertools
-import json
 import os
 import sys
 import traceback
@@ -19,6 +18,7 @@ import numpy as np
 import paths  # noqa: F401
 from numpy.typing import NDArray
 from pace import scaled  # noqa: F401
+from saying import say, tell  # noqa: F401
 from world import HAS_MPI, WORLD
 
 from gradientflow import Communicator, Config, init
@@ -167,7 +167,7 @@ def run_checks(
     for number, (name, check) in enumerate(checks.items()):
         if name not in selected:
             continue
-        _tell(begun=name)
+        tell(RANK, begun=name)
         failure, skipped = "", "" if settings or check in once else f"not with {SIZE} ranks"
         cases = [({}, "auto")] if check in once else _cases(number, settings, sends, check in by_mpi)
         if check in by_mpi and not HAS_MPI:
@@ -185,7 +185,7 @@ def run_checks(
             WORLD.Barrier()
         failure = "".join(WORLD.allgather(failure))
         failures += failure != ""
-        _tell(ended=name, failure=failure, skipped=skipped)
+        tell(RANK, ended=name, failure=failure, skipped=skipped)
     if failures:
         sys.exit(1)
 
@@ -202,17 +202,6 @@ def _cases(
             yield from ((each, transport) for transport in TRANSPORTS)
         else:
             yield each, next(turns)
-
-
-def _tell(**record: str) -> None:
-    if RANK == 0 and (outcomes := os.environ.get("CHECKS_OUTCOMES")):
-        with open(outcomes, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-
-def say(*words: object) -> None:
-    """Print a line, with one write, so that the lines of the ranks stay whole."""
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 @contextmanager
