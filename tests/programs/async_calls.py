@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from marks import on_ranks
 from mpi4py import MPI
-from support import RANK, SIZE, WORLD, mine, raises, run_checks, scaled
+from support import RANK, SIZE, WORLD, in_threads, mine, raises, run_checks, scaled
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, CommunicationTimeoutError, MismatchError
@@ -224,26 +224,6 @@ def check_several_communicators(outer: gf.Communicator) -> None:
 # ---- several threads -------------------------------------------------------------------------------------------------
 
 
-def in_threads(number: int, work: Callable[[int], None]) -> None:
-    """Run work(0), work(1), ... each in a thread; an exception in one of them is raised here."""
-    failures: list[BaseException] = []
-
-    def guarded(index: int) -> None:
-        try:
-            work(index)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(index,), daemon=True) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=40)
-        assert not thread.is_alive(), f"a thread hangs; failures so far: {failures}"
-    if failures:
-        raise failures[0]
-
-
 def check_threads_with_communicators_of_their_own(_: gf.Communicator) -> None:
     with contextlib.ExitStack() as stack:
         comms = [stack.enter_context(gf.init()) for _ in range(3)]
@@ -256,7 +236,7 @@ def check_threads_with_communicators_of_their_own(_: gf.Communicator) -> None:
                 assert (x == (index + 1) * TOTAL).all()
             assert (comm.empty(10, "float32") == 0).all()
 
-        in_threads(3, work)
+        in_threads(work, range(3))
 
 
 def check_threads_on_one_communicator(comm: gf.Communicator) -> None:
@@ -283,8 +263,8 @@ def check_threads_on_one_communicator(comm: gf.Communicator) -> None:
             comm.allreduce(x) if number % 2 else comm.allreduce_async(x).wait()
             assert (x == TOTAL).all()
 
-    in_threads(threads, in_turn)
-    in_threads(threads, in_any_order)
+    in_threads(in_turn, range(threads))
+    in_threads(in_any_order, range(threads))
 
 
 @on_ranks(1, 3)
@@ -335,9 +315,9 @@ def check_a_pool_in_another_thread(comm: gf.Communicator) -> None:
         pool.ready(index)
 
     for _ in range(5):
-        in_threads(3, work)
+        in_threads(work, range(3))
         assert pool.ready_count == 3
-        in_threads(1, lambda _: pool.wait())
+        in_threads(pool.wait, [None])
         for index, view in enumerate(pool.views):
             assert np.array_equal(view, np.full(view.shape, (index + 1) * TOTAL / SIZE, np.float32))
 

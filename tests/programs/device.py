@@ -6,14 +6,13 @@ import json
 import math
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from marks import on_ranks
-from support import RANK, SIZE, WORLD, expected, raises, run_checks, same_bits
+from support import RANK, SIZE, WORLD, expected, in_threads, raises, run_checks, same_bits
 
 import gradientflow as gf
 from gradientflow import _core, device
@@ -215,27 +214,16 @@ def check_many_calls(comm: gf.Communicator) -> None:
 def check_threads(comm: gf.Communicator) -> None:
     """Two communicators, each used by a thread of its own."""
     parts = [comm.split(0), comm.split(0)]
-    failures: list[BaseException] = []
 
     def work(part: Any) -> None:
-        try:
-            for count in (1, 1000, 70_000):
-                x = mine(count)
-                part.allreduce(x)
-                assert (x.get() == TOTAL).all(), count
-        except BaseException as error:
-            failures.append(error)
+        for count in (1, 1000, 70_000):
+            x = mine(count)
+            part.allreduce(x)
+            assert (x.get() == TOTAL).all(), count
 
-    threads = [threading.Thread(target=work, args=(part,)) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, parts)
     for part in parts:
-        assert part is not None
         part.close()
-    if failures:
-        raise failures[0]
 
 
 def check_point_to_point(comm: gf.Communicator) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import numpy as np
 from marks import on_ranks
 from mpi4py import MPI
-from support import RANK, SIZE, WORLD, raises, run_checks
+from support import RANK, SIZE, WORLD, in_threads, raises, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, ClosedError, MismatchError, PeerError
@@ -112,23 +111,12 @@ def check_threads(comm: gf.Communicator) -> None:
     """Each of several parts is used by a thread of its own."""
     parts = [comm.split(0), comm.split(RANK % 2), comm.split(0, -RANK)]
     members = [list(range(SIZE)), alike(RANK % 2), list(range(SIZE))[::-1]]
-    failures: list[BaseException] = []
 
     def work(index: int) -> None:
-        try:
-            for _ in range(10):
-                works(parts[index], members[index])
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(10):
+            works(parts[index], members[index])
 
-    threads = [threading.Thread(target=work, args=[index], daemon=True) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=40)
-        assert not thread.is_alive(), f"a thread hangs; failures so far: {failures}"
-    if failures:
-        raise failures[0]
+    in_threads(work, range(3))
     for part in parts:
         part.close()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 from marks import on_ranks
@@ -16,6 +14,7 @@ from support import (
     WORLD,
     as_tensor,
     exact_inputs,
+    in_threads,
     raises,
     run_checks,
     same_bits,
@@ -36,25 +35,6 @@ COUNTS = [0, 1, 7, 1000, 8192, 8193, 300_007]  # small ones leave at once, large
 
 def numbers(rank: int, count: int, turn: int = 0) -> np.ndarray:
     return np.arange(count, dtype=np.float64) * (rank + 1) + turn
-
-
-def in_threads(*works: Callable[[], None]) -> None:
-    failures: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=[work], daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-        assert not thread.is_alive(), f"a thread hangs; failures so far: {failures}"
-    if failures:
-        raise failures[0]
 
 
 # ---- what arrives ----------------------------------------------------------------------------------------------------
@@ -114,7 +94,7 @@ def check_order(comm: gf.Communicator) -> None:
             x = np.empty(COUNTS[turn % len(COUNTS)])
             assert same_bits(comm.recv(x, LEFT), numbers(LEFT, x.size, turn))
 
-    in_threads(send, receive)
+    in_threads(lambda work: work(), [send, receive])
 
 
 def check_all_to_all_in_threads(comm: gf.Communicator) -> None:
@@ -134,7 +114,7 @@ def check_all_to_all_in_threads(comm: gf.Communicator) -> None:
             assert (comm.allreduce(np.full(count, RANK + 1.0)) == TOTAL).all()
 
     works = [lambda r=rank: send(r) for rank in others] + [lambda r=rank: receive(r) for rank in others]
-    in_threads(*works, collect)
+    in_threads(lambda work: work(), [*works, collect])
 
 
 def check_it_does_not_wait_for_collective_calls(comm: gf.Communicator) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from marks import on_ranks
-from support import RANK, SIZE, WORLD, expected, raises, run_checks, same_bits
+from support import RANK, SIZE, WORLD, expected, in_threads, raises, run_checks, same_bits
 
 import gradientflow as gf
 from gradientflow._location import build_info
@@ -159,11 +159,7 @@ def check_order(comm: gf.Communicator) -> None:
                 view[...] = everybody[RANK]
             order = np.random.default_rng([turn, RANK]).permutation(len(shapes)).tolist()
             if turn % 2:
-                in_threads = [threading.Thread(target=pool.ready, args=(index,)) for index in order]
-                for thread in in_threads:
-                    thread.start()
-                for thread in in_threads:
-                    thread.join()
+                in_threads(pool.ready, order)
             else:
                 for index in order:
                     pool.ready(index)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from marks import on_ranks
-from support import RANK, SIZE, Array, raises, run_checks, scaled
+from support import RANK, SIZE, Array, in_threads, raises, run_checks, scaled
 from tensor_places import DEVICE, PLACE
 
 from gradientflow.errors import (
@@ -668,28 +668,19 @@ def check_threads() -> None:
     if SIZE == 1:
         return
     groups = [dist.new_group(list(range(SIZE))) for _ in range(3)]
-    failures: list[BaseException] = []
 
     def work(seed: int) -> None:
-        try:
-            for i in range(20):
-                x = mine((100 * i,), seed=seed)
-                dist.all_reduce(x, group=groups[seed])
-                same(x, reduced((100 * i,), torch.float32, Op.SUM, seed))
-                y = torch.empty(50)
-                receiving: Any = dist.irecv(y, PREVIOUS, groups[seed], tag=i)
-                dist.send(mine((50,), seed=seed), NEXT, groups[seed], tag=i)
-                receiving.wait()
-                same(y, mine((50,), rank=PREVIOUS, seed=seed))
-        except BaseException as error:
-            failures.append(error)
+        for i in range(20):
+            x = mine((100 * i,), seed=seed)
+            dist.all_reduce(x, group=groups[seed])
+            same(x, reduced((100 * i,), torch.float32, Op.SUM, seed))
+            y = torch.empty(50)
+            receiving: Any = dist.irecv(y, PREVIOUS, groups[seed], tag=i)
+            dist.send(mine((50,), seed=seed), NEXT, groups[seed], tag=i)
+            receiving.wait()
+            same(y, mine((50,), rank=PREVIOUS, seed=seed))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(len(groups))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    in_threads(work, range(len(groups)))
 
 
 # ---- wrong use -------------------------------------------------------------------------------------------------------

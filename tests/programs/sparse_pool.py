@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 from marks import on_ranks
-from support import RANK, SIZE, WORLD, quick_link, raises, run_checks
+from support import RANK, SIZE, WORLD, in_threads, quick_link, raises, run_checks
 
 import gradientflow as gf
 from gradientflow import machine_load
@@ -344,14 +343,7 @@ def check_threads(comm: gf.Communicator) -> None:
     for step in range(10):
         gradients = draw(pool, [step, 7], 64)
         write(pool, gradients)
-        workers = [
-            threading.Thread(target=lambda first: [pool.ready(i) for i in range(first, 40, 4)], args=(k,))
-            for k in range(4)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        in_threads(lambda first: [pool.ready(i) for i in range(first, 40, 4)], range(4))
         pool.wait()
         total += gradients.sum(axis=0)
         sent += SIZE * flat(pool).astype(np.float64)

@@ -8,8 +8,9 @@ import inspect
 import itertools
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import SkipTest, mock
@@ -17,7 +18,7 @@ from unittest import SkipTest, mock
 import numpy as np
 import paths  # noqa: F401
 from numpy.typing import NDArray
-from pace import scaled  # noqa: F401
+from pace import scaled
 from saying import say, tell  # noqa: F401
 from world import HAS_MPI, WORLD
 
@@ -202,6 +203,26 @@ def _cases(
             yield from ((each, transport) for transport in TRANSPORTS)
         else:
             yield each, next(turns)
+
+
+def in_threads(work: Callable[[Any], object], arguments: Iterable[Any]) -> None:
+    """Call work with each argument in a thread of its own; an exception in one of them is raised here."""
+    failures: list[BaseException] = []
+
+    def guarded(argument: Any) -> None:
+        try:
+            work(argument)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=[each], daemon=True) for each in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=scaled(40))
+        assert not thread.is_alive(), f"a thread hangs; failures so far: {failures}"
+    if failures:
+        raise failures[0]
 
 
 @contextmanager

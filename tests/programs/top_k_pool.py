@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from marks import on_ranks
-from support import RANK, SIZE, WORLD, raises, run_checks
+from support import RANK, SIZE, WORLD, in_threads, raises, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import (
@@ -300,14 +299,7 @@ def check_threads(comm: gf.Communicator) -> None:
     for step in range(6):
         gradients = draw(pool, [step, 7], 64)
         write(pool, gradients[RANK])
-        workers = [
-            threading.Thread(target=lambda first: [pool.ready(i) for i in range(first, 40, 4)], args=(k,))
-            for k in range(4)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        in_threads(lambda first: [pool.ready(i) for i in range(first, 40, 4)], range(4))
         pool.wait()
         means = reference.iterate([by_layer([1, 3] * 10, each) for each in gradients], [False] * 20)
         assert same(np.concatenate(flat(pool)), np.concatenate(means))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from marks import on_ranks
-from support import LAYOUTS, RANK, SIZE, WORLD, raises, run_checks, same_everywhere
+from support import LAYOUTS, RANK, SIZE, WORLD, in_threads, raises, run_checks, same_everywhere
 from tensor_places import PLACE, address_of
 from torch import nn
 from torch.autograd import forward_ad
@@ -859,28 +858,19 @@ def check_an_exception_on_one_rank_in_the_first_pass(comm: gf.Communicator) -> N
 
 def check_threads(_: gf.Communicator) -> None:
     """Every thread trains a model of its own."""
-    failures: list[BaseException] = []
 
     def train(comm: gf.Communicator) -> None:
-        try:
-            model = nn.Linear(3, 1, bias=False)
-            with gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
-                for step in range(200):
-                    optimizer.zero_grad()
-                    model(torch.full((1, 3), float(SIZE * RANK + step))).sum().backward()
-                    assert (model.weight.grad == SIZE * (SIZE - 1) / 2 + step).all()
-        except BaseException as error:
-            failures.append(error)
+        model = nn.Linear(3, 1, bias=False)
+        with gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
+            for step in range(200):
+                optimizer.zero_grad()
+                model(torch.full((1, 3), float(SIZE * RANK + step))).sum().backward()
+                assert (model.weight.grad == SIZE * (SIZE - 1) / 2 + step).all()
 
     comms = [gf.init() for _ in range(3)]
-    threads = [threading.Thread(target=train, args=(comm,)) for comm in comms]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(train, comms)
     for comm in comms:
         comm.close()
-    assert not failures, failures
 
 
 def check_parameters_that_nobody_used_stay_without_gradient(comm: gf.Communicator) -> None:
