@@ -280,12 +280,11 @@ def mpirun(start_job: Callable[..., Job]) -> Callable[..., Finished]:
 
 
 @pytest.fixture
-def jax_run() -> Iterator[Callable[..., Finished]]:
+def jax_run(start_command: Callable[..., Job]) -> Callable[..., Finished]:
     """Give ``jax_run(n, program, *args, env=None, timeout=60, check=True)``, as `mpirun` for programs of JAX.
 
     They are started by ``gradientflow run --jax``; a `program` may be any file.
     """
-    jobs: list[Job] = []
 
     def run(
         ranks: int,
@@ -295,15 +294,12 @@ def jax_run() -> Iterator[Callable[..., Finished]]:
         timeout: float = 60,
         check: bool = True,
     ) -> Finished:
-        jobs.append(begin(jax_command(ranks, program, *arguments), env, timeout))
-        finished = jobs[-1].finish()
+        finished = start_command(jax_command(ranks, program, *arguments), env, timeout).finish()
         if check and finished.returncode != 0:
             pytest.fail(f"{program} on {ranks} ranks failed: {finished.output}")
         return finished
 
-    yield run
-    for job in jobs:
-        job.close()
+    return run
 
 
 @pytest.fixture
@@ -323,17 +319,13 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
 
 
 @pytest.fixture
-def shell() -> Iterator[Callable[..., Finished]]:
+def shell(start_command: Callable[..., Job]) -> Callable[..., Finished]:
     """Give ``shell(commands, cwd, env, timeout=60)``, which runs commands with bash, as a user would, to the end."""
-    jobs: list[Job] = []
 
     def run(commands: str, cwd: Path, env: dict[str, str], timeout: float = 60) -> Finished:
-        jobs.append(begin(["bash", "-e", "-c", commands], env, timeout, cwd=cwd))
-        return jobs[-1].finish()
+        return start_command(["bash", "-e", "-c", commands], env, timeout, cwd=cwd).finish()
 
-    yield run
-    for job in jobs:
-        job.close()
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
-from jobs import Job, begin
+from jobs import Job
 from pace import scaled, wait_until
 
 import gradientflow as gf
@@ -117,7 +117,7 @@ def test_from_another_thread_and_without_a_file() -> None:
 
 
 @pytest.fixture
-def waiting(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+def waiting(start_command: Callable[..., Job], tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     """Give a program whose ranks wait for something that does not come, and take note of being asked to end."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -131,11 +131,10 @@ def waiting(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
         "    time.sleep(1000)\n"
         "gf.spawn(wait, 2)\n"
     )
-    job = begin([sys.executable, str(program)], {"TMPDIR": str(tmp_path), **getattr(request, "param", {})}, 60)
+    job = start_command([sys.executable, str(program)], {"TMPDIR": str(tmp_path), **getattr(request, "param", {})})
     wait_until(lambda: len(list(tmp_path.glob("there*"))) == 2)
     assert len(job.processes()) == 4
-    yield job
-    job.close()
+    return job
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Finished, Job, begin, outside_environment, python_command
+from jobs import Finished, Job, outside_environment, python_command
 from pace import scaled
 
 from gradientflow._location import load_core
@@ -24,18 +24,14 @@ Program = Callable[..., list[str]]
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
+def run(start_command: Callable[..., Job]) -> Run:
     """Give ``run(*arguments, env=None)``, which is ``gradientflow run --min-ranks 1`` with them."""
-    jobs: list[Job] = []
 
     def finish(*arguments: object, env: dict[str, str] | None = None) -> Finished:
         command = module_command("gradientflow.cli", ["run", "--min-ranks", "1", *map(str, arguments)])
-        jobs.append(begin(command, env, 100))
-        return jobs[-1].finish()
+        return start_command(command, env, 100).finish()
 
-    yield finish
-    for job in jobs:
-        job.close()
+    return finish
 
 
 @pytest.fixture
@@ -374,7 +370,7 @@ def test_nobody_waits_for_a_store_that_has_ended(run: Run, when: str, status: in
 
 
 @pytest.mark.thorough
-def test_a_store_that_cannot_be_served_ends_the_job() -> None:
+def test_a_store_that_cannot_be_served_ends_the_job(start_command: Callable[..., Job]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         told = {
@@ -384,7 +380,7 @@ def test_a_store_that_cannot_be_served_ends_the_job() -> None:
             "members": [{"rank": 0, "local": 0, "of": 1}],
             "needed": 1,
         }
-        ended = begin(launcher_command(told), None, 60).finish()
+        ended = start_command(launcher_command(told)).finish()
     assert ended.returncode == 69, ended.output
     assert ended.stderr.startswith(f"gradientflow: the ranks cannot meet at {address}: "), ended.output
 
