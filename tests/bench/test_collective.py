@@ -5,7 +5,6 @@ Without MPI, ranks are threads here; only the last tests start jobs.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -18,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
-from rich.text import Text
+from figures import ENVIRONMENT, rendered
 
 import gradientflow as gf
 from gradientflow.bench.collective.columns import LAYOUT, Result, summarise
@@ -439,14 +437,8 @@ def make_results() -> list[Result]:
     ]
 
 
-def rendered(results: list[Result], **options: Any) -> str:
-    file = io.StringIO()
-    LAYOUT.print(results, Console(file=file, no_color=True, **options))
-    return Text.from_ansi(file.getvalue()).plain
-
-
 def test_the_table_shows_gains_losses_and_wrong_results() -> None:
-    lines = rendered(make_results(), force_terminal=False).splitlines()
+    lines = rendered(LAYOUT, make_results(), force_terminal=False).splitlines()
     ours = next(line for line in lines if " ours " in line and "array" in line)
     assert ours.split()[:3] == ["1M", "ours", "array"]
     assert ours.count("5.00x") == 2
@@ -456,7 +448,7 @@ def test_the_table_shows_gains_losses_and_wrong_results() -> None:
 
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_words() -> None:
     for width in (95, 85):
-        text = rendered(make_results(), force_terminal=True, width=width)
+        text = rendered(LAYOUT, make_results(), force_terminal=True, width=width)
         assert max(map(len, text.splitlines())) <= width
         assert "…" not in text
         assert "min" not in text
@@ -476,7 +468,8 @@ def test_the_wire_is_shown_where_there_was_a_choice() -> None:
     assert "wire" not in [str(column.header) for column in LAYOUT.table(results).columns]
     narrow = replace(results[0], wire="float16")
     assert "wire" in [str(column.header) for column in LAYOUT.table([*results, narrow]).columns]
-    line = next(line for line in rendered([*results, narrow], force_terminal=False).splitlines() if "float16" in line)
+    lines = rendered(LAYOUT, [*results, narrow], force_terminal=False).splitlines()
+    line = next(line for line in lines if "float16" in line)
     assert line.count("5.00x") == 2
 
 
@@ -488,7 +481,7 @@ def test_nothing_is_cut_where_there_are_many_variants() -> None:
         for result in make_results()
     ]
     for width in (80, 110):
-        text = rendered(results, force_terminal=True, width=width)
+        text = rendered(LAYOUT, results, force_terminal=True, width=width)
         assert max(map(len, text.splitlines())) <= 110
         assert "…" not in text
         assert all(word in text for word in ("hierarchical_lanes", "bfloat16", "filled", "gloo / ours"))
@@ -496,20 +489,22 @@ def test_nothing_is_cut_where_there_are_many_variants() -> None:
 
 def test_processor_times_are_shown_on_demand() -> None:
     results = make_results()
-    assert "cpu" not in rendered(results, force_terminal=False)
+    assert "cpu" not in rendered(LAYOUT, results, force_terminal=False)
     assert "cpu" not in LAYOUT.explain(results)
-    file = io.StringIO()
-    LAYOUT.print(results, Console(file=file, no_color=True), with_cpu=True)
-    ours = next(line for line in file.getvalue().splitlines() if " ours " in line and "array" in line)
+    table = rendered(LAYOUT, results, with_cpu=True)
+    ours = next(line for line in table.splitlines() if " ours " in line and "array" in line)
     assert {"3146", "1.00"} <= set(ours.split())  # microseconds; nanoseconds for each of 2^20 bytes on 3 ranks
     assert "cpu" in LAYOUT.explain(results, with_cpu=True)
 
 
 def test_the_share_of_the_link_is_shown_where_it_is_known() -> None:
     results = make_results()
-    assert "link" not in rendered(results, force_terminal=False)
+    assert "link" not in rendered(LAYOUT, results, force_terminal=False)
     known = [replace(result, link_share=0.876) for result in results]
-    assert "88" in next(line for line in rendered(known, force_terminal=False).splitlines() if "array" in line).split()
+    assert (
+        "88"
+        in next(line for line in rendered(LAYOUT, known, force_terminal=False).splitlines() if "array" in line).split()
+    )
     assert "link" in LAYOUT.explain(known)
 
 
@@ -518,15 +513,6 @@ def test_a_busy_machine_is_remarked() -> None:
     assert Load(others=1.5, stolen=0.0, processors=4).remark(ranks=2) == ""
     assert Load(others=0.05, stolen=0.0, processors=2).remark(ranks=4) == ""
     assert Load(others=0.0, stolen=0.6, processors=2).remark(ranks=2)
-
-
-ENVIRONMENT: dict[str, Any] = {
-    **dict.fromkeys(("cpu", "memory_GiB", "gradientflow", "mpi", "python", "numpy", "kernel"), "x"),
-    **dict.fromkeys(("nodes", "hosts"), 1),
-    **dict.fromkeys(("ranks", "ranks_on_this_node", "ranks_on_this_machine", "ranks_per_host"), 3),
-    "cores": 2,
-    "link_rate": None,
-}
 
 
 def test_more_ranks_than_cores_are_remarked() -> None:

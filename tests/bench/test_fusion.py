@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable
@@ -12,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
-from rich.text import Text
+from figures import check_picture, rendered
 
 from gradientflow.bench.core.case import Case
 from gradientflow.bench.core.measure import Times
@@ -216,15 +214,9 @@ def make_results() -> list[FusionResult]:
     ]
 
 
-def rendered(results: list[FusionResult], **options: Any) -> list[str]:
-    file = io.StringIO()
-    LAYOUT.print(results, Console(file=file, no_color=True, **options))
-    return Text.from_ansi(file.getvalue()).plain.splitlines()
-
-
 def test_the_table_compares_with_copy_fusion_over_the_peer() -> None:
     results = make_results()
-    lines = rendered(results, force_terminal=False)
+    lines = rendered(LAYOUT, results, force_terminal=False).splitlines()
     per_tensor = next(line.split() for line in lines if "per tensor" in line)
     assert per_tensor[:5] == ["ResNet-50", "per", "tensor,", "array", "ours"]
     assert per_tensor[-2:] == ["2.00x", "2.00x"]
@@ -233,23 +225,18 @@ def test_the_table_compares_with_copy_fusion_over_the_peer() -> None:
     pool = next(line.split() for line in lines if "pool fusion" in line)
     assert (pool[3], pool[-3:]) == ("inf", ["0", "4.00x", "4.00x"])
     assert "copy fusion over the peer" in LAYOUT.explain(results)
-    wrong = rendered([replace(results[0], wrong=3, median_us=None), *results[1:]], force_terminal=True, width=95)
+    wrong = [replace(results[0], wrong=3, median_us=None), *results[1:]]
+    wrong = rendered(LAYOUT, wrong, force_terminal=True, width=95).splitlines()
     assert max(map(len, wrong)) <= 95
     assert "WRONG" in next(line for line in wrong if "per tensor" in line)
 
 
 @pytest.mark.thorough
 def test_the_picture_shows_every_model(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from gradientflow.bench.core.plot import save_plot
     from gradientflow.bench.fusion.plot import draw
 
-    texts = dict.fromkeys(("cpu", "memory_GiB", "gradientflow", "mpi", "python", "numpy", "kernel"), "x")
-    counts = dict.fromkeys(("nodes", "hosts", "ranks", "ranks_on_this_machine", "ranks_per_host", "cores"), 1)
     results = make_results() + [replace(result, model="vgg16") for result in make_results()]
-    path = tmp_path / "bars.svg"
-    save_plot(str(path), draw, results, {**texts, **counts, "link_rate": None})
-    assert path.read_text().startswith("<?xml")
+    check_picture(draw, results, tmp_path / "bars.svg")
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------

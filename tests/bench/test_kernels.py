@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -14,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from figures import check_picture, rendered
 from kernel_data import widen
-from rich.console import Console
 
 from gradientflow.bench.core.plan import PlanError
 from gradientflow.bench.kernels import check as kernels_check
@@ -223,32 +222,22 @@ def test_results_are_bandwidths_and_their_ratio() -> None:
 
 def test_the_table_shows_every_kernel_once_and_what_is_wrong() -> None:
     results = [made_up(kernel, wrong=int(kernel.name == "gather")) for kernel in KERNELS]
-    out = io.StringIO()
-    LAYOUT.print(results, Console(file=out, width=100))
-    text = out.getvalue()
+    text = rendered(LAYOUT, results, width=100)
     assert all(text.count(f" {name}  ") == 1 for name in NAMES if name not in ("gather", "update_residual"))
     assert text.count("WRONG") == 3
     assert text.count("0.75x") == len(KERNELS) - 3
     assert "avx2" in LAYOUT.explain(results)
-    narrow = io.StringIO()
-    LAYOUT.print(results, Console(file=narrow, width=72, force_terminal=True))
-    assert "p95" not in narrow.getvalue()
-    assert "moved / copy" in narrow.getvalue()
+    narrow = rendered(LAYOUT, results, width=72, force_terminal=True)
+    assert "p95" not in narrow
+    assert "moved / copy" in narrow
 
 
 @pytest.mark.thorough
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from gradientflow.bench.core.plot import save_plot
     from gradientflow.bench.kernels.plot import draw
 
-    texts = dict.fromkeys(("cpu", "gradientflow", "mpi", "python", "numpy", "kernel"), "x")
-    counts = dict.fromkeys(("cores", "memory_GiB", "ranks", "nodes", "hosts", "ranks_per_host"), 1)
-    environment = {**texts, **counts, "ranks_on_this_machine": 1, "link_rate": None}
     for name, results in (("some", [made_up(kernel) for kernel in KERNELS]), ("none", [])):
-        path = tmp_path / f"{name}.png"
-        save_plot(str(path), draw, results, environment)
-        assert path.stat().st_size > 1000
+        check_picture(draw, results, tmp_path / f"{name}.png")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
-from rich.text import Text
+from figures import check_picture, rendered
 
 from gradientflow.bench.core.case import Case
 from gradientflow.bench.core.measure import Times
@@ -181,16 +179,10 @@ def make_results() -> list[SparseResult]:
     ]
 
 
-def rendered(results: list[SparseResult], **options: Any) -> list[str]:
-    file = io.StringIO()
-    LAYOUT.print(results, Console(file=file, no_color=True, **options))
-    return Text.from_ansi(file.getvalue()).plain.splitlines()
-
-
 def test_the_table_compares_with_the_dense_exchanges() -> None:
     results = make_results()
     assert (results[2].sent_share, results[2].bookkeeping_us, results[2].bookkeeping_share) == (0.25, 400.0, 0.05)
-    lines = [line.split() for line in rendered(results, force_terminal=False)]
+    lines = [line.split() for line in rendered(LAYOUT, results, force_terminal=False).splitlines()]
     dense, mpi, csc = lines[-4 if not lines[-1] else -3 :][:3]
     assert dense[:5] == ["mlp", "4K", "dense", "8.000", "8.000"]
     assert dense[-2:] == ["2.00x", "2.00x"]  # over MPI; nothing over itself
@@ -199,23 +191,18 @@ def test_the_table_compares_with_the_dense_exchanges() -> None:
     assert csc[-4:] == ["2.00x", "2.00x", "4.00x", "4.00x"]
     assert {"0.4000", "5", "8.800", "50"} <= set(csc)  # bookkeeping and its share, megabytes, per cent of the link
     assert "the network interface counts" in LAYOUT.explain(results)
-    wrong = rendered([replace(results[0], wrong=3, median_us=None), *results[1:]], force_terminal=True, width=95)
+    wrong = [replace(results[0], wrong=3, median_us=None), *results[1:]]
+    wrong = rendered(LAYOUT, wrong, force_terminal=True, width=95).splitlines()
     assert max(map(len, wrong)) <= 95
     assert "WRONG" in next(line for line in wrong if "dense" in line and "mlp" in line)
 
 
 @pytest.mark.thorough
 def test_the_picture_shows_every_model(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from gradientflow.bench.core.plot import save_plot
     from gradientflow.bench.sparse.plot import draw
 
-    texts = dict.fromkeys(("cpu", "memory_GiB", "gradientflow", "mpi", "python", "numpy", "kernel"), "x")
-    counts = dict.fromkeys(("nodes", "hosts", "ranks", "ranks_on_this_machine", "ranks_per_host", "cores"), 1)
     results = make_results() + [replace(result, model="vgg16") for result in make_results()]
-    path = tmp_path / "lines.svg"
-    save_plot(str(path), draw, results, {**texts, **counts, "link_rate": None})
-    assert path.read_text().startswith("<?xml")
+    check_picture(draw, results, tmp_path / "lines.svg")
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import io
 import json
 import math
 import os
@@ -20,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from figures import rendered
 from jobs import Finished
-from rich.console import Console
 
 from gradientflow.bench.core.plan import PlanError
 from gradientflow.bench.core.results import write_csv, write_json
@@ -530,9 +529,7 @@ def test_what_is_no_json_is_written_in_another_way(tmp_path: Path) -> None:
 
 
 def shown(found: list[TrainResult], width: int | None = None) -> str:
-    file = io.StringIO()
-    LAYOUT.print(found, Console(file=file, force_terminal=width is not None, width=width, no_color=True))
-    return file.getvalue()
+    return rendered(LAYOUT, found, force_terminal=width is not None, width=width)
 
 
 def test_the_table_shows_what_is_known() -> None:
@@ -755,9 +752,7 @@ def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
     rates = [1000.0, 3000.0, None, 5000.0, 6000.0, 7000.0, 2000.0]
     assert [rung.samples_per_second for rung in rungs] == rates
     assert [rung.speedup_over_first for rung in rungs] == [rate and rate / 1000 for rate in rates]
-    file = io.StringIO()
-    LADDER.print(rungs, Console(file=file, width=200, no_color=True))
-    row = next(line for line in file.getvalue().splitlines() if line.startswith("mlp"))
+    row = next(line for line in rendered(LADDER, rungs, width=200).splitlines() if line.startswith("mlp"))
     assert row.split() == [
         *("mlp", "1,000", "(1.0x)", "3,000", "(3.0x)", "WRONG", "5,000", "(5.0x)", "6,000", "(6.0x)"),
         *("7,000", "(7.0x)", "2,000", "(2.0x)"),
