@@ -151,11 +151,13 @@ def check_training_goes_on_bit_for_bit(comm: gf.Communicator, promise: Promise) 
 
 def refuse_states(comm: gf.Communicator, promise: Promise, training: Training, state: Any) -> None:
     before = [training.weights, *map(np.array, training.kept())]
-    with ArrayLoop(comm, [np.zeros(40, np.float32)], promise.words) as small, raises(ArgumentError, "another model"):
-        training.loop.load_state_dict(small.state_dict())
+    with ArrayLoop(comm, [np.zeros(40, np.float32)], promise.words) as small:
+        for loop, of_other in ((training.loop, small.state_dict()), (small, state[1])):
+            with raises(ArgumentError, "another model"):
+                loop.load_state_dict(of_other)
     other = "psgd" if promise.name == "dense" else "dense"
-    with ArrayLoop(comm, [np.zeros(3, np.float32)], other) as of_other, raises(ArgumentError, f"state is of {other}"):
-        training.loop.load_state_dict(of_other.state_dict())
+    with ArrayLoop(comm, [np.zeros(3, np.float32)], other) as plain, raises(ArgumentError, f"state is of {other}"):
+        training.loop.load_state_dict(plain.state_dict())
     if promise.is_ranked or promise.is_served:
         with raises(ArgumentError, f"not the state of {promise.name}"):
             training.loop.load_state_dict({**state[1], "synchronizer": {}})

@@ -70,7 +70,10 @@ DIE: dict[str, Job] = {
             Training("ssgd", [Fate(2, -1)]),
         ],
     ),
-    "in steps of entries": (3, [Training("dgc", [soon(2)], MIXED), Training("lags", [soon(0)])]),
+    "in steps of entries": (
+        4,
+        [Training("narrow wire", [soon(3)]), Training("dgc", [soon(2)], MIXED), Training("lags", [soon(0)])],
+    ),
     "own weights": (
         6,
         [
@@ -144,7 +147,10 @@ COME_BACK: dict[str, Job] = {
             Training("ssd_sgd", [Fate(1, 5)]),
         ],
     ),
-    "twice": (3, [Training("dense", [Fate(1, 3), Fate(1, 18)])]),
+    "twice": (
+        3,
+        [Training(name, [Fate(rank, 3), Fate(rank, 18)]) for rank, name in enumerate(("diloco", "dense", "hpsgd"))],
+    ),
 }
 
 
@@ -154,7 +160,7 @@ def thorough(jobs: dict[str, Job], *plain: str) -> list[Any]:
 
 @pytest.mark.parametrize("job", thorough(DIE, "in steps", "servers"))
 def test_survivors_go_on(process_command: Command, tmp_path: Path, job: str) -> None:
-    node_size = 1 if job == "in steps" else random.choice((0, 1, 2))
+    node_size = 1 if job in ("in steps", "in steps of entries") else random.choice((0, 1, 2))
     found = train(process_command("survival"), tmp_path, *DIE[job], node_size=node_size)
     for training, ending in zip(DIE[job][1], found, strict=True):
         if any(fate.what == "die after" and fate.step == 7 for fate in training.fates):
@@ -342,7 +348,7 @@ def test_what_servers_had_before_is_not_gone_back_to(process_command: Command, t
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("how", "node_size"), [("bsp", 0), ("bsp behind", 1), ("bsp adam", 0), ("asp", 1)])
+@pytest.mark.parametrize(("how", "node_size"), [("bsp", 0), ("bsp", 1), ("bsp behind", 1), ("bsp adam", 0), ("asp", 1)])
 def test_a_parameter_server_is_recovered(process_command: Command, how: str, node_size: int) -> None:
     printed = run_ranks(process_command("recovered_servers"), 3, *how.split(), node_size=node_size)
     assert printed.splitlines() == ["recovered"] * 2

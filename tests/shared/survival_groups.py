@@ -23,7 +23,7 @@ def _local(words: str) -> Group:
 
 
 def _of_full_rank(ranks: int, own: int, step: int) -> Vector:
-    """Return gradients of which powersgd leaves residuals; `contribution` says why the rounding soon grows."""
+    """Return gradients of few bits, of which powersgd leaves residuals; `contribution` says why rounding soon grows."""
     return numbers(math.lcm(*range(1, ranks + 1)), step, own)
 
 
@@ -31,9 +31,11 @@ def _of_full_rank(ranks: int, own: int, step: int) -> Vector:
 # residuals of the survivors the least difference is 0.3.
 _PRODUCTS = Means("products", {"rank": 2, "warmup": 3}, 1e-2, _of_full_rank)
 _ENTRIES = Means("entries", {"ratio": 8})
+_NARROW = Means("everything", contribution=_of_full_rank)  # of 8 bits, also the sums of up to five ranks
 
 TRAININGS = GROUPS | {
     "auto": Group(Means("everything"), "auto"),
+    "narrow wire": Group(_NARROW, "dense(wire='bfloat16')", contribution=_of_full_rank),
     "dgc": Group(_ENTRIES, "dgc(ratio=8, momentum=0, selection='exact')"),
     "lags": Group(_ENTRIES, "lags(max_ratio=8, warmup=100, selection='exact')"),
     "full rank": Group(_PRODUCTS, "powersgd(rank=2, warmup=3)", contribution=_of_full_rank),

@@ -13,8 +13,6 @@ from .ending import Ending
 from .log import ContradictionError, Entries, read
 from .task import MOMENTUM, Vector, contribution
 
-_TOLERANCE = 0.5  # rounding is far less; a step that is left out changes weights by more
-
 Replay = Callable[[Mapping[int, Entries], Collection[int], Callable[..., Vector]], Any]
 
 
@@ -26,14 +24,17 @@ class Local:
     ----------
     replay : callable
         Takes the logs, who is left, and what a process contributes to a step; gives something with `ranks`.
+    tolerance : float
+        By how much weights may differ, as a share of the largest one; 0 if all sums are of whole numbers.
     """
 
     replay: Replay
+    tolerance: float = 0.0
 
     @classmethod
     def of_exchanges(cls, words: str) -> Local:
         """Return the check by `local_replay.Replay`, of a strategy in these words."""
-        return cls(lambda logs, left, gradient: local_replay.Replay(words, logs, left, gradient, MOMENTUM))
+        return cls(lambda logs, left, gradient: local_replay.Replay(words, logs, left, gradient, MOMENTUM), 1e-4)
 
     @classmethod
     def of_rounds(cls) -> Local:
@@ -53,7 +54,7 @@ class Local:
         for number in ending.words:
             with np.load(ending.folder / f"left.{number}.npz") as left:
                 apart, residuals = np.abs(left["weights"] - ranks[number].weights), left["residuals"]
-                if not apart.max() < _TOLERANCE:
+                if not apart.max() <= self.tolerance * np.abs(left["weights"]).max():
                     return f"the weights of process {number} are wrong, by up to {apart.max():g}"
                 if residuals.size and not np.array_equal(residuals, ranks[number].residuals):
                     return f"the residuals of process {number} are wrong"
