@@ -152,6 +152,7 @@ def test_a_communicator_that_is_never_ready(mpirun: Run, emulated: Callable[...,
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("patience")
 def test_a_rank_that_dies(mpirun: Run, emulated: Callable[..., Env]) -> None:
     errors = told(mpirun(3, "nccl_faults", "kill", env=emulated(3), recover=True, check=False))
     assert set(errors) == {0, 2}
@@ -161,6 +162,7 @@ def test_a_rank_that_dies(mpirun: Run, emulated: Callable[..., Env]) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("patience")
 def test_a_rank_that_leaves(mpirun: Run, emulated: Callable[..., Env]) -> None:
     errors = told(mpirun(3, "nccl_faults", "leave", env=emulated(3)))
     assert set(errors) == {0, 2}

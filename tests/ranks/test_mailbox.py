@@ -27,6 +27,7 @@ def test_a_message_of_more_than_2_gib(mpirun: Run) -> None:
     mpirun(2, "mailbox", "large", timeout=90)
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize(
     ("how", "recover"),
     [
@@ -44,6 +45,7 @@ def test_without_a_thread_nothing_begins(mpirun: Run) -> None:
     mpirun(2, "mailbox", "no-thread")
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_program_may_end_with_mailboxes_open(mpirun: Run, ranks: int) -> None:
     finished = mpirun(ranks, "mailbox", "leave")

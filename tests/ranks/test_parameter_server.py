@@ -21,6 +21,7 @@ def test_the_parameter_server(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=100)
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("recover", [True, "ulfm"])
 @pytest.mark.parametrize("how", ["bsp", "asp"])
 def test_a_rank_that_dies_is_named(mpirun: Callable[..., Any], how: str, recover: bool | str) -> None:

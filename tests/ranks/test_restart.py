@@ -261,6 +261,7 @@ comm.barrier()
 """
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("barrier", ["heard", pytest.param("not heard", marks=pytest.mark.thorough)])
 def test_a_new_process_comes_by_itself(barrier: str) -> None:
     """It is not the launcher's, and the store is one that rank 0 serves.
