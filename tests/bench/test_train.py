@@ -586,7 +586,6 @@ class Marked(Dense):
     name = "<b>$x$</b>"
 
 
-@pytest.mark.thorough
 def test_the_page_holds_all_that_is_known_and_fetches_nothing() -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")

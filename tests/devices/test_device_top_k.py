@@ -15,7 +15,7 @@ APART = {"CUDA_EMULATOR_DEVICES": "2", "CUDA_EMULATOR_PEERS": "0"}
 @pytest.mark.checks("device_top_k")
 @pytest.mark.parametrize(
     ("ranks", "emulated"),
-    [(1, DELAYED), pytest.param(2, APART, marks=pytest.mark.thorough), pytest.param(3, {}, marks=pytest.mark.slow)],
+    [pytest.param(1, DELAYED, marks=pytest.mark.thorough), (2, APART), pytest.param(3, {}, marks=pytest.mark.slow)],
 )
 def test_the_same_bits_as_on_the_host(
     check: Callable[..., Any], device_env: dict[str, str], ranks: int, emulated: Mapping[str, str]

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from marks import on_ranks
+from marks import on_ranks, thorough
 from support import RANK, SIZE, WORLD, raises, run_checks
 from twins import DEVICE, Twins
 
@@ -56,6 +56,7 @@ def check_the_same_bits(comm: gf.Communicator) -> None:
         twins.close()
 
 
+@thorough
 def check_taking_back_and_states(comm: gf.Communicator) -> None:
     """An iteration that is taken back; and a run that is loaded, from a device on the host and the other way round."""
     options = {"ratios": [9, 2, 1, 1, 5, 100, 1], "momentum": 0.5}
@@ -133,6 +134,7 @@ def check_what_may_go_wrong(comm: gf.Communicator) -> None:
             gf.TopKGradientPool(comm, [6], device=DEVICE if RANK == 0 else "cpu")
 
 
+@thorough
 def check_giving_up_and_coming_late(comm: gf.Communicator) -> None:
     """A rank abandons an iteration; another time the others wait for it in vain, and again."""
     twins = make(comm, "float32", {"ratios": [9, 2, 1, 1, 5, 100, 1], "momentum": 0.5, "merge_bytes": 0})
@@ -162,6 +164,7 @@ def check_giving_up_and_coming_late(comm: gf.Communicator) -> None:
     twins.close()
 
 
+@thorough
 def check_times_are_those_of_the_device(comm: gf.Communicator) -> None:
     """A layer is ready when the device has computed it, though the host has said so before; the ratios follow."""
     strategy = parse_strategy("lags(max_ratio=50, warmup=2)")

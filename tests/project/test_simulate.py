@@ -92,11 +92,11 @@ def test_a_strategy_of_ones_own_is_predicted_too(command_line: Run, tmp_path: Pa
     assert dense[1:4] == mine[1:4]
 
 
-@pytest.mark.thorough
-def test_tune_measures_a_link_that_simulate_takes(command_line: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["dense", pytest.param("dense; diloco(period=5)", marks=pytest.mark.thorough)])
+def test_tune_measures_a_link_that_simulate_takes(command_line: Run, tmp_path: Path, words: str) -> None:
     path = tmp_path / "gradientflow.toml"
     write_settings_file(str(path), SettingsFile(strategy="lags", settings={"timeout": 99}))
-    options = ("--model", "lstm", "--step", "5ms", "--measure", "1", "--strategy", "dense; diloco(period=5)")
+    options = ("--model", "lstm", "--step", "5ms", "--measure", "1", "--strategy", words)
     command = module_command("gradientflow.cli", ["tune", "-n", "2", "--transport", "tcp", *options])
     found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
