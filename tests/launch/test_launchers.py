@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PROGRAMS, Finished, Job, free_port
+from jobs import PROGRAMS, Finished, Job, free_port, write
 
 from gradientflow.launch import OPEN_MPI, Launcher, module_command
 from gradientflow.meeting import find_way
@@ -55,13 +55,13 @@ def test_srun_without_pmix(process_command: Command, processes: Processes) -> No
 @pytest.mark.thorough
 def test_two_steps_of_slurm_with_one_port(processes: Processes, tmp_path: Path) -> None:
     """At once on one node, in an order in which each could take the other's rank for its own."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import os, numpy as np, gradientflow as gf\n"
         "with gf.init() as comm:\n"
         "    total = comm.allreduce(np.array([int(os.environ['SLURM_JOB_ID'])]))[0]\n"
         "    assert total == 2 * int(os.environ['SLURM_JOB_ID']), total\n"
-        "    os.write(1, b'\"size\": %d\\n' % comm.size)\n"
+        "    os.write(1, b'\"size\": %d\\n' % comm.size)\n",
     )
     both = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
     one = {**both, "SLURM_JOB_ID": str(os.getpid() + 99), "SLURM_STEP_ID": "8"}
@@ -102,8 +102,8 @@ def test_mpijob_of_kubernetes(launcher: Launcher, processes: Processes, tmp_path
 @needs_torch
 def test_the_variables_of_lightning(process_command: Command, processes: Processes, tmp_path: Path) -> None:
     """It says rank and number of ranks by arguments, and sets some variables in some processes."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import os\n"
         "import torch, torch.distributed as dist\n"
         "rank = int(os.environ.get('LOCAL_RANK', 0))\n"
@@ -113,7 +113,7 @@ def test_the_variables_of_lightning(process_command: Command, processes: Process
         "dist.all_reduce(x)\n"
         "assert x.tolist() == [2.0, 2.0, 2.0]\n"
         "print('\"size\": 2')\n"
-        "dist.destroy_process_group()\n"
+        "dist.destroy_process_group()\n",
     )
     processes(process_command(program), [{}, {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": "1"}])
 
@@ -122,8 +122,8 @@ def test_the_variables_of_lightning(process_command: Command, processes: Process
 @pytest.mark.slow
 def test_torch_multiprocessing_with_the_variables_of_ray_train(processes: Processes, tmp_path: Path) -> None:
     """Ray's workers set the variables when they run already, as the processes here do."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import os, runpy, sys, torch.multiprocessing as mp, gradientflow as gf\n"
         "def work(rank):\n"
         f"    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='{free_port()}', RANK=str(rank), WORLD_SIZE='2')\n"
@@ -131,7 +131,7 @@ def test_torch_multiprocessing_with_the_variables_of_ray_train(processes: Proces
         "    sys.argv[1:] = ['init', 'group']\n"
         f"    runpy.run_path({MET!r}, run_name='__main__')\n"
         "if __name__ == '__main__':\n"
-        "    mp.spawn(work, nprocs=2)\n"
+        "    mp.spawn(work, nprocs=2)\n",
     )
     processes([sys.executable, str(program)])
 

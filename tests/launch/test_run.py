@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from forked_ranks import TAG
-from jobs import Finished, Job, python_command
+from jobs import Finished, Job, python_command, write
 from needs_mpi import needs_mpi
 from pace import scaled, wait_until
 
@@ -69,11 +69,6 @@ def start_run(start_command: Callable[..., Job], tmp_path: Path) -> Callable[...
 @pytest.fixture
 def run(start_run: Callable[..., Job]) -> Run:
     return lambda *arguments, **options: start_run(*arguments, **options).finish()
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
 
 
 def test_hosts_are_filled_or_taken_in_turn() -> None:

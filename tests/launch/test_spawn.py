@@ -14,7 +14,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
-from jobs import Job
+from jobs import Job, write
 from pace import scaled, wait_until
 
 import gradientflow as gf
@@ -119,8 +119,8 @@ def test_from_another_thread_and_without_a_file() -> None:
 @pytest.fixture
 def waiting(start_command: Callable[..., Job], tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     """Give a program whose ranks wait for something that does not come, and take note of being asked to end."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import os, pathlib, signal, time, gradientflow as gf\n"
         "def wait():\n"
         f"    asked = pathlib.Path({str(tmp_path)!r}, 'asked')\n"
@@ -129,7 +129,7 @@ def waiting(start_command: Callable[..., Job], tmp_path: Path, request: pytest.F
         "    comm.barrier()\n"
         f"    pathlib.Path({str(tmp_path)!r}, f'there{{comm.rank}}').touch()\n"
         "    time.sleep(1000)\n"
-        "gf.spawn(wait, 2)\n"
+        "gf.spawn(wait, 2)\n",
     )
     job = start_command([sys.executable, str(program)], {"TMPDIR": str(tmp_path), **getattr(request, "param", {})})
     wait_until(lambda: len(list(tmp_path.glob("there*"))) == 2)

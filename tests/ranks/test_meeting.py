@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PROGRAMS, Finished, Job, free_port
+from jobs import PROGRAMS, Finished, Job, free_port, write
 from pace import scaled
 
 from gradientflow.launch import module_command
@@ -81,8 +81,8 @@ def test_two_processes_in_a_file(met: list[str], processes: Callable[..., list[F
 
 
 def test_arguments_and_a_store_of_ones_own(processes: Callable[..., list[Finished]], tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import fcntl, sys, pathlib\n"
         "import numpy as np\n"
         "import gradientflow as gf\n"
@@ -104,7 +104,7 @@ def test_arguments_and_a_store_of_ones_own(processes: Callable[..., list[Finishe
         "for given in ({'meet': place}, {'store': Folder()}, {'store': Folder()}):\n"
         "    with gf.init(rank=rank, size=2, **given) as comm:\n"
         "        assert (comm.rank, comm.size) == (rank, 2)\n"
-        "        assert comm.allgather(np.array([rank])).ravel().tolist() == [0, 1]\n"
+        "        assert comm.allgather(np.array([rank])).ravel().tolist() == [0, 1]\n",
     )
     command = [sys.executable, str(program), f"127.0.0.1:{free_port()}", str(tmp_path)]
     for each in processes(command, [{"R": "0"}, {"R": "1"}]):
@@ -178,15 +178,15 @@ def test_ranks_of_run_without_mpi(met: list[str], start_command: Start) -> None:
 
 
 def test_a_rank_that_dies_is_named_by_the_others(start_command: Start, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import os, signal\n"
         "import gradientflow as gf\n"
         "comm = gf.init(config={'node_size': 1})\n"
         "comm.barrier()\n"
         "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "try: comm.barrier()\n"
-        "except gf.errors.PeerError as error: assert 'rank 1' in str(error); print('noticed', flush=True)\n"
+        "except gf.errors.PeerError as error: assert 'rank 1' in str(error); print('noticed', flush=True)\n",
     )
     command = module_command("gradientflow.cli", ["run", "-n", "3", "--transport", "tcp", str(program)])
     ended = start_command(command).finish()
@@ -194,8 +194,8 @@ def test_a_rank_that_dies_is_named_by_the_others(start_command: Start, tmp_path:
 
 
 def test_ranks_that_serve_without_mpi(start_command: Start, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import sys\n"
         "import numpy as np\n"
         "import gradientflow as gf\n"
@@ -208,7 +208,7 @@ def test_ranks_that_serve_without_mpi(start_command: Start, tmp_path: Path) -> N
         "    server.finish(weights)\n"
         "assert (weights[0] == 0.25).all()\n"
         "assert 'mpi4py.MPI' not in sys.modules\n"
-        "print('trained', flush=True)\n"
+        "print('trained', flush=True)\n",
     )
     arguments = ["run", "-n", "2", "--servers", "1", "--transport", "tcp", "--", str(program)]
     ended = start_command(module_command("gradientflow.cli", arguments)).finish()
@@ -217,13 +217,13 @@ def test_ranks_that_serve_without_mpi(start_command: Start, tmp_path: Path) -> N
 
 def test_a_rank_that_serves_says_who_has_died(start_command: Start, tmp_path: Path) -> None:
     """It says so in a sentence, since no program of the user runs there."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import os, signal\n"
         "import gradientflow as gf\n"
         "comm = gf.init()\n"
         "comm.barrier()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n",
     )
     arguments = ["run", "-n", "1", "--servers", "1", "--transport", "tcp", "--", str(program)]
     ended = start_command(module_command("gradientflow.cli", arguments)).finish()
@@ -280,15 +280,15 @@ def test_torchrun_on_two_hosts(start_netlab: Callable[..., Any]) -> None:
 @pytest.mark.thorough
 def test_torchrun_starts_the_ranks_again(process_command: Command, start_command: Start, tmp_path: Path) -> None:
     """What is left in its store of processes that have failed is not taken for that of their successors."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import os, sys, runpy\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
         "    import gradientflow as gf\n"
         "    comm = gf.init()\n"
         "    if comm.rank == 1: os._exit(3)\n"
         "    comm.barrier()\n"
-        f"runpy.run_path({MET!r}, run_name='__main__')\n"
+        f"runpy.run_path({MET!r}, run_name='__main__')\n",
     )
     ended = start_command(torchrun(2, *process_command(program), "init", "group", max_restarts=1), timeout=100).finish()
     check_met([ended], 2)
@@ -301,8 +301,8 @@ def test_under_torchrun_a_script_begins_anew_from_its_checkpoint(
     process_command: Command, start_command: Start, tmp_path: Path
 ) -> None:
     """Its agent stops all workers when one fails."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = write(
+        tmp_path / "program.py",
         "import os, numpy as np, gradientflow as gf\n"
         "from pathlib import Path\n"
         "is_first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
@@ -318,7 +318,7 @@ def test_under_torchrun_a_script_begins_anew_from_its_checkpoint(
         "        np.save('next.npy', state)\n"
         "        os.replace('next.npy', path)\n"
         "    comm.barrier()\n"
-        "print(f'ends with {state[1]}\\n', end='')\n"
+        "print(f'ends with {state[1]}\\n', end='')\n",
     )
     command = ["sh", "-c", f'cd {tmp_path} && exec "$@"', "sh", *torchrun(2, *process_command(program), max_restarts=1)]
     ended = start_command(command, timeout=100).finish()

@@ -155,6 +155,12 @@ def begin(
     return Job(process, tag, scaled(timeout), folder, recover)
 
 
+def write(path: Path, text: str) -> Path:
+    """Write a program for a job."""
+    path.write_text(text)
+    return path
+
+
 def python_command(program: str) -> list[str]:
     """Write what runs tests/programs/<program>.py."""
     return [sys.executable, str(PROGRAMS / f"{program}.py")]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import free_port
+from jobs import Job, free_port, write
 from pace import wait_until
 
 from gradientflow.errors import (
@@ -34,7 +34,7 @@ from gradientflow.meeting.way import ARGUMENTS, MASTER
 torch = pytest.importorskip("torch")
 dist: Any = torch.distributed
 
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Job]
 
 SECONDS = 20.0  # of a wait that is expected to end long before
 
@@ -169,20 +169,13 @@ def test_a_forked_process_has_a_connection_of_its_own() -> None:
 
 
 @pytest.fixture
-def start(process_command: Callable[[Path], list[str]], tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+def start(process_command: Callable[[Path], list[str]], start_command: Start, tmp_path: Path) -> Start:
     """Give ``start(program, *arguments, **variables)``, which starts a process."""
 
-    def run(program: str, *arguments: object, **variables: object) -> subprocess.Popen[str]:
+    def run(program: str, *arguments: object, **variables: object) -> Job:
         given = {name: str(value) for name, value in variables.items()}
-        path = tmp_path / f"{hashlib.sha256(program.encode()).hexdigest()[:8]}.py"
-        path.write_text(program)
-        return subprocess.Popen(
-            [*process_command(path), *map(str, arguments)],
-            env={**os.environ, **given},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        path = write(tmp_path / f"{hashlib.sha256(program.encode()).hexdigest()[:8]}.py", program)
+        return start_command([*process_command(path), *map(str, arguments)], given)
 
     return run
 
@@ -207,8 +200,8 @@ def test_arguments_need_no_variables(start: Start) -> None:
     variables = ({"RANK": 1}, {"GRADIENTFLOW_MEET": "nowhere.invalid:1", "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 2})
     processes = [start(GROUP, place, rank, **variables[rank]) for rank in range(2)]
     for process in processes:
-        output, errors = process.communicate(timeout=100)
-        assert output == "6.0\n", errors
+        ended = process.finish()
+        assert ended.stdout == "6.0\n", ended.output
 
 
 def test_the_store_ends_before_the_ranks_have_met(start: Start) -> None:
@@ -232,10 +225,11 @@ store.get(sys.argv[2])  # once rank 1 has come
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     other = start(serving, port, f"{find_way(variables).prefix}/1/1")
     process = start(program, **variables)
-    output, errors = process.communicate(timeout=100)
-    assert output.startswith(f"PyTorch's store at 127.0.0.1:{port} does not answer any more; the rank that"), errors
-    assert output.count("\n") == 1
-    other.communicate(timeout=30)
+    ended = process.finish()
+    said = f"PyTorch's store at 127.0.0.1:{port} does not answer any more; the rank that"
+    assert ended.stdout.startswith(said), ended.output
+    assert ended.stdout.count("\n") == 1
+    other.finish()
 
 
 WAITING = """
@@ -261,9 +255,9 @@ def test_a_group_does_not_take_a_rank_of_another_job(start: Start) -> None:
     )
     wait_until(lambda: answers(port), 60)
     other = start(WAITING.format(before=""), **shared, SLURM_STEP_ID="2", SLURM_PROCID="1", RANK="1")
-    output, errors = other.communicate(timeout=100)
-    assert "(timeout of init_process_group): no sign of rank 0" in output, errors
-    assert first.poll() is None
+    ended = other.finish()
+    assert "(timeout of init_process_group): no sign of rank 0" in ended.stdout, ended.output
+    assert first.process.poll() is None
 
 
 def answers(port: int) -> bool:
@@ -274,8 +268,8 @@ def answers(port: int) -> bool:
 
 def test_the_timeout_of_a_process_group(process_command: Callable[[Path], list[str]], tmp_path: Path) -> None:
     """The other rank ends without a word; the error is about the process group, and about nothing inside."""
-    program = tmp_path / "program.py"
-    program.write_text(WAITING.format(before="import os\nif os.environ['RANK'] == '1': sys.exit()"))
+    waiting = WAITING.format(before="import os\nif os.environ['RANK'] == '1': sys.exit()")
+    program = write(tmp_path / "program.py", waiting)
     command = module_command(
         "gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--", *process_command(program)]
     )
