@@ -53,36 +53,26 @@ def test_a_rank_that_raises_is_named(jax_run: Callable[..., Finished]) -> None:
     assert "RuntimeError: of the program" in ended.stderr, ended.output
 
 
-def test_calls_that_differ_are_named_on_all_ranks(jax_run: Callable[..., Finished]) -> None:
-    ended = faults(jax_run, 2, "differ")
+@pytest.mark.parametrize(
+    ("what", "ranks", "sentence"),
+    [
+        ("differ", 2, "the ranks made different calls: .* of 1000 float32.* of 700 float32"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (
+                ("devices", 2, "GradientFlow: one CPU device a process is served"),
+                ("part", 3, "the first use of a group of devices needs all ranks of the job: .*rank 2"),
+                ("alone", 2, "GradientFlow: GRADIENTFLOW_RANK is '-1'"),  # they do not meet: every call says why
+            )
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_on_the_ranks(
+    jax_run: Callable[..., Finished], what: str, ranks: int, sentence: str
+) -> None:
+    ended = faults(jax_run, ranks, what)
     for rank in range(2):
-        sentence = f"^rank {rank} after .*the ranks made different calls: .* of 1000 float32.* of 700 float32"
-        assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
-
-
-@pytest.mark.thorough
-def test_several_devices_are_refused_on_all_ranks(jax_run: Callable[..., Finished]) -> None:
-    ended = faults(jax_run, 2, "devices")
-    for rank in range(2):
-        sentence = f"^rank {rank} after .*GradientFlow: one CPU device a process is served"
-        assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
-
-
-@pytest.mark.thorough
-def test_a_group_that_only_its_ranks_use(jax_run: Callable[..., Finished]) -> None:
-    ended = faults(jax_run, 3, "part")
-    for rank in range(2):
-        sentence = f"^rank {rank} after .*the first use of a group of devices needs all ranks of the job: .*rank 2"
-        assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
-
-
-@pytest.mark.thorough
-def test_ranks_that_do_not_meet(jax_run: Callable[..., Finished]) -> None:
-    """XLA does not look at the status of the start: every call says why."""
-    ended = faults(jax_run, 2, "alone")
-    for rank in range(2):
-        sentence = f"^rank {rank} after .*GradientFlow: GRADIENTFLOW_RANK is '-1'"
-        assert re.search(sentence, ended.stdout, re.MULTILINE), ended.output
+        assert re.search(f"^rank {rank} after .*{sentence}", ended.stdout, re.MULTILINE), ended.output
 
 
 @pytest.mark.thorough

@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 import pytest
-from jobs import Finished
+from jobs import Finished, write
 from pace import wait_until
 
 from gradientflow import _core, cli, mpi_start, waits
@@ -494,8 +494,10 @@ def test_ranks_without_mpi_find_their_place_and_where_to_meet(monkeypatch: pytes
 
 def test_without_mpi_lines_stay_whole(tmp_path: Path) -> None:
     """Though Python without a buffer writes the end of a line by itself; a prompt is passed on, too."""
-    program = tmp_path / "program.py"
-    program.write_text("import os\nfor number in range(200): print(os.environ['RANK'] * 50)\nprint('?', end='')\n")
+    program = write(
+        tmp_path / "program.py",
+        "import os\nfor number in range(200): print(os.environ['RANK'] * 50)\nprint('?', end='')\n",
+    )
     environment = {"PYTHONUNBUFFERED": "1"}
     ended = gradientflow("run", "-n", "3", "--transport", "tcp", "--", str(program), env=environment)
     assert ended.returncode == 0, ended.stderr
@@ -574,33 +576,24 @@ def test_ctrl_c_ends_a_measurement_with_a_sentence() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("what", ["launcher", "command"])
 @pytest.mark.parametrize("transport", ["mpi", "tcp"])
-def test_a_killed_launcher_leaves_no_rank_and_no_file(transport: str, tmp_path: Path) -> None:
+def test_what_is_killed_leaves_no_rank_and_no_file(transport: str, what: str, tmp_path: Path) -> None:
+    """Files of a killed launcher would stop a later one with its number."""
     tag = uuid.uuid4().hex
     options = ("-n", "2", "--transport", transport, "--")
     process = start("run", *options, "sleep", "92.5", env={TAG: tag, "TMPDIR": str(tmp_path)})
     try:
         wait_until(lambda: sum(line.strip() == "sleep 92.5" for line in tagged(tag)) == 2)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[-1]), signal.SIGKILL)
+        if what == "launcher":
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(children[-1]), signal.SIGKILL)
+        else:
+            process.kill()
         process.communicate(timeout=20)
-        assert process.returncode == 128 + signal.SIGKILL
-        assert tagged(tag) == []
-        assert list(tmp_path.iterdir()) == []  # files of a killed launcher would stop a later one with its number
-    finally:
-        process.kill()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("transport", ["mpi", "tcp"])
-def test_a_killed_command_leaves_no_rank_and_no_file(transport: str, tmp_path: Path) -> None:
-    tag = uuid.uuid4().hex
-    options = ("-n", "2", "--transport", transport, "--")
-    process = start("run", *options, "sleep", "94.5", env={TAG: tag, "TMPDIR": str(tmp_path)})
-    try:
-        wait_until(lambda: sum(line.strip() == "sleep 94.5" for line in tagged(tag)) == 2)
-        process.kill()
-        process.communicate(timeout=20)
+        if what == "launcher":  # the command has waited for that
+            assert process.returncode == 128 + signal.SIGKILL
+            assert (tagged(tag), list(tmp_path.iterdir())) == ([], [])
         wait_until(lambda: tagged(tag) == [] and list(tmp_path.iterdir()) == [])
     finally:
         process.kill()
