@@ -18,7 +18,7 @@ from support import RANK, SIZE, WORLD, raises, run
 
 import gradientflow as gf
 from gradientflow import _core
-from gradientflow.errors import ArgumentError, ClosedError, MismatchError
+from gradientflow.errors import ArgumentError, ClosedError, MismatchError, SystemCallError
 
 NONE = "no host has an RDMA device"
 LISTENS = "0A"  # in /proc/net/tcp
@@ -107,7 +107,10 @@ def no_way() -> None:
         os.environ["GRADIENTFLOW_INTERFACE"] = "10.99.0.1"
     with gf.init() as comm:
         remark = comm.describe()["transport_remark"]
-        assert re.fullmatch(r"host0 could not connect to 10\.99\.0\.1:\d+: Network is unreachable", remark), remark
+        failed = r"rank 0 on host0 could not connect to 10\.99\.0\.1:\d+: Network is unreachable"
+        assert re.fullmatch(failed, remark), remark
+    with raises(SystemCallError, "as rank 1 asks for tcp: rank 0 on host0 could not connect to 10.99.0.1:"):
+        gf.init(transport="tcp" if RANK == 1 else None)
     with made("mpi", remark):
         pass
 
@@ -126,7 +129,7 @@ def drops() -> None:
         gf.init(config=gf.Config(interface="eth0", congestion="nosuch" if RANK == 1 else "auto"))
     with gf.init() as comm:
         remark = comm.describe()["transport_remark"]
-        assert re.fullmatch(r"host0 could not connect to 10\.99\.0\.1:\d+ within 0\.5 s", remark), remark
+        assert re.fullmatch(r"rank 0 on host0 could not connect to 10\.99\.0\.1:\d+ within 0\.5 s", remark), remark
 
 
 def elsewhere_unknown() -> None:
@@ -139,8 +142,11 @@ def elsewhere_unknown() -> None:
         ):
             subprocess.run(command.split(), check=True)
         os.environ["GRADIENTFLOW_INTERFACE"] = "only1"
-    with made("mpi", "host0 cannot connect to all ranks: 'fe80::5%only1' is no address"):
-        pass
+    why = "rank 0 cannot connect to all others: 'fe80::5%only1' is no address there: set GRADIENTFLOW_INTERFACE to "
+    with raises(MismatchError, why):
+        gf.init(transport="tcp")
+    with gf.init() as comm:
+        assert comm.describe()["transport_remark"].startswith(why)
 
 
 def needs_mpi() -> None:

@@ -896,6 +896,12 @@ def test_a_rank_that_cannot_listen(place: str) -> None:
     assert said == "rank 1 cannot be reached by others: no card"
 
 
+def test_an_address_that_a_rank_cannot_use(tmp_path: Path) -> None:
+    """Of an interface that no host has: what a rank finds wrong with it alone, all say."""
+    said = alike(introduce(f"{tmp_path}/store", ("10.0.0.1:1", ""), ("[fe80::1%nosuch0]:2", "")), MismatchError)
+    assert said.startswith("rank 0 cannot connect to all others: 'fe80::1%nosuch0' is no address there: set ")
+
+
 def test_another_version_of_the_library(place: str) -> None:
     card = meeting.pack(["0.0.7", "whatever", "comes"])
     with ThreadPoolExecutor() as pool:

@@ -73,10 +73,10 @@ std::vector<Candidate> all_candidates(Exchange& exchange, const Candidate& mine,
 
 // The first rank of each host tries those of the next hosts: all, where they are few, so that a firewall is found in
 // either direction. Nobody accepts these connections yet, so there are no more than a queue holds. Returns what has
-// gone wrong, the same on all ranks. `why`: what has gone wrong on this rank before; then it has no endpoint.
-std::string try_connections(Exchange& exchange, const std::vector<Candidate>& ranks, const Endpoint* over_tcp,
-                            std::string why, int rank, const Until& until) {
-  const auto me = static_cast<std::size_t>(rank);
+// gone wrong, the same on all ranks.
+std::string try_connections(Exchange& exchange, const std::vector<Candidate>& ranks, const Endpoint& over_tcp,
+                            const Until& until) {
+  const auto me = static_cast<std::size_t>(over_tcp.rank());
   std::unordered_set<std::size_t> hosts;
   std::vector<std::size_t> firsts;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -85,17 +85,17 @@ std::string try_connections(Exchange& exchange, const std::vector<Candidate>& ra
     }
   }
   std::vector<std::string> others;
-  if (const auto here = std::find(firsts.begin(), firsts.end(), me); here != firsts.end() && over_tcp != nullptr) {
-    const std::vector<std::string> addresses = over_tcp->invitation().addresses;
+  if (const auto here = std::find(firsts.begin(), firsts.end(), me); here != firsts.end()) {
+    const std::vector<std::string> addresses = over_tcp.invitation().addresses;
     std::rotate(firsts.begin(), here, firsts.end());
     for (std::size_t i = 1; i < std::min(firsts.size(), most_tried + 1); ++i) {
       others.push_back(addresses[firsts[i]]);
     }
   }
-  if (!others.empty()) {
-    why = find_unreached(others, until.anew(std::min(waits::connections.seconds(), until.seconds() / 2)));
-  }
-  for (const std::string& each : exchange.all(why.empty() ? why : ranks[me].host + ' ' + why, until)) {
+  const std::string why =
+      find_unreached(others, until.anew(std::min(waits::connections.seconds(), until.seconds() / 2)));
+  for (const std::string& each :
+       exchange.all(why.empty() ? why : "rank " + std::to_string(me) + " on " + ranks[me].host + ' ' + why, until)) {
     if (!each.empty()) {
       return each;
     }
@@ -120,7 +120,6 @@ std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Con
   TransportChoice choice = choose_transport(ranks);
   if (choice.kind == TransportKind::tcp) {
     std::unique_ptr<Endpoint> over_tcp;
-    std::string failed;
     try {
       over_tcp = meet(exchange, rank, settings, "", check, choice.is_asked_for);
     } catch (const Unreachable& error) {  // on all ranks
@@ -130,21 +129,19 @@ std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Con
       tell(error.what(), "", rank);
       by_mpi->set_remark(error.what());
       return by_mpi;
-    } catch (const Error& error) {
-      if (choice.is_asked_for || error.kind() != ErrorKind::value) {
-        throw;
-      }
-      failed = std::string("cannot connect to all ranks: ") + error.what();  // about an address of another one
     }
-    if (!choice.is_asked_for) {
-      failed = try_connections(exchange, ranks, over_tcp.get(), failed, rank, until);
-    }
+    const std::string failed = try_connections(exchange, ranks, *over_tcp, until);
     if (failed.empty()) {
       if (std::all_of(ranks.begin(), ranks.end(), [](const Candidate& each) { return each.threads; })) {
         over_tcp->keep(std::move(by_mpi));
       }
       over_tcp->set_remark(choice.why);
       return over_tcp;
+    }
+    if (choice.is_asked_for) {
+      throw Error(ErrorKind::system, "messages cannot travel over TCP, as " + choice.why + ": " + failed +
+                                         "; let the ranks' ports through between the hosts, or set "
+                                         "GRADIENTFLOW_INTERFACE to a network that joins them");
     }
     note_failure(failed, rank);
     choice.why = failed;

@@ -42,6 +42,9 @@ struct Card {
   }
 };
 
+constexpr const char* remedy =
+    "set GRADIENTFLOW_INTERFACE to an interface or a network that joins them, such as eth0 or 10.0.0.0/24";
+
 std::string name_of_rank(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 void check_cards(const std::vector<Card>& cards) {
@@ -64,8 +67,29 @@ void check_cards(const std::vector<Card>& cards) {
       throw Unreachable(
           ErrorKind::mismatch,
           name_of_rank(r) + " listens at " + cards[r].address +
-              ", where processes on other hosts do not reach it, and the ranks are on several hosts: set "
-              "GRADIENTFLOW_INTERFACE to an interface or a network that joins them, such as eth0 or 10.0.0.0/24");
+              ", where processes on other hosts do not reach it, and the ranks are on several hosts: " + remedy);
+    }
+  }
+}
+
+// Only an address with a zone, such as [fe80::1%eth0]:41234, may be one on some ranks and none on others.
+void check_zones(Exchange& exchange, const std::vector<std::string>& addresses, const Until& until) {
+  if (std::none_of(addresses.begin(), addresses.end(), [](const auto& each) { return each.find('%') != each.npos; })) {
+    return;
+  }
+  std::string mine;
+  try {
+    for (const std::string& each : addresses) {
+      static_cast<void>(numeric_address(each));
+    }
+  } catch (const Error& error) {
+    mine = error.what();
+  }
+  const std::vector<std::string> all = exchange.all(mine, until);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (!all[r].empty()) {
+      throw Unreachable(ErrorKind::mismatch,
+                        name_of_rank(r) + " cannot connect to all others: " + all[r] + " there: " + remedy);
     }
   }
 }
@@ -103,6 +127,7 @@ Introduction introduce(Exchange& exchange, int rank, const std::function<std::st
   for (const Card& each : cards) {
     result.addresses.push_back(each.address);
   }
+  check_zones(exchange, result.addresses, until);
   const std::string& token = cards.front().token;
   if (token.size() != result.token.size()) {
     throw Error(ErrorKind::internal, "rank 0 has given no token");

@@ -18,7 +18,7 @@ struct Introduction {
   tcp::Token token{};                  // of rank 0
 };
 
-// A rank that others cannot reach, of the kind of its error. All ranks get it.
+// A rank that others cannot reach, of the kind of its error, or that cannot reach others. All ranks get it.
 class Unreachable : public Error {
  public:
   using Error::Error;
