@@ -266,10 +266,12 @@ std::unique_ptr<transport::Endpoint> Group::split(int color, int key) {
   endpoint_->check_mpi_not_ended();
   const Signature signature{.splits = true};
   announce({.signature = signature}, Payload::nothing);
+  messages_->expect(everybody_);
   return endpoint_->split(color, key, [&] {
     if (const auto loss = node_->find_loss(signature)) {
       throw Error(*loss);
     }
+    messages_->check_peers();
   });
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from support import RANK, SIZE, WORLD, raises, run
 
 import gradientflow as gf
 from gradientflow import _core
-from gradientflow.errors import ArgumentError, ClosedError, MismatchError, SystemCallError
+from gradientflow.errors import ArgumentError, ClosedError, MismatchError, PeerError, SystemCallError
 
 NONE = "no host has an RDMA device"
 LISTENS = "0A"  # in /proc/net/tcp
@@ -168,6 +169,20 @@ def needs_mpi() -> None:
         with raises(ClosedError, f"MPI has been finalized on rank {RANK}, and the call needs it"):
             call(comm)
         comm.close()
+
+
+def splits_alone() -> None:
+    """A rank that fails before MPI's split ends those of the others at once, not after the timeout."""
+    for transport in ("tcp", "mpi"):
+        with gf.init(transport=transport) as comm:
+            limits = resource.getrlimit(resource.RLIMIT_AS)
+            if RANK == 1:  # no memory for the stack of a thread, in which MPI's split is made
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (4 << 20), limits[1]))
+            kind = PeerError if RANK == 0 else SystemCallError
+            with raises(kind, "cannot start a thread that splits a communicator"):
+                comm.split(0)
+            resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def ulfm() -> None:

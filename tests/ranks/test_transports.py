@@ -30,6 +30,11 @@ def test_two_hosts(netlab_run: Start, function: str, timeout: str) -> None:
     netlab_run(2, 1, "transports", function, env={"GRADIENTFLOW_TIMEOUT": timeout})
 
 
+def test_a_rank_that_fails_alone(mpirun: Start) -> None:
+    keeps_no_stacks = "glibc.pthread.stack_cache_size=0"
+    mpirun(2, "transports", "splits_alone", env={"GRADIENTFLOW_NODE_SIZE": "1", "GLIBC_TUNABLES": keeps_no_stacks})
+
+
 def test_thread_levels(netlab_run: Start) -> None:
     netlab_run(2, 1, "thread_levels", env={"GRADIENTFLOW_TIMEOUT": "20"})
 

@@ -161,6 +161,12 @@ std::optional<Error> Messages::check_peers(int awaited, const std::string& what,
   return find_death(awaited, what, collective);
 }
 
+void Messages::check_peers() {
+  if (const auto loss = check_peers(rank(), describe(signature_), true)) {
+    throw Error(*loss);
+  }
+}
+
 std::optional<Error> Messages::find_death(int awaited, const std::string& what, bool collective) {
   for (const Death& death : endpoint_->dead()) {
     const bool takes_part =

@@ -78,6 +78,9 @@ class Messages {
   // The same for messages of users, which belong to no collective call; `what` describes it. From any thread.
   std::size_t wait_apart(Request& message, const std::string& what);
 
+  // For a part of the collective call that waits elsewhere: throws as wait() does where a rank has given up or died.
+  void check_peers();
+
   // Of collective calls, so far.
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t messages_sent() const { return messages_sent_.load(std::memory_order_relaxed); }

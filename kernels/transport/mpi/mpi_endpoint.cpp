@@ -20,7 +20,7 @@ MpiEndpoint::MpiEndpoint(MPI_Comm original, double timeout) : MpiMessages(timeou
   check_mpi(MPI_Comm_size(original, &size), "MPI_Comm_size");
   place(rank, size, world_rank());
   if (size > 1) {
-    assemble(original);
+    assemble(original, "making a communicator of " + std::to_string(size) + " ranks", {});
   }
   set_up(duplicate(original));
 }

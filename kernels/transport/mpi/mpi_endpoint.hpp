@@ -42,7 +42,7 @@ class MpiEndpoint final : public MpiMessages {
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts) const override;
 
   // Throws Error(timeout) that names the ranks whose split has not ended in time; beyond few_ranks, no rank is named.
-  // Where MPI cannot be called from several threads it has no timeout.
+  // Where MPI cannot be called from several threads it has no timeout, once all have come.
   [[nodiscard]] std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const override;
   [[nodiscard]] std::unique_ptr<Endpoint> duplicate() const override;
 
@@ -61,7 +61,7 @@ class MpiEndpoint final : public MpiMessages {
 
   MpiEndpoint(Own own, MPI_Comm comm, double timeout);
   void set_up(MPI_Comm comm);
-  void assemble(MPI_Comm original) const;
+  void assemble(MPI_Comm comm, const std::string& what, const CheckPeers& check_peers) const;
   [[nodiscard]] MPI_Comm duplicate(MPI_Comm original) const;
   [[nodiscard]] std::vector<std::byte> gather(const void* mine, std::size_t bytes, const std::string& what,
                                               double seconds) const;

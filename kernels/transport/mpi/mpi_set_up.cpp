@@ -15,20 +15,19 @@
 namespace gradientflow::transport {
 
 // A rank that gives up says so in a second roll call, which all ranks make that come at all: so each of them makes the
-// same calls on `original`, and none is left alone in the duplication, which MPI cannot cancel.
-void MpiEndpoint::assemble(MPI_Comm original) const {
-  const std::string what = "making a communicator of " + std::to_string(size()) + " ranks";
+// same calls on `comm`, and none is left alone in the duplication or split that follows, which MPI cannot cancel.
+void MpiEndpoint::assemble(MPI_Comm comm, const std::string& what, const CheckPeers& check_peers) const {
   try {
-    Roll present(original, Roll::Answer::here);
-    wait_until([&] { return present.complete(); }, what, [&] { return present.missing(); }, timeout_);
+    Roll present(comm, Roll::Answer::here);
+    wait_until([&] { return present.complete(); }, what, [&] { return present.missing(); }, timeout_, check_peers);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::timeout) {
-      const Roll verdict(original, Roll::Answer::gave_up);
+      const Roll verdict(comm, Roll::Answer::gave_up);
     }
     throw;
   }
-  Roll verdict(original, Roll::Answer::here);
-  wait_until([&] { return verdict.complete(); }, what, [&] { return verdict.missing(); }, timeout_);
+  Roll verdict(comm, Roll::Answer::here);
+  wait_until([&] { return verdict.complete(); }, what, [&] { return verdict.missing(); }, timeout_, check_peers);
   if (verdict.abandoned()) {
     throw abandoned(verdict.abandoners(), what);
   }
@@ -178,22 +177,35 @@ void MpiEndpoint::wait(MPI_Request& request, const std::string& what, std::optio
   }
 }
 
-// A rank whose MPI_Comm_split has ended, or that gives up, says so to all others; it returns its part once all have
-// said that theirs has ended: so all return, or none. Until then no rank goes on, so one that has left is missing.
+// Nobody is in MPI_Comm_split before all have come, and have what it takes. A rank whose MPI_Comm_split has ended, or
+// that gives up, says so to all others; it returns its part once all have said that theirs has ended: so all return, or
+// none. Until then no rank goes on, so one that has left is missing.
 MPI_Comm MpiEndpoint::split_off(int color, int key, const CheckPeers& check_peers) const {
   const int mpi_color = color < 0 ? MPI_UNDEFINED : color;
   const std::string what = "a split of " + std::to_string(size()) + " ranks";
   MPI_Comm part = MPI_COMM_NULL;
-  if (size() == 1 || !mpi_thread_multiple()) {
+  std::optional<Splitting> splitting;
+  if (size() > 1) {
+    if (mpi_thread_multiple()) {
+      splitting.emplace(comm_, mpi_color, key);
+    }
+    try {
+      assemble(comm_, what, check_peers);
+    } catch (const Error&) {
+      note_abandoned_request();
+      throw;
+    }
+  }
+  if (!splitting) {
     check(MPI_Comm_split(comm_, mpi_color, key, &part), "MPI_Comm_split");
     if (size() == 1) {
       return part;
     }
   } else {
-    const Splitting splitting(comm_, mpi_color, key);
+    splitting->begin();
     try {
-      wait_until([&] { return splitting.ended(); }, what, [] { return std::vector<int>(); }, timeout_, check_peers);
-      part = splitting.part();
+      wait_until([&] { return splitting->ended(); }, what, [] { return std::vector<int>(); }, timeout_, check_peers);
+      part = splitting->part();
     } catch (const Error& error) {
       note_abandoned_request();
       throw give_up_in(what, error);

@@ -8,12 +8,19 @@ namespace gradientflow::transport {
 Splitting::Splitting(MPI_Comm comm, int color, int key) : state_(std::make_shared<State>()) {
   state_->comm = comm;
   thread_ = start_thread("a thread that splits a communicator", [state = state_, color, key] {
-    state->code = MPI_Comm_split(state->comm, color, key, &state->part);
-    state->ended.store(true, std::memory_order_release);
+    state->stage.wait(Stage::ready);
+    if (state->stage.load() == Stage::begun) {
+      state->code = MPI_Comm_split(state->comm, color, key, &state->part);
+      state->stage.store(Stage::ended, std::memory_order_release);
+    }
   });
 }
 
 Splitting::~Splitting() {
+  auto unused = Stage::ready;
+  if (state_->stage.compare_exchange_strong(unused, Stage::ended)) {
+    state_->stage.notify_one();
+  }
   if (ended()) {
     thread_.join();
   } else {
@@ -21,7 +28,12 @@ Splitting::~Splitting() {
   }
 }
 
-bool Splitting::ended() const noexcept { return state_->ended.load(std::memory_order_acquire); }
+void Splitting::begin() noexcept {
+  state_->stage.store(Stage::begun);
+  state_->stage.notify_one();
+}
+
+bool Splitting::ended() const noexcept { return state_->stage.load(std::memory_order_acquire) == Stage::ended; }
 
 MPI_Comm Splitting::part() const {
   check_mpi(state_->code, "MPI_Comm_split", state_->comm);

@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <thread>
 
@@ -11,24 +12,27 @@ namespace gradientflow::transport {
 
 class Splitting {
  public:
-  // Collective. MPI must be callable from several threads. Throws Error(system).
+  // Starts the thread. MPI must be callable from several threads. Throws Error(system).
   Splitting(MPI_Comm comm, int color, int key);
   // A thread that is still in MPI stays there for good.
   ~Splitting();
   Splitting(const Splitting&) = delete;
   Splitting& operator=(const Splitting&) = delete;
 
+  void begin() noexcept;  // collective
   [[nodiscard]] bool ended() const noexcept;
 
   // Once it has ended. Throws as check_mpi does.
   [[nodiscard]] MPI_Comm part() const;
 
  private:
+  enum class Stage : std::uint8_t { ready, begun, ended };
+
   struct State {
     MPI_Comm comm;
     MPI_Comm part = MPI_COMM_NULL;
     int code = MPI_SUCCESS;
-    std::atomic<bool> ended{false};
+    std::atomic<Stage> stage{Stage::ready};
   };
 
   std::shared_ptr<State> state_;  // the thread's, too
