@@ -231,6 +231,8 @@ void Group::release() noexcept {
     agreement_.reset();
     work_.reset();
   }
+  messages_->end();
+  endpoint_->let_go();
 }
 
 std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport::Pages pages,

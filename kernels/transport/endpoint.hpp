@@ -254,6 +254,8 @@ class Endpoint {
   // Before it is destroyed: no message is sent or received any more. A last message with `tag` is still to come from
   // each of `awaited`. `has_lost_messages`: some that have come were never received.
   virtual void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept = 0;
+  // After that, once no request or arrival of it is left: closes sockets that no other endpoint needs.
+  virtual void let_go() noexcept {}
 
   // Whether memory of a request that was given up may still be read or written.
   [[nodiscard]] bool has_abandoned_requests() const noexcept {

@@ -223,10 +223,18 @@ def check_what_is_closed_holds_nothing(comm: gf.Communicator) -> None:
                 kept[-1].wait()
                 kept[-1].close()
 
-    close_parts(3)
-    before = Usage()
-    close_parts(20)
-    Usage().check_no_more_than(before)
+    def close_apart(number: int) -> None:
+        for _ in range(number):
+            kept.append(gf.init(transport="tcp"))
+            still_works(kept[-1])
+            kept[-1].close()
+            assert kept[-1].describe()["transport"] == "tcp"
+
+    for close in (close_parts, close_apart):
+        close(3)
+        before = Usage()
+        close(20)
+        Usage().check_no_more_than(before)
     close_pools(5)
     assert Usage().descriptors <= before.descriptors
 

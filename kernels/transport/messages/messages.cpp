@@ -23,7 +23,10 @@ Messages::Messages(Endpoint& endpoint, Node& node, const Topology& topology, dou
       peers_(static_cast<std::size_t>(endpoint.size())),
       known_peers_(peers_.size()) {}
 
-Messages::~Messages() {
+void Messages::end() noexcept {
+  if (std::exchange(ended_, true)) {
+    return;
+  }
   try {
     if (!endpoint_->has_ended()) {
       read_notices();
@@ -288,7 +291,9 @@ void Messages::tell_failed(const Error& error) noexcept {
 }
 
 std::vector<int> Messages::closed() {
-  read_notices();
+  if (!ended_) {
+    read_notices();
+  }
   const std::lock_guard lock(peers_mutex_);
   std::vector<int> ranks;
   for (std::size_t r = 0; r < peers_.size(); ++r) {

@@ -53,7 +53,7 @@ class Messages {
   Messages(Endpoint& endpoint, Node& node, const Topology& topology, double timeout);
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
-  ~Messages();
+  ~Messages() { end(); }
 
   // Rank `peer` may wait for this one before any message has passed between them: it is told, too, when this one
   // leaves.
@@ -92,6 +92,8 @@ class Messages {
   // Tells the other ranks (of many: those that this one has exchanged messages with) that it has left, and why.
   void tell_closed() noexcept;
   void tell_failed(const Error& error) noexcept;
+  // Closes the endpoint, once no message is sent or received any more; the destructor does so, too.
+  void end() noexcept;
   // The ranks that have said so far that they have left, with no error before.
   [[nodiscard]] std::vector<int> closed();
 
@@ -154,6 +156,7 @@ class Messages {
   mutable std::atomic<std::uint64_t> messages_sent_{0};
   std::atomic<bool> told_{false};
   std::atomic<bool> gave_up_{false};
+  bool ended_ = false;
 };
 
 }  // namespace gradientflow::transport

@@ -181,9 +181,12 @@ void TcpEndpoint::exclude(const Sign& lost) { engine_->exclude({job_rank_of(lost
 
 bool TcpEndpoint::has_told_excluded() { return engine_->has_told_excluded(); }
 
-int TcpEndpoint::job_size() const { return engine_->ranks(); }
+int TcpEndpoint::job_size() const { return engine_ != nullptr ? engine_->ranks() : 0; }
 
 std::unique_ptr<Endpoint> TcpEndpoint::widen(std::span<const std::string> addresses, int first) const {
+  if (engine_ == nullptr) {
+    throw Error(ErrorKind::closed, "the communicator is closed");
+  }
   engine_->append(first, addresses);
   std::vector<int> ranks = ranks_;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
@@ -246,6 +249,9 @@ std::unique_ptr<Endpoint> TcpEndpoint::split(int color, int key, const CheckPeer
 
 void TcpEndpoint::close(std::vector<int>, int, bool) noexcept {
   if (const auto kept = keep(nullptr)) {
+    if (kept->has_abandoned_requests()) {
+      note_abandoned_request();
+    }
     kept->close({}, 0, engine_->has_deaths());
   }
   if (inbox_ != nullptr && !engine_->is_forked()) {

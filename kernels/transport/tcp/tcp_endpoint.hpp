@@ -49,6 +49,7 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::unique_ptr<Endpoint> widen(std::span<const std::string> addresses, int first) const override;
   [[nodiscard]] Invitation invitation() const override;
   void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept override;
+  void let_go() noexcept override { engine_.reset(); }
 
  private:
   [[nodiscard]] int group_rank_of(int rank_of_job) const;
@@ -57,7 +58,7 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::vector<std::byte> gathered(const void* mine, std::size_t bytes, const std::string& what,
                                                 int timeouts, const CheckPeers& check_peers) const;
 
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Engine> engine_;  // none after let_go()
   std::vector<int> ranks_;
   std::uint64_t id_;
   Inbox* inbox_;
