@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 
 from gradientflow.cli.hosts import check_hosts
@@ -36,10 +38,15 @@ def start_again(arguments: Sequence[str], ranks: int, hosts: str | None, transpo
     command = module_command("gradientflow.cli", list(arguments))
     check_hosts(hosts)
     if launcher is None:
-        return run_job(Job(command_over_tcp(tcp_job(ranks, command, hosts, bind=asked_binding())), {}))
+        return run_job(Job(command_over_tcp(tcp_job(ranks, command, hosts, bind=asked_binding())), _terminal()))
     command = rank_program(command, hosts, bind=asked_binding(), transport=transport)
     command = mpirun_command(launcher, ranks, command, hosts)
-    return run_job(Job(command, launch_environment(launcher, hosts), is_mpi=True))
+    return run_job(Job(command, launch_environment(launcher, hosts) | _terminal(), is_mpi=True))
+
+
+def _terminal() -> dict[str, str]:
+    """Say to rich in the ranks what this output is: theirs may be a terminal of the launcher where this is none."""
+    return {"COLUMNS": str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {"TTY_COMPATIBLE": "0"}
 
 
 __all__ = ["start_again"]
