@@ -52,6 +52,7 @@ def test_a_rank_comes_back(tmp_path: Path) -> None:
     (found,) = figures["joins"]
     assert found.pop("wrong") is False
     assert set(found) == {"ready", "let_in", "state", "first", "others"}
+    assert 0 < found["ready"] < 100
     assert "others wait" in done.stdout
 
 
