@@ -18,7 +18,7 @@ from unittest import SkipTest
 import numpy as np
 from marks import on_ranks
 from mpi4py import MPI
-from support import RANK, SIZE, WORLD, raises, run, run_checks, say, still_works
+from support import RANK, SIZE, WORLD, in_threads, raises, run, run_checks, say, still_works
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, GradientFlowError, PeerError
@@ -58,11 +58,22 @@ def check_closing(_: gf.Communicator) -> None:
         lambda: comm.scatter(np.ones(SIZE), out=np.ones(1)),
         lambda: comm.allgatherv(np.ones(3), [3] * SIZE),
         lambda: comm.split(0),
+        comm.admit,
     ]
     for call in calls:
         with raises(ClosedError, "the communicator is closed"):
             call()
     assert comm.describe()["rank"] == comm.rank == RANK
+
+
+@on_ranks(1, 3)
+def check_threads_that_close_at_once(_: gf.Communicator) -> None:
+    """One of them closes it, when the call under way has ended."""
+    for _ in range(20):
+        comm = gf.init(transport="tcp")
+        handle = comm.allreduce_async(np.ones(100_000))
+        in_threads(lambda close: close(), [comm.close] * 4)
+        assert handle.done
 
 
 def check_exceptions_in_with(_: gf.Communicator) -> None:

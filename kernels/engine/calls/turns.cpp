@@ -175,7 +175,9 @@ bool Turns::close(bool drain) {
     } else {
       group_.interrupt();
     }
-    is_closed_ = true;
+    if (is_closed_.exchange(true)) {  // by another thread, while this one waited
+      return false;
+    }
     is_usable_ = false;
     changed_.notify_all();
     finished = std::move(progress_thread_);
