@@ -423,11 +423,12 @@ void bind_communicator(py::module_& module) {
       .def("check_open", &Communicator::check_open)
       .def("check_recoverable", &Communicator::check_recoverable, py::arg("min_ranks"))
       .def("recover", &Communicator::recover, py::arg("min_ranks"), py::call_guard<WithoutGil>())
-      .def_property_readonly("job_size", [](const Communicator& self) { return self.group().endpoint().job_size(); })
+      .def("job_size", &Communicator::job_size, py::call_guard<WithoutGil>())
       .def(
           "widen",
-          [](const Communicator& self, const std::vector<std::string>& addresses, int first) {
-            return std::make_unique<BoundEndpoint>(self.group().endpoint().widen(addresses, first));
+          [](Communicator& self, const std::vector<std::string>& addresses, int first) {
+            const WithoutGil release;
+            return std::make_unique<BoundEndpoint>(self.widen(addresses, first));
           },
           py::arg("addresses"), py::arg("first"))
       .def(

@@ -179,7 +179,7 @@ class Door:
             return None
         core, native = load_core(), comm._native
         knocks = _shared(comm, knocks)
-        all_ranks = comm.allgather(np.array([native.job_size, min_ranks or 0]))
+        all_ranks = comm.allgather(np.array([native.job_size(), min_ranks or 0]))
         if (all_ranks[:, 1] != all_ranks[0, 1]).any():
             message = f"min_ranks of admit() differs between ranks: {all_ranks[:, 1].tolist()}, by rank; 0 is None"
             raise MismatchError(message)

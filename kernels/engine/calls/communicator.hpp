@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -140,6 +141,10 @@ class Communicator {
   std::shared_ptr<Communicator> recover(std::optional<int> min_ranks);
   // Throws what recover() throws before it has changed anything.
   void check_recoverable(std::optional<int> min_ranks) const;
+
+  // How many ranks the whole job has had, and an endpoint of the ranks of this one and of others: see Endpoint.
+  [[nodiscard]] int job_size();
+  [[nodiscard]] std::unique_ptr<transport::Endpoint> widen(std::span<const std::string> addresses, int first);
 
   // A communicator of the ranks of this one, which is closed, and of those that `widened` has behind them: they call
   // enter() once `invite` has told them. Collective, else as recover(). Of the newcomers only those come along that

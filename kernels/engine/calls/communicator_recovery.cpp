@@ -83,6 +83,16 @@ std::shared_ptr<Communicator> Communicator::recover(std::optional<int> min_ranks
   return renew(agree_with_all(text_of(min_ranks), min_ranks), group_->config(), is_alive_here, poll_signals_);
 }
 
+int Communicator::job_size() {
+  check_process();
+  return turns_.run([&] { return group_->endpoint().job_size(); });
+}
+
+std::unique_ptr<transport::Endpoint> Communicator::widen(std::span<const std::string> addresses, int first) {
+  check_process();
+  return turns_.run([&] { return group_->endpoint().widen(addresses, first); });
+}
+
 std::shared_ptr<Communicator> Communicator::welcome(std::unique_ptr<transport::Endpoint> widened,
                                                     std::optional<int> min_ranks, const std::function<void()>& invite) {
   check_recoverable(min_ranks);

@@ -24,29 +24,31 @@ Messages::Messages(Endpoint& endpoint, Node& node, const Topology& topology, dou
       known_peers_(peers_.size()) {}
 
 void Messages::end() noexcept {
+  const std::lock_guard lock(leave_mutex_);
   if (std::exchange(ended_, true)) {
     return;
   }
+  std::vector<int> awaited;
+  bool works = true;
   try {
     if (!endpoint_->has_ended()) {
       read_notices();
     }
-    std::vector<int> awaited;
     for (const int r : ranks_to_tell()) {
       const State state = peers_[static_cast<std::size_t>(r)].state;
       if (state != State::closed && state != State::failed) {
         awaited.push_back(r);
       }
     }
-    for (auto& incoming : incoming_) {
-      for (Incoming& each : incoming) {
-        each.request.give_up(std::move(each.notice));
-      }
-    }
-    endpoint_->close(std::move(awaited), Tag(Purpose::leave, 0).value(), false);
-  } catch (const Error&) {  // the endpoint does not work any more
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
+    works = false;
   }
+  for (auto& incoming : incoming_) {
+    for (Incoming& each : incoming) {
+      each.request.give_up(std::move(each.notice));
+    }
+  }
+  endpoint_->close(std::move(awaited), Tag(Purpose::leave, 0).value(), !works);
 }
 
 void Messages::begin(const Signature& signature, const std::vector<int>& participants) {
@@ -316,7 +318,8 @@ std::vector<int> Messages::ranks_to_tell() const {
 }
 
 void Messages::leave(State state, ErrorKind kind, const char* text) noexcept {
-  if (told_.exchange(true)) {
+  const std::lock_guard lock(leave_mutex_);
+  if (std::exchange(told_, true)) {
     return;
   }
   try {

@@ -151,10 +151,11 @@ class Messages {
   std::vector<PeerState> peers_;                 // by rank
   std::array<std::list<Incoming>, 2> incoming_;  // roll calls, leaves
   std::mutex peers_mutex_;
+  std::mutex leave_mutex_;  // a thread may say that this rank gives up while another one closes
   mutable std::vector<std::atomic<bool>> known_peers_;  // by rank
   mutable std::atomic<std::uint64_t> bytes_sent_{0};
   mutable std::atomic<std::uint64_t> messages_sent_{0};
-  std::atomic<bool> told_{false};
+  bool told_ = false;
   std::atomic<bool> gave_up_{false};
   bool ended_ = false;
 };

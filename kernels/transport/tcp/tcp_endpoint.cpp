@@ -50,7 +50,11 @@ std::uint64_t mixed(std::uint64_t x) {
 }  // namespace
 
 TcpEndpoint::TcpEndpoint(std::shared_ptr<Engine> engine, std::vector<int> ranks, std::uint64_t id)
-    : engine_(std::move(engine)), ranks_(std::move(ranks)), id_(id), inbox_(engine_->open(id)) {
+    : engine_(std::move(engine)),
+      can_lose_ranks_(engine_->can_lose_ranks()),
+      ranks_(std::move(ranks)),
+      id_(id),
+      inbox_(engine_->open(id)) {
   place(group_rank_of(engine_->rank()), static_cast<int>(ranks_.size()), engine_->rank());
 }
 
@@ -155,8 +159,6 @@ std::vector<Death> TcpEndpoint::dead() {
   return found;
 }
 
-bool TcpEndpoint::can_lose_ranks() const { return engine_->can_lose_ranks(); }
-
 std::unique_ptr<Endpoint> TcpEndpoint::among(std::span<const int> ranks, Stage stage) const {
   std::vector<int> ranks_of_job;
   std::uint64_t group = mixed(~id_) + number_of(stage);
@@ -181,12 +183,9 @@ void TcpEndpoint::exclude(const Sign& lost) { engine_->exclude({job_rank_of(lost
 
 bool TcpEndpoint::has_told_excluded() { return engine_->has_told_excluded(); }
 
-int TcpEndpoint::job_size() const { return engine_ != nullptr ? engine_->ranks() : 0; }
+int TcpEndpoint::job_size() const { return engine_->ranks(); }
 
 std::unique_ptr<Endpoint> TcpEndpoint::widen(std::span<const std::string> addresses, int first) const {
-  if (engine_ == nullptr) {
-    throw Error(ErrorKind::closed, "the communicator is closed");
-  }
   engine_->append(first, addresses);
   std::vector<int> ranks = ranks_;
   for (std::size_t i = 0; i < addresses.size(); ++i) {

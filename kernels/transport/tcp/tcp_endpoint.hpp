@@ -40,7 +40,7 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts) const override;
   [[nodiscard]] std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const override;
   [[nodiscard]] std::unique_ptr<Endpoint> duplicate() const override;
-  [[nodiscard]] bool can_lose_ranks() const override;
+  [[nodiscard]] bool can_lose_ranks() const override { return can_lose_ranks_; }
   [[nodiscard]] std::unique_ptr<Endpoint> among(std::span<const int> ranks, Stage stage) const override;
   [[nodiscard]] std::vector<Sign> signs(const IsAlive& is_alive) override;
   void exclude(const Sign& lost) override;
@@ -59,6 +59,7 @@ class TcpEndpoint : public Endpoint {
                                                 int timeouts, const CheckPeers& check_peers) const;
 
   std::shared_ptr<Engine> engine_;  // none after let_go()
+  bool can_lose_ranks_;
   std::vector<int> ranks_;
   std::uint64_t id_;
   Inbox* inbox_;
