@@ -213,6 +213,7 @@ class Communicator:
     def _admit(self, min_ranks: int | None, before: Callable[[], object] | None = None) -> Communicator:
         """Let processes in; `before` is called in place of ending its parts, before this one is closed. Collective."""
         if self._door is None:
+            self._native.check_open()
             return self
         native = self._door.open(self, _checked_min_ranks(min_ranks), before or self._end_parts)
         if native is None:
