@@ -216,4 +216,15 @@ def check_a_partner_that_has_closed(_: gf.Communicator) -> None:
     comm.close()
 
 
+def check_a_partner_of_this_node_that_has_closed_its_port(_: gf.Communicator) -> None:
+    """Nothing has passed between the two: the memory of the node says why no connection can be made."""
+    with gf.init(transport="tcp", config=gf.Config(node_size=0)) as comm:
+        if HAS_PARTNER and FIRST:
+            comm.close()
+        WORLD.Barrier()
+        if HAS_PARTNER and not FIRST:
+            with raises(PeerError, f"rank {PARTNER} has closed its communicator"):
+                comm.recv(np.empty(10), PARTNER)
+
+
 run_checks([{}, {"node_size": 1}, {"node_size": 2}])

@@ -86,7 +86,7 @@ std::optional<std::size_t> Messages::test(Request& message, bool collective, Des
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::peer) {
       read_notices();
-      if (const auto departure = departure_of(peer, describe(), collective)) {
+      if (const auto departure = departure_of(peer, describe(), collective, true)) {
         throw Error(*departure);
       }
     }
@@ -176,7 +176,14 @@ std::optional<Error> Messages::find_death(int awaited, const std::string& what, 
   for (const Death& death : endpoint_->dead()) {
     const bool takes_part =
         collective && std::find(participants_->begin(), participants_->end(), death.rank) != participants_->end();
-    if ((death.rank == awaited || takes_part) && !departure_of(death.rank, what, collective)) {
+    if (death.rank != awaited && !takes_part) {
+      continue;
+    }
+    const auto departure = departure_of(death.rank, what, collective, true);
+    if (departure && death.rank == awaited) {
+      return departure;
+    }
+    if (!departure) {
       return Error(ErrorKind::peer, death.text() + ", while rank " + std::to_string(rank()) + " waited in " + what);
     }
   }
@@ -196,13 +203,16 @@ Error Messages::failure_of(int rank, const std::string& what) {
               what + ": " + peer.text};
 }
 
-// Why a rank sends no more messages, if it has said so.
-std::optional<Error> Messages::departure_of(int rank, const std::string& what, bool collective) {
+// Why a rank sends no more messages, if it has said so. A rank of this node says so in the node's memory as well, ahead
+// of messages that are on their way: this counts where none can come any more, as it `is_lost`.
+std::optional<Error> Messages::departure_of(int rank, const std::string& what, bool collective, bool is_lost) {
   if (has_failed(rank)) {
     return failure_of(rank, what);
   }
+  const int local = node_->local_rank_of(rank);
+  const bool has_closed_in_node = is_lost && local >= 0 && node_->has_closed(local);
   const std::lock_guard lock(peers_mutex_);
-  if (peers_[static_cast<std::size_t>(rank)].state != State::closed) {
+  if (peers_[static_cast<std::size_t>(rank)].state != State::closed && !has_closed_in_node) {
     return std::nullopt;
   }
   const std::string how = collective ? closing_of(signature_) : "has closed its communicator";

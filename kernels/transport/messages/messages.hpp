@@ -130,7 +130,8 @@ class Messages {
   [[nodiscard]] std::optional<Error> find_death(int awaited, const std::string& what, bool collective);
   [[nodiscard]] bool has_failed(int rank);
   [[nodiscard]] Error failure_of(int rank, const std::string& what);
-  [[nodiscard]] std::optional<Error> departure_of(int rank, const std::string& what, bool collective);
+  [[nodiscard]] std::optional<Error> departure_of(int rank, const std::string& what, bool collective,
+                                                  bool is_lost = false);
   void read_notices();
   void take(Purpose purpose, int source, const Notice& notice);
   void answer_the_roll();
