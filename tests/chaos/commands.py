@@ -8,9 +8,9 @@ import click
 
 from gradientflow.errors import GradientFlowError
 
-from .join.command import join
-from .survive.command import survive
-from .train.command import train
+from join.command import join
+from survive.command import survive
+from train.command import train
 
 
 @click.group()

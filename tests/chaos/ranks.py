@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_TESTS = Path(__file__).resolve().parents[1]
+_CHAOS = Path(__file__).resolve().parent
 
 
 def rank_command(module: str, arguments: Sequence[str]) -> list[str]:
-    """Write the command that calls ``main()`` of a module of this package in a new interpreter."""
-    code = f"import sys; sys.path[0] = {str(_TESTS)!r}; from chaos.{module} import main; sys.exit(main())"
+    """Write the command that calls ``main()`` of a module of this folder in a new interpreter."""
+    code = f"import sys; sys.path[0] = {str(_CHAOS)!r}; from {module} import main; sys.exit(main())"
     return [sys.executable, "-c", code, *arguments]

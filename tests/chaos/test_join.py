@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from gradientflow.strategies import as_strategy
 
-from chaos.commands import chaos
-from chaos.join.job import judged
-from chaos.join.replay import MOMENTUM, RATE, Floats, checksum, factor, pattern, replayed, split
+from commands import chaos
+from join.job import judged
+from join.replay import MOMENTUM, RATE, Floats, checksum, factor, pattern, replayed, split
 
 COUNT = 100_000
 HISTORY = [(0, 3), (4, 2), (6, 3)]

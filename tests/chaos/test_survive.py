@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from chaos.commands import chaos
-from chaos.survive import counts, rounds_replay
-from chaos.survive.ending import Ending, expanded
-from chaos.survive.groups import GROUPS
-from chaos.survive.job import Event, Job, _Life
-from chaos.survive.local_replay import Replay
-from chaos.survive.log import ContradictionError, Log
-from chaos.survive.sums import add, gradient, new_weights, replayed
-from chaos.survive.task import MOMENTUM, RATE, contribution
-from chaos.survive.telling import checksum
-from chaos.survive.training_replay import replay
+from commands import chaos
+from survive import counts, rounds_replay
+from survive.ending import Ending, expanded
+from survive.groups import GROUPS
+from survive.job import Event, Job, _Life
+from survive.local_replay import Replay
+from survive.log import ContradictionError, Log
+from survive.sums import add, gradient, new_weights, replayed
+from survive.task import MOMENTUM, RATE, contribution
+from survive.telling import checksum
+from survive.training_replay import replay
 
 
 def survive(folder: Path, *arguments: str) -> list[dict[str, Any]]:

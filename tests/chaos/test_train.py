@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from chaos.commands import chaos
-from chaos.train.job import Death, figures
+from commands import chaos
+from train.job import Death, figures
 
 
 def invoke(*arguments: str) -> Result:

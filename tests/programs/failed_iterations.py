@@ -21,8 +21,8 @@ from gradientflow.errors import ArgumentError, PeerError
 from gradientflow.strategies import Layout, as_strategy
 from gradientflow.strategies.update import Iteration, Settings
 
-from chaos.survive.top_chunks_reference import StraightLine
-from chaos.survive.topk_reference import Reference
+from survive.top_chunks_reference import StraightLine
+from survive.topk_reference import Reference
 
 COUNT = 640
 DTYPES = ("float32", "float16")

@@ -23,7 +23,7 @@ from gradientflow.strategies.exchange.periodic import PeriodicSynchronizer
 from gradientflow.strategies.methods.hpsgd import HPSGDSynchronizer
 from gradientflow.training.survival import Survival
 
-from chaos.survive.log import wrap
+from survive.log import wrap
 
 Fate = tuple[int, int, str, float]  # the rank at the beginning of the job, the step, what happens, and seconds
 

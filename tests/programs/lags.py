@@ -32,7 +32,7 @@ from gradientflow.strategies import LayerMonitor, parse_strategy
 from gradientflow.strategies.predict.link import Link
 from gradientflow.training import ArrayLoop
 
-from chaos.survive.topk_reference import Reference
+from survive.topk_reference import Reference
 
 SHAPES = [(40,), (0,), (3, 7), (1,), (2, 300), (5,)]
 COUNTS = [math.prod(shape) for shape in SHAPES]

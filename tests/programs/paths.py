@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(_TESTS), str(_TESTS / "shared")]
+sys.path += [str(_TESTS / "shared"), str(_TESTS / "chaos")]

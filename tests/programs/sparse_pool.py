@@ -27,7 +27,7 @@ from gradientflow.errors import (
 from gradientflow.model.timing import median_seconds_of
 from gradientflow.strategies import CSC
 
-from chaos.survive.top_chunks_reference import StraightLine
+from survive.top_chunks_reference import StraightLine
 
 SHAPES: list[Any] = [(3, 5), (7,), (0,), (40,), (2, 30)]
 FINE = {"float32": 64, "float16": 4, "bfloat16": 1}  # so large that some of them, added up over all ranks, are exact

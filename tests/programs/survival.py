@@ -23,13 +23,13 @@ from survival_groups import SHARED, STEPS, TRAININGS
 import gradientflow as gf
 from gradientflow.errors import ArgumentError
 
-from chaos.survive import local_log, rounds_log
-from chaos.survive.groups import Group
-from chaos.survive.log import Log
-from chaos.survive.roster import Roster
-from chaos.survive.task import RATE, SHAPES, flat
-from chaos.survive.telling import checksum
-from chaos.survive.trainee import Recording
+from survive import local_log, rounds_log
+from survive.groups import Group
+from survive.log import Log
+from survive.roster import Roster
+from survive.task import RATE, SHAPES, flat
+from survive.telling import checksum
+from survive.trainee import Recording
 
 
 class Arrays:

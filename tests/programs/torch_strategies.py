@@ -35,7 +35,7 @@ from gradientflow.errors import (
 from gradientflow.optimizers import LossScale
 from gradientflow.strategies import CSC, Dense, as_strategy, parse_strategies
 
-from chaos.survive.topk_reference import Reference
+from survive.topk_reference import Reference
 
 Tensor = torch.Tensor
 Vector = NDArray[np.float64]

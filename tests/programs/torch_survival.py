@@ -12,9 +12,9 @@ from survival import SHARED, TRAININGS, Rank
 import gradientflow as gf
 import gradientflow.torch as gft
 
-from chaos.survive.groups import Group
-from chaos.survive.task import RATE, SHAPES, flat
-from chaos.survive.trainee import Recording
+from survive.groups import Group
+from survive.task import RATE, SHAPES, flat
+from survive.trainee import Recording
 
 
 class Record:

@@ -25,7 +25,7 @@ from gradientflow.strategies import DSSP, SSP, Layout, as_strategy
 from gradientflow.strategies.parsing import _KINDS
 from gradientflow.training.survival import Survival
 
-from chaos.survive.task import FLOATS
+from survive.task import FLOATS
 
 Command = Callable[[str], list[str]]
 Job = tuple[int, list[Training]]  # ranks at the beginning

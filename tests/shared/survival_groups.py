@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from chaos.survive import local_log
-from chaos.survive.groups import GROUPS, Group
-from chaos.survive.local import Local
-from chaos.survive.means import Means
-from chaos.survive.task import RATE, Vector, numbers
+from survive import local_log
+from survive.groups import GROUPS, Group
+from survive.local import Local
+from survive.means import Means
+from survive.task import RATE, Vector, numbers
 
 STEPS = 30
 

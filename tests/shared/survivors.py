@@ -13,8 +13,8 @@ from survival_groups import TRAININGS
 
 from gradientflow.launch import module_command
 
-from chaos.survive.ending import Ending
-from chaos.survive.task import FLOATS, RATE
+from survive.ending import Ending
+from survive.task import FLOATS, RATE
 
 MIXED = ("float32", "float16", "float32")
 HALVES = ("float16", "float32", "float16")

@@ -20,8 +20,8 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationE
 from gradientflow.plain import Tagged, pack, unpack
 from gradientflow.torch.plain_tensors import from_plain, to_plain
 
-from chaos.survive import training_replay
-from chaos.survive.task import SIZES
+from survive import training_replay
+from survive.task import SIZES
 
 Command = Callable[[str | Path], list[str]]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gradientflow.strategies.predict.adaptive import Stage, adaptive_ratio, stages_of
 from gradientflow.strategies.predict.link import Link
 
-from chaos.survive.topk_reference import Reference, largest
+from survive.topk_reference import Reference, largest
 
 DENSE, SPARSE = Link(1.0, 0.01), Link(1.0, 0.1)  # seconds, and seconds for each element
 

@@ -11,8 +11,8 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 from gradientflow.strategies import Strategy
 
-from ..ranks import rank_command
 from .replay import is_near, replayed, replayed_apart
+from ranks import rank_command
 
 _PATIENCE = 300.0  # seconds, for each join
 

@@ -20,9 +20,9 @@ from gradientflow.launch import module_command, scratch_folder
 from gradientflow.launch.ports import free_port
 from gradientflow.netlab import Netlab
 
-from ..ranks import rank_command
 from .ending import Ending
 from .groups import GROUPS
+from ranks import rank_command
 
 _RANK_TIMEOUT = 60.0  # seconds: of the ranks' own waits; on a busy machine a process may stand still for 20
 _PATIENCE = 150.0

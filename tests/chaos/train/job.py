@@ -17,7 +17,7 @@ from typing import Any
 from gradientflow.bench.train.data import digits
 from gradientflow.launch import module_command, scratch_folder
 
-from ..ranks import rank_command
+from ranks import rank_command
 
 _PATIENCE = 120.0  # seconds
 
