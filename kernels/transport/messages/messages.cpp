@@ -179,7 +179,7 @@ std::optional<Error> Messages::find_death(int awaited, const std::string& what, 
     if (death.rank != awaited && !takes_part) {
       continue;
     }
-    const auto departure = departure_of(death.rank, what, collective, true);
+    auto departure = departure_of(death.rank, what, collective, true);
     if (departure && death.rank == awaited) {
       return departure;
     }
