@@ -69,7 +69,7 @@ def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.9, decay: float =
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
 
 
-def assert_close(left: nn.Module, right: nn.Module, tolerance: float = 2e-6) -> None:
+def assert_close(left: nn.Module, right: nn.Module, tolerance: float = 1e-6) -> None:
     for (name, one), other in zip(left.named_parameters(), right.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), f"{name}: {(one - other).abs().max()}"
 
