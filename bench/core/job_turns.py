@@ -49,13 +49,17 @@ class Place:
 def run_turn(place: Place, told: Mapping[str, Any], module: str = "gradientflow.bench.jax.rank") -> dict[str, Any]:
     """Run one job of a module, which is told what to measure; return what rank 0 has printed."""
     program = module_command(module, [json.dumps(told)])
-    done = subprocess.run(place.command(program), stdout=subprocess.PIPE, text=True, check=False)
+    figures: dict[str, Any] = found_by(place.command(program), told["contestant"])
+    return figures
+
+
+def found_by(command: Sequence[str], job: str) -> Any:
+    """Run a job, named in errors as `job`, and return what rank 0 has printed behind `MARK`."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     found = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if done.returncode != 0 or not found:
-        message = f"a job of {told['contestant']} has ended with exit status {done.returncode}\n{done.stdout}"
-        raise GradientFlowError(message)
-    figures: dict[str, Any] = json.loads(found[-1])
-    return figures
+        raise GradientFlowError(f"a job of {job} has ended with exit status {done.returncode}\n{done.stdout}")
+    return json.loads(found[-1])
 
 
 def turns(contestants: Sequence[str], rounds: int) -> Iterator[str]:

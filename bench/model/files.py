@@ -7,8 +7,6 @@ from typing import Any
 from gradientflow.model import Call, Cluster
 from gradientflow.model.fit import Measurement, Point
 
-MARK = "GRADIENTFLOW-BENCH-MODEL "
-
 
 def from_measurement(found: Measurement) -> dict[str, Any]:
     """Return a measurement as JSON data."""
@@ -35,4 +33,4 @@ def to_measurement(data: dict[str, Any]) -> Measurement:
     return Measurement(cluster, points("points"), points("inside"), **rest)
 
 
-__all__ = ["MARK", "from_measurement", "to_measurement"]
+__all__ = ["from_measurement", "to_measurement"]

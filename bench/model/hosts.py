@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
-from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 
-from .files import MARK
+from ..core.job_turns import found_by
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,7 @@ def run_on_hosts(case: Case, transport: str, told: dict[str, Any], console: Cons
     console.print(f"[dim]{case}: {told['measure']} ...[/dim]")
     program = module_command("gradientflow.bench.model.rank", [json.dumps(told)])
     where = ["--hosts", str(case.hosts), "--rate", case.rate, "--delay", case.delay, "--transport", transport]
-    command = module_command("gradientflow.cli", ["netlab", *where, "--", *program])
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    found = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
-    if done.returncode != 0 or not found:
-        raise GradientFlowError(f"a job on {case} has ended with exit status {done.returncode}\n{done.stdout}")
-    return json.loads(found[-1])
+    return found_by(module_command("gradientflow.cli", ["netlab", *where, "--", *program]), str(case))
 
 
 __all__ = ["Case", "run_on_hosts"]

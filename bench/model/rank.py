@@ -11,7 +11,8 @@ from gradientflow.model import computation_of, layers_of
 from gradientflow.model.fit import measure
 from gradientflow.paced import step_seconds
 
-from .files import MARK, from_measurement
+from ..core.job_turns import MARK
+from .files import from_measurement
 from .lossless import race
 
 
