@@ -53,6 +53,3 @@ def colours_of(entries: Iterable[Entry]) -> Mapping[Entry, str]:
     found[BASELINE] = BASELINE_COLOUR
     others = [entry for name in FAMILIES for entry in every if family(entry) == name and entry != BASELINE]
     return found | {entry: _COLOURS[number % len(_COLOURS)] for number, entry in enumerate(others)}
-
-
-__all__ = ["BASELINE", "BASELINE_COLOUR", "FAMILIES", "REFERENCES", "colours_of", "family"]

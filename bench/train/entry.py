@@ -153,5 +153,10 @@ class Entry:
         """The contestant with its setting."""
         return f"{self.contestant} ({self.setting})" if self.setting else self.contestant
 
+    @property
+    def short(self) -> str:
+        """The same as briefly as possible."""
+        return self.setting if self.strategy is not None else self.name
+
 
 BASELINE = Entry("ddp-gloo")

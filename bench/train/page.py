@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from jinja2 import Environment
 
 from ..core.environment import environment_lines, readable
 from ..core.table import Column, cells_of, grouped, name
-from .colours import BASELINE, colours_of, family
+from .colours import colours_of, family
 from .columns import LAYOUT
-from .entry import Entry
-from .panels import draw_families, draw_rows, short
+from .entry import BASELINE, Entry
+from .panels import draw_learnt, draw_rows, draw_scale
 from .results import TrainResult
 
 _TEMPLATE = """<!DOCTYPE html>
@@ -59,17 +60,17 @@ dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
 <h2 id="{{ model.name }}">{{ model.name }}: {{ model.parameters }} million parameters, {{ model.samples }}</h2>
 {% for sentence in model.summary %}<p>{{ sentence }}</p>
 {% endfor %}
-{% for chart in model.charts %}<h3>{{ chart.title }}</h3>
-<p class="note">{{ chart.note }}</p>
-{{ chart.svg | safe }}
+{% for title, note, svg in model.charts if svg %}<h3>{{ title }}</h3>
+<p class="note">{{ note }}</p>
+{{ svg | safe }}
 {% endfor %}
 <h3>All figures</h3>
 <div class="wide"><table>
-<thead><tr>{% for column in model.columns %}<th{% if column.is_name %} class="name"{% endif %}>{{ column.heading }}</th>
+<thead><tr>{% for heading, kind in model.columns %}<th{% if kind == 'name' %} class="name"{% endif %}>{{ heading }}</th>
 {%- endfor %}</tr></thead>
 <tbody>
-{% for row in model.rows %}<tr>{% for cell in row.cells %}<td{% if cell.kind %} class="{{ cell.kind }}"{% endif %}>
-{%- if loop.first %}<span class="key" style="background: {{ row.colour }}"></span>{% endif %}{{ cell.text }}</td>
+{% for colour, cells in model.rows %}<tr>{% for text, kind in cells %}<td{% if kind %} class="{{ kind }}"{% endif %}>
+{%- if loop.first %}<span class="key" style="background: {{ colour }}"></span>{% endif %}{{ text }}</td>
 {%- endfor %}</tr>
 {% endfor %}</tbody></table></div>
 {% endfor %}
@@ -82,8 +83,8 @@ dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
 """
 
 
-_NAMES = (name("contestant", lambda result: short(result.entry)), name("family", lambda result: family(result.entry)))
-_LEFT_OUT = (
+_NAMES = (name("contestant", lambda result: result.entry.short), name("family", lambda result: family(result.entry)))
+_LEFT_OUT = {
     "model",
     "contestant",
     "setting",
@@ -93,13 +94,11 @@ _LEFT_OUT = (
     "selection\nms",
     "speed-up\n",
     "staleness\nmost",
-)
+}
 
 
 def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], remarks: Sequence[str]) -> str:
     """Make the page of the results of all models, including wrong ones."""
-    from jinja2 import Environment
-
     models = grouped(results, lambda result: result.model)
     ways = len({result.entry for result in results if not result.entry.is_reference})
     lines = environment_lines(environment)
@@ -136,28 +135,27 @@ def _checked(results: Sequence[TrainResult]) -> str:
 def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) -> dict[str, Any]:
     first, colours = results[0], colours_of(result.entry for result in everything)
     columns = [column for column in LAYOUT.columns(everything, False) if column.shown]
-    headings = {column.heading for column in columns}
-    left_out = {*_LEFT_OUT, "reported\nMB"} if "sent\nMB" in headings else set(_LEFT_OUT)
+    left_out = _LEFT_OUT | ({"reported\nMB"} if any(column.heading == "sent\nMB" for column in columns) else set())
     columns = [*_NAMES, *(column for column in columns if column.heading not in left_out)]
+    cells = (zip(columns, map(str, cells_of(result, columns)), strict=True) for result in results)
+    rows = [[(text, _kind(column, text)) for column, text in row] for row in cells]
     return {
         "name": first.model,
         "parameters": f"{first.parameters / 1e6:.2f}",
         "samples": f"{first.batch} samples a rank in a step",
         "summary": _summary(results),
         "charts": _charts(results, colours),
-        "columns": [{"heading": column.heading, "is_name": column.kind == "name"} for column in columns],
-        "rows": [{"cells": _cells(result, columns), "colour": colours[result.entry]} for result in results],
+        "columns": [(column.heading, column.kind) for column in columns],
+        "rows": zip((colours[result.entry] for result in results), rows, strict=True),
     }
 
 
-def _cells(result: TrainResult, columns: Sequence[Column]) -> list[dict[str, str]]:
-    cells = []
-    for column, text in zip(columns, map(str, cells_of(result, columns)), strict=True):
-        kind = "name" if column.kind == "name" else ""
-        if column.heading.startswith("over") and text.endswith("x"):
-            kind = "win" if float(text[:-1]) > 1 else "loss" if float(text[:-1]) < 1 else ""
-        cells.append({"text": text, "kind": kind})
-    return cells
+def _kind(column: Column, text: str) -> str:
+    """Give the class of a cell."""
+    if column.heading.startswith("over") and text.endswith("x"):
+        times = float(text[:-1])
+        return "win" if times > 1 else "loss" if times < 1 else ""
+    return "name" if column.kind == "name" else ""
 
 
 def _summary(results: Sequence[TrainResult]) -> list[str]:
@@ -171,15 +169,15 @@ def _summary(results: Sequence[TrainResult]) -> list[str]:
         slowest, *_, fastest = sorted(ratios, key=ratios.__getitem__) * (2 if len(ratios) == 1 else 1)
         found.append(
             f"Of {len(others)} ways, {faster} trained on more samples a second than ddp-gloo, and "
-            f"{len(others) - faster} on as many or fewer: from {short(slowest)}, {ratios[slowest]:.2f} times as many, "
-            f"to {short(fastest)}, {ratios[fastest]:.2f} times."
+            f"{len(others) - faster} on as many or fewer: from {slowest.short}, {ratios[slowest]:.2f} times as many, "
+            f"to {fastest.short}, {ratios[fastest]:.2f} times."
         )
-    losses = {result.entry: _final_loss(result) for result in results if result.entry in (BASELINE, *others)}
+    losses = {result.entry: result.at_end("loss") for result in results if result.entry in (BASELINE, *others)}
     known = {entry: loss for entry, loss in losses.items() if loss is not None}
     usual = known.get(BASELINE)
     if usual is not None:
         higher = sorted((entry for entry in known if not known[entry] <= 1.03 * usual), key=known.__getitem__)
-        names = ", ".join(f"{short(entry)} ({known[entry]:.3g})" for entry in higher)
+        names = ", ".join(f"{entry.short} ({known[entry]:.3g})" for entry in higher)
         found.append(
             f"After as many steps, the loss of ddp-gloo was {usual:.3g}, and higher by more than 3 %, from the least "
             f"to the most: {names}."
@@ -189,61 +187,18 @@ def _summary(results: Sequence[TrainResult]) -> list[str]:
     return found
 
 
-def _final_loss(result: TrainResult) -> float | None:
-    values = [run.curve[-1].loss for run in result.runs if run.curve]
-    return sum(values) / len(values) if values else None
-
-
-def _charts(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> list[dict[str, str]]:
-    charts = [
-        {
-            "title": "Speed, communication, and what was learnt",
-            "note": "The fastest above; the dotted line is ddp-gloo. A strategy has the same colour everywhere.",
-            "svg": draw_rows(results, colours),
-        }
-    ]
-    sent = "megabytes that a rank has sent"
-    time = "seconds of training"
+def _charts(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> Iterator[tuple[str, str, str | None]]:
+    """Give the title, the explanation and the picture of each chart; None where there is nothing to draw."""
+    speed = "The fastest above; the dotted line is ddp-gloo. A strategy has the same colour everywhere."
+    yield "Speed, communication, and what was learnt", speed, draw_rows(results, colours)
     how = "Lines of other families are grey; dashed: ddp-gloo and the references. "
-    held_out = how + "Held-out samples. An arrow: it went on, so far."
-    counted = how + _bytes_note(results)
-    learnt = partial(_learnt, results, colours)
-    drawn: list[tuple[str, str, str | None]] = [
-        ("Loss against time", held_out, learnt("seconds", "loss", time)),
-        ("Accuracy against time", held_out, learnt("seconds", "accuracy", time)),
-        ("Loss against bytes sent", counted, learnt("sent", "loss", sent)),
-        ("Accuracy against bytes sent", counted, learnt("sent", "accuracy", sent)),
-        (
-            "Scale efficiency",
-            how + "Samples a second of so many ranks, over so many times those of one rank that trains alone without "
-            "communication.",
-            draw_families(results, _scale, colours, "ranks", "efficiency", dots=True, limits=(0.0, 1.0)),
-        ),
-    ]
-    charts += [{"title": title, "note": note, "svg": svg} for title, note, svg in drawn if svg is not None]
-    return charts
-
-
-def _learnt(
-    results: Sequence[TrainResult], colours: Mapping[Entry, str], across: str, upwards: str, label: str
-) -> str | None:
-    def curves(result: TrainResult) -> list[tuple[list[float], list[float]]]:
-        found = []
-        for run in result.runs:
-            points = run.curve
-            if across == "sent":  # on a logarithmic axis
-                points = [point for point in points if point.sent and not result.entry.is_reference]
-            scale = 1e-6 if across == "sent" else 1.0
-            xs = [scale * getattr(point, across) for point in points]
-            found.append((xs, [getattr(point, upwards) * (100 if upwards == "accuracy" else 1) for point in points]))
-        return found
-
-    name = "accuracy, %" if upwards == "accuracy" else upwards
-    return draw_families(results, curves, colours, label, name, logarithmic=upwards == "loss", decades=across == "sent")
-
-
-def _scale(result: TrainResult) -> list[tuple[list[float], list[float]]]:
-    return [([float(each.ranks) for each in result.scale], [each.efficiency for each in result.scale])]
+    notes = {"time": "Held-out samples. An arrow: it went on, so far.", "bytes sent": _bytes_note(results)}
+    for (words, note), across in zip(notes.items(), ("seconds", "sent"), strict=True):
+        for upwards in ("loss", "accuracy"):
+            svg = draw_learnt(results, colours, across, upwards)
+            yield f"{upwards.capitalize()} against {words}", how + note, svg
+    scale = "Samples a second of so many ranks, over so many times those of one rank that trains alone without "
+    yield "Scale efficiency", how + scale + "communication.", draw_scale(results, colours)
 
 
 def _bytes_note(results: Sequence[TrainResult]) -> str:
@@ -254,6 +209,3 @@ def _bytes_note(results: Sequence[TrainResult]) -> str:
         "As the library itself counts what it sends in messages, which ranks of one node hardly need; of other rows it "
         "is not known without a network between hosts."
     )
-
-
-__all__ = ["page_of"]

@@ -277,6 +277,11 @@ class TrainResult:
         """Whether the learning rate was given for this contestant, or its steps are those of plain SGD."""
         return self.rate_given or not self.entry.needs_own_rate
 
+    def at_end(self, name: str) -> float | None:
+        """Give an attribute of the last point of the curves, as mean over the seeds; None if unknown."""
+        values = [getattr(run.curve[-1], name) for run in self.runs if run.curve]
+        return None if None in values or not values else float(np.mean(values))
+
     def record(self) -> dict[str, Any]:
         """Give the record for a JSON file."""
         entry, figures = self.entry, self.figures
@@ -309,10 +314,7 @@ class TrainResult:
     def row(self) -> dict[str, Any]:
         """Give the line of a CSV file: of the curves only the ends, as means over the seeds."""
         record = {name: value for name, value in self.record().items() if name not in ("runs", "scale", "wrong")}
-        ends = [run.curve[-1] for run in self.runs if run.curve]
-        for name in ("loss", "accuracy", "seconds", "sent"):
-            values = [getattr(point, name) for point in ends]
-            record[f"final_{name}"] = None if None in values or not values else float(np.mean(values))
+        record |= {f"final_{name}": self.at_end(name) for name in ("loss", "accuracy", "seconds", "sent")}
         efficiencies = {f"efficiency_at_{each.ranks}": each.efficiency for each in self.scale}
         return {**record, **efficiencies, "seeds": len(self.runs), "wrong": self.wrong}
 
