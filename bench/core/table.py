@@ -182,9 +182,14 @@ def _width(table: Table, console: Console) -> int:
     return console.measure(table, options=console.options.update(width=400)).maximum
 
 
-def empty_table() -> Table:
-    """Make a table without columns, in the common style."""
-    return Table(box=_RULE, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+def empty_table(names: Sequence[str] = (), figures: Sequence[str] = ()) -> Table:
+    """Make a table without rows, in the common style: columns of names to the left, of figures to the right."""
+    table = Table(box=_RULE, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in names:
+        table.add_column(heading, no_wrap=True)
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:

@@ -106,13 +106,10 @@ def _psum(place: Place, gradients: Sequence[int]) -> dict[str, float]:
 
 def _table(place: Place, figures: dict[str, dict[str, float]]) -> Any:
     hosts = f"{place.hosts} hosts at {place.rate}" if place.hosts else f"{place.ranks} ranks of one node"
-    table = empty_table()
-    table.title = f"{hosts}: a step of DDP over Gloo, and what share of its time others take"
-    for heading in ("gradients", "alone\nms", "DDP Gloo\nms", *_TRAINED.values()):
-        table.add_column(heading, justify="right")
     has_psum = any(_PSUM in each for each in figures.values())
-    if has_psum:
-        table.add_column("psum\nof JAX", justify="right")
+    headings = ["gradients", "alone\nms", "DDP Gloo\nms", *_TRAINED.values(), *(["psum\nof JAX"] if has_psum else [])]
+    table = empty_table(figures=headings)
+    table.title = f"{hosts}: a step of DDP over Gloo, and what share of its time others take"
     for size, each in figures.items():
         ratios = [f"{each[name] / each[_GLOO]:.2f}" for name in _TRAINED]
         psum = [f"{each[_PSUM]:.2f}"] if has_psum else []

@@ -70,9 +70,8 @@ def psum(
     for library in turns(libraries, rounds):
         told = {"measure": "psum", "contestant": library, "sizes": sizes, "seconds": seconds, "seed": _seed()}
         found.append({"library": library, **run_turn(place, told)})
-    table = empty_table()
-    for heading in ("bytes", "library", "median\nus", "least\nus", "p95\nus", "empty\nus", "wrong", "gloo / ours"):
-        table.add_column(heading, justify="right")
+    headings = ("bytes", "library", "median\nus", "least\nus", "p95\nus", "empty\nus", "wrong", "gloo / ours")
+    table = empty_table(figures=headings)
     for number, size in enumerate(sizes):
         by_library = {
             library: [turn["results"][number] for turn in found if turn["library"] == library] for library in libraries
@@ -114,9 +113,7 @@ def loop(
     place = Place(ranks, transport, hosts, rate)
     told = {"measure": "loop", "contestant": contestant, "calls": calls, "bytes": size[0], "seed": _seed()}
     found = run_turn(place, told)
-    table = empty_table()
-    for heading in ("collective", "calls", "wrong"):
-        table.add_column(heading, justify="right")
+    table = empty_table(figures=("collective", "calls", "wrong"))
     for name, wrong in found["wrong"].items():
         table.add_row(name, str(found["calls"]), str(wrong))
     return _finish(table, {"place": vars(place), **told, **found}, json_path, sum(found["wrong"].values()))
@@ -133,9 +130,7 @@ def calls(sizes: list[int], strategies: str, rounds: int, seconds: float, json_p
     told = {"measure": "calls", "contestant": _OURS, "sizes": sizes, "seconds": seconds}
     told["strategies"] = [each.strip() for each in strategies.split(";")]
     found = [run_turn(Place(1, "tcp"), {**told, "seed": _seed()}) for _ in range(rounds)]
-    table = empty_table()
-    for heading in ("bytes", "call", "median\nus", "over empty\nus", "wrong"):
-        table.add_column(heading, justify="right")
+    table = empty_table(figures=("bytes", "call", "median\nus", "over empty\nus", "wrong"))
     for results in zip(*(each["results"] for each in found), strict=True):
         first = results[0]
         empty = "empty, with a state" if first["call"].startswith("average") else "empty"
@@ -162,9 +157,7 @@ def step(ranks: int, transport: str, hosts: int, rate: str, json_path: str | Non
     """Time a perceptron's step with average("dense") inside of jit, beside PyTorch's with the DistributedOptimizer."""
     place = Place(ranks, transport, hosts, rate)
     found = run_turn(place, {"measure": "step", "contestant": "step", "turns": count, "seed": _seed()})
-    table = empty_table()
-    for heading in ("contestant", "step\nms", "over alone\nms"):
-        table.add_column(heading, justify="right")
+    table = empty_table(figures=("contestant", "step\nms", "over alone\nms"))
     for name, figures in found["steps"].items():
         over = figures.get("over_alone_ms")
         table.add_row(name, f"{figures['median_ms']:.2f}", "" if over is None else f"{over:.2f}")

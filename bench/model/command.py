@@ -150,11 +150,7 @@ def _report_delays(cases: Sequence[Case], transport: str, console: Console) -> N
 
 
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:
-    table = empty_table()
-    for heading in ("hosts", "model", "strategy"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("predicted ms", "measured", "spread", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = empty_table(("hosts", "model", "strategy"), ("predicted ms", "measured", "spread", "error"))
     for row in rows:
         table.add_row(
             str(row["case"]),

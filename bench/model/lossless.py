@@ -61,19 +61,8 @@ def compare_lossless(models: Mapping[str, float], transport: str, console: Conso
     console : Console
         Where to print.
     """
-    table = empty_table()
-    for heading in ("hosts", "model", "best", "auto's"):
-        table.add_column(heading, no_wrap=True)
-    for heading in (
-        "dense ms",
-        "best",
-        "auto, once chosen",
-        "over best",
-        f"auto, {_STEPS} steps",
-        "over best",
-        "choosing",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+    figures = ("dense ms", "best", "auto, once chosen", "over best", f"auto, {_STEPS} steps", "over best", "choosing")
+    table = empty_table(("hosts", "model", "best", "auto's"), figures)
     reasons = []
     for case in _CASES:
         for model, seconds in models.items():

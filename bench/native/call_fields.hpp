@@ -160,7 +160,7 @@ void set(T& field, const pybind11::handle& value) {
 }
 template <class T>
 void set(T*& field, const pybind11::handle& value) {
-  field = reinterpret_cast<T*>(value.cast<std::uintptr_t>());  // NOLINT(performance-no-int-to-ptr): an address
+  field = pointer_to<T>(value.cast<std::uintptr_t>());
 }
 inline void set(DType& field, const pybind11::handle& value) { field = dtype_from_name(value.cast<std::string>()); }
 inline void set(compute::Store& field, const pybind11::handle& value) {

@@ -26,23 +26,13 @@ namespace py = pybind11;
 using compute::SimdLevel;
 using compute::Store;
 
-void* pointer(std::uintptr_t address) {
-  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
-}
-
 Store store_of(bool streaming) { return streaming ? Store::streaming : Store::cached; }
 
 void reduce(const std::string& level, const std::vector<std::uintptr_t>& destinations,
             const std::vector<std::uintptr_t>& sources, std::size_t count, const std::string& dtype,
             const std::string& op, int divisor, bool streaming) {
-  std::vector<void*> to;
-  for (const std::uintptr_t address : destinations) {
-    to.push_back(pointer(address));
-  }
-  std::vector<const void*> from;
-  for (const std::uintptr_t address : sources) {
-    from.push_back(pointer(address));
-  }
+  const std::vector<void*> to = pointers_to<void>(destinations);
+  const std::vector<const void*> from = pointers_to<const void>(sources);
   compute::reduce_at(compute::simd_from_name(level), to, from, count,
                      {.dtype = dtype_from_name(dtype),
                       .op = reduce_op_from_name(op),
@@ -52,27 +42,28 @@ void reduce(const std::string& level, const std::vector<std::uintptr_t>& destina
 
 void cast(const std::string& level, std::uintptr_t destination, const std::string& destination_dtype,
           std::uintptr_t source, const std::string& source_dtype, std::size_t count, float scale) {
-  compute::cast_at(compute::simd_from_name(level), pointer(destination), dtype_from_name(destination_dtype),
-                   pointer(source), dtype_from_name(source_dtype), count, scale);
+  compute::cast_at(compute::simd_from_name(level), pointer_to(destination), dtype_from_name(destination_dtype),
+                   pointer_to(source), dtype_from_name(source_dtype), count, scale);
 }
 
 void copy(const std::string& level, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes,
           bool streaming) {
-  compute::copy_at(compute::simd_from_name(level), pointer(destination), pointer(source), bytes, store_of(streaming));
+  compute::copy_at(compute::simd_from_name(level), pointer_to(destination), pointer_to(source), bytes,
+                   store_of(streaming));
 }
 
 void copy_rep_movsb(std::uintptr_t destination, std::uintptr_t source, std::size_t bytes) {
-  compute::copy_rep_movsb(pointer(destination), pointer(source), bytes);
+  compute::copy_rep_movsb(pointer_to(destination), pointer_to(source), bytes);
 }
 
 std::size_t count_nonfinite(const std::string& level, std::uintptr_t source, const std::string& dtype,
                             std::size_t count) {
-  return compute::count_nonfinite_at(compute::simd_from_name(level), pointer(source), dtype_from_name(dtype), count);
+  return compute::count_nonfinite_at(compute::simd_from_name(level), pointer_to(source), dtype_from_name(dtype), count);
 }
 
 double sum_of_squares(const std::string& level, std::uintptr_t source, const std::string& dtype, std::size_t count,
                       float scale) {
-  return compute::sum_of_squares_at(compute::simd_from_name(level), pointer(source), dtype_from_name(dtype), count,
+  return compute::sum_of_squares_at(compute::simd_from_name(level), pointer_to(source), dtype_from_name(dtype), count,
                                     scale);
 }
 
@@ -97,10 +88,12 @@ std::tuple<std::size_t, float, std::size_t> select(const std::string& level, con
 
 std::size_t combine(const std::string& level, std::uintptr_t gradient, const std::string& dtype, float scale,
                     const compute::EntryBlock& block, const std::vector<std::uintptr_t>& blocks) {
-  const std::vector<const std::byte*> data = blocks_at(blocks);
-  return compute::combine_at(
-      compute::simd_from_name(level),
-      {.gradient = pointer(gradient), .dtype = dtype_from_name(dtype), .scale = scale, .block = block, .blocks = data});
+  const std::vector<const std::byte*> data = pointers_to<const std::byte>(blocks);
+  return compute::combine_at(compute::simd_from_name(level), {.gradient = pointer_to(gradient),
+                                                              .dtype = dtype_from_name(dtype),
+                                                              .scale = scale,
+                                                              .block = block,
+                                                              .blocks = data});
 }
 
 std::vector<std::string> levels() {

@@ -31,10 +31,6 @@ using cuda::DeviceMemory;
 
 constexpr cuda::Stream stream = nullptr;
 
-void* pointer(Address address) {
-  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
-}
-
 // ---- kernels, ready to be started -----------------------------------------------------------------------------------
 
 // A copy of values on the device.
@@ -156,21 +152,15 @@ using SquaresFields = std::tuple<Address, std::size_t, float>;
 Launch sum_of_squares(const std::vector<SquaresFields>& fields, const std::string& dtype, std::size_t skipped) {
   std::vector<cuda::SumOfSquares> calls;
   for (const auto& [source, count, scale] : fields) {
-    calls.push_back({.source = pointer(source), .count = count, .scale = scale});
+    calls.push_back({.source = pointer_to(source), .count = count, .scale = scale});
   }
   return with_numbers(&cuda::Runtime::sum_of_squares, calls, dtype, skipped);
 }
 
 Launch reduce(const std::vector<Address>& destinations, const std::vector<Address>& sources, std::size_t count,
               const std::string& dtype, const std::string& op, int divisor) {
-  std::vector<void*> to;
-  for (const Address address : destinations) {
-    to.push_back(pointer(address));
-  }
-  std::vector<const void*> from;
-  for (const Address address : sources) {
-    from.push_back(pointer(address));
-  }
+  const std::vector<void*> to = pointers_to<void>(destinations);
+  const std::vector<const void*> from = pointers_to<const void>(sources);
   const compute::Reduction reduction{
       .dtype = dtype_from_name(dtype), .op = reduce_op_from_name(op), .divisor = divisor};
   return Launch([=] { cuda::runtime().reduce(to, from, count, reduction, stream); });
@@ -180,13 +170,14 @@ Launch cast(Address destination, const std::string& destination_dtype, Address s
             std::size_t count, float scale) {
   const DType to = dtype_from_name(destination_dtype);
   const DType from = dtype_from_name(source_dtype);
-  return Launch([=] { cuda::runtime().cast(pointer(destination), to, pointer(source), from, count, scale, stream); });
+  return Launch(
+      [=] { cuda::runtime().cast(pointer_to(destination), to, pointer_to(source), from, count, scale, stream); });
 }
 
 Launch count_nonfinite(Address source, const std::string& dtype, std::size_t count) {
   const auto found = std::make_shared<const OnDevice<std::uint64_t>>(std::vector<std::uint64_t>(1));
   const DType of = dtype_from_name(dtype);
-  return Launch([=] { cuda::runtime().count_nonfinite(pointer(source), of, count, found->data(), stream); },
+  return Launch([=] { cuda::runtime().count_nonfinite(pointer_to(source), of, count, found->data(), stream); },
                 [found] { return Launch::Numbers{static_cast<double>(found->read().front())}; });
 }
 
@@ -206,8 +197,8 @@ Launch select(const SelectFields& fields) {
 // Computes the number of elements written, and 1 + the number of the first invalid block.
 Launch combine(Address gradient, const std::string& dtype, float scale, const compute::EntryBlock& block,
                const std::vector<Address>& addresses) {
-  const auto blocks = std::make_shared<const std::vector<const std::byte*>>(blocks_at(addresses));
-  const compute::Combine call{.gradient = pointer(gradient),
+  const auto blocks = std::make_shared<const std::vector<const std::byte*>>(pointers_to<const std::byte>(addresses));
+  const compute::Combine call{.gradient = pointer_to(gradient),
                               .dtype = dtype_from_name(dtype),
                               .scale = scale,
                               .block = block,
@@ -222,7 +213,7 @@ Launch combine(Address gradient, const std::string& dtype, float scale, const co
 }
 
 Launch copy(Address destination, Address source, std::size_t bytes) {
-  return Launch([=] { cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream); });
+  return Launch([=] { cuda::runtime().copy(pointer_to(destination), pointer_to(source), bytes, stream); });
 }
 
 // A kernel on a list of calls, which `prepare` makes ready.

@@ -3,12 +3,29 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <exception>
 #include <gradientflow/base/error.hpp>
+#include <vector>
 
 namespace gradientflow::native {
 
 inline const pybind11::call_guard<pybind11::gil_scoped_release> without_gil;
+
+template <class T = void>
+T* pointer_to(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+}
+
+template <class T>
+std::vector<T*> pointers_to(const std::vector<std::uintptr_t>& addresses) {
+  std::vector<T*> pointers;
+  pointers.reserve(addresses.size());
+  for (const std::uintptr_t address : addresses) {
+    pointers.push_back(pointer_to<T>(address));
+  }
+  return pointers;
+}
 
 // Translates errors of the core to the exceptions of gradientflow.errors in this module: the core's own translation
 // applies here only if both were compiled with the same version of pybind11.

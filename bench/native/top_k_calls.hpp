@@ -7,7 +7,8 @@
 #include <gradientflow/compute/top_k.hpp>
 #include <string>
 #include <tuple>
-#include <vector>
+
+#include "native.hpp"
 
 namespace gradientflow::native {
 
@@ -17,16 +18,11 @@ using SelectFields =
     std::tuple<std::uintptr_t, std::string, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t,
                compute::EntryBlock, std::uintptr_t, std::string, float, float, bool, std::uint64_t, float>;
 
-template <class T>
-T* pointer_to(std::uintptr_t address) {
-  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
-}
-
 inline compute::Select select_call(const SelectFields& fields) {
   using How = compute::Select::How;
   const auto& [gradient, dtype, residual, next_residual, velocity, next_velocity, block, data, how, scale, momentum,
                masking, seed, threshold] = fields;
-  return {.gradient = pointer_to<void>(gradient),
+  return {.gradient = pointer_to(gradient),
           .dtype = dtype_from_name(dtype),
           .scale = scale,
           .residual = pointer_to<const float>(residual),
@@ -40,14 +36,6 @@ inline compute::Select select_call(const SelectFields& fields) {
           .threshold = threshold,
           .block = block,
           .data = pointer_to<std::byte>(data)};
-}
-
-inline std::vector<const std::byte*> blocks_at(const std::vector<std::uintptr_t>& addresses) {
-  std::vector<const std::byte*> blocks;
-  for (const std::uintptr_t address : addresses) {
-    blocks.push_back(pointer_to<const std::byte>(address));
-  }
-  return blocks;
 }
 
 }  // namespace gradientflow::native

@@ -80,13 +80,10 @@ def torch(
 
 
 def _table(results: Sequence[dict[str, Any]]) -> Any:
-    table = empty_table()
-    for heading in ("bytes", "call", "form"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("ours\nus", "comm\nus", "over\ncomm", "gloo\nus", "gloo /\nours"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    figures = ("ours\nus", "comm\nus", "over\ncomm", "gloo\nus", "gloo /\nours")
+    table = empty_table(("bytes", "call", "form"), figures)
     for ours, gloo, comm in zip(results[::3], results[1::3], results[2::3], strict=True):
         mine, peer, below = (each["median_us"] for each in (ours, gloo, comm))
-        figures = (_figure(mine), _figure(below), _figure(mine - below, "+"), _figure(peer), f"{peer / mine:.2f}")
-        table.add_row(format_size(ours["bytes"]), ours["call"], ours["form"], *figures)
+        times = (_figure(mine), _figure(below), _figure(mine - below, "+"), _figure(peer), f"{peer / mine:.2f}")
+        table.add_row(format_size(ours["bytes"]), ours["call"], ours["form"], *times)
     return table

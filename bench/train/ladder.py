@@ -53,10 +53,8 @@ def ladder_results(plan: TrainPlan, results: Sequence[TrainResult]) -> list[Rung
 class _LadderLayout(Layout):
     def table(self, results: Sequence[RungResult], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
         """Give samples a second of all ranks, and in brackets the speed-up over the first column; a row for a model."""
-        table = empty_table()
-        table.add_column("samples/s")
-        for column in dict.fromkeys(rung.column for rung in results):
-            table.add_column("\n".join(column.split(" +")).replace("\n", "\n+"), justify="right", no_wrap=True)
+        columns = dict.fromkeys(rung.column for rung in results)
+        table = empty_table(("samples/s",), [column.replace(" +", "\n+") for column in columns])
         for model in dict.fromkeys(rung.model for rung in results):
             table.add_row(model, *(_cell(rung) for rung in results if rung.model == model))
         return table
