@@ -179,4 +179,4 @@ def computation_of(layers: Layers, seconds: float, backward_seconds: float | Non
     return Computation.of(shapes, shares, seconds, backward_seconds)
 
 
-__all__ = ["NETWORKS", "Layer", "computation_of", "layers_of"]
+__all__ = ["NETWORKS", "Layer", "computation_of", "convolution", "layers_of", "linear", "normalisation"]
