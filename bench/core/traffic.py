@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import socket
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gradientflow.addresses import interface_addresses, usual_addresses
 
 from .objects import from_all
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-_SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
 _SENT_FIELD = 8  # of a line of /proc/net/dev, after the name
 
 
@@ -44,12 +41,12 @@ def interface_to_others() -> tuple[str, str] | None:
 
     It is that of ``GLOO_SOCKET_IFNAME``, or that of the host name's address, or that of the default route.
     """
-    addresses = _addresses()
+    addresses = interface_addresses()
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     if wanted in addresses:
         return wanted, addresses[wanted]
     names = {address: name for name, address in addresses.items() if not address.startswith("127.")}
-    for address in _candidates() if not wanted else ():
+    for address in usual_addresses() if not wanted else ():
         if address in names:
             return names[address], address
     return None
@@ -63,23 +60,3 @@ def bytes_sent_through(interface: str) -> int:
         if name.strip() == interface:
             return int(fields.split()[_SENT_FIELD])
     raise OSError(f"there is no network interface {interface}")
-
-
-def _candidates() -> Iterator[str]:
-    """Give the possible addresses of this host; its name may have none, or only that of the loopback interface."""
-    with contextlib.suppress(OSError):
-        yield socket.gethostbyname(socket.gethostname())
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses an interface
-        yield probe.getsockname()[0]
-
-
-def _addresses() -> dict[str, str]:
-    """Give the address of every interface that has one."""
-    addresses = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                addresses[name] = socket.inet_ntoa(answer[20:24])
-    return addresses

@@ -129,6 +129,7 @@ def wrong_includes(root: Path) -> list[str]:
 # around it.
 PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.errors": set(),
+    "gradientflow.addresses": set(),
     "gradientflow.arguments": {"gradientflow.errors"},
     "gradientflow.description": {"gradientflow.errors"},
     "gradientflow.mpi_start": set(),
@@ -256,6 +257,7 @@ PYTHON_LAYERS["gradientflow.torch.devices"] = {"gradientflow.errors", "gradientf
 PYTHON_LAYERS[PROCESS_GROUP] = {
     "gradientflow._fast_paths",
     "gradientflow._location",
+    "gradientflow.addresses",
     "gradientflow.arguments",
     "gradientflow.communicator",
     "gradientflow.config",

@@ -8,11 +8,9 @@ the ranks agree on the others.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
-import struct
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,6 +19,7 @@ import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
 from gradientflow import waits
+from gradientflow.addresses import interface_addresses, usual_addresses
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError
 from gradientflow.job import asked_transport, computing_ranks, mpi_size
@@ -34,7 +33,6 @@ from .options import settings_of
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 
 _LOOPBACK = "127.0.0.1"
-_SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
 _HIGHEST_PORT = 65535
 
 
@@ -217,18 +215,8 @@ def _port() -> int:
 
 def _own_addresses() -> list[str]:
     """Return addresses of this host, first those of its name and of its default route."""
-    found = []
-    with contextlib.suppress(OSError):
-        found.append(socket.gethostbyname(socket.gethostname()))
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses an interface
-        found.append(probe.getsockname()[0])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return list(dict.fromkeys(address for address in found if not address.startswith("127.")))
+    found = dict.fromkeys([*usual_addresses(), *interface_addresses().values()])
+    return [address for address in found if not address.startswith("127.")]
 
 
 def _reachable(addresses: Sequence[str], port: int) -> str:
