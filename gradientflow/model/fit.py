@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
-from gradientflow.device import DeviceArray
 from gradientflow.machine_load import LoadMeter, interrupt_seconds, this_machine
 from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
@@ -22,7 +21,7 @@ from gradientflow.pools.gradient import GradientPool
 from .cluster import Cluster
 from .costs import Call, Costs, Link
 from .pooled import CHUNK_PASSES
-from .timing import median_seconds_of
+from .timing import average_pool, median_seconds_of
 
 SIZES = (256, 2048, 8192, 32_768, 131_072, 524_288, 2_097_152)  # elements of float32
 _BURSTS = (0, *(1 << power for power in range(14, 23)))  # bytes
@@ -249,14 +248,14 @@ def _measure_pools(
     """Return the seconds of pools of these sizes, and those of processors in one call of the largest. Collective."""
     pools = [GradientPool(comm, [count], fusion_threshold="inf", device=device) for count in sizes]
     try:
-        calls = [partial(_average, pool) for pool in pools]
+        calls = [partial(average_pool, pool) for pool in pools]
         if quick:
             return median_seconds_of(comm, calls, budget=_QUICK_BUDGET), 0.0
         seconds = median_seconds_of(comm, calls, rest=_REST, budget=_BUDGET)
         comm.barrier()
         interrupts, own = interrupt_seconds(), time.process_time()
         for _ in range(_BUSY_CALLS):
-            _average(pools[-1])
+            average_pool(pools[-1])
         spent = np.array([interrupt_seconds() - interrupts, time.process_time() - own])
         all_spent = np.stack(comm.allgather(spent))
         busy = float(all_spent[0, 0] + all_spent[:, 1].sum()) / _BUSY_CALLS
@@ -264,13 +263,6 @@ def _measure_pools(
         for pool in pools:
             pool.close()
     return seconds, busy
-
-
-def _average(pool: GradientPool) -> None:
-    pool.ready()
-    pool.wait()
-    if pool.device is not None:  # reading a byte makes the host wait for the device
-        DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
 
 
 def _measure_pass(comm: Communicator) -> float:

@@ -9,14 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
+from gradientflow.device import DeviceArray
+from gradientflow.pools.gradient import GradientPool
 
 _LEAST_TURNS, _MOST_TURNS = 5, 25
 _SECONDS = 0.05  # limit for all turns, where they are more than _LEAST_TURNS
-
-
-def median_seconds(comm: Communicator, call: Callable[[], object]) -> float:
-    """Return how long the slowest rank waits for a call, as in `median_seconds_of`. Collective."""
-    return median_seconds_of(comm, [call])[0]
 
 
 def median_seconds_of(
@@ -63,4 +60,12 @@ def _turns(
     return times
 
 
-__all__ = ["median_seconds", "median_seconds_of"]
+def average_pool(pool: GradientPool) -> None:
+    """Average a pool, and wait until its device is done."""
+    pool.ready()
+    pool.wait()
+    if pool.device is not None:  # reading a byte makes the host wait for the device
+        DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
+
+
+__all__ = ["average_pool", "median_seconds_of"]

@@ -17,7 +17,7 @@ import gradientflow as gf
 from gradientflow import _core, device
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, MismatchError, NonFiniteError
 from gradientflow.strategies import Iteration, Layout, parse_strategy
-from gradientflow.strategies.predict.link import Link
+from gradientflow.strategies.predict.call_time import CallTime
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("float32", {"ratios": 9, "selection": "exact", "extra": 2, "threshold_reuse": 1}),
@@ -171,8 +171,8 @@ def check_times_are_those_of_the_device(comm: gf.Communicator) -> None:
     layout = Layout(tuple("abc"), ((1 << 14,),) * 3, ("float32",) * 3, device=DEVICE)
     busy = device.empty(1 << 24, "uint8", DEVICE), device.empty(1 << 24, "uint8", DEVICE)
     with (
-        mock.patch.object(Link, "of_allreduce", return_value=Link(0.02, 0.0)),
-        mock.patch.object(Link, "of_allgather", return_value=Link(100.0, 0.0)),
+        mock.patch.object(CallTime, "of_allreduce", return_value=CallTime(0.02, 0.0)),
+        mock.patch.object(CallTime, "of_allgather", return_value=CallTime(100.0, 0.0)),
     ):
         synchronizer: Any = strategy.bind(comm, layout)
         (pool,) = synchronizer.pools

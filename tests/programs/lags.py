@@ -29,7 +29,7 @@ from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError, MismatchError
 from gradientflow.optimizers import SGD
 from gradientflow.strategies import LayerMonitor, parse_strategy
-from gradientflow.strategies.predict.link import Link
+from gradientflow.strategies.predict.call_time import CallTime
 from gradientflow.training import ArrayLoop
 
 from survive.topk_reference import Reference
@@ -324,11 +324,11 @@ def told() -> Iterator[list[str]]:
 def check_adaptive_ratios(comm: gf.Communicator) -> None:
     """They are fitted once it has warmed up, again on request, and are the same on all ranks."""
     words = "lags(max_ratio=64, warmup=3)"
-    dense, sparse = Link(0.1, 0.0), Link(0.02, 0.0)
+    dense, sparse = CallTime(0.1, 0.0), CallTime(0.02, 0.0)
     with (
         told() as messages,
-        mock.patch.object(Link, "of_allreduce", return_value=dense),
-        mock.patch.object(Link, "of_allgather", return_value=sparse),
+        mock.patch.object(CallTime, "of_allreduce", return_value=dense),
+        mock.patch.object(CallTime, "of_allgather", return_value=sparse),
         ArrayLoop(comm, [np.zeros(shape, np.float32) for shape in LARGE], words) as training,
     ):
         optimizer = SGD(training, training.weights, lr=1.0)

@@ -25,7 +25,7 @@ from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.exchange.staged import StagedSynchronizer
-from gradientflow.strategies.predict import explanation, link
+from gradientflow.strategies.predict import call_time, explanation
 from gradientflow.torch import devices
 from gradientflow.torch.fused_step import FusedStep, _Weights
 from gradientflow.torch.parameters import is_lazy
@@ -180,7 +180,7 @@ def _emulate() -> None:
         assert callable(getattr(devices, name))
         setattr(devices, name, function)
     load_core().PlainCalls.fast_paths.clear()  # those of the process group, which would find the tensors on the host
-    link._SMALL, link._LARGE = 64, 1024  # an emulated device is slow
+    call_time._REDUCED = 64, 1024  # an emulated device is slow
     explanation.SIZES, fit._PASSED_ON = (64, 1024), 1024
     for owner, names in (
         (GradientPool, ("wait", "abandon", "zero")),

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradientflow.strategies.predict.adaptive import Stage, adaptive_ratio, stages_of
-from gradientflow.strategies.predict.link import Link
+from gradientflow.strategies.predict.call_time import CallTime
 
 from survive.topk_reference import Reference, largest
 
-DENSE, SPARSE = Link(1.0, 0.01), Link(1.0, 0.1)  # seconds, and seconds for each element
+DENSE, SPARSE = CallTime(1.0, 0.01), CallTime(1.0, 0.1)  # seconds, and seconds for each element
 
 
 def ratio(
@@ -50,7 +50,7 @@ def test_the_last_stage_takes_the_largest_ratio() -> None:
 
 def test_from_one_past_the_ranks() -> None:
     """Dense does not fit, and 3 would: but below 8 ranks entries are dearer than all."""
-    cheap = Link(0.0, 0.001)
+    cheap = CallTime(0.0, 0.001)
     stage = Stage((1000,), 0.0, 0.5)
     assert adaptive_ratio(stage, DENSE, cheap, 2, 100) == 2
     assert adaptive_ratio(stage, DENSE, cheap, 8, 100) == 8

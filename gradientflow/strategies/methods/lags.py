@@ -28,7 +28,7 @@ from gradientflow.strategies.exchange.top_k import (
 )
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.adaptive import Stage, adaptive_ratio, stages_of
-from gradientflow.strategies.predict.link import Link
+from gradientflow.strategies.predict.call_time import CallTime
 from gradientflow.strategies.update import Update
 
 ADAPTIVE = "adaptive"
@@ -37,7 +37,6 @@ _MAX_RATIO = 1000.0
 _LARGE = 1 << 14  # elements of a layer that ends a stage of backpropagation
 _REMEMBERED = 20  # iterations whose median times are used
 _NEVER = 2**62
-_DENSE = 1 << 16  # elements of the allreduce that is measured
 
 logger = logging.getLogger("gradientflow")
 
@@ -239,8 +238,8 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         with self.comm.span("refit"):
             dtype, _ = max(self.layout.groups, key=lambda group: sum(self.layout.counts[i] for i in group[1]))
             wire, algorithm = self.strategy.wire_of(dtype), self.strategy.algorithm
-            dense = Link.of_allreduce(self.comm, dtype, wire, algorithm, self.layout.device, large=_DENSE)
-            sparse = Link.of_allgather(self.comm)
+            dense = CallTime.of_allreduce(self.comm, dtype, wire, algorithm, self.layout.device)
+            sparse = CallTime.of_allgather(self.comm)
             self._fitted = self._measured_stages()
             found = np.zeros(len(self.stages))
             for number, stage in enumerate(self._fitted):
