@@ -77,9 +77,7 @@ def _present(path: Path) -> Path:
 
 
 def _print_settings() -> None:
-    table = plain_table()
-    for heading in ("setting", "variable", "default", "unit"):
-        table.add_column(heading, no_wrap=True)
+    table = plain_table(("setting", "variable", "default", "unit"))
     table.add_column("meaning", overflow="fold")
     for name, variable, unit, default, meaning in fields():
         table.add_row(name, variable, str(default), str(unit or ""), meaning)

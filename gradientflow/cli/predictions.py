@@ -66,11 +66,8 @@ def table_of(
     predictions: Sequence[Prediction], strategies: Sequence[Strategy], measured: dict[str, float] | None = None
 ) -> Any:
     """Return the table of predictions, the shortest step first, with measured steps where there are any."""
-    table = plain_table()
-    table.add_column("strategy", no_wrap=True)
     headings = ["step ms", *(["measured"] if measured else []), "waits ms", "own ms", "speed", "sent MB", "extra MB"]
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table(["strategy"], headings)
     table.add_column("result", no_wrap=True)
     rows = sorted(zip(predictions, strategies, strict=True), key=lambda row: row[0].step.seconds)
     for each, strategy in rows:

@@ -86,10 +86,8 @@ def _ask_before_running(trace: str, path: Path | None) -> None:
 
 
 def _table(found: dict[str, Simulation]) -> Table:
-    table = plain_table()
-    table.add_column("policy", no_wrap=True)
-    for heading in ("seconds\n", "iterations\n/s", "waited\ns", "waited\n%", "barriers\n", "staleness\nmean", "\nmost"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("seconds\n", "iterations\n/s", "waited\ns", "waited\n%", "barriers\n", "staleness\nmean", "\nmost")
+    table = plain_table(["policy"], headings)
     table.add_column("\nhow often", no_wrap=True)
     for name, run in found.items():
         figures = _figures(run)

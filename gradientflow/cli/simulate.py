@@ -120,10 +120,7 @@ def _up_to(number: int) -> list[int]:
 
 
 def _overview(results: dict[int, list[Prediction]]) -> Any:
-    table = plain_table()
-    table.add_column("step ms with so many hosts", no_wrap=True)
-    for number in results:
-        table.add_column(f"{number:,}", justify="right", no_wrap=True)
+    table = plain_table(["step ms with so many hosts"], [f"{number:,}" for number in results])
     rows = zip(*results.values(), strict=True)
     for row in sorted(rows, key=lambda each: each[-1].step.seconds):
         table.add_row(row[0].strategy, *(f"{each.step.seconds * 1e3:,.1f}" for each in row))

@@ -42,11 +42,7 @@ def merge(files: tuple[str, ...], output: str) -> None:
 @_FILES
 def summary(files: tuple[str, ...]) -> None:
     """Say, for each rank, how long gradients were on their way, and how much of that the program waited for."""
-    table = plain_table()
-    for heading in ("rank", "host"):
-        table.add_column(heading, no_wrap=True)
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table(("rank", "host"), _HEADINGS)
     for of_rank in read_timelines(files):
         found = summarise(of_rank)
         table.add_row(str(found.rank), found.host, *_figures(found))

@@ -120,9 +120,7 @@ def tune(
 
 
 def _points(fit: Fit) -> Any:
-    table = plain_table()
-    for heading in ("allreduce, bytes", "measured us", "fitted", "difference"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table((), ("allreduce, bytes", "measured us", "fitted", "difference"))
     for point, residual in zip(fit.measurement.points, fit.residuals, strict=True):
         fitted = point.seconds * (1 + residual)
         table.add_row(
