@@ -14,15 +14,14 @@ import click
 import numpy as np
 from rich.console import Console
 
-from gradientflow.model import Cluster, Costs, Link, computation_of, layers_of, predict
-from gradientflow.model.fit import fit_link
+from gradientflow.model import Call, Cluster, Costs, Link, computation_of, layers_of, predict
+from gradientflow.model.fit import Measurement, Point, fit_link
 from gradientflow.model.units import bits_per_second_of
 from gradientflow.netlab import parse_delay
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import as_strategy
 
 from ..core.table import empty_table
-from .files import to_measurement
 from .hosts import Case, run_on_hosts
 from .lossless import compare_lossless
 
@@ -81,7 +80,7 @@ def model(
         compare_lossless(_MODELS, transport, console)
         return 0
     measurements = [
-        to_measurement(run_on_hosts(Case(hosts), transport, {"measure": "link"}, console)) for hosts in (2, 3)
+        measurement_of(run_on_hosts(Case(hosts), transport, {"measure": "link"}, console)) for hosts in (2, 3)
     ]
     link = fit_link(measurements)
     console.print(f"fitted on 2 and 3 hosts at 1gbit: {link}\n", soft_wrap=True)
@@ -127,6 +126,16 @@ def model(
     return 0
 
 
+def measurement_of(plain: dict[str, Any]) -> Measurement:
+    """Return a measurement from the result of `asdict`, by way of JSON."""
+
+    def points(name: str) -> tuple[Point, ...]:
+        return tuple(Point(Call(**call), seconds) for call, seconds in plain[name])
+
+    whole = {"cluster": Cluster(**plain["cluster"]), "points": points("points"), "inside": points("inside")}
+    return Measurement(**{**plain, **whole})
+
+
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "case": str(row["case"])}
 
@@ -141,7 +150,7 @@ def _of_case(link: Link, case: Case) -> Link:
 def _report_delays(cases: Sequence[Case], transport: str, console: Console) -> None:
     """Print how late messages are: the emulated links have an error of their own."""
     for case in cases:
-        found = to_measurement(run_on_hosts(replace(case, hosts=2), transport, {"measure": "link"}, console))
+        found = measurement_of(run_on_hosts(replace(case, hosts=2), transport, {"measure": "link"}, console))
         least = min(point.seconds for point in found.points)
         told = parse_delay(case.delay)
         console.print(
@@ -180,4 +189,4 @@ def _print(console: Console, rows: list[dict[str, Any]]) -> None:
     console.print(f"the strategy that was predicted to be fastest is so, within 5 %, in {named} of {len(groups)} cases")
 
 
-__all__ = ["model"]
+__all__ = ["measurement_of", "model"]

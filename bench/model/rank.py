@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import gradientflow as gf
@@ -12,7 +13,6 @@ from gradientflow.model.fit import measure
 from gradientflow.paced import step_seconds
 
 from ..core.job_turns import MARK
-from .files import from_measurement
 from .lossless import race
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     with gf.init() as comm:
         found: Any
         if told["measure"] == "link":
-            found = from_measurement(measure(comm))
+            found = asdict(measure(comm))
         elif told["measure"] == "auto":
             found = race(comm, computation_of(layers_of(told["model"]), told["step"]))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
@@ -135,17 +136,8 @@ class Costs:
     def __init__(self, cluster: Cluster, link: Link) -> None:
         self.cluster = cluster
         self.link = link
-        self.schedule = lru_cache(maxsize=4096)(self._schedule)
-
-    def _schedule(self, call: Call) -> Schedule:
-        return schedule_of(
-            self.cluster,
-            call.kind,
-            call.count,
-            call.dtype,
-            wire=call.wire,
-            algorithm=call.algorithm,
-            in_node_memory=call.in_node_memory,
+        self.schedule: Callable[[Call], Schedule] = lru_cache(maxsize=4096)(
+            lambda call: schedule_of(cluster, **vars(call))
         )
 
     def seconds(self, call: Call, idle: float = math.inf) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from gradientflow_paper import COLUMNS, FITTED, ROWS, predict_tables
 from ssd_sgd_paper import FREE, predict_speed_ups
 
-from gradientflow.bench.model.files import from_measurement, to_measurement
+from gradientflow.bench.model.command import measurement_of
 from gradientflow.model import Call
 from gradientflow.model.cluster import hosts
 from gradientflow.model.fit import Measurement, Point
@@ -43,4 +44,4 @@ def test_a_row_has_a_figure_for_each_column(row: object) -> None:
 def test_measurements_survive_json() -> None:
     points = (Point(Call("allreduce", 1000), 1e-4), Point(Call("allreduce", 5000), 3e-4))
     found = Measurement(hosts(3, 2), points, points[:1], 1e-11, 2e-10, 2.0, "busy")
-    assert to_measurement(json.loads(json.dumps(from_measurement(found)))) == found
+    assert measurement_of(json.loads(json.dumps(asdict(found)))) == found
