@@ -40,19 +40,18 @@ int number_of(const Enum& field) {
   return number;
 }
 
-ReduceOp op_of(int op) {
-  if (op < GF_SUM || op > GF_PROD) {
-    throw Error(ErrorKind::value, std::to_string(op) + " is not a gf_op");
+// What a constant of gradientflow.h means; `first` is the least of its kind. Throws Error(kind) for other numbers.
+template <class T, std::size_t size>
+T meaning_of(int constant, int first, const std::array<T, size>& meanings, const char* what,
+             ErrorKind kind = ErrorKind::value) {
+  if (constant < first || constant >= first + static_cast<int>(size)) {
+    throw Error(kind, std::to_string(constant) + " is not a " + what);
   }
-  return ops.at(static_cast<std::size_t>(op));
+  return meanings.at(static_cast<std::size_t>(constant - first));
 }
 
 Algorithm algorithm_of(const gf_algorithm& field) {
-  const int algorithm = number_of(field);
-  if (algorithm < GF_ALGORITHM_AUTO || algorithm > GF_ALGORITHM_NCCL) {
-    throw Error(ErrorKind::value, std::to_string(algorithm) + " is not a gf_algorithm");
-  }
-  return algorithms.at(static_cast<std::size_t>(algorithm));
+  return meaning_of(number_of(field), GF_ALGORITHM_AUTO, algorithms, "gf_algorithm");
 }
 
 // Nothing for the host.
@@ -84,12 +83,8 @@ std::optional<DType> wire_of(const gf_dtype& field) {
 
 compute::Select::How selection_of(const gf_selection& field) {
   using How = compute::Select::How;
-  const int selection = number_of(field);
   constexpr std::array selections = {How::sampled, How::exact, How::random};
-  if (selection < GF_SELECTION_SAMPLED || selection > GF_SELECTION_RANDOM) {
-    throw Error(ErrorKind::value, std::to_string(selection) + " is not a gf_selection");
-  }
-  return selections.at(static_cast<std::size_t>(selection));
+  return meaning_of(number_of(field), GF_SELECTION_SAMPLED, selections, "gf_selection");
 }
 
 // The options that dense and sparse pools share.
@@ -105,12 +100,7 @@ engine::GradientPool::Options pool_options(const Given& options) {
 
 }  // namespace
 
-DType dtype_of(int dtype) {
-  if (dtype < GF_FLOAT16 || dtype > GF_BOOL) {
-    throw Error(ErrorKind::type, std::to_string(dtype) + " is not a gf_dtype of tensors");
-  }
-  return dtypes.at(static_cast<std::size_t>(dtype - GF_FLOAT16));
-}
+DType dtype_of(int dtype) { return meaning_of(dtype, GF_FLOAT16, dtypes, "gf_dtype of tensors", ErrorKind::type); }
 
 std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors, std::size_t element) {
   engine::check_fits(tensors, sizeof *counts);
@@ -181,7 +171,7 @@ Call make_call(const engine::Communicator& communicator, const Arguments& given)
   const int ranks = communicator.size();
   engine::check_fits(given.count, size_of(dtype) * static_cast<std::size_t>(ranks));
   engine::Request request{.kind = given.kind,
-                          .op = op_of(given.op),
+                          .op = meaning_of(given.op, GF_SUM, ops, "gf_op"),
                           .root = given.root,
                           .algorithm = algorithm_of(options.algorithm),
                           .wire = wire_of(options.wire)};

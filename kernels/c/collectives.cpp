@@ -45,151 +45,52 @@ gf_status prepare(gf_communicator* communicator, const Arguments& arguments, gf_
 
 using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
 
-gf_status gf_allreduce(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                       gf_op op, const gf_call_options* options) {
-  return run(communicator, {CallKind::allreduce, input, output, count, dtype, op, no_root, options});
-}
+// Defines a collective in its three forms; `...` are the fields of its Arguments.
+#define ARGUMENTS(...) , __VA_ARGS__
+#define COLLECTIVE(name, parameters, ...)                                                                    \
+  gf_status gf_##name(gf_communicator* communicator parameters) { return run(communicator, {__VA_ARGS__}); } \
+  gf_status gf_##name##_async(gf_communicator* communicator parameters, gf_handle** handle) {                \
+    return start(communicator, {__VA_ARGS__}, handle);                                                       \
+  }                                                                                                          \
+  gf_status gf_##name##_init(gf_communicator* communicator parameters, gf_request** request) {               \
+    return prepare(communicator, {__VA_ARGS__}, request);                                                    \
+  }
 
-gf_status gf_allreduce_async(gf_communicator* communicator, const void* input, void* output, size_t count,
-                             gf_dtype dtype, gf_op op, const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::allreduce, input, output, count, dtype, op, no_root, options}, handle);
-}
-
-gf_status gf_allreduce_init(gf_communicator* communicator, const void* input, void* output, size_t count,
-                            gf_dtype dtype, gf_op op, const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::allreduce, input, output, count, dtype, op, no_root, options}, request);
-}
-
-gf_status gf_reduce(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                    gf_op op, int root, const gf_call_options* options) {
-  return run(communicator, {CallKind::reduce, input, output, count, dtype, op, root, options});
-}
-
-gf_status gf_reduce_async(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                          gf_op op, int root, const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::reduce, input, output, count, dtype, op, root, options}, handle);
-}
-
-gf_status gf_reduce_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                         gf_op op, int root, const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::reduce, input, output, count, dtype, op, root, options}, request);
-}
-
-gf_status gf_broadcast(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int root,
-                       const gf_call_options* options) {
-  return run(communicator, {CallKind::broadcast, data, data, count, dtype, no_op, root, options});
-}
-
-gf_status gf_broadcast_async(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int root,
-                             const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::broadcast, data, data, count, dtype, no_op, root, options}, handle);
-}
-
-gf_status gf_broadcast_init(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int root,
-                            const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::broadcast, data, data, count, dtype, no_op, root, options}, request);
-}
-
-gf_status gf_allgather(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                       const gf_call_options* options) {
-  return run(communicator, {CallKind::allgather, input, output, count, dtype, no_op, no_root, options});
-}
-
-gf_status gf_allgather_async(gf_communicator* communicator, const void* input, void* output, size_t count,
-                             gf_dtype dtype, const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::allgather, input, output, count, dtype, no_op, no_root, options}, handle);
-}
-
-gf_status gf_allgather_init(gf_communicator* communicator, const void* input, void* output, size_t count,
-                            gf_dtype dtype, const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::allgather, input, output, count, dtype, no_op, no_root, options}, request);
-}
-
-gf_status gf_allgatherv(gf_communicator* communicator, const void* input, void* output, const size_t* counts,
-                        gf_dtype dtype, const gf_call_options* options) {
-  return run(communicator, {CallKind::allgatherv, input, output, 0, dtype, no_op, no_root, options, counts});
-}
-
-gf_status gf_allgatherv_async(gf_communicator* communicator, const void* input, void* output, const size_t* counts,
-                              gf_dtype dtype, const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::allgatherv, input, output, 0, dtype, no_op, no_root, options, counts}, handle);
-}
-
-gf_status gf_allgatherv_init(gf_communicator* communicator, const void* input, void* output, const size_t* counts,
-                             gf_dtype dtype, const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::allgatherv, input, output, 0, dtype, no_op, no_root, options, counts},
-                 request);
-}
-
-gf_status gf_reduce_scatter(gf_communicator* communicator, const void* input, void* output, size_t count,
-                            gf_dtype dtype, gf_op op, const gf_call_options* options) {
-  return run(communicator, {CallKind::reduce_scatter, input, output, count, dtype, op, no_root, options});
-}
-
-gf_status gf_reduce_scatter_async(gf_communicator* communicator, const void* input, void* output, size_t count,
-                                  gf_dtype dtype, gf_op op, const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::reduce_scatter, input, output, count, dtype, op, no_root, options}, handle);
-}
-
-gf_status gf_reduce_scatter_init(gf_communicator* communicator, const void* input, void* output, size_t count,
-                                 gf_dtype dtype, gf_op op, const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::reduce_scatter, input, output, count, dtype, op, no_root, options}, request);
-}
-
-gf_status gf_alltoall(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                      const gf_call_options* options) {
-  return run(communicator, {CallKind::alltoall, input, output, count, dtype, no_op, no_root, options});
-}
-
-gf_status gf_alltoall_async(gf_communicator* communicator, const void* input, void* output, size_t count,
-                            gf_dtype dtype, const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::alltoall, input, output, count, dtype, no_op, no_root, options}, handle);
-}
-
-gf_status gf_alltoall_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                           const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::alltoall, input, output, count, dtype, no_op, no_root, options}, request);
-}
-
-gf_status gf_gather(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                    int root, const gf_call_options* options) {
-  return run(communicator, {CallKind::gather, input, output, count, dtype, no_op, root, options});
-}
-
-gf_status gf_gather_async(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                          int root, const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::gather, input, output, count, dtype, no_op, root, options}, handle);
-}
-
-gf_status gf_gather_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                         int root, const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::gather, input, output, count, dtype, no_op, root, options}, request);
-}
-
-gf_status gf_scatter(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                     int root, const gf_call_options* options) {
-  return run(communicator, {CallKind::scatter, input, output, count, dtype, no_op, root, options});
-}
-
-gf_status gf_scatter_async(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                           int root, const gf_call_options* options, gf_handle** handle) {
-  return start(communicator, {CallKind::scatter, input, output, count, dtype, no_op, root, options}, handle);
-}
-
-gf_status gf_scatter_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
-                          int root, const gf_call_options* options, gf_request** request) {
-  return prepare(communicator, {CallKind::scatter, input, output, count, dtype, no_op, root, options}, request);
-}
-
-gf_status gf_barrier(gf_communicator* communicator) { return run(communicator, {CallKind::barrier}); }
-
-gf_status gf_barrier_async(gf_communicator* communicator, gf_handle** handle) {
-  return start(communicator, {CallKind::barrier}, handle);
-}
-
-gf_status gf_barrier_init(gf_communicator* communicator, gf_request** request) {
-  return prepare(communicator, {CallKind::barrier}, request);
-}
+COLLECTIVE(allreduce,
+           ARGUMENTS(const void* input, void* output, size_t count, gf_dtype dtype, gf_op op,
+                     const gf_call_options* options),
+           CallKind::allreduce, input, output, count, dtype, op, no_root, options)
+COLLECTIVE(reduce,
+           ARGUMENTS(const void* input, void* output, size_t count, gf_dtype dtype, gf_op op, int root,
+                     const gf_call_options* options),
+           CallKind::reduce, input, output, count, dtype, op, root, options)
+COLLECTIVE(broadcast, ARGUMENTS(void* data, size_t count, gf_dtype dtype, int root, const gf_call_options* options),
+           CallKind::broadcast, data, data, count, dtype, no_op, root, options)
+COLLECTIVE(allgather,
+           ARGUMENTS(const void* input, void* output, size_t count, gf_dtype dtype, const gf_call_options* options),
+           CallKind::allgather, input, output, count, dtype, no_op, no_root, options)
+COLLECTIVE(allgatherv,
+           ARGUMENTS(const void* input, void* output, const size_t* counts, gf_dtype dtype,
+                     const gf_call_options* options),
+           CallKind::allgatherv, input, output, 0, dtype, no_op, no_root, options, counts)
+COLLECTIVE(reduce_scatter,
+           ARGUMENTS(const void* input, void* output, size_t count, gf_dtype dtype, gf_op op,
+                     const gf_call_options* options),
+           CallKind::reduce_scatter, input, output, count, dtype, op, no_root, options)
+COLLECTIVE(alltoall,
+           ARGUMENTS(const void* input, void* output, size_t count, gf_dtype dtype, const gf_call_options* options),
+           CallKind::alltoall, input, output, count, dtype, no_op, no_root, options)
+COLLECTIVE(gather,
+           ARGUMENTS(const void* input, void* output, size_t count, gf_dtype dtype, int root,
+                     const gf_call_options* options),
+           CallKind::gather, input, output, count, dtype, no_op, root, options)
+COLLECTIVE(scatter,
+           ARGUMENTS(const void* input, void* output, size_t count, gf_dtype dtype, int root,
+                     const gf_call_options* options),
+           CallKind::scatter, input, output, count, dtype, no_op, root, options)
+COLLECTIVE(barrier, , CallKind::barrier)
+#undef COLLECTIVE
+#undef ARGUMENTS
 
 size_t gf_reduce_scatter_count(const gf_communicator* communicator, size_t count) {
   size_t mine = 0;
