@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gradientflow.errors import ArgumentError
@@ -14,15 +16,22 @@ def require_matplotlib() -> None:
         raise ArgumentError("a picture needs matplotlib, which is not installed: pip install matplotlib")
 
 
-def save_figure(figure: Any, path: str, dpi: int) -> None:
-    """Write a figure of matplotlib to a file, whose ending chooses the format.
+@contextmanager
+def picture(path: str, width: float, height: float, dpi: int) -> Iterator[Any]:
+    """Give a figure of so many inches to draw on, and write it to a file, whose ending chooses the format.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If it cannot be written.
     """
-    try:
-        figure.savefig(path, dpi=dpi)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path} cannot be drawn: {error}") from error
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        try:
+            figure.savefig(path, dpi=dpi)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"{path} cannot be drawn: {error}") from error

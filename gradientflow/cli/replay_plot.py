@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gradientflow.cli.picture import save_figure
+from gradientflow.cli.picture import picture
 from gradientflow.errors import ArgumentError
 from gradientflow.policies import Simulation
 
@@ -37,8 +35,7 @@ def save_replay(path: str, runs: Mapping[str, Simulation], begin: float, end: fl
     if last <= begin:
         raise ArgumentError(f"the picture ends at {last:g} s, before it begins at {begin:g} s")
     rows = [min(len(run.pushes), _MOST_ROWS) for run in runs.values()]
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10, 0.9 + sum(0.5 + 0.24 * number for number in rows)), layout="constrained")
+    with picture(path, 10, 0.9 + sum(0.5 + 0.24 * number for number in rows), dpi=130) as figure:
         panels = figure.subplots(len(runs), sharex=True, squeeze=False, height_ratios=[2 + each for each in rows])
         for axes, (name, run), number in zip(panels[:, 0], runs.items(), rows, strict=True):
             _draw(axes, run, number, begin, last)
@@ -56,7 +53,6 @@ def save_replay(path: str, runs: Mapping[str, Simulation], begin: float, end: fl
             ncols=4,
             frameon=False,
         )
-        save_figure(figure, path, 130)
 
 
 def _draw(axes: Axes, run: Simulation, rows: int, begin: float, end: float) -> None:

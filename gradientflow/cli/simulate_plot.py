@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from gradientflow.cli.picture import save_figure
+from gradientflow.cli.picture import picture
 from gradientflow.model import Prediction
 
 _MARKERS = "osv^D<>PX*"
@@ -27,8 +26,7 @@ def save_steps(path: str, results: Mapping[int, Sequence[Prediction]], title: st
         What was simulated.
     """
     hosts = list(results)
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(9, 5.5), layout="constrained")
+    with picture(path, 9, 5.5, dpi=130) as figure:
         axes = figure.subplots()
         colours = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
         rows = sorted(zip(*results.values(), strict=True), key=lambda row: -row[-1].step.seconds)
@@ -54,4 +52,3 @@ def save_steps(path: str, results: Mapping[int, Sequence[Prediction]], title: st
         axes.set_ylabel("step, milliseconds")
         axes.set_title(title, loc="left", fontsize=9)
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-        save_figure(figure, path, 130)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from gradientflow.cli.picture import save_figure
+from gradientflow.cli.picture import picture
 from gradientflow.cli.timeline_file import (
     WAIT,
     Event,
@@ -55,8 +53,7 @@ def save_timeline(path: str, timelines: Sequence[RankTimeline], begin: float, en
     names = {(timeline.rank, track): name for timeline in timelines for track, name in timeline.tracks().items()}
     rows = sorted({_row(event) for event in shown}, key=lambda row: (row[0], _is_of_communicator(shown, row), row[1]))
     colours = _colours(shown)
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10, 1.2 + 0.42 * len(rows)), layout="constrained")
+    with picture(path, 10, 1.2 + 0.42 * len(rows), dpi=110) as figure:
         axes = figure.add_subplot()
         stretch = begin, max((interval_of(event)[1] - origin) / 1e3 for event in shown) if end is None else end
         axes.set_xlim(*stretch)
@@ -70,7 +67,6 @@ def save_timeline(path: str, timelines: Sequence[RankTimeline], begin: float, en
         if any(event["ph"] == "i" for event in shown):
             patches.append(Patch(color="black", label=_READY))
         figure.legend(handles=patches, loc="outside upper center", ncols=7, frameon=False, fontsize=8)
-        save_figure(figure, path, 110)
 
 
 def _draw_row(
