@@ -72,7 +72,7 @@ class LoadMeter:
         self._comm = comm
         self._start = time.monotonic()
         self._own = time.process_time()
-        self._busy, self._stolen = _processor_seconds()
+        self._busy, _, self._stolen = _processor_seconds()
 
     def stop(self) -> Load:
         """Give the load of this rank's machine since the start."""
@@ -86,7 +86,7 @@ class LoadMeter:
         """Give, for each rank, the load of its machine, and how many ranks are there."""
         elapsed = max(time.monotonic() - self._start, 1e-6)
         own = time.process_time() - self._own
-        busy, stolen = _processor_seconds()
+        busy, _, stolen = _processor_seconds()
         processors = os.cpu_count() or 1
         # The kernel counts whole ticks: each processor may seem to have been busy for one tick more than it was.
         of_others = busy - self._busy - processors / os.sysconf("SC_CLK_TCK")
@@ -111,25 +111,19 @@ def this_machine() -> str:
 
 def interrupt_seconds() -> float:
     """Give the seconds that all processors together have spent on interrupts: the kernel's work for the network."""
+    return _processor_seconds()[1]
+
+
+def _processor_seconds() -> tuple[float, float, float]:
+    """Give the seconds that all processors together have spent on programs, on interrupts, and that were stolen."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
     except (OSError, IndexError):
-        return 0.0
-    ticks = [int(field) for field in line.split()[1 : 1 + _FIELDS]]
-    return sum(ticks[field] for field in _INTERRUPT_FIELDS if field < len(ticks)) / os.sysconf("SC_CLK_TCK")
-
-
-def _processor_seconds() -> tuple[float, float]:
-    """Give the seconds that all processors together have been busy for programs, and those that were stolen."""
-    try:
-        line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
-    except (OSError, IndexError):
-        return 0.0, 0.0
-    ticks = [int(field) for field in line.split()[1 : 1 + _FIELDS]]
-    stolen = ticks[_STOLEN_FIELD] if len(ticks) == _FIELDS else 0
-    not_for_programs = sum(ticks[field] for field in (*_IDLE_FIELDS, *_INTERRUPT_FIELDS) if field < len(ticks))
-    rate = os.sysconf("SC_CLK_TCK")
-    return (sum(ticks) - not_for_programs - stolen) / rate, stolen / rate
+        return 0.0, 0.0, 0.0
+    seconds = [int(field) / os.sysconf("SC_CLK_TCK") for field in line.split()[1 : 1 + _FIELDS]]
+    seconds += [0.0] * (_FIELDS - len(seconds))
+    interrupts, stolen = sum(seconds[field] for field in _INTERRUPT_FIELDS), seconds[_STOLEN_FIELD]
+    return sum(seconds) - sum(seconds[field] for field in _IDLE_FIELDS) - interrupts - stolen, interrupts, stolen
 
 
 __all__ = ["Load", "LoadMeter", "interrupt_seconds", "this_machine"]

@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Any
 from unittest import mock
 
@@ -697,10 +698,8 @@ def check_explain_on_a_busy_machine(comm: gf.Communicator) -> None:
     """It says so, on all ranks, where others were busy beside one of them; and calls that are measured take turns."""
     for others in (0.0, 1e6 * (RANK == SIZE - 1)):
         is_busy = bool(comm.allreduce(np.array([others]), "max")[0])
-        with (
-            quick_link(),
-            mock.patch.object(machine_load, "_processor_seconds", side_effect=[(0.0, 0.0), (others, 0.0)]),
-        ):
+        seconds = chain([(0.0, 0.0, 0.0)], repeat((others, 0.0, 0.0)))
+        with quick_link(), mock.patch.object(machine_load, "_processor_seconds", side_effect=seconds):
             found = gf.strategies.Dense().explain(comm, 1000)
         assert ("processors busy" in found.remark) == is_busy, found.remark
         assert ("\n  remark:          Others kept" in str(found)) == is_busy, found
