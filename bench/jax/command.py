@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console
 
 from gradientflow.machine import format_size
 
+from ..core.job_command import Found, in_jobs
 from ..core.job_turns import Place, run_turn, turns
 from ..core.plan import parse_sizes
 from ..core.table import empty_table
@@ -26,19 +22,6 @@ def _sizes(context: click.Context, option: click.Parameter, text: str) -> list[i
     return list(parse_sizes(text))
 
 
-def _common(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that all commands have."""
-    for option in (
-        click.option("--json", "json_path", type=click.Path(), help="Write all figures here."),
-        click.option("--rate", default="1gbit", show_default=True, help="What each host of --hosts can send."),
-        click.option("--hosts", type=int, default=0, help="How many hosts to make by netlab (default: none)."),
-        click.option("--transport", type=click.Choice(["auto", "mpi", "tcp"]), default="auto", show_default=True),
-        click.option("-n", "--ranks", type=int, default=2, show_default=True, help="How many ranks to start."),
-    ):
-        command = option(command)
-    return command
-
-
 @click.group()
 def jax() -> None:
     """Measure unchanged programs of JAX beside gloo, and calls inside of jit.
@@ -48,24 +31,14 @@ def jax() -> None:
 
 
 @jax.command()
-@_common
+@in_jobs()
 @click.option("--sizes", default="4,64K,1M,16M", show_default=True, callback=_sizes, help="Bytes of each rank.")
 @click.option("--compare", default="gloo", show_default=True, help="gloo, or '' for none.")
 @click.option("--rounds", default=5, show_default=True, help="Jobs of each library.")
 @click.option("--seconds", default=1.0, show_default=True, help="To spend on each size in each job, roughly.")
-def psum(
-    ranks: int,
-    transport: str,
-    hosts: int,
-    rate: str,
-    json_path: str | None,
-    sizes: list[int],
-    compare: str,
-    rounds: int,
-    seconds: float,
-) -> int:
+def psum(place: Place, sizes: list[int], compare: str, rounds: int, seconds: float) -> Found:
     """Time psum in shard_map."""
-    place, found = Place(ranks, transport, hosts, rate), []
+    found = []
     libraries = [_OURS, *filter(None, compare.split(","))]
     for library in turns(libraries, rounds):
         told = {"measure": "psum", "contestant": library, "sizes": sizes, "seconds": seconds, "seed": _seed()}
@@ -91,41 +64,31 @@ def psum(
             )
         table.add_section()
     wrong = sum(result["wrong"] for turn in found for result in turn["results"])
-    return _finish(table, {"place": vars(place), "turns": found}, json_path, wrong)
+    return table, {"turns": found}, wrong
 
 
 @jax.command()
-@_common
+@in_jobs()
 @click.option("--calls", default=10_000, show_default=True, help="Calls of each collective.")
 @click.option("--size", default="1M", show_default=True, callback=_sizes, help="Bytes of each rank.")
 @click.option("--contestant", default=_OURS, show_default=True, help="gradientflow, or gloo.")
-def loop(
-    ranks: int,
-    transport: str,
-    hosts: int,
-    rate: str,
-    json_path: str | None,
-    calls: int,
-    size: list[int],
-    contestant: str,
-) -> int:
+def loop(place: Place, calls: int, size: list[int], contestant: str) -> Found:
     """Count wrong results of psum_scatter and all_gather in a loop."""
-    place = Place(ranks, transport, hosts, rate)
     told = {"measure": "loop", "contestant": contestant, "calls": calls, "bytes": size[0], "seed": _seed()}
     found = run_turn(place, told)
     table = empty_table(figures=("collective", "calls", "wrong"))
     for name, wrong in found["wrong"].items():
         table.add_row(name, str(found["calls"]), str(wrong))
-    return _finish(table, {"place": vars(place), **told, **found}, json_path, sum(found["wrong"].values()))
+    return table, {**told, **found}, sum(found["wrong"].values())
 
 
 @jax.command()
+@in_jobs(placed=False)
 @click.option("--sizes", default="4,64K", show_default=True, callback=_sizes, help="Bytes.")
 @click.option("--strategies", default="dense; csc(density=0.1)", show_default=True, help="Of average, by semicolons.")
 @click.option("--rounds", default=5, show_default=True, help="Jobs.")
 @click.option("--seconds", default=3.0, show_default=True, help="To spend on each size in each job, roughly.")
-@click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
-def calls(sizes: list[int], strategies: str, rounds: int, seconds: float, json_path: str | None) -> int:
+def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Found:
     """Time compiled calls of average and allreduce at one rank, beside empty ones."""
     told = {"measure": "calls", "contestant": _OURS, "sizes": sizes, "seconds": seconds}
     told["strategies"] = [each.strip() for each in strategies.split(";")]
@@ -147,21 +110,20 @@ def calls(sizes: list[int], strategies: str, rounds: int, seconds: float, json_p
             str(sum(each["wrong"] for each in results)),
         )
     wrong = sum(result["wrong"] for each in found for result in each["results"])
-    return _finish(table, {"turns": found}, json_path, wrong)
+    return table, {"turns": found}, wrong
 
 
 @jax.command()
-@_common
+@in_jobs()
 @click.option("--turns", "count", default=16, show_default=True, help="Turns of four steps of each contestant.")
-def step(ranks: int, transport: str, hosts: int, rate: str, json_path: str | None, count: int) -> int:
+def step(place: Place, count: int) -> Found:
     """Time a perceptron's step with average("dense") inside of jit, beside PyTorch's with the DistributedOptimizer."""
-    place = Place(ranks, transport, hosts, rate)
     found = run_turn(place, {"measure": "step", "contestant": "step", "turns": count, "seed": _seed()})
     table = empty_table(figures=("contestant", "step\nms", "over alone\nms"))
     for name, figures in found["steps"].items():
         over = figures.get("over_alone_ms")
         table.add_row(name, f"{figures['median_ms']:.2f}", "" if over is None else f"{over:.2f}")
-    return _finish(table, {"place": vars(place), **found}, json_path, found["wrong"])
+    return table, found, found["wrong"]
 
 
 def _seed() -> int:
@@ -172,14 +134,3 @@ def _ratios(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> str
     """Write how many times as long theirs took: of the rounds the median, the least and the most."""
     each = [there["median_us"] / here["median_us"] for here, there in zip(ours, theirs, strict=True)]
     return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
-
-
-def _finish(table: Any, figures: Mapping[str, Any], json_path: str | None, wrong: int) -> int:
-    """Print the table, write the file; the exit status says whether all results were right."""
-    console = Console(width=120)
-    console.print(table)
-    if wrong:
-        console.print(f"{wrong} elements or results were wrong", style="bold red")
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return 1 if wrong else 0

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from gradientflow.machine import format_size
 
+from ..core.job_command import Found, in_jobs
 from ..core.job_turns import Place, run_turn
 from ..core.plan import PlanError, check_installed, parse_list, parse_sizes
 from ..core.table import empty_table
@@ -37,46 +35,24 @@ def _figure(microseconds: float, sign: str = "") -> str:
 
 
 @click.command()
-@click.option("-n", "--ranks", default=2, show_default=True, help="How many ranks to start.")
-@click.option("--transport", type=click.Choice(["auto", "mpi", "tcp"]), default="auto", show_default=True)
-@click.option("--hosts", default=0, help="How many hosts to make by netlab (default: none).")
-@click.option("--rate", default="1gbit", show_default=True, help="What each host of --hosts can send.")
+@in_jobs("elements")
 @click.option("--sizes", default="8K,64K,1M", show_default=True, help="Bytes of a whole tensor.")
 @click.option("--calls", default=",".join(CALLS), show_default=True, callback=_chosen, help="What to call.")
 @click.option("--forms", default=",".join(FORMS), show_default=True, callback=_chosen, help="In which forms.")
 @click.option("--rounds", default=20, type=click.IntRange(1), show_default=True, help="Turns of each contestant.")
 @click.option("--repeat", default=50, type=click.IntRange(1), show_default=True, help="Timed calls of a turn.")
-@click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
-def torch(
-    ranks: int,
-    transport: str,
-    hosts: int,
-    rate: str,
-    sizes: str,
-    calls: list[str],
-    forms: list[str],
-    rounds: int,
-    repeat: int,
-    json_path: str | None,
-) -> int:
+def torch(place: Place, sizes: str, calls: list[str], forms: list[str], rounds: int, repeat: int) -> Found:
     """Time calls of PyTorch's process group beside Gloo, and beside the calls of the communicator that they come to.
 
     Every result is checked before it is timed; if one is wrong, the exit status is 1.
     """
     check_installed(["gloo"])
-    place = Place(ranks, transport, hosts, rate)
     told = {"sizes": parse_sizes(sizes), "calls": calls, "forms": forms, "rounds": rounds, "repeat": repeat}
     if not told["sizes"]:
         raise PlanError("--sizes names no size")
     job = {**told, "contestant": "gradientflow and gloo", "seed": secrets.randbits(31)}
     found = run_turn(place, job, "gradientflow.bench.torch.rank")
-    console = Console()
-    console.print(_table(found["results"]))
-    if wrong := sum(each["wrong"] for each in found["results"]):
-        console.print(f"{wrong} elements were wrong", style="bold red")
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps({"place": vars(place), **told, **found}, indent=2) + "\n", "utf-8")
-    return 1 if wrong else 0
+    return _table(found["results"]), {**told, **found}, sum(each["wrong"] for each in found["results"])
 
 
 def _table(results: Sequence[dict[str, Any]]) -> Any:

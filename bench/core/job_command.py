@@ -1,0 +1,61 @@
+"""Commands that measure in jobs of their own: where these run, and what becomes of their figures."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .job_turns import Place
+
+Found = tuple[Table, Mapping[str, Any], int]  # a table, all figures, and how many results were wrong
+Command = Callable[..., Found]
+
+_PLACE = (
+    click.option("-n", "--ranks", default=2, show_default=True, help="How many ranks to start."),
+    click.option("--transport", type=click.Choice(["auto", "mpi", "tcp"]), default="auto", show_default=True),
+    click.option("--hosts", default=0, help="How many hosts to make by netlab (default: none)."),
+    click.option("--rate", default="1gbit", show_default=True, help="What each host of --hosts can send."),
+)
+_JSON = click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
+
+
+def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Callable[[Command], Callable[..., int]]:
+    """Add the options of the place, which the command takes as `place`, and show and write what it has found.
+
+    Parameters
+    ----------
+    results : str
+        What may be wrong; then the exit status is 1.
+    placed : bool
+        Whether the command takes a place.
+    """
+
+    def decorated(command: Command) -> Callable[..., int]:
+        @functools.wraps(command)
+        def run(json_path: str | None, **options: Any) -> int:
+            facts = {}
+            if placed:
+                place = Place(*(options.pop(name) for name in ("ranks", "transport", "hosts", "rate")))
+                options, facts = {"place": place, **options}, {"place": vars(place)}
+            table, figures, wrong = command(**options)
+            console = Console(width=120)
+            console.print(table)
+            if wrong:
+                console.print(f"{wrong} {results} were wrong", style="bold red")
+            if json_path is not None:
+                Path(json_path).write_text(json.dumps({**facts, **figures}, indent=2) + "\n", encoding="utf-8")
+            return 1 if wrong else 0
+
+        found: Callable[..., int] = run
+        for option in (_JSON, *reversed(_PLACE if placed else ())):
+            found = option(found)
+        return found
+
+    return decorated
