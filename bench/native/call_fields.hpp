@@ -15,133 +15,64 @@
 
 namespace gradientflow::native {
 
+// Visits a field of `call` by its name.
+#define FIELD(name) visit(#name, call.name)
+
 template <class Visit>
 void each_field(compute::UpdateResidual& call, Visit visit) {
-  visit("gradient", call.gradient);
-  visit("dtype", call.dtype);
-  visit("residual", call.residual);
-  visit("next_residual", call.next_residual);
-  visit("count", call.count);
-  visit("scale", call.scale);
-  visit("momentum", call.momentum);
-  visit("streaming", call.store);
+  FIELD(gradient), FIELD(dtype), FIELD(residual), FIELD(next_residual), FIELD(count), FIELD(scale), FIELD(momentum),
+      visit("streaming", call.store);
 }
 
 template <class Visit>
 void each_field(compute::Gather& call, Visit visit) {
-  visit("gradient", call.gradient);
-  visit("dtype", call.dtype);
-  visit("residual", call.residual);
-  visit("buffer", call.buffer);
-  visit("count", call.count);
-  visit("scale", call.scale);
+  FIELD(gradient), FIELD(dtype), FIELD(residual), FIELD(buffer), FIELD(count), FIELD(scale);
 }
 
 template <class Visit>
 void each_field(compute::Scatter& call, Visit visit) {
-  visit("gradient", call.gradient);
-  visit("dtype", call.dtype);
-  visit("buffer", call.buffer);
-  visit("count", call.count);
-  visit("scale", call.scale);
+  FIELD(gradient), FIELD(dtype), FIELD(buffer), FIELD(count), FIELD(scale);
 }
 
 template <class Visit>
 void each_field(compute::MomentumStep& call, Visit visit) {
-  visit("weight", call.weight);
-  visit("gradient", call.gradient);
-  visit("gradient_dtype", call.gradient_dtype);
-  visit("momentum", call.momentum);
-  visit("count", call.count);
-  visit("parameter", call.parameter);
-  visit("parameter_dtype", call.parameter_dtype);
-  visit("gradient_scale", call.gradient_scale);
-  visit("weight_decay", call.weight_decay);
-  visit("factor", call.factor);
-  visit("inner_rate", call.inner_rate);
-  visit("outer_rate", call.outer_rate);
+  FIELD(weight), FIELD(gradient), FIELD(gradient_dtype), FIELD(momentum), FIELD(count), FIELD(parameter),
+      FIELD(parameter_dtype), FIELD(gradient_scale), FIELD(weight_decay), FIELD(factor), FIELD(inner_rate),
+      FIELD(outer_rate);
 }
 
 template <class Visit>
 void each_field(compute::AdamStep& call, Visit visit) {
-  visit("weight", call.weight);
-  visit("gradient", call.gradient);
-  visit("gradient_dtype", call.gradient_dtype);
-  visit("mean", call.mean);
-  visit("mean_square", call.mean_square);
-  visit("count", call.count);
-  visit("parameter", call.parameter);
-  visit("parameter_dtype", call.parameter_dtype);
-  visit("gradient_scale", call.gradient_scale);
-  visit("weight_decay", call.weight_decay);
-  visit("rate", call.rate);
-  visit("root", call.root);
-  visit("beta_1", call.beta_1);
-  visit("alpha_1", call.alpha_1);
-  visit("beta_2", call.beta_2);
-  visit("alpha_2", call.alpha_2);
-  visit("epsilon", call.epsilon);
-  visit("keep", call.keep);
+  FIELD(weight), FIELD(gradient), FIELD(gradient_dtype), FIELD(mean), FIELD(mean_square), FIELD(count),
+      FIELD(parameter), FIELD(parameter_dtype), FIELD(gradient_scale), FIELD(weight_decay), FIELD(rate), FIELD(root),
+      FIELD(beta_1), FIELD(alpha_1), FIELD(beta_2), FIELD(alpha_2), FIELD(epsilon), FIELD(keep);
 }
 
 template <class Visit>
 void each_field(compute::GluStep& call, Visit visit) {
-  visit("weight", call.weight);
-  visit("pre_weight", call.pre_weight);
-  visit("gradient", call.gradient);
-  visit("gradient_dtype", call.gradient_dtype);
-  visit("count", call.count);
-  visit("refreshes", call.refreshes);
-  visit("rate", call.rate);
-  visit("gradient_scale", call.gradient_scale);
-  visit("weight_decay", call.weight_decay);
-  visit("alpha", call.alpha);
-  visit("beta", call.beta);
-  visit("global_scale", call.global_scale);
+  FIELD(weight), FIELD(pre_weight), FIELD(gradient), FIELD(gradient_dtype), FIELD(count), FIELD(refreshes), FIELD(rate),
+      FIELD(gradient_scale), FIELD(weight_decay), FIELD(alpha), FIELD(beta), FIELD(global_scale);
 }
 
 template <class Visit>
 void each_field(compute::DcStep& call, Visit visit) {
-  visit("weight", call.weight);
-  visit("mean_square", call.mean_square);
-  visit("gradient_weight", call.gradient_weight);
-  visit("gradient", call.gradient);
-  visit("gradient_dtype", call.gradient_dtype);
-  visit("count", call.count);
-  visit("rate", call.rate);
-  visit("gradient_scale", call.gradient_scale);
-  visit("weight_decay", call.weight_decay);
-  visit("lambda_0", call.lambda_0);
-  visit("decay", call.decay);
-  visit("epsilon", call.epsilon);
+  FIELD(weight), FIELD(mean_square), FIELD(gradient_weight), FIELD(gradient), FIELD(gradient_dtype), FIELD(count),
+      FIELD(rate), FIELD(gradient_scale), FIELD(weight_decay), FIELD(lambda_0), FIELD(decay), FIELD(epsilon);
 }
 
 template <class Visit>
 void each_field(compute::ReplicaStep& call, Visit visit) {
-  visit("weight", call.weight);
-  visit("before", call.before);
-  visit("sum", call.sum);
-  visit("gradient", call.gradient);
-  visit("gradient_dtype", call.gradient_dtype);
-  visit("count", call.count);
-  visit("rate", call.rate);
-  visit("gradient_scale", call.gradient_scale);
-  visit("weight_decay", call.weight_decay);
+  FIELD(weight), FIELD(before), FIELD(sum), FIELD(gradient), FIELD(gradient_dtype), FIELD(count), FIELD(rate),
+      FIELD(gradient_scale), FIELD(weight_decay);
 }
 
 template <class Visit>
 void each_field(compute::RoundStep& call, Visit visit) {
-  visit("weight", call.weight);
-  visit("before", call.before);
-  visit("mean", call.mean);
-  visit("sum", call.sum);
-  visit("gradient", call.gradient);
-  visit("gradient_dtype", call.gradient_dtype);
-  visit("count", call.count);
-  visit("rate", call.rate);
-  visit("gradient_scale", call.gradient_scale);
-  visit("weight_decay", call.weight_decay);
+  FIELD(weight), FIELD(before), FIELD(mean), FIELD(sum), FIELD(gradient), FIELD(gradient_dtype), FIELD(count),
+      FIELD(rate), FIELD(gradient_scale), FIELD(weight_decay);
 }
+
+#undef FIELD
 
 // define.operator()<Step>(name) for each step.
 template <class Define>
