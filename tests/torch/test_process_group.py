@@ -54,6 +54,24 @@ def test_groups_begin_and_end(check: Run, progress: str) -> None:
         assert finished.stderr == ""  # though the last group was left open with everything under way
 
 
+@pytest.mark.thorough
+def test_a_group_begins_again_while_a_part_of_the_last_is_kept() -> None:
+    """Its store is then still served, at the port that the launcher has chosen."""
+    program = (
+        "import torch, torch.distributed as dist\n"
+        "for _ in range(2):\n"
+        "    dist.init_process_group('gradientflow')\n"
+        "    kept = dist.new_group([0, 1])\n"
+        "    dist.all_reduce(ones := torch.ones(1), group=kept)\n"
+        "    assert ones.item() == 2\n"
+        "    dist.destroy_process_group()\n"
+    )
+    command = ["run", "-n", "2", "--transport", "tcp", "--", sys.executable, "-c", program]
+    command = module_command("gradientflow.cli", command)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_pytorch_has_for_programs_that_handle_failures(
     process_command: Callable[[str], list[str]], tmp_path: Path
 ) -> None:

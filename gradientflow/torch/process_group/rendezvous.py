@@ -8,6 +8,7 @@ the ranks agree on the others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -34,6 +35,7 @@ dist: Any = torch.distributed  # its annotations leave out what it takes from C+
 
 _LOOPBACK = "127.0.0.1"
 _HIGHEST_PORT = 65535
+_numbers = itertools.count()  # of the stores that this process has served
 
 
 def way_of_job(*, is_told: bool = False) -> Way:
@@ -115,29 +117,36 @@ class Rendezvous:
         if rank == 0:
             failure = ""
             try:
-                server = dist.TCPStore(
-                    address or _LOOPBACK, port, size, is_master=True, timeout=timeout, wait_for_workers=False
+                server = dist.TCPStore(  # where the program still keeps an earlier one, that serves both
+                    address or _LOOPBACK,
+                    port,
+                    size,
+                    is_master=True,
+                    timeout=timeout,
+                    wait_for_workers=False,
+                    multi_tenant=True,
                 )
                 port = server.port
             except RuntimeError as error:  # torch.distributed.DistError among them
                 failure = f"rank 0 cannot serve the store of the process group: {str(error).splitlines()[0]}"
             addresses = [address] if address else _own_addresses()
-            told = json.dumps([failure, addresses, port, socket.gethostname()]).encode()
-        failure, addresses, port, host = json.loads(self._exchange(told, settings_of(timeout))[0])
+            told = json.dumps([failure, addresses, port, socket.gethostname(), next(_numbers)]).encode()
+        failure, addresses, port, host, number = json.loads(self._exchange(told, settings_of(timeout))[0])
         if failure:
             raise CommunicationError(failure)
         if server is not None:
-            return server
+            return dist.PrefixStore(str(number), server)
         if not address and socket.gethostname() == host:
             addresses = [_LOOPBACK]
         reachable = _reachable(addresses, port)
         try:
-            return dist.TCPStore(reachable, port, size, is_master=False, timeout=timeout)
+            store = dist.TCPStore(reachable, port, size, is_master=False, timeout=timeout)
         except (RuntimeError, TimeoutError) as error:
             raise CommunicationError(
                 f"the store of the process group, which rank 0 serves at {join_address(reachable, port)}, cannot be "
                 f"reached; rank 0 may have ended: {str(error).splitlines()[0]}"
             ) from error
+        return dist.PrefixStore(str(number), store)
 
     def _exchange(self, mine: bytes, config: Config) -> list[bytes]:
         """Tell all ranks something. Collective; how long MPI waits is MPI's."""
