@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from jobs import Finished
+from needs_mpi import needs_mpi
 
 from gradientflow.bench.collective.columns import Result
 from gradientflow.bench.kernels.columns import KernelResult
@@ -125,6 +126,7 @@ def test_short_kernels_are_launched_many_times_in_a_row() -> None:
 # ---- collectives -----------------------------------------------------------------------------------------------------
 
 
+@needs_mpi
 def test_allreduce_is_measured_beside_mpi_through_the_host(device_env: Mapping[str, str], tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     arguments = ["--sizes", "4K,20012", "--algorithm", "auto,ring", "--op", "mean", "--json", str(path)]
@@ -161,6 +163,7 @@ def test_nccl_that_is_not_there_is_a_remark(device_env: Mapping[str, str]) -> No
     assert "4K: ours (nccl, array) was not measured" in text
 
 
+@needs_mpi
 def test_a_wrong_result_on_the_device_is_noticed(device_env: Mapping[str, str]) -> None:
     """One that is not there: its array on the device stays as it was, whatever the image of it has held."""
     program = (

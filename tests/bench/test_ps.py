@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs_mpi import needs_mpi
 
 import gradientflow as gf
 from gradientflow.bench.core.hosts import Hosts
@@ -59,6 +60,7 @@ def test_the_busiest_link_counts() -> None:
         assert session._link_seconds(1000, 1, "float16") == 2.0
 
 
+@needs_mpi
 def test_a_wrong_exchange_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = ServerContestant.pull
 
@@ -92,7 +94,7 @@ def test_exchanges_are_right(nodes: int, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = json.loads(path.read_text())["results"]
     assert all(set(result) == {field.name for field in fields(ServerResult)} for result in results)
-    assert [(result["bytes"], result["servers"]) for result in results[::5]] == [
+    assert [(result["bytes"], result["servers"]) for result in results if result["backend"] == "gradientflow"][::4] == [
         (size, servers) for size in (512, 40960) for servers in (1, 2, 3)
     ]
     assert {(result["wrong"], result["iterations"], result["workers"]) for result in results} == {(0, 2, 3)}

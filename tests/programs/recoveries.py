@@ -11,10 +11,12 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import SkipTest
 
 import numpy as np
 from marks import on_ranks
 from support import RANK, SIZE, WORLD, communicator, over, raises, run_checks
+from world import HAS_MPI
 
 import gradientflow as gf
 from gradientflow.errors import (
@@ -229,6 +231,8 @@ def check_arguments(comm: gf.Communicator) -> None:
 
 
 def check_over_mpi(comm: gf.Communicator) -> None:
+    if not HAS_MPI:
+        raise SkipTest("needs MPI")
     if TRANSPORT == "mpi":
         with comm.recover() as new:
             assert new.describe()["transport"] == "mpi"

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from needs_mpi import needs_mpi
 
 import gradientflow
 from gradientflow import mpi_library
@@ -205,6 +206,7 @@ LOAD_CORE = f"import ctypes; from gradientflow._location import load_core; load_
 LOAD_MPI = "from gradientflow.mpi_library import load_mpi; assert load_mpi().Is_initialized()"
 
 
+@needs_mpi
 @needs_mpi_part
 @pytest.mark.parametrize("order", [(LOAD_CORE, LOAD_MPI), (LOAD_MPI, LOAD_CORE)], ids=["core_first", "mpi4py_first"])
 def test_core_and_mpi4py_use_one_mpi_library(order: tuple[str, str]) -> None:
@@ -400,6 +402,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, built: MPILibrary) -> None:
     monkeypatch.setattr(mpi_library, "build_info", lambda: {"mpi": mpi})
 
 
+@needs_mpi
 @pytest.mark.usefixtures("unloaded")
 def test_mismatch_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     real = build_info()["mpi"]["name"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from needs_mpi import needs_mpi
 from rank_servers import RankServers
 
 from gradientflow.launch import Launcher, LaunchError, module_command, mpirun_command, rank_program
@@ -88,6 +89,7 @@ def test_the_process_group_is_of_the_ranks_that_compute(run: Run) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@needs_mpi
 def test_the_status_of_a_rank_that_fails_is_that_of_the_job(run: Run) -> None:
     assert run(GOES_WRONG).returncode == 3
 

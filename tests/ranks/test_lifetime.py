@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs_mpi import needs_mpi
 
 from gradientflow.launch import OPEN_MPI, find_launcher, launch_environment
 
@@ -49,6 +50,7 @@ def test_sys_exit_inside_with(mpirun: Run) -> None:
     assert "Traceback" not in finished.stderr
 
 
+@needs_mpi
 def test_without_a_launcher(tmp_path: Path) -> None:
     """A program that is just started is a job of one rank."""
     program = Path(__file__).resolve().parents[1] / "programs" / "lifetime.py"
@@ -81,6 +83,7 @@ print("child", status)
 """
 
 
+@needs_mpi
 def test_a_process_forked_before_any_communicator_was_made() -> None:
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "child 3\n", done.stdout + done.stderr
@@ -107,6 +110,7 @@ def variables_of(launcher: str, rank: int, size: int) -> dict[str, str]:
 BY_MPI = {"GRADIENTFLOW_TRANSPORT": "mpi"}
 
 
+@needs_mpi
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("srun", marks=pytest.mark.thorough)])
 def test_the_launcher_of_another_library(launcher: str) -> None:
     done = start_alone(variables_of(launcher, 1, 3) | BY_MPI)
@@ -118,6 +122,7 @@ def test_the_launcher_of_another_library(launcher: str) -> None:
     assert start_alone(variables_of(launcher, 1, 3), "MPI.COMM_SELF").stdout == "1\n", "this one wants to be alone"
 
 
+@needs_mpi
 @pytest.mark.parametrize("used", ["pmi2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("pmix", ""))])
 def test_srun_that_speaks_another_language(used: str) -> None:
     """The advice is not what has been used."""
@@ -130,6 +135,7 @@ def test_srun_that_speaks_another_language(used: str) -> None:
     assert "use TCP, with --mpi=none or GRADIENTFLOW_TRANSPORT=tcp, or" in said
 
 
+@needs_mpi
 def test_pytorchs_launcher() -> None:
     """It knows nothing of MPI, so with MPI every process would be a job of its own."""
     variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **BY_MPI}
