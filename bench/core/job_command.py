@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .job_turns import Place
+from .plan import check_writable
 
 Found = tuple[Table, Mapping[str, Any], int]  # a table, all figures, and how many results were wrong
 Command = Callable[..., Found]
@@ -23,7 +24,16 @@ _PLACE = (
     click.option("--hosts", default=0, help="How many hosts to make by netlab (default: none)."),
     click.option("--rate", default="1gbit", show_default=True, help="What each host of --hosts can send."),
 )
-_JSON = click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
+
+
+def writable(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """Refuse a path that cannot be written before anything is measured."""
+    if path is not None:
+        check_writable(path)
+    return path
+
+
+json_option = click.option("--json", "json_path", metavar="FILE", callback=writable, help="Write all figures here.")
 
 
 def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Callable[[Command], Callable[..., int]]:
@@ -54,7 +64,7 @@ def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Cal
             return 1 if wrong else 0
 
         found: Callable[..., int] = run
-        for option in (_JSON, *reversed(_PLACE if placed else ())):
+        for option in (json_option, *reversed(_PLACE if placed else ())):
             found = option(found)
         return found
 

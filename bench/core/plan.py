@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -170,6 +172,12 @@ def check_sizes(sizes: Sequence[int], dtype: str, example: str) -> None:
     for size in sizes:
         if size % item:
             raise PlanError(f"{size} bytes is not a whole number of {dtype} elements ({item} bytes each)")
+
+
+def check_writable(path: str) -> None:
+    """Refuse a file that cannot be written."""
+    if not (os.access(Path(path).parent, os.W_OK) and not Path(path).is_dir()):
+        raise PlanError(f"{path} cannot be written")
 
 
 def check_installed(peers: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from gradientflow.errors import GradientFlowError
 from gradientflow.machine import format_size
 
+from ..core.job_command import json_option
 from ..core.job_turns import Place, run_turn, turns
 from ..core.plan import PlanError, parse_sizes
 from ..core.table import empty_table
@@ -39,7 +40,7 @@ _ROUNDS = 3  # jobs of each library for JAX, whose processes have one
 @click.option(
     "--jax/--no-jax", default=importlib.util.find_spec("jax") is not None, help="psum, too  [default: if installed]"
 )
-@click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
+@json_option
 def first(
     ranks: int,
     hosts: int,

@@ -21,6 +21,7 @@ from gradientflow.netlab import parse_delay
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import as_strategy
 
+from ..core.job_command import json_option, writable
 from ..core.table import empty_table
 from .hosts import Case, run_on_hosts
 from .lossless import compare_lossless
@@ -57,8 +58,15 @@ _CASES = (
     metavar="TIME",
     help="Predict and measure 4 hosts whose links have this delay instead; may be repeated.",
 )
-@click.option("--predictions", default="predictions.json", show_default=True, help="Written before measuring begins.")
-@click.option("--json", "json_path", metavar="FILE", help="Write predictions and measurements here.")
+@click.option(
+    "--predictions",
+    default="predictions.json",
+    show_default=True,
+    metavar="FILE",
+    callback=writable,
+    help="Written before measuring begins.",
+)
+@json_option
 @click.option("--auto", is_flag=True, help="Compare auto with each that it chooses from instead.")
 def model(
     steps: int,
@@ -116,7 +124,7 @@ def model(
             row["spread"] = (max(found) - min(found)) / statistics.median(found)
             row["error"] = row["predicted"] / row["measured"] - 1
     _print(console, rows)
-    if json_path:
+    if json_path is not None:
         data = {
             "link": asdict(link),
             "remarks": [each.remark for each in measurements],

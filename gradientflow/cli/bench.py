@@ -22,7 +22,7 @@ import click
 import gradientflow as gf
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.bench.core.command import Bench
-from gradientflow.bench.core.plan import AUTO, PlanError, check_installed, without_mpi
+from gradientflow.bench.core.plan import AUTO, PlanError, check_installed, check_writable, without_mpi
 from gradientflow.bench.core.report import Output, progress, report
 from gradientflow.cli.again import start_again
 from gradientflow.cli.job import die_with_parent
@@ -191,8 +191,7 @@ def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
 def _check_files(options: Mapping[str, Any]) -> None:
     """Find out before the measurement if its figures cannot be written."""
     for path in filter(None, (options.get(name) for name in (*_FILES, "resume"))):
-        if not (os.access(Path(path).parent, os.W_OK) and not Path(path).is_dir()):
-            raise PlanError(f"{path} cannot be written")
+        check_writable(path)
     plot_path = options.get("plot_path")
     if plot_path is not None and Path(plot_path).suffix.lower() not in _PLOT_FORMATS:
         raise PlanError(f"--plot draws {', '.join(_PLOT_FORMATS)} files, not {plot_path}")

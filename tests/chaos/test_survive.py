@@ -110,6 +110,12 @@ def test_strategies_without_a_check_are_refused() -> None:
     assert "not slgs" in done.output
 
 
+@pytest.mark.parametrize("command", ["join", "survive", "train"])
+def test_a_file_that_cannot_be_written_is_refused_before_ranks_start(command: str) -> None:
+    done = CliRunner().invoke(chaos, [command, "--json", "/no/such/folder/x.json"])
+    assert str(done.exception) == "/no/such/folder/x.json cannot be written"
+
+
 def test_replay_of_sums() -> None:
     weights = new_weights()
     steps = expanded([(0, [0, 1, 2]), (6, [0, 2]), (6, [2])], 9)

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.bench.core.job_command import json_option
 from gradientflow.bench.core.plan import parse_sizes
 from gradientflow.bench.core.table import empty_table
 from gradientflow.machine import cpu_model, format_size
@@ -32,7 +33,7 @@ _REPLAYED = ("dense", "local_sgd", "diloco")
 @click.option("--joins", default=5, show_default=True, help="How many processes join, one after the other.")
 @click.option("--hours", default=0.0, help="Go on for at least so long.")
 @click.option("--strategy", default="dense", show_default=True, help="Or local_sgd or diloco, without a delay.")
-@click.option("--json", "json_path", type=click.Path(), help="Write all figures here.")
+@json_option
 def join(
     ranks: int, hosts: int, rate: str, size: str, joins: int, hours: float, strategy: str, json_path: str | None
 ) -> int:

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.bench.core.job_command import json_option
 from gradientflow.bench.core.table import empty_table
 from gradientflow.netlab import Netlab
 
@@ -39,7 +40,7 @@ _BAD = ("hang", "wrong")
     help=f"What ranks do, in turns, separated by semicolons or repeated: {', '.join(GROUPS)}  [default: all]",
 )
 @click.option("--seed", type=int, help="Of all that is drawn by lot (default: a new one).")
-@click.option("--json", "json_path", type=click.Path(), help="Write all events here.")
+@json_option
 def survive(
     kills: int,
     hours: float,

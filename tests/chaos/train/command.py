@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.bench.core.job_command import json_option, writable
 from gradientflow.bench.core.table import empty_table
 from gradientflow.machine import cpu_model
 
@@ -42,8 +43,10 @@ Pair = tuple[Training, Training]  # undisturbed, and with deaths
     metavar="MODULES",
     help="Modules that processes have when they start; '' for none.",
 )
-@click.option("--json", "json_path", type=click.Path(), help="Write all points here.")
-@click.option("--plot", "plot_path", type=click.Path(), help="Draw throughput and loss of the last round.")
+@json_option
+@click.option(
+    "--plot", "plot_path", metavar="FILE", callback=writable, help="Draw throughput and loss of the last round."
+)
 def train(
     ranks: int,
     kill_every: float,
