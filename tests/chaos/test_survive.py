@@ -110,6 +110,13 @@ def test_strategies_without_a_check_are_refused() -> None:
     assert "not slgs" in done.output
 
 
+@pytest.mark.parametrize("arguments", [("-n", "1"), ("--events", "0"), ("-n", "0", "--hosts", "2")])
+def test_jobs_in_which_nobody_can_die_are_refused(arguments: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(chaos, ["survive", *arguments])
+    assert done.exit_code == 2
+    assert "2 ranks or more" in done.output
+
+
 @pytest.mark.parametrize("command", ["join", "survive", "train"])
 def test_a_file_that_cannot_be_written_is_refused_before_ranks_start(command: str) -> None:
     done = CliRunner().invoke(chaos, [command, "--json", "/no/such/folder/x.json"])

@@ -59,6 +59,8 @@ def survive(
     a job hangs or a weight is wrong.
     """
     names = _names(strategies)
+    if ranks * max(hosts, 1) < 2 or events < 1:
+        raise click.UsageError("a job has 2 ranks or more, and is hit at most --events times, 1 or more")
     seed = secrets.randbelow(1 << 30) if seed is None else seed
     outcomes: list[Outcome] = []
     end = time.monotonic() + 3600 * hours
