@@ -11,15 +11,24 @@ from gradientflow.machine import format_size
 
 from ..core.job_command import Found, in_jobs
 from ..core.job_turns import Place, run_turn, turns
-from ..core.plan import parse_sizes
+from ..core.plan import PlanError, check_choices, parse_list, parse_sizes
 from ..core.table import empty_table
 
 _OURS = "gradientflow"
 
 
 def _sizes(context: click.Context, option: click.Parameter, text: str) -> list[int]:
-    del context, option
-    return list(parse_sizes(text))
+    del context
+    sizes = list(parse_sizes(text))
+    if not sizes:
+        raise PlanError(f"{option.opts[0]} names no size")
+    return sizes
+
+
+def _peers(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
+    peers = parse_list(text)
+    check_choices("--compare", peers, ("gloo",), may_be_empty=True)
+    return peers
 
 
 @click.group()
@@ -33,13 +42,13 @@ def jax() -> None:
 @jax.command()
 @in_jobs()
 @click.option("--sizes", default="4,64K,1M,16M", show_default=True, callback=_sizes, help="Bytes of each rank.")
-@click.option("--compare", default="gloo", show_default=True, help="gloo, or '' for none.")
-@click.option("--rounds", default=5, show_default=True, help="Jobs of each library.")
+@click.option("--compare", default="gloo", show_default=True, callback=_peers, help="gloo, or '' for none.")
+@click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs of each library.")
 @click.option("--seconds", default=1.0, show_default=True, help="To spend on each size in each job, roughly.")
-def psum(place: Place, sizes: list[int], compare: str, rounds: int, seconds: float) -> Found:
+def psum(place: Place, sizes: list[int], compare: tuple[str, ...], rounds: int, seconds: float) -> Found:
     """Time psum in shard_map."""
     found = []
-    libraries = [_OURS, *filter(None, compare.split(","))]
+    libraries = [_OURS, *compare]
     for library in turns(libraries, rounds):
         told = {"measure": "psum", "contestant": library, "sizes": sizes, "seconds": seconds, "seed": _seed()}
         found.append({"library": library, **run_turn(place, told)})
@@ -69,9 +78,9 @@ def psum(place: Place, sizes: list[int], compare: str, rounds: int, seconds: flo
 
 @jax.command()
 @in_jobs()
-@click.option("--calls", default=10_000, show_default=True, help="Calls of each collective.")
+@click.option("--calls", default=10_000, type=click.IntRange(1), show_default=True, help="Calls of each collective.")
 @click.option("--size", default="1M", show_default=True, callback=_sizes, help="Bytes of each rank.")
-@click.option("--contestant", default=_OURS, show_default=True, help="gradientflow, or gloo.")
+@click.option("--contestant", type=click.Choice([_OURS, "gloo"]), default=_OURS, show_default=True)
 def loop(place: Place, calls: int, size: list[int], contestant: str) -> Found:
     """Count wrong results of psum_scatter and all_gather in a loop."""
     told = {"measure": "loop", "contestant": contestant, "calls": calls, "bytes": size[0], "seed": _seed()}
@@ -86,7 +95,7 @@ def loop(place: Place, calls: int, size: list[int], contestant: str) -> Found:
 @in_jobs(placed=False)
 @click.option("--sizes", default="4,64K", show_default=True, callback=_sizes, help="Bytes.")
 @click.option("--strategies", default="dense; csc(density=0.1)", show_default=True, help="Of average, by semicolons.")
-@click.option("--rounds", default=5, show_default=True, help="Jobs.")
+@click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs.")
 @click.option("--seconds", default=3.0, show_default=True, help="To spend on each size in each job, roughly.")
 def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Found:
     """Time compiled calls of average and allreduce at one rank, beside empty ones."""
@@ -115,7 +124,9 @@ def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Fou
 
 @jax.command()
 @in_jobs()
-@click.option("--turns", "count", default=16, show_default=True, help="Turns of four steps of each contestant.")
+@click.option(
+    "--turns", "count", default=16, type=click.IntRange(1), show_default=True, help="Turns, of four steps of each."
+)
 def step(place: Place, count: int) -> Found:
     """Time a perceptron's step with average("dense") inside of jit, beside PyTorch's with the DistributedOptimizer."""
     found = run_turn(place, {"measure": "step", "contestant": "step", "turns": count, "seed": _seed()})
