@@ -239,9 +239,8 @@ class Netlab:
             assert switch.stdout is not None
             said = switch.stdout.readline()
             if said != "made\n":
-                raise NetlabError(
-                    f"no link with a delay can be made here ({(said + switch.stdout.read()).splitlines()[-1]})"
-                )
+                reason = (said + switch.stdout.read()).strip().rpartition("\n")[2]
+                raise NetlabError(f"no link with a delay can be made here ({reason})")
             with contextlib.suppress(PermissionError):
                 os.setpriority(os.PRIO_PROCESS, switch.pid, -20)  # ranks that compute do not make it late
             yield

@@ -12,6 +12,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
 _LINK_DOWN = re.compile(r"(?:host)?(\d{1,3})@(\d+(?:\.\d+)?)", re.ASCII)
 _LONGEST_DELAY = 10.0
+_SLOWEST, _FASTEST = 1.0, 100e12 / 8  # bytes per second: tc counts those, and those of a burst in 32 bits
 
 # After a pause a link sends a burst without limit. A large burst would make small messages faster than the link; a
 # small one would make fast links slower than their rate, because the kernel's timers are late by up to 0.1 ms.
@@ -57,8 +58,8 @@ def link_limit(rate: str) -> str | None:
     if rate == "none":
         return None
     speed = bytes_per_second(rate)
-    if speed is None or 8 * speed < 1:
-        raise NetlabError(f"--rate takes a rate such as 1gbit or 200mbit, or none, not {rate!r}")
+    if speed is None or not _SLOWEST <= speed <= _FASTEST:
+        raise NetlabError(f"--rate takes a rate such as 200mbit, from 8bit to 100tbit, or none, not {rate!r}")
     return f"rate {rate} burst {max(_LEAST_BURST, round(speed * _BURST_SECONDS))} latency 100ms"
 
 

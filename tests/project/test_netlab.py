@@ -330,6 +330,8 @@ def test_what_a_killed_netlab_left_can_be_removed(start_netlab: Start) -> None:
         (("--hosts", "2", "--ranks-per-host", "0", "true"), "--ranks-per-host takes 1 or more, not 0"),
         (("--hosts", "2", "--rate", "fast", "true"), "not 'fast'"),
         (("--hosts", "2", "--rate", "0gbit", "true"), "not '0gbit'"),
+        (("--hosts", "2", "--rate", "7bit", "true"), "from 8bit to 100tbit, or none, not '7bit'"),
+        (("--hosts", "2", "--rate", "101tbit", "true"), "from 8bit to 100tbit, or none, not '101tbit'"),
         (("--hosts", "2", "--delay", "5", "true"), "--delay takes a time such as 5ms, up to 10s, not '5'"),
         (("--hosts", "2", "--delay", "11s", "true"), "not '11s'"),
         (("--hosts", "2", "--link-down", "1", "true"), "HOST@SECONDS, such as host0@2.5, not '1'"),
@@ -388,6 +390,21 @@ def test_nothing_is_left_when_hosts_cannot_be_joined(monkeypatch: pytest.MonkeyP
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
     commands = [Path(f"/proc/{child}/comm").read_text(encoding="utf-8").strip() for child in children]
     assert "unshare" not in commands
+
+
+@pytest.mark.usefixtures("_hosts_can_be_made")
+@pytest.mark.parametrize(("program", "words"), [("", ""), ("raise SystemExit('a\\nb')", "b")])
+def test_a_delay_that_cannot_be_made_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, words: str
+) -> None:
+    switch = tmp_path / "switch.py"
+    switch.write_text(program, encoding="utf-8")
+    monkeypatch.setattr("gradientflow.netlab.lab._SWITCH", switch)
+    with (
+        pytest.raises(NetlabError, match=rf"no link with a delay can be made here \({words}\)"),
+        Netlab(1, delay="1ms"),
+    ):
+        pass
 
 
 def test_link_down_is_read() -> None:
