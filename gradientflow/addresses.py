@@ -13,7 +13,7 @@ _SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
 
 def usual_addresses() -> Iterator[str]:
     """Yield the address of this host's name, which may be that of the loopback interface, and of its default route."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):  # a name of 64 characters is too long to be looked up
         yield socket.gethostbyname(socket.gethostname())
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses an interface

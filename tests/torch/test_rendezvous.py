@@ -141,6 +141,14 @@ def test_a_group_looks_for_an_address_that_leads_to_its_store(monkeypatch: pytes
     assert _towards(Elsewhere()) == "[fd00::1]:4000"
 
 
+def test_a_host_with_a_name_that_cannot_be_looked_up_has_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradientflow.torch.process_group.rendezvous import _own_addresses
+
+    own = _own_addresses()
+    monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
+    assert {*_own_addresses()} <= {*own}
+
+
 def test_a_forked_process_has_a_connection_of_its_own() -> None:
     served = tcp_store()
     way = Way(MASTER, "tcp", 1, 2, (f"127.0.0.1:{served.port}",), agent=True)
