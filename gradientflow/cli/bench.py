@@ -165,7 +165,9 @@ def _moved(name: str) -> click.Command:
 
     settings = {"ignore_unknown_options": True}
     arguments = click.Argument(["arguments"], nargs=-1, expose_value=False)
-    return click.Command(name, context_settings=settings, callback=say, params=[arguments], hidden=True)
+    return click.Command(
+        name, context_settings=settings, callback=say, params=[arguments], add_help_option=False, hidden=True
+    )
 
 
 for _name in ("join", "survive"):

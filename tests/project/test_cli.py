@@ -698,6 +698,7 @@ def test_a_signal_ends_ranks_that_take_large_memory() -> None:
         ("bench jax loop --calls 0", "0 is not in the range x>=1"),
         ("bench jax calls --rounds 0", "0 is not in the range x>=1"),
         ("bench jax step --turns 0", "0 is not in the range x>=1"),
+        ("bench survive --help", "has moved to the sources: python tests/chaos survive"),
         ("bench model --json /no/such/folder/x.json", "/no/such/folder/x.json cannot be written"),
         ("bench model --predictions /no/such/folder/x.json", "/no/such/folder/x.json cannot be written"),
         ("bench allreduce -n 2 --plot x.xls", ".png"),
