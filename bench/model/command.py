@@ -47,15 +47,23 @@ _CASES = (
 )
 
 
+def _delays(context: click.Context, option: click.Parameter, delays: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse one that no link can have before anything is measured."""
+    for delay in delays:
+        parse_delay(delay)
+    return delays
+
+
 @click.command()
-@click.option("--steps", default=10, show_default=True, help="Timed steps of a block.")
-@click.option("--blocks", default=5, show_default=True, help="Blocks of each strategy.")
+@click.option("--steps", default=10, type=click.IntRange(1), show_default=True, help="Timed steps of a block.")
+@click.option("--blocks", default=5, type=click.IntRange(1), show_default=True, help="Blocks of each strategy.")
 @click.option("--transport", type=click.Choice(["tcp", "mpi"]), default="tcp", show_default=True)
 @click.option(
     "--delay",
     "delays",
     multiple=True,
     metavar="TIME",
+    callback=_delays,
     help="Predict and measure 4 hosts whose links have this delay instead; may be repeated.",
 )
 @click.option(
