@@ -74,9 +74,9 @@ std::vector<std::byte> MpiEndpoint::gather_by_messages(const void* mine, std::si
   const auto ranks = static_cast<std::size_t>(size());
   const auto me = static_cast<std::size_t>(rank());
   std::vector<std::byte> all(bytes * ranks);
-  std::memcpy(all.data() + me * bytes, mine, bytes);
+  std::copy_n(static_cast<const std::byte*>(mine), bytes, all.data() + me * bytes);
   const Buffer own(*this, bytes);
-  std::memcpy(own.data(), mine, bytes);
+  std::copy_n(static_cast<const std::byte*>(mine), bytes, own.data());
   std::vector<MPI_Request> receives(ranks, MPI_REQUEST_NULL);
   std::vector<MPI_Request> sends(ranks, MPI_REQUEST_NULL);
   const auto done = [&](MPI_Request& request) {
@@ -126,7 +126,7 @@ std::vector<std::byte> MpiEndpoint::gather_by_mpi(const void* mine, std::size_t 
   const auto ranks = static_cast<std::size_t>(size());
   const Buffer own(*this, bytes);
   const Buffer all(*this, bytes * ranks);
-  std::memcpy(own.data(), mine, bytes);
+  std::copy_n(static_cast<const std::byte*>(mine), bytes, own.data());
   const int count = static_cast<int>(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Iallgather(own.data(), count, MPI_BYTE, all.data(), count, MPI_BYTE, comm_, &request), "MPI_Iallgather");
