@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, NamedTuple
 
 from gradientflow.errors import ArgumentError
@@ -97,6 +98,42 @@ class Iteration(NamedTuple):
     skips_nonfinite: bool = False
 
 
+class Phase(Enum):
+    """How far an iteration has come.
+
+    Attributes
+    ----------
+    IDLE
+        None is under way.
+    ACCUMULATING
+        It has begun, and the gradients of the current backward pass only add up.
+    HANDING_OVER
+        It has begun, and gradients are handed to the synchronizer as they become final.
+    HANDED_OVER
+        All gradients are with the synchronizer.
+    AVERAGED
+        The exchange has ended; its update has not been used by a step.
+    DROPPED
+        The exchange has ended, and all ranks drop it: gradients have to be zeroed before the next iteration.
+    LOST
+        It was lost with a rank: no step is made, and nothing is written after it.
+    FAILED
+        A call of the synchronizer has failed before the step: the other ranks have to be told.
+    FAILED_AFTER
+        `after_step` or `finish` has failed: likewise.
+    """
+
+    IDLE = 0
+    ACCUMULATING = 1
+    HANDING_OVER = 2
+    HANDED_OVER = 3
+    AVERAGED = 4
+    DROPPED = 5
+    LOST = 6
+    FAILED = 7
+    FAILED_AFTER = 8
+
+
 class Profile(NamedTuple):
     """What comparisons of strategies have to know of one.
 
@@ -137,4 +174,4 @@ class Report(NamedTuple):
     bookkeeping_seconds: float | None = None
 
 
-__all__ = ["AdamSettings", "Iteration", "Kind", "Profile", "Report", "Settings", "SettingsOf", "Update"]
+__all__ = ["AdamSettings", "Iteration", "Kind", "Phase", "Profile", "Report", "Settings", "SettingsOf", "Update"]

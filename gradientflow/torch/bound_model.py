@@ -117,9 +117,9 @@ class BoundModel:
 
     def unscale(self) -> None:
         """Divide the mean gradients by the loss scale, once."""
-        if self.loop.loss_scale is not None and not self.loop.unscaled:
+        if self.loop.loss_scale is not None and not self.loop.progress.unscaled:
             self.gradients.scale(1 / self.loop.loss_scale.value)
-        self.loop.unscaled = True
+        self.loop.progress.unscaled = True
 
     def weights_are_written(self) -> None:
         """Let PyTorch know that parameters have changed, if the strategy writes them."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gradientflow.strategies.update import Phase
 from gradientflow.training import Loop
 
 from .gradients import ParameterGradients
@@ -71,7 +72,7 @@ class BackwardHooks:
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         """Return the hook to call when a parameter has received its gradient in a backward pass."""
         loop, gradients = self._loop, self._gradients
-        view, ready, used = gradients.views[index], loop.ready, loop.used
+        view, ready, used, progress = gradients.views[index], loop.ready, loop.used, loop.progress
 
         def has_gradient(parameter: torch.Tensor) -> None:
             if _current_task() != self._task:
@@ -79,7 +80,8 @@ class BackwardHooks:
             used[index] = True
             elsewhere = None
             if parameter.grad is not view:
-                elsewhere = None if loop.hold else gradients.address_elsewhere(index)
+                only_adds = progress.phase is Phase.ACCUMULATING
+                elsewhere = None if only_adds else gradients.address_elsewhere(index)
                 if elsewhere is None:
                     gradients.arrive(index)
             if elsewhere is not None:
@@ -87,7 +89,7 @@ class BackwardHooks:
                     ready(index, elsewhere)
                 finally:
                     gradients.has_been_read(index)
-            elif not loop.hold:
+            elif progress.phase is not Phase.ACCUMULATING:
                 ready(index)
 
         return has_gradient
@@ -101,7 +103,7 @@ class BackwardHooks:
         if self._task == _NO_TASK:
             return
         # A nested backward pass, as of gradient checkpointing, ends the outer one only if all gradients are final.
-        if _current_node() is not None and len(self._loop.order) < len(self._loop.layout):
+        if _current_node() is not None and len(self._loop.progress.order) < len(self._loop.layout):
             return
         self._task = _NO_TASK
         self._check()
@@ -110,7 +112,7 @@ class BackwardHooks:
             _queue_callback(_synchronize_flushed)  # runs after other optimizers have flushed, too
 
     def _synchronize_if_flushed(self) -> None:
-        if self._handles and self._loop.flushed:
+        if self._handles and self._loop.progress.phase is Phase.HANDED_OVER:
             self._synchronize()
 
 

@@ -20,7 +20,9 @@ from gradientflow.pools.base import RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy, default_strategy
 from gradientflow.training import Loop, LossScale, Membership, require_same
 from gradientflow.training.batches import Batches
-from gradientflow.training.survival import Replica, Survival, check_on_failure
+from gradientflow.training.changing_ranks import Replica
+from gradientflow.training.ranks import FixedRanks
+from gradientflow.training.survival import check_on_failure, ranks_of
 
 from . import devices
 from .bound_model import BoundModel
@@ -177,20 +179,15 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if reason is not None:
             self._fused_step = FusedStep(optimizer, self.strategy, model)
         self._comm = init() if comm is None else comm
-        self._survival: Survival | None = None
+        self._ranks: FixedRanks = FixedRanks(self._comm)
+        self._on_failure = {"on_failure": on_failure, "min_ranks": str(min_ranks)}
+        replica = Replica(
+            lambda with_weights: to_plain(self._replica(with_weights)),
+            lambda plain, is_new: self._load_replica(from_plain(plain), is_new),
+        )
         try:
-            if goes_on:
-                replica = Replica(
-                    lambda with_weights: to_plain(self._replica(with_weights)),
-                    lambda plain, is_new: self._load_replica(from_plain(plain), is_new),
-                )
-                self._survival = Survival(self._comm, min_ranks, replica)
-            self._membership = Membership.of(self._comm)
-            self._on_failure = {"on_failure": on_failure, "min_ranks": str(min_ranks)}
-            if self._survival is None:
-                self._bind(trained, self._comm)
-            else:
-                self._survival.make(partial(self._bind, trained))
+            self._ranks = ranks_of(self._comm, on_failure, min_ranks, replica)
+            self._ranks.make(partial(self._bind, trained))
         except BaseException:
             self.close()
             raise
@@ -207,9 +204,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             "broadcast": str(self._broadcast),
             **self._on_failure,
         }
-        if self._survival is not None:
+        if self._ranks.may_change:
             buffers = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._model.named_buffers()}
-            self._survival.entries = {**entries, **buffers, **settings}
+            self._ranks.entries = {**entries, **buffers, **settings}
             with failing_together(comm):  # not when a rank is lost
                 pack(to_plain(self._inner.state_dict()["param_groups"]), "param_groups")
         require_same(comm, "models", {**entries, **settings})
@@ -221,21 +218,20 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             make_equal(self._model, added, self._broadcast, comm)
         previous = self._detach()
         reserve(trained.values(), self)
-        is_alone = comm.size == 1 and self._survival is None  # others may come to a rank that survives
+        is_alone = comm.size == 1 and not self._ranks.may_change  # others may come to a rank that survives
         if is_alone and self._fused_step is None and self.strategy.is_identity_on_one_rank:
             self.strategy.bind(comm, Layout(("nothing",), ((0,),), ("float32",))).close()  # checks the settings
             return
         ordered = dict(reversed(list(trained.items())))  # mostly as backpropagation reaches them
         gradients = ParameterGradients(ordered, partial(settings_of_parameter, self._inner))
         loop = Loop(
-            comm,
+            self._ranks,
             self.strategy,
             layout_of(ordered),
             gradients,
             accumulation_steps=self.accumulation_steps,
             loss_scale=self.loss_scale,
             previous=previous,
-            survival=self._survival,
         )
         self._bound = bound = BoundModel(self._model, self._inner, loop, gradients, self._fused_step)
         self._checkpoint = Checkpoint(bound, self._inner, self._fused_step)
@@ -341,7 +337,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             trained = trained_parameters(self._inner, self._model, self)
             if self._fused_step is not None or self.strategy.gradients == "consumed":
                 check_can_step(self._inner, self.strategy, trained, "add_param_group")
-            self._bind(trained, self._comm if self._survival is None else self._survival.here)
+            self._bind(trained, self._ranks.here)
         except BaseException as error:
             self._inner.param_groups.pop()
             if before is not None and self._bound is None:  # no longer bound: it must not go on to train alone
@@ -373,7 +369,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """
         self._check_open()
         self._refuse_grad_scaler()
-        if closure is not None and self._survival is not None:
+        if closure is not None and self._ranks.may_change:
             raise ArgumentError("step(closure) does not go with on_failure='continue'")
         if self._step is None:
             return self._inner.step() if closure is None else self._inner.step(closure)
@@ -462,7 +458,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     @property
     def comm(self) -> Communicator:
         """The communicator of the ranks that take part now."""
-        return self._comm if self._survival is None else self._survival.comm
+        return self._ranks.comm
 
     def steps(self, total: int) -> Iterator[int]:
         """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
@@ -474,10 +470,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         Before a step, if there was an exchange since the last one, processes are let in that have called
         `gradientflow.join`; in the first call of `steps`.
         """
-        if self._survival is None:
-            yield from range(total)
-        else:
-            yield from self._survival.steps.count(total, self._meet, self.finish)
+        yield from self._ranks.steps(self._current_loop, total, self.finish)
+
+    def _current_loop(self) -> Loop:
+        assert self._bound is not None
+        return self._bound.loop
 
     @property
     def changed(self) -> bool:
@@ -485,12 +482,12 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
         Look at it where a step begins, before its first gradient: there it is the same on all ranks.
         """
-        return self._survival is not None and self._survival.changed
+        return self._ranks.changed
 
     @property
     def membership(self) -> Membership:
         """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
-        return self._membership if self._survival is None else self._survival.membership
+        return self._ranks.membership
 
     def _replica(self, with_weights: bool) -> Any:
         """Return parameters, the state that is the same on all ranks, and this rank's buffers."""
@@ -515,10 +512,6 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             for name, buffer in self._model.named_buffers() if is_new else ():
                 buffer.copy_(buffers[name])
         self._checkpoint.load_common(state)
-
-    def _meet(self) -> None:
-        assert self._bound is not None
-        self._bound.loop.meet()
 
     # ---- averaging -----------------------------------------------------------------------------------------------
 
@@ -604,8 +597,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         release(self)
         if self.loss_scale is not None:
             self.loss_scale.release()
-        if self._survival is not None:
-            self._survival.close(orderly=kind is None)
+        self._ranks.close(orderly=kind is None)
         if self._owns_comm:
             self._comm.__exit__(kind, value, traceback)
 

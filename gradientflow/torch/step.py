@@ -79,7 +79,7 @@ class Step:
         """Make the step, unless gradients are not finite or the strategy has made it."""
         update = self._loop.update
         result = None
-        if update is not None and update.kind == "apply" and not self._loop.overflowed:
+        if update is not None and update.kind == "apply" and not self._loop.progress.overflowed:
             with self._loop.comm.span("step"):
                 result = step()
         vars(self._optimizer)["_opt_called"] = True  # for learning-rate schedulers
@@ -97,7 +97,7 @@ class Step:
         assert self._fused_step is not None
         assert self._loop.update is not None
         loss_scale = self._loop.loss_scale
-        scale = 1.0 if loss_scale is None or self._loop.unscaled else loss_scale.value
+        scale = 1.0 if loss_scale is None or self._loop.progress.unscaled else loss_scale.value
         error = None
         if self._loop.synchronizer.shared is not None and self._bound.gradients.changed:
             error = ArgumentError(

@@ -9,7 +9,7 @@ from .consolidation import consolidated, of_any_rank
 from .deal import Deal
 from .loop import Loop
 from .loss_scale import LossScale
-from .survival import Membership
+from .membership import Membership
 from .tensors import Tensors
 
 __all__ = [

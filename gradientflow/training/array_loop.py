@@ -21,10 +21,12 @@ from gradientflow.strategies import (
     default_strategy,
 )
 
+from .changing_ranks import Replica
 from .loop import Loop
 from .loss_scale import LossScale
+from .membership import Membership
 from .state import TrainingState
-from .survival import Membership, Replica, Survival, check_on_failure
+from .survival import ranks_of
 from .uneven import join
 
 
@@ -129,21 +131,18 @@ class ArrayLoop:
             "on_failure": on_failure,
             "min_ranks": str(min_ranks),
         }
-        survival = None
-        if check_on_failure(on_failure, min_ranks):
-            survival = Survival(comm, min_ranks, Replica(self._replica, self._load_replica))
-            survival.entries = {**tensors, **settings}
+        self._ranks = ranks_of(comm, on_failure, min_ranks, Replica(self._replica, self._load_replica))
+        self._ranks.entries = {**tensors, **settings}
         self._tensors = _Arrays()
         self._optimizer: Optimizer | None = None
 
         def make(comm: Communicator) -> Loop:
-            require_same(comm, "tensors", {**tensors, **settings})
+            require_same(comm, "tensors", self._ranks.entries)
             for weight in layout.weights:
                 comm.broadcast(weight)
-            return Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale, survival=survival)
+            return Loop(self._ranks, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)
 
-        self._membership = Membership.of(comm)
-        self._loop = make(comm) if survival is None else survival.make(make)
+        self._loop = self._ranks.make(make)
         self._loop.backward_order.is_known = True  # that of `weights`
         self._state = TrainingState(self._loop, self.strategy.name)
         if self.synchronizer.shared is not None:
@@ -154,7 +153,7 @@ class ArrayLoop:
     @property
     def comm(self) -> Communicator:
         """The communicator of the ranks that take part now."""
-        return self._loop.comm if self._loop.survival is None else self._loop.survival.comm
+        return self._ranks.comm
 
     def steps(self, total: int) -> Iterator[int]:
         """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
@@ -166,11 +165,7 @@ class ArrayLoop:
         Before a step, if there was an exchange since the last one, processes are let in that have called
         `gradientflow.join`; in the first call of `steps`.
         """
-        survival = self._loop.survival
-        if survival is None:
-            yield from range(total)
-        else:
-            yield from survival.steps.count(total, self._loop.meet, self._loop.finish)
+        yield from self._ranks.steps(lambda: self._loop, total, self._loop.finish)
 
     @property
     def changed(self) -> bool:
@@ -178,12 +173,12 @@ class ArrayLoop:
 
         Look at it where a step begins, before its first gradient: there it is the same on all ranks.
         """
-        return self._loop.survival is not None and self._loop.survival.changed
+        return self._ranks.changed
 
     @property
     def membership(self) -> Membership:
         """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
-        return self._membership if self._loop.survival is None else self._loop.survival.membership
+        return self._ranks.membership
 
     @property
     def synchronizer(self) -> Synchronizer:
@@ -216,7 +211,7 @@ class ArrayLoop:
         count = len(self._loop.layout)
         if not -count <= index < count:
             raise ArgumentError(f"gradient {index} is not there: there are {count}")
-        if not self._loop.order:
+        if not self._loop.progress.order:
             self._loop.begin_pass()
         index %= count
         self._loop.used[index] = True
@@ -235,7 +230,7 @@ class ArrayLoop:
         gradientflow.errors.NonFiniteError
             On every rank, if gradients are not finite and the strategy checks for this.
         """
-        if not self._loop.order:
+        if not self._loop.progress.order:
             self._loop.begin_pass()
         self._loop.end_pass()
         self._loop.synchronize()
@@ -326,8 +321,7 @@ class ArrayLoop:
 
     def _close(self, orderly: bool) -> None:
         self._loop.synchronizer.close(orderly)
-        if self._loop.survival is not None:
-            self._loop.survival.close(orderly)
+        self._ranks.close(orderly)
 
     def __enter__(self) -> ArrayLoop:
         """Return the loop itself."""
@@ -377,7 +371,7 @@ class ArrayLoop:
     @property
     def overflowed(self) -> bool:
         """Whether gradients of the last iteration were not finite; its step is skipped then."""
-        return self._loop.overflowed
+        return self._loop.progress.overflowed
 
 
 class _Arrays:

@@ -1,4 +1,4 @@
-"""What newcomers get before they take part, while the others go on."""
+"""Background transfer of state to ranks that join, before they take part."""
 
 from __future__ import annotations
 
@@ -14,44 +14,53 @@ from .handover import receive, send
 
 
 class HeadStart:
-    """Gives plain values to the newcomers of a communicator, from rank 0 of it, in threads of their own.
+    """Gives plain values to the joining ranks of a communicator, from rank 0 of it, in threads of their own.
 
-    Nobody else calls `send` or `recv` of the communicator meanwhile. A newcomer that lacks them in the end, because a
-    rank was lost, gets them like everyone who is behind.
-
-    Parameters
-    ----------
-    comm : Communicator
-        With newcomers, behind the others.
-    changing : plain value
-        Is sent as it is now. Its arrays must not change before `wait_for_copies` has returned.
-    lasting : plain value
-        Does not change until the newcomers take part: its arrays are not copied.
+    No other call of `send` or `recv` is made on the communicator meanwhile. A joining rank that lacks them in the end,
+    because a rank was lost, gets them like every rank that is behind.
     """
 
-    def __init__(self, comm: Communicator, changing: Any, lasting: Any) -> None:
+    def __init__(self) -> None:
+        self._copying: list[threading.Thread] = []
+        self._giving: list[threading.Thread] = []
+
+    def begin(self, comm: Communicator, changing: Any, lasting: Any) -> None:
+        """Begin to give values to the joining ranks, which come behind the others.
+
+        Parameters
+        ----------
+        comm : Communicator
+            With the joining ranks.
+        changing : plain value
+            Is sent as it is now. Its arrays must not change before `wait_for_copies` has returned.
+        lasting : plain value
+            Does not change until the joining ranks take part: its arrays are not copied.
+        """
+        self.end()
         parts, copies = (pack(changing, "the state"), pack(lasting, "the state")), list[Any]()
-        self._copying = threading.Thread(target=lambda: copies.extend(each.copy() for each in parts[0]), daemon=True)
+        copying = threading.Thread(target=lambda: copies.extend(each.copy() for each in parts[0]), daemon=True)
 
         def give(newcomer: int) -> None:
-            self._copying.join()
+            copying.join()
             with contextlib.suppress(GradientFlowError):
                 send(comm, copies, newcomer)
                 send(comm, parts[1], newcomer)
 
         newcomers = range(max(1, len(comm.recovered_from or ())), comm.size)
-        self._threads = [threading.Thread(target=give, args=(each,), daemon=True) for each in newcomers]
-        for thread in (self._copying, *self._threads):
+        self._copying = [copying]
+        self._giving = [threading.Thread(target=give, args=(each,), daemon=True) for each in newcomers]
+        for thread in (*self._copying, *self._giving):
             thread.start()
 
     def wait_for_copies(self) -> None:
         """Wait until what is to be sent has been copied, where it changes."""
-        self._copying.join()
+        while self._copying:
+            self._copying.pop().join()
 
     def end(self) -> None:
         """Wait until all have got it, or `comm` is closed."""
-        for thread in self._threads:
-            thread.join()
+        while self._giving:
+            self._giving.pop().join()
 
 
 def take_head_start(comm: Communicator) -> tuple[Any, Any]:

@@ -17,15 +17,16 @@ class Steps:
     ----------
     next : int
         The number that follows the last exchange that has ended.
+    undone : int
+        How many exchanges that had ended do not count, since they were undone.
     """
 
     def __init__(self) -> None:
-        self.next = 0
+        self.next = self.undone = 0
         self._before: deque[int] = deque(maxlen=_UNDONE)  # the values of `next` before, the last one last
         self._number = 0
         self._goes_back = False
-        self._is_undone = False  # a step, since `finish` was called
-        self._is_first = True  # of the calls of `count`: newcomers begin with it
+        self._counts = 0  # calls of `count`: joining ranks begin with the first
 
     def count(self, total: int, meet: Callable[[], object], finish: Callable[[], object]) -> Iterator[int]:
         """Give out numbers from 0 to below `total`; before each, in the first call, `meet` is called.
@@ -34,15 +35,16 @@ class Steps:
         """
         total = checked_int("total", total)
         self.next = self._number = number = 0
-        is_first, self._is_first = self._is_first, False
+        self._counts += 1
+        is_first = self._counts == 1
         while True:
             if is_first and number < total:
                 meet()  # exchanges in it count for the step before
             self._number = number = self._or_back(number)
             if number >= total:
-                self._is_undone = False
+                undone = self.undone
                 finish()
-                if not self._is_undone:  # who was lost in it was past all steps, or others are in their next training
+                if self.undone == undone:  # ranks lost in it had completed every step, or are in their next training
                     self._goes_back = False
                     return
                 number = self._or_back(number)
@@ -57,7 +59,7 @@ class Steps:
 
     def undo(self, number: int) -> None:
         """Note that the last exchanges, as many as `number`, count as if they had not ended."""
-        self._is_undone = True
+        self.undone += number
         for _ in range(number):
             self.next = self._before.pop() if self._before else self.next
 

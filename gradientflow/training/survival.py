@@ -1,425 +1,283 @@
-"""Going on with other ranks, when some are lost or come: all agree on the last exchange that has ended."""
+"""Training that goes on after rank failures, and with ranks that join: all agree on the last exchange that has ended.
+
+A rank that missed it copies weights and optimizer state from one that completed it; its gradients count as sent. If no
+rank has ended the exchange, all drop it. The end of training is an exchange, too. A rank that joins is one that is
+behind, and has sent nothing: `membership.plan` says which rank gives which state to which.
+
+Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer counts them, and ranks that
+are behind get what follows from an exchange: only joining ranks get the optimizer's state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 
 from gradientflow.agreement import require_same_as_first
-from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, CommunicationError, MismatchError, PeerError, RecoverableError
+from gradientflow.errors import ArgumentError, MismatchError, PeerError, RecoverableError
 from gradientflow.strategies import Synchronizer
+from gradientflow.strategies.update import Phase
 
-from .alone import alone
+from .changing_ranks import ChangingRanks, Replica, admits_when_recovering
 from .handover import handing_over
-from .head_start import HeadStart, take_head_start
+from .membership import Membership, Plan, Role, Standing, plan
+from .ranks import FixedRanks, Loop
 from .steps import Steps
 
-_NO_WEIGHTS, _NO_COMMON_WEIGHTS = -2, -1  # exchanges of newcomers; and of those that make a loop with newcomers
+_Change = Callable[[Synchronizer], object]
 
 
-_Made = TypeVar("_Made")
+class Survival(ChangingRanks):
+    """Keeps training going: counts completed exchanges, and brings late ranks up to date.
 
-
-@dataclass(frozen=True)
-class Membership:
-    """The ranks that take part, and what their last change has cost.
+    Parameters are those of `ChangingRanks`.
 
     Attributes
     ----------
-    rank, size : int
-        The rank of this process now, and how many there are.
-    ranks : tuple of int
-        The former ranks of those that stayed, in the order of their ranks. Newcomers come behind them.
-    left : tuple of (int, str)
-        The former ranks of those that were lost, and why.
-    dropped : bool
-        Whether the gradients of this rank in the current or last iteration are lost: no step was made with them.
-    """
-
-    rank: int
-    size: int
-    ranks: tuple[int, ...] = ()
-    left: tuple[tuple[int, str], ...] = ()
-    dropped: bool = False
-
-    @property
-    def joined(self) -> range:
-        """The ranks that have come."""
-        return range(len(self.ranks), self.size)
-
-    @classmethod
-    def of(cls, comm: Communicator) -> Membership:
-        """Return the ranks of a communicator, of which none was lost."""
-        return cls(comm.rank, comm.size, tuple(range(comm.size)))
-
-
-class Replica(NamedTuple):
-    """What is the same on all ranks beside the strategy's state, such as weights and optimizer state."""
-
-    state: Callable[[bool], Any]  # returns it, a plain value, with weights or without
-    load: Callable[[Any, bool], object]  # takes it, of another rank; all of it on a rank that begins
-
-
-class Survival:
-    """What a rank knows of its exchanges, so that it can go on with others when some are lost.
-
-    All ranks take part in each exchange, so a rank that has ended one knows that all have sent what they had to: ranks
-    are at most one exchange apart. Those that are behind get the weights and the optimizer's state of one that is not,
-    and keep what they have sent as sent. If none has ended an exchange, it is dropped on all. The end of training is an
-    exchange, too. A newcomer is a rank that is behind, and has sent nothing. It makes its loop alone, and comes to the
-    others when its steps begin.
-
-    Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer counts them, and ranks
-    that are behind get what follows from an exchange: only newcomers get the optimizer's state. They get all they need
-    while the others train on, up to the step with the next exchange: until then these have two communicators, one of
-    their own, and one with the newcomers.
-
-    Parameters
-    ----------
-    comm : Communicator
-        Whose ranks take part.
-    min_ranks : int, optional
-        As in `Communicator.recover`.
-    replica : Replica
-        What ranks that are behind get from another.
-
-    Raises
-    ------
-    gradientflow.errors.ArgumentError
-        If the communicator cannot be recovered.
-
-    Attributes
-    ----------
-    comm : Communicator
-        Whose ranks take part now.
-    wider : Communicator or None
-        With newcomers that take part from the next exchange on; the ranks of `comm` are the first.
-    here : Communicator
-        On which the loop is made: the same, or where newcomers are in it, one of this rank alone.
     exchanges : int
-        That have ended, beside those of the synchronizer; less than 0 on a rank that has not come to the others yet.
-    entries : mapping of str to str
-        What has to be the same on all ranks, by name.
-    undone : int
-        How many exchanges that had ended here do not count, since they were undone.
-    is_behind : bool
-        Whether this rank was behind, when the ranks last compared themselves.
-    changed : bool
-        Whether ranks were lost, or have come, since the last iteration began: the same on all ranks between two.
-    membership : Membership
-        The ranks now.
-    steps : Steps
+        That have ended, beside those of the synchronizer.
+    numbers : Steps
         The numbers of steps.
     """
 
     def __init__(self, comm: Communicator, min_ranks: int | None, replica: Replica) -> None:
-        self._min_ranks = None if min_ranks is None else checked_int("min_ranks", min_ranks, 1)
-        comm._native.check_recoverable(self._min_ranks)
-        self.comm = comm
-        self.wider: Communicator | None = None
-        self._head_start: HeadStart | None = None
-        self._narrow: Communicator | None = None  # that was used beside the wider one
-        self._replica = replica
-        self.entries: Mapping[str, str] = {}
-        self.is_behind = False
-        self.changed = False
-        self.membership = Membership.of(comm)
-        self.steps = Steps()
-        former = comm.recovered_from
-        self.is_apart = former is not None and len(former) < comm.size
-        self.here = alone(comm._config) if self.is_apart else comm
-        self.exchanges = 0
-        if former is not None and self.is_apart:
-            self.exchanges = _NO_WEIGHTS if comm.rank >= len(former) else _NO_COMMON_WEIGHTS
-        self._awaits_head_start = self.exchanges == _NO_WEIGHTS
-        self._has_lost = False  # a rank, before the loop was made
-        self._has_state = not self.is_apart
-        self.undone = 0
-        self._was_applied = False  # whether the last of them has a result for a step
-        self._has_undone = False  # some that had ended here
-        self._made: Communicator | None = None  # here
+        super().__init__(comm, min_ranks, replica)
+        self.numbers, self.exchanges = Steps(), 0
+        self._was_applied = False  # whether the last exchange has a result for a step
         self._met_after = (-1, 0)  # exchanges
 
-    def make(self, make: Callable[[Communicator], _Made]) -> _Made:
-        """Return what a function makes of the communicator `here`. Collective, except on newcomers.
+    def check(self, synchronizer: Synchronizer) -> None:
+        """Raise unless the ranks that are left can go on with this synchronizer's state."""
+        synchronizer.check_survival()
 
-        If a rank is lost meanwhile, it is made alone. This rank then comes to the others as newcomers do.
-        """
-        try:
-            return make(self.here)
-        except RecoverableError:
-            if self.is_apart:
-                raise
-            self.is_apart = self._has_lost = True
-            self.here = alone(self.comm._config)
-            self.exchanges, self._has_state = _NO_COMMON_WEIGHTS, False
-            return make(self.here)
+    def steps(self, loop: Callable[[], Loop], total: int, finish: Callable[[], object]) -> Iterator[int]:
+        """Return an iterator over the numbers of steps, of which those that are lost come again."""
+        yield from self.numbers.count(total, lambda: self.meet(loop()), finish)
 
-    def check_takes_part(self) -> None:
-        """Raise an error on a rank that has not come to the others yet."""
-        if self._has_lost and self.is_apart:
+    # ---- moments of an iteration ---------------------------------------------------------------------------------
+
+    def begin_pass(self, passes: int) -> None:
+        """Note that an iteration begins, with the changes so far."""
+        if passes == 0:
+            self._check_takes_part()
+            if self.changed:
+                self.changed = False
+                self.membership = replace(self.membership, dropped=False)
+
+    def _check_takes_part(self) -> None:
+        if self.is_apart and self.role is Role.SEPARATED:
             raise PeerError("a rank was lost while the loop was made: those that are left meet where steps() begins")
         if self.is_apart:
             raise ArgumentError("a rank that has joined others takes part in their training from steps() on")
 
-    def begin(self) -> None:
-        """Note that an iteration begins, with the changes so far."""
-        if self.changed:
-            self.changed = False
-            self.membership = replace(self.membership, dropped=False)
+    def defers(self, error: BaseException) -> bool:
+        """Return True if a rank is lost: `Synchronizer.wait` raises the error, too."""
+        return isinstance(error, RecoverableError)
 
-    def ended(self, applied: bool, is_exchange: bool) -> None:
+    @contextmanager
+    def surviving(self, loop: Loop, *, has_gradients: bool) -> Iterator[None]:
+        """Go on with the ranks that are left if some are lost in a ``with`` block."""
+        try:
+            yield
+        except RecoverableError:
+            self._go_on(loop, self.recover, has_gradients=has_gradients)
+
+    def ended(self, synchronizer: Synchronizer, *, applied: bool) -> None:
         """Note that an iteration has ended on this rank, with a result for a step or without."""
-        if is_exchange:
+        if synchronizer.in_step:
             self.exchanges += 1
             self._was_applied = applied
-        self.steps.ended()
+        self.numbers.ended()
+
+    def after_step(self, loop: Loop) -> None:
+        """Let the strategy go on after the step; where weights are the rank's own, until it has ended that."""
+        while True:
+            with self.surviving(loop, has_gradients=False):
+                loop.let_write(loop.synchronizer.after_step)
+                loop.learn_order()
+                return
+            if loop.synchronizer.in_step:  # the step is that of the other ranks
+                return
+
+    # ---- between two steps, and at the end -----------------------------------------------------------------------
+
+    def meet(self, loop: Loop) -> None:
+        """Let processes join, between two steps. Collective, if an exchange has ended since the ranks have last met.
+
+        Where some were lost, or have come, the ranks have met. Where ranks train on weights of their own, joining ranks
+        take part from the step on that ends with an exchange, and get what they need before.
+        """
+        loop.abandon_unfinished()
+        if loop.progress.passes > 0:  # gradients add up
+            return
+        synchronizer = loop.synchronizer
+        if self.is_apart:
+            self._go_on(loop, self._come)
+        elif admits_when_recovering(synchronizer):
+            if self._someone_waits():
+                self._go_on(loop, self.recover)  # so that the other ranks come, too
+        elif synchronizer.meets_in == "steps" and self._met_after != (self.exchanges, synchronizer.exchanges):
+            try:
+                if self._admit(synchronizer):
+                    self._go_on(loop, lambda _: None)
+            except RecoverableError:
+                if self.comm.closed:  # too few are left
+                    raise
+                self._go_on(loop, self.recover)
+            self._note_meeting(loop)
+        if self.wider is not None and loop.synchronizer.exchanges_weights():
+            self._go_on(loop, self._widen)
+        loop.progress.forget_update()
+
+    def _note_meeting(self, loop: Loop) -> None:
+        self._met_after = (self.exchanges, loop.synchronizer.exchanges)
+
+    def finish(self, loop: Loop, also: Callable[[], object]) -> None:
+        """End training on all ranks, for one that is behind needs another. None waits for those that are past this.
+
+        What all have done is not done again: the result would differ from that of ranks that are past this.
+        """
+        self._check_takes_part()
+        loop.take_weights()
+        loop.abandon_unfinished()
+        if self.wider is not None:
+            self._go_on(loop, self._widen)
+        end, is_done, are_servers = self._all_exchanges + 1, False, loop.synchronizer.meets_in == "servers"
+        while self._all_exchanges < end:
+            with self.surviving(loop, has_gradients=False):
+                if are_servers:  # which take no notice of a rank that finishes again
+                    loop.let_write(loop.synchronizer.finish)
+                if not self.comm.allgather(np.array([is_done])).all():
+                    is_done = False
+                    if not are_servers:
+                        loop.let_write(loop.synchronizer.finish)
+                    also()
+                    is_done = True
+                self.comm.barrier()
+                self.finished()
+        if loop.progress.phase is Phase.LOST:
+            loop.progress.forget_update()
+
+    @property
+    def _all_exchanges(self) -> int:
+        return self.exchanges + self.numbers.undone
 
     def finished(self) -> None:
         """Note that training has ended on this rank, with all ranks there."""
         self.exchanges += 1
         self._was_applied = False
 
-    def recover(self, synchronizer: Synchronizer) -> None:
-        """Make a communicator of the ranks that are left. Collective over these."""
-        if self.wider is not None:
-            self.widen()
-        self._use(self.comm.recover(self._min_ranks))
-        self._greet(self.comm, {}, None)
-        self._admit_all(synchronizer)
+    # ---- other ranks ---------------------------------------------------------------------------------------------
 
-    def someone_waits(self) -> bool:
-        """Tell on rank 0 whether a newcomer waits; False on all others."""
-        return self.comm.rank == 0 and self.comm._door is not None and self.comm._door.someone_waits()
+    def _go_on(self, loop: Loop, change: _Change, *, has_gradients: bool = False) -> None:
+        """Bind the strategy to other ranks, after `change`. Gradients of an iteration that none has ended are lost.
 
-    def _admit_all(self, synchronizer: Synchronizer) -> None:
-        """Let newcomers in until none waits, if that is not done between two steps.
-
-        Some ranks may be on a communicator because they have let newcomers in, and others because that has failed for
-        them: so it is the first thing that all do on each.
+        If another rank is lost meanwhile, that is a change, too, with which this begins again.
         """
-        if not lets_in_when_recovering(synchronizer):
-            return
-        try:
-            self._take_head_start(synchronizer)
-            while self.admit(synchronizer):
-                pass
-        except RecoverableError:
-            if self.comm.closed:  # too few are left
-                raise
-            self.recover(synchronizer)
+        previous, begins, was_behind, undone = loop.synchronizer, self.is_apart, False, self.numbers.undone
+        previous.close(orderly=False)  # the other ranks may wait for this one
+        while True:
+            bound: Synchronizer | None = None
+            try:
+                change(previous)
+                with self.catching_up(previous) as found:
+                    bound = loop.bound_to_other_ranks()
+                was_behind |= self.comm.rank in found.takers
+                loop.use(bound, previous)
+                break
+            except RecoverableError:
+                if bound is not None:
+                    bound.close(orderly=False)
+                if self.comm.closed:  # too few are left
+                    raise
+                change = self.recover
+        loop.restart()
+        self._note_meeting(loop)
+        if begins or loop.synchronizer.in_step:
+            dropped = (has_gradients and not was_behind) or self.numbers.undone > undone
+            self.membership = replace(self.membership, dropped=dropped)
+            self.numbers.go_back()
 
-    def admit(self, synchronizer: Synchronizer) -> bool:
-        """Let newcomers in, if any wait; return whether they take part at once. Collective."""
-        trains_on, kept = synchronizer.meets_in == "steps" and not synchronizer.in_step, list[Communicator]()
-        try:
-            made = self.comm._admit(self._min_ranks, (lambda: kept.append(_same(self.comm))) if trains_on else None)
-        except BaseException:
-            for each in kept:
-                each._end(False)
-            raise
-        if made is self.comm:
-            return False
-        changing = self._replica.state(False) if trains_on and made.rank == 0 else None
-        self._greet(made, self.entries, changing, synchronizer.shared_state(True) if changing is not None else None)
-        if trains_on:
-            self.comm, self.here, self.wider, self._has_state = kept[0], kept[0], made, True
-        else:
-            self._use(made)
-        return not trains_on
-
-    def _greet(self, made: Communicator, entries: Mapping[str, str], changing: Any, lasting: Any = None) -> None:
-        """Give newcomers of a communicator what they get before they take part, on its rank 0."""
-        if made.rank == 0 and made.size > len(made.recovered_from or ()):
-            self._end_head_start()
-            self._head_start = HeadStart(made, (dict(entries), changing), lasting)
-
-    def _end_head_start(self) -> None:
-        if self._head_start is not None:
-            self._head_start.end()
-            self._head_start = None
-
-    def widen(self) -> None:
-        """Go on with the newcomers that were let in."""
-        assert self.wider is not None
-        self._narrow, wider, self.wider = self.comm, self.wider, None
-        self._use(wider)
-
-    def allow_step(self) -> None:
-        """Wait until the optimizer's state may change."""
-        if self._head_start is not None:
-            self._head_start.wait_for_copies()
-
-    def note_that_state_was_loaded(self) -> None:
-        """Note that newcomers have been given a state that is no longer the current one."""
-        self._has_state = False
-
-    def have_met(self, synchronizer: Synchronizer) -> bool:
-        """Tell whether no exchange has ended since the ranks have last met: the same on all between two."""
-        return self._met_after == (self.exchanges, synchronizer.exchanges)
-
-    def meet(self, synchronizer: Synchronizer) -> None:
-        """Note that the ranks have met."""
-        self._met_after = (self.exchanges, synchronizer.exchanges)
-
-    def come(self, synchronizer: Synchronizer) -> None:
-        """Leave the communicator of this rank alone. Collective over those that have let it in, and it."""
-        self.is_apart = False
-        self.here.close()
-        self.here = self.comm
-        if self._has_lost:
-            self.recover(synchronizer)
-            return
-        self._greet(self.comm, {}, None)
-        self.membership = replace(self.membership, ranks=tuple(range(len(self.comm.recovered_from or ()))))
-        self.changed = True
-        self._admit_all(synchronizer)
-
-    def _use(self, made: Communicator) -> None:
-        before = self.membership
-        ranks = before.ranks if self.changed else tuple(range(before.size))  # at the last call of `begin`
-        former = (*ranks, *(None for _ in range(before.size - len(ranks))))  # newcomers were none
-        gone = ((former[rank], why) for rank, why in made.lost)
-        left = (*(before.left if self.changed else ()), *((rank, why) for rank, why in gone if rank is not None))
-        stayed = tuple(rank for each in made.recovered_from or () if (rank := former[each]) is not None)
-        self.comm = self.here = self._made = made
-        self.membership = Membership(made.rank, made.size, stayed, left)
-        self.changed = True
-
-    def go_back(self, dropped: bool) -> None:
-        """Note that the iteration under way has no step here, and whether gradients of this rank are lost with it."""
-        self.membership = replace(self.membership, dropped=dropped or self._has_undone)
-        self._has_undone = False
-        self.steps.go_back()
+    # ---- state that another rank gives ---------------------------------------------------------------------------
 
     @contextmanager
-    def catching_up(self, synchronizer: Synchronizer) -> Iterator[None]:
-        """Take what a rank that is ahead has, if this one is behind: `is_behind` tells. Collective.
+    def catching_up(self, synchronizer: Synchronizer) -> Iterator[Plan]:
+        """Take the state of a rank that is ahead, if this one is behind. Collective.
 
         It travels during the ``with`` block, which may use `comm`, and is taken after it: all of it, or nothing, for
         the rank that is ahead may be lost meanwhile.
         """
-        self._take_head_start(synchronizer)
         try:
             require_same_as_first(self.comm, "models", self.entries)
         except MismatchError:
             self.comm._end(False)  # the others go on without this one
             raise
-        undone = synchronizer.recover(self.comm, self.exchanges < 0)
-        if undone:
-            self.exchanges -= undone
-            self.undone += undone
-            self.steps.undo(undone)
-            self._has_undone = True
-        own = _Standing(self.exchanges, synchronizer.exchanges, self._was_applied, self.steps.next, self._has_state)
-        everyone = [_Standing(*each) for each in self.comm.allgather(np.array(own)).tolist()]
-        first = max(everyone, key=lambda each: each[:2])
-        if first.exchanges == _NO_WEIGHTS:
-            message = "all ranks that had weights to give to newcomers have died"
-            raise CommunicationError(message)  # no RecoverableError: there is nothing to go on with
-        if first.exchanges < 0 and self._has_lost and 0 in dict(self.membership.left):
-            message = "rank 0 has died before its weights, with which all begin, had reached another rank"
-            raise CommunicationError(message)
-        is_leader = self.comm.rank == everyone.index(first)
-        exchanges = max(first.exchanges, 0)
-        self.is_behind = not is_leader and own[:2] < (exchanges, first.weights_exchanged)
-        are_some = first.exchanges < 0 or any(each[:2] != first[:2] for each in everyone)
+        undone = synchronizer.recover(self.comm, self.role < Role.MEMBER)
+        self.exchanges -= undone
+        self.numbers.undo(undone)
+        standings = self._standings(synchronizer)
+        found = plan(standings, dict(self.membership.left))
+        own, first = standings[self.comm.rank], standings[found.giver]
         with ExitStack() as stack:
             given = None
-            part = self.comm.split(0 if is_leader or self.is_behind else None, -is_leader) if are_some else None
-            if part is not None:
-                mine = self._given(synchronizer, first, everyone) if is_leader else None
-                given = stack.enter_context(handing_over(part, mine))
-            yield
-        if self.is_behind:
+            if found.takers:
+                takes_part = self.comm.rank in (found.giver, *found.takers)
+                part = self.comm.split(0 if takes_part else None, -(own is first))
+                if part is not None:
+                    mine = self._gift(synchronizer, found) if own is first else None
+                    given = stack.enter_context(handing_over(part, mine))
+            yield found
+        if self.comm.rank in found.takers:
             assert given is not None
             self._take(synchronizer, first, *given.result())
-        self.exchanges, self._has_state = exchanges, True
-        self._end_head_start()
-        if self._narrow is not None:
-            self._narrow._end(False)
-            self._narrow = None
+        self.role, self.exchanges, self.has_state = Role.MEMBER, first.exchanges, True
+        self._head_start.end()
+        while self._outgrown:
+            self._outgrown.pop()._end(False)
 
-    def _take_head_start(self, synchronizer: Synchronizer) -> None:
-        if not self._awaits_head_start or self.comm.rank == 0:
-            return
-        self._awaits_head_start = False
-        (entries, replica), shared = take_head_start(self.comm)
-        if replica is not None and entries == self.entries:
-            self._replica.load(replica, True)
-            synchronizer.catch_up(shared, True)
-            self._has_state = True
+    def _standings(self, synchronizer: Synchronizer) -> list[Standing]:
+        """Return the reports of all ranks on themselves. Collective."""
+        exchanges = self.exchanges, synchronizer.exchanges
+        own = Standing(self.role, *exchanges, self._was_applied, self.numbers.next, self.has_state)
+        return [Standing(*each) for each in self.comm.allgather(np.array(own)).tolist()]
 
-    def _given(self, synchronizer: Synchronizer, own: _Standing, everyone: Sequence[_Standing]) -> Any:
+    def _gift(self, synchronizer: Synchronizer, found: Plan) -> Any:
         """Return what the ranks that are behind get from this one."""
-        behind = [each for each in everyone if each[:2] != own[:2] or each.exchanges < 0]
-        lack_all = [each for each in behind if each.exchanges < 0 and not (each.has_state and own.has_state)]
-        have_head_start = not lack_all and all(each.exchanges < 0 for each in behind)
-        all_take_replica = synchronizer.in_step  # else those that begin
-        replica = self._replica.state(all_take_replica) if all_take_replica or lack_all else None
-        return replica, astuple(self.membership), synchronizer.shared_state(not have_head_start)
+        everyone_takes = synchronizer.in_step  # else those that begin
+        replica = self._replica.state(everyone_takes) if everyone_takes or found.gives_replica else None
+        return replica, astuple(self.membership), synchronizer.shared_state(found.gives_arrays)
 
-    def _take(
-        self, synchronizer: Synchronizer, first: _Standing, replica: Any, membership: Sequence[Any], shared: Any
-    ) -> None:
-        begins, all_take_replica = self.exchanges < 0, synchronizer.in_step
+    def _take(self, synchronizer: Synchronizer, first: Standing, replica: Any, membership: Any, shared: Any) -> None:
+        begins = self.role < Role.MEMBER
         if first.was_applied and not begins:  # else it has sent nothing
             synchronizer.settle()
-        if begins or all_take_replica:
-            if replica is not None:  # else it has had a head start
+        if begins or synchronizer.in_step:
+            if replica is not None:  # else it was sent beforehand
                 self._replica.load(replica, begins)
-            self._was_applied, self.steps.next = bool(first.was_applied), first.next
+            self._was_applied, self.numbers.next = bool(first.was_applied), first.next_step
         synchronizer.catch_up(shared, begins)
         if begins:
             self.membership = replace(Membership(*membership), rank=self.comm.rank)
 
-    def close(self, orderly: bool = True) -> None:
-        """Close the communicators that were made here."""
-        if self.is_apart:
-            self.here._end(orderly)
-        if self.wider is not None:
-            self.comm._end(orderly)
-            self.wider._end(orderly)
-        elif self._made is not None:
-            self._made._end(orderly)
 
-
-class _Standing(NamedTuple):
-    """What a rank says of itself."""
-
-    exchanges: int
-    weights_exchanged: int  # exchanges of the synchronizer
-    was_applied: int
-    next: int  # step
-    has_state: int  # or could give what is current to newcomers
-
-
-def _same(comm: Communicator) -> Communicator:
-    """Return another communicator of the same ranks, which lives on when this one is closed. Collective."""
-    made = comm.split(0)
-    assert made is not None
-    return made
-
-
-def lets_in_when_recovering(synchronizer: Synchronizer) -> bool:
-    """Tell whether newcomers are let in as if a rank had been lost, not between two steps."""
-    return synchronizer.meets_in in ("rounds", "servers")
-
-
-def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
-    """Return whether to go on without ranks that are lost.
+def ranks_of(comm: Communicator, on_failure: str, min_ranks: int | None, replica: Replica) -> FixedRanks:
+    """Return the ranks of a training, which goes on without ranks that are lost if `on_failure` says so.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If it is neither "raise" nor "continue", or `min_ranks` has no use.
     """
+    return Survival(comm, min_ranks, replica) if check_on_failure(on_failure, min_ranks) else FixedRanks(comm)
+
+
+def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
+    """Return whether to go on without ranks that are lost; raise unless the arguments go together."""
     if on_failure not in ("raise", "continue"):
         raise ArgumentError(f"on_failure is 'raise' or 'continue', not {on_failure!r}")
     if min_ranks is not None and on_failure == "raise":
@@ -427,4 +285,4 @@ def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
     return on_failure == "continue"
 
 
-__all__ = ["Membership", "Replica", "Survival", "check_on_failure", "lets_in_when_recovering"]
+__all__ = ["Survival", "check_on_failure", "ranks_of"]

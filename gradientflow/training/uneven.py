@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from gradientflow.errors import AbandonedError, ArgumentError, MismatchError, NonFiniteError
+from gradientflow.strategies.update import Phase
 
 from .loop import Loop
 
@@ -22,7 +23,7 @@ def join(loop: Loop, broadcast: Callable[[int], object]) -> Iterator[None]:
     if loop.strategy.gradients != "mean":
         message = f"join() does not go with {loop.strategy.name}: it needs gradients that are averaged in every step"
         raise ArgumentError(message)
-    if loop.survival is not None:
+    if loop.ranks.may_change:
         raise ArgumentError("join() does not go with on_failure='continue': deal the batches by steps() and membership")
     with loop.batches.uneven():
         yield
@@ -40,7 +41,7 @@ def _take_part_until_all_have_left(loop: Loop) -> None:
         try:
             loop.synchronize()
         except (AbandonedError, MismatchError, NonFiniteError) as error:
-            is_dropped = loop.must_zero or isinstance(error, NonFiniteError)
+            is_dropped = loop.progress.phase is Phase.DROPPED or isinstance(error, NonFiniteError)
             if is_dropped and loop.status.any_has_batches(loop.synchronizer.extra):
                 continue  # raised on all ranks; those with batches may go on
             raise

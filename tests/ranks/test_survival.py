@@ -23,6 +23,7 @@ from gradientflow.errors import ArgumentError, PeerError
 from gradientflow.server.recovery import _parts
 from gradientflow.strategies import DSSP, SSP, Layout, as_strategy
 from gradientflow.strategies.parsing import _KINDS
+from gradientflow.training.steps import Steps
 from gradientflow.training.survival import Survival
 
 from survive.task import FLOATS
@@ -361,24 +362,33 @@ def test_too_few_ranks_while_newcomers_come_are_an_error() -> None:
     class Served:
         meets_in = "servers"
 
+        def close(self, orderly: bool) -> None:
+            pass
+
+    class Loop:
+        synchronizer = Served()
+
+    class Recovered(Exception):  # noqa: N818
+        pass
+
     class Failing(Survival):
         def __init__(self) -> None:
             self.comm: Any = Communicator()
-            self._awaits_head_start = False
-            self.recoveries = 0
+            self.here = self.comm
+            self.numbers = Steps()
 
-        def admit(self, synchronizer: Any) -> bool:
+        def _admit(self, synchronizer: Any) -> bool:
             raise PeerError("too few are left")
 
         def recover(self, synchronizer: Any) -> None:
-            self.recoveries += 1
+            raise Recovered
 
-    survival = Failing()
-    survival._admit_all(cast("Any", Served()))
-    assert survival.recoveries == 1
+    survival, loop = Failing(), cast("Any", Loop())
+    with pytest.raises(Recovered):
+        survival._go_on(loop, survival._admit_all)
     survival.comm.closed = True
     with pytest.raises(PeerError, match="too few"):
-        survival._admit_all(cast("Any", Served()))
+        survival._go_on(loop, survival._admit_all)
 
 
 def test_the_last_round_that_all_servers_have() -> None:

@@ -34,9 +34,9 @@ class Roster:
         self.members: list[int] = []
 
         @contextlib.contextmanager
-        def gathering(original: Any, survival: Survival, synchronizer: Any) -> Iterator[None]:
-            with original(survival, synchronizer):
-                yield
+        def gathering(original: Any, survival: Survival, synchronizer: Any) -> Iterator[Any]:
+            with original(survival, synchronizer) as plan:
+                yield plan
                 self._gather(survival.comm)  # raises if another one is lost; then this is called again
 
         wrap(Survival, "catching_up", gathering)

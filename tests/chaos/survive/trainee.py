@@ -113,13 +113,12 @@ def _train(own: int, last: Path, group: Group) -> None:
             told = members
             tell(members=members, lost=training.comm.lost)
     training.finish()
-    survival = training._loop.survival
-    assert survival is not None
+    survival: Any = training._loop.ranks
     found, residuals = flat(weights), flat(training.synchronizer.report().residuals)
     np.savez(last.with_name(f"left.{own}"), weights=found, residuals=residuals)
     history, steps = list[tuple[int, list[int]]](), 0  # for those that have steps of their own
     if isinstance(group.check, Means):
-        steps = survival.steps.next  # the last ones may have been undone in the end
+        steps = survival.numbers.next  # the last ones may have been undone in the end
         history = [entry for entry in optimizer.history if entry[0] < steps]
     tell(members=roster.members, history=history, steps=steps, checksum=checksum(found))
     training.close()

@@ -1,0 +1,216 @@
+"""Communicators of a training whose ranks are lost or come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from gradientflow.arguments import checked_int
+from gradientflow.communicator import Communicator
+from gradientflow.errors import RecoverableError
+from gradientflow.strategies import Synchronizer
+
+from .alone import alone
+from .head_start import HeadStart, take_head_start
+from .membership import Membership, Role
+from .ranks import FixedRanks
+
+_Made = TypeVar("_Made")
+
+
+class Replica(NamedTuple):
+    """The state that is the same on all ranks beside the strategy's, such as weights and optimizer state."""
+
+    state: Callable[[bool], Any]  # returns it, a plain value, with weights or without
+    load: Callable[[Any, bool], object]  # takes it, of another rank; all of it on a rank that begins
+
+
+class ChangingRanks(FixedRanks):
+    """Ranks of which some may be lost or come. A joining rank makes its loop alone, and comes when its steps begin.
+
+    Where each rank trains on weights of its own, joining ranks get all they need while the other ranks train on, up to
+    the step with the next exchange: until then these have two communicators, one of their own, and a wider one with the
+    joining ranks.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    min_ranks : int, optional
+        As in `Communicator.recover`.
+    replica : Replica
+        What ranks that are behind get from another.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the communicator cannot be recovered.
+
+    Attributes
+    ----------
+    wider : Communicator or None
+        With joining ranks that take part from the next exchange on; the ranks of `comm` are the first.
+    role : Role
+        The role of this rank.
+    has_state : bool
+        Whether it has the state that joining ranks are sent beforehand, or has given the current one.
+    """
+
+    may_change = True
+
+    def __init__(self, comm: Communicator, min_ranks: int | None, replica: Replica) -> None:
+        super().__init__(comm)
+        self._min_ranks = None if min_ranks is None else checked_int("min_ranks", min_ranks, 1)
+        comm._native.check_recoverable(self._min_ranks)
+        self._given, self._replica = comm, replica
+        self.wider: Communicator | None = None
+        self._outgrown: list[Communicator] = []  # used beside a wider one, until all ranks have come to that
+        self._head_start = HeadStart()
+        self.role, self.has_state = Role.MEMBER, True
+        former = comm.recovered_from
+        if former is not None and len(former) < comm.size:
+            self._stand_apart(Role.JOINING if comm.rank >= len(former) else Role.FOUNDING)
+
+    def _stand_apart(self, role: Role) -> None:
+        """Let this rank make its loop on a communicator of its own."""
+        self.role, self.here, self.has_state = role, alone(self.comm._config), False
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether this rank has not come to the other ranks yet."""
+        return self.here is not self.comm
+
+    def make(self, make: Callable[[Communicator], _Made]) -> _Made:
+        """Return what a function makes of the communicator `here`. Collective, except on joining ranks.
+
+        If a rank is lost meanwhile, it is made alone. This rank then comes to the others as joining ranks do.
+        """
+        try:
+            return make(self.here)
+        except RecoverableError:
+            if self.is_apart:
+                raise
+            self._stand_apart(Role.SEPARATED)
+            return make(self.here)
+
+    # ---- ranks that are lost -------------------------------------------------------------------------------------
+
+    def recover(self, synchronizer: Synchronizer) -> None:
+        """Make a communicator of the ranks that are left. Collective over these."""
+        if self.wider is not None:
+            self._widen(synchronizer)
+        self._use(self.comm.recover(self._min_ranks))
+        self._greet(self.comm, {}, None)
+        self._admit_all(synchronizer)
+
+    def _come(self, synchronizer: Synchronizer) -> None:
+        """Leave the communicator of this rank alone. Collective over those that have let it in, and it."""
+        self.here.close()
+        self.here = self.comm
+        if self.role is Role.SEPARATED:
+            self.recover(synchronizer)
+            return
+        self._greet(self.comm, {}, None)
+        self.membership = replace(self.membership, ranks=tuple(range(len(self.comm.recovered_from or ()))))
+        self.changed = True
+        if self.role is Role.JOINING:
+            self._take_head_start(synchronizer)
+        self._admit_all(synchronizer)
+
+    def _widen(self, synchronizer: Synchronizer) -> None:
+        """Go on with the ranks that were let in."""
+        assert self.wider is not None
+        wider, self.wider = self.wider, None
+        self._outgrown.append(self.comm)
+        self._use(wider)
+
+    def _use(self, made: Communicator) -> None:
+        before = self.membership
+        ranks = before.ranks if self.changed else tuple(range(before.size))  # when the last iteration began
+        former = (*ranks, *(None for _ in range(before.size - len(ranks))))  # joining ranks were none
+        gone = ((former[rank], why) for rank, why in made.lost)
+        left = (*(before.left if self.changed else ()), *((rank, why) for rank, why in gone if rank is not None))
+        stayed = tuple(rank for each in made.recovered_from or () if (rank := former[each]) is not None)
+        self.comm = self.here = made
+        self.membership = Membership(made.rank, made.size, stayed, left)
+        self.changed = True
+
+    # ---- ranks that join -----------------------------------------------------------------------------------------
+
+    def _someone_waits(self) -> bool:
+        """Tell on rank 0 whether a process waits to be let in; False on all others."""
+        return self.comm.rank == 0 and self.comm._door is not None and self.comm._door.someone_waits()
+
+    def _admit_all(self, synchronizer: Synchronizer) -> None:
+        """Let processes in until none waits, if that is not done between two steps.
+
+        Some ranks may be on a communicator because they have let processes in, and others because that has failed for
+        them: so it is the first thing that all do on each.
+        """
+        while admits_when_recovering(synchronizer) and self._admit(synchronizer):
+            pass
+
+    def _admit(self, synchronizer: Synchronizer) -> bool:
+        """Let processes in, if any wait; return whether they take part at once. Collective."""
+        trains_on, kept = synchronizer.meets_in == "steps" and not synchronizer.in_step, list[Communicator]()
+        try:
+            made = self.comm._admit(self._min_ranks, (lambda: kept.append(_same(self.comm))) if trains_on else None)
+        except BaseException:
+            for each in kept:
+                each._end(False)
+            raise
+        if made is self.comm:
+            return False
+        changing = self._replica.state(False) if trains_on and made.rank == 0 else None
+        self._greet(made, self.entries, changing, synchronizer.shared_state(True) if changing is not None else None)
+        if trains_on:
+            self.comm = self.here = kept[0]
+            self.wider, self.has_state = made, True
+        else:
+            self._use(made)
+        return not trains_on
+
+    def _greet(self, made: Communicator, entries: Mapping[str, str], changing: Any, lasting: Any = None) -> None:
+        """Give joining ranks of a communicator what they get before they take part, on its rank 0."""
+        if made.rank == 0 and made.size > len(made.recovered_from or ()):
+            self._head_start.begin(made, (dict(entries), changing), lasting)
+
+    def _take_head_start(self, synchronizer: Synchronizer) -> None:
+        (entries, replica), shared = take_head_start(self.comm)
+        if replica is not None and entries == self.entries:
+            self._replica.load(replica, True)
+            synchronizer.catch_up(shared, True)
+            self.has_state = True
+
+    def allow_step(self) -> None:
+        """Wait until the optimizer's state may change."""
+        self._head_start.wait_for_copies()
+
+    def note_that_state_was_loaded(self) -> None:
+        """Note that joining ranks have been given a state that is no longer the current one."""
+        self.has_state = False
+
+    def close(self, orderly: bool = True) -> None:
+        """Close the communicators that were made here."""
+        if self.is_apart:
+            self.here._end(orderly)
+        if self.wider is not None:
+            self.wider._end(orderly)
+        if self.comm is not self._given:
+            self.comm._end(orderly)
+
+
+def _same(comm: Communicator) -> Communicator:
+    """Return another communicator of the same ranks, which lives on when this one is closed. Collective."""
+    made = comm.split(0)
+    assert made is not None
+    return made
+
+
+def admits_when_recovering(synchronizer: Synchronizer) -> bool:
+    """Tell whether processes are let in as if a rank had been lost, not between two steps."""
+    return synchronizer.meets_in in ("rounds", "servers")
+
+
+__all__ = ["ChangingRanks", "Replica", "admits_when_recovering"]

@@ -1,0 +1,109 @@
+"""One iteration of a training loop: its phases, and all transitions between them."""
+
+from __future__ import annotations
+
+from gradientflow.strategies.update import Phase, Update
+
+_BEGUN = (Phase.HANDING_OVER, Phase.ACCUMULATING, Phase.HANDED_OVER)
+_ENDED = (Phase.AVERAGED, Phase.LOST)  # it has an update
+_UNTOLD = (Phase.HANDED_OVER, Phase.FAILED, Phase.FAILED_AFTER)
+
+
+class Progress:
+    """The phase of the current iteration, and the data that belong to it. Nothing else changes the phase.
+
+    Attributes
+    ----------
+    phase : Phase
+        How far the iteration has come.
+    order : list of int
+        The tensors whose gradients are final in this iteration, in the order in which they became final.
+    passes : int
+        Backward passes since the last step.
+    update : Update or None
+        The result of the last exchange; None after the step.
+    overflowed : bool
+        Whether gradients were not finite in an exchange since the last step; the next step is skipped then.
+    unscaled : bool
+        Whether the gradients have been divided by the loss scale.
+    """
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the iteration: gradients are zeros, or others were loaded."""
+        self.phase = Phase.IDLE
+        self.order.clear()
+        self.passes = 0
+        self.update: Update | None = None
+        self.overflowed = self.unscaled = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the synchronizer has begun the iteration, and not ended it."""
+        return self.phase in _BEGUN
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether other ranks wait for this one's part, and have to be told if it gives the iteration up."""
+        return bool(self.order) or self.phase in _UNTOLD
+
+    def begin_pass(self, *, only_adds: bool) -> None:
+        """Begin a backward pass, whose gradients only add up or are handed over. The last update is forgotten."""
+        self.phase = Phase.ACCUMULATING if only_adds else Phase.HANDING_OVER
+        self.update = None
+
+    def hand_over(self) -> None:
+        """Note that all gradients are with the synchronizer."""
+        self._expect(Phase.ACCUMULATING, Phase.HANDING_OVER)
+        self.phase = Phase.HANDED_OVER
+
+    def average(self, update: Update) -> None:
+        """Note that the exchange has ended with an update."""
+        self._expect(Phase.HANDED_OVER)
+        self.phase, self.update = Phase.AVERAGED, update
+        self.overflowed |= update.kind == "skipped"
+
+    def end_without_update(self) -> None:
+        """Note that the exchange has ended on all ranks without an update, which raises an error there."""
+        self._expect(Phase.HANDED_OVER)
+        self.phase, self.overflowed = Phase.IDLE, False
+
+    def drop(self) -> None:
+        """Note that the exchange has ended, and all ranks drop it."""
+        self._expect(Phase.HANDED_OVER)
+        self.phase, self.overflowed, self.passes = Phase.DROPPED, False, 0
+
+    def fail(self, *, after_step: bool = False) -> None:
+        """Note that a call of the synchronizer has failed."""
+        self.phase = Phase.FAILED_AFTER if after_step else Phase.FAILED
+
+    def give_up(self) -> None:
+        """Note that the other ranks are being told that this one gives the iteration up."""
+        self.phase = Phase.IDLE
+
+    def lose(self) -> None:
+        """Note that the iteration was lost with a rank: its step is skipped."""
+        self.reset()
+        self.phase, self.update = Phase.LOST, Update("skipped")
+
+    def forget_update(self) -> None:
+        """Note that no step uses the last update any more."""
+        if self.phase in _ENDED:
+            self.phase, self.update = Phase.IDLE, None
+
+    def step(self) -> None:
+        """Note that the step was made, or skipped."""
+        self.forget_update()
+        self.passes = 0
+        self.overflowed = self.unscaled = False
+
+    def _expect(self, *phases: Phase) -> None:
+        if self.phase not in phases:
+            message = f"an iteration that is {self.phase.name} was to be one that is {phases[-1].name}"
+            raise AssertionError(message)
+
+
+__all__ = ["Progress"]

@@ -1,0 +1,127 @@
+"""All transitions between the phases of an iteration, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gradientflow.strategies import Update
+from gradientflow.strategies.update import Phase
+from gradientflow.training.iteration import Progress
+
+APPLY, SKIPPED = Update("apply"), Update("skipped")
+
+EVENTS: dict[str, Callable[[Progress], object]] = {
+    "begin": lambda progress: progress.begin_pass(only_adds=False),
+    "begin to add": lambda progress: progress.begin_pass(only_adds=True),
+    "hand over": Progress.hand_over,
+    "average": lambda progress: progress.average(APPLY),
+    "skip": lambda progress: progress.average(SKIPPED),
+    "end without update": Progress.end_without_update,
+    "drop": Progress.drop,
+    "fail": Progress.fail,
+    "fail after": lambda progress: progress.fail(after_step=True),
+    "give up": Progress.give_up,
+    "lose": Progress.lose,
+    "forget update": Progress.forget_update,
+    "step": Progress.step,
+    "reset": Progress.reset,
+}
+P = Phase
+ALWAYS = {
+    "begin": P.HANDING_OVER,
+    "begin to add": P.ACCUMULATING,
+    "fail": P.FAILED,
+    "fail after": P.FAILED_AFTER,
+    "give up": P.IDLE,
+    "lose": P.LOST,
+    "reset": P.IDLE,
+}
+SOMETIMES = {
+    "hand over": dict.fromkeys((P.ACCUMULATING, P.HANDING_OVER), P.HANDED_OVER),
+    "average": {P.HANDED_OVER: P.AVERAGED},
+    "skip": {P.HANDED_OVER: P.AVERAGED},
+    "end without update": {P.HANDED_OVER: P.IDLE},
+    "drop": {P.HANDED_OVER: P.DROPPED},
+    **{name: {**{each: each for each in P}, P.AVERAGED: P.IDLE, P.LOST: P.IDLE} for name in ("forget update", "step")},
+}
+
+
+def in_phase(phase: Phase) -> Progress:
+    """Return an iteration that has come to a phase on the shortest way."""
+    ways = {
+        P.IDLE: [],
+        P.ACCUMULATING: ["begin to add"],
+        P.HANDING_OVER: ["begin"],
+        P.HANDED_OVER: ["begin", "hand over"],
+        P.AVERAGED: ["begin", "hand over", "average"],
+        P.DROPPED: ["begin", "hand over", "drop"],
+        P.LOST: ["begin", "lose"],
+        P.FAILED: ["begin", "fail"],
+        P.FAILED_AFTER: ["begin", "hand over", "average", "fail after"],
+    }
+    progress = Progress()
+    for event in ways[phase]:
+        EVENTS[event](progress)
+    assert progress.phase is phase
+    return progress
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_each_event_leads_from_each_phase_to_one(phase: Phase) -> None:
+    assert {*ALWAYS, *SOMETIMES} == {*EVENTS}
+    for event, happens in EVENTS.items():
+        progress = in_phase(phase)
+        after = ALWAYS.get(event) or SOMETIMES[event].get(phase)
+        if after is None:
+            with pytest.raises(AssertionError, match=f"an iteration that is {phase.name} was to be"):
+                happens(progress)
+            assert progress.phase is phase
+            continue
+        happens(progress)
+        assert progress.phase is after, event
+        has_update = after in (P.AVERAGED, P.LOST) or (phase is P.AVERAGED and event == "fail")
+        assert after in (P.FAILED, P.FAILED_AFTER, P.IDLE) or (progress.update is not None) == has_update, event
+        assert progress.has_begun == (after in (P.ACCUMULATING, P.HANDING_OVER, P.HANDED_OVER))
+        assert progress.is_untold == (after in (P.HANDED_OVER, P.FAILED, P.FAILED_AFTER))
+
+
+def test_a_step_has_one_update() -> None:
+    progress = in_phase(P.AVERAGED)
+    assert progress.update is APPLY
+    progress.step()
+    assert progress.update is None
+    progress = in_phase(P.LOST)
+    assert progress.update == SKIPPED
+    progress.begin_pass(only_adds=False)
+    assert progress.update is None
+
+
+def test_an_overflow_holds_for_the_whole_step() -> None:
+    progress = in_phase(P.HANDED_OVER)
+    progress.average(SKIPPED)
+    for _ in range(2):
+        progress.begin_pass(only_adds=False)
+        progress.hand_over()
+        progress.average(APPLY)
+        assert progress.overflowed
+    progress.step()
+    assert not progress.overflowed
+    for ends in (Progress.drop, Progress.end_without_update, Progress.lose, Progress.reset):
+        progress = in_phase(P.HANDED_OVER)
+        progress.overflowed = True
+        ends(progress)
+        assert not progress.overflowed
+
+
+def test_gradients_that_were_handed_over_are_told_of() -> None:
+    progress = in_phase(P.HANDING_OVER)
+    progress.order.append(3)
+    progress.passes = 1
+    assert progress.is_untold
+    progress.give_up()
+    assert progress.is_untold  # until the other ranks know
+    progress.reset()
+    assert not progress.is_untold
+    assert (progress.order, progress.passes) == ([], 0)
