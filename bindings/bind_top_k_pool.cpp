@@ -114,8 +114,6 @@ void bind_top_k_pool(py::module_& module) {
                 tensor, reinterpret_cast<std::byte*>(address));  // NOLINT(performance-no-int-to-ptr): from Python
           },
           py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
-      .def(
-          "take_back", [](TopKPool& pool, Number stream) { pool.take_back(stream_of(stream)); }, py::arg("stream"))
       .def("restore", &restore_top_k_pool, py::arg("residual"), py::arg("velocity"), py::arg("threshold"),
            py::arg("iteration"))
       .def(

@@ -87,7 +87,9 @@ void define_pool(pybind11::class_<Pool, std::shared_ptr<Pool>>& pool_class) {
       .def(
           "ready_all", [](Pool& pool, Number number) { pool.ready_all(stream_of(number)); }, stream, without_gil)
       .def(
-          "abandon", [](Pool& pool, Number number) { pool.abandon(stream_of(number)); }, stream, without_gil)
+          "rollback", [](Pool& pool, Number number) { pool.rollback(stream_of(number)); }, stream, without_gil)
+      .def("commit", &Pool::commit)
+      .def_property_readonly("has_failed", &Pool::has_failed)
       .def("close", &Pool::close, py::arg("drain"), without_gil);
 }
 

@@ -50,8 +50,6 @@ void define_residual_pool(pybind11::class_<Pool, std::shared_ptr<Pool>>& pool_cl
             pool.set_residuals(span_of(residual), stream_of(stream));
           },
           py::arg("residual"), py::arg("stream"))
-      .def("settle", &Pool::settle)
-      .def("undo", [](Pool& pool) { pool.undo(); })
       .def("refuse_state", &Pool::refuse_state, py::arg("why"), py::call_guard<WithoutGil>());
 }
 

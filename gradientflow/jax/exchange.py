@@ -19,7 +19,7 @@ from gradientflow.errors import ArgumentError, ClosedError, NonFiniteError
 from gradientflow.memory import itemsize
 from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer
 from gradientflow.strategies.exchange.pooled import PoolStrategy
-from gradientflow.strategies.update import Iteration
+from gradientflow.strategies.update import Iteration, Phase
 from gradientflow.training.binding import bind_together
 from gradientflow.training.tensors import Tensors
 
@@ -136,7 +136,7 @@ class Exchange:
         except NonFiniteError:  # on all ranks, which have ended the iteration
             raise
         except BaseException:
-            synchronizer.abandon()
+            synchronizer.rollback(Phase.HANDED_OVER)
             raise
         core.check_marks(count, synchronizer.extra)
         core.copy(self._places(), means, self._gradient_bytes)

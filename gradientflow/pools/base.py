@@ -155,13 +155,31 @@ class BasePool:
         else:
             self._native.ready(index, stream_number(stream))
 
-    def abandon(self, stream: Any = None) -> None:
-        """End the running iteration without its result, for example after an exception.
+    def rollback(self, stream: Any = None) -> None:
+        """Undo the iteration under way, for example after an exception; or else the last one, if no step follows it.
 
-        The other ranks get zeros for this rank's tensors that are not ready. Does nothing if no tensor is ready.
-        `stream` is as in `ready`.
+        The other ranks get zeros for tensors that are not ready on this one. Gradients are not averaged then, and
+        residuals and velocities, if any, are as before the iteration. Does nothing after `zero`, or if the last
+        iteration has failed, was dropped, or was undone. `stream` is as in `ready`.
         """
-        self._native.abandon(stream_number(stream))
+        self._native.rollback(stream_number(stream))
+
+    def commit(self) -> None:
+        """Let the last iteration count, which has failed on this rank, because other ranks have finished it.
+
+        All that this rank has sent is in their means, and goes from its residuals. After `Communicator.recover`.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the last iteration has not failed, or was that of a `TopKGradientPool` on a CUDA device.
+        """
+        self._native.commit()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last iteration has failed on this rank, and was neither committed nor rolled back."""
+        return bool(self._native.has_failed)
 
     @property
     def ready_count(self) -> int:

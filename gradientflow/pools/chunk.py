@@ -14,7 +14,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 
 from .base import RangeReport, native_communicator, native_threshold, stream_number, threshold_from
-from .residual import ResidualPool, array_of, as_float32
+from .residual import ResidualPool, array_of
 
 Density = float | Callable[[int], float]
 
@@ -205,18 +205,6 @@ class SparseGradientPool(ResidualPool):
             Unless the gradients are averaged, that is after `wait` and before the next tensor is ready.
         """
         return self._native.update(everywhere)
-
-    def take_back(self, stream: Any = None) -> None:
-        """Return to the residuals what the last iteration sent, an equal part on each rank, and zero the gradients.
-
-        So nothing is lost if no step follows. `stream` is as in `ready`.
-        """
-        memory = self.memory if isinstance(self.memory, np.ndarray) else self.memory.get()
-        gradients = as_float32(memory, self.dtype)
-        residual = self._native.residuals
-        for begin, end in self.spans:
-            residual[begin:end] += gradients[begin:end] / np.float32(self.loss_scale)
-        self._native.set_residuals(residual, stream_number(stream))
 
     @property
     def important(self) -> npt.NDArray[np.bool_]:

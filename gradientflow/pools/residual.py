@@ -90,26 +90,6 @@ class ResidualPool(BasePool, ABC):
         """
         return float(self._native.bookkeeping_seconds)
 
-    def settle(self) -> None:
-        """Keep the residuals of the last iteration, which failed on this rank, because other ranks have finished it.
-
-        What this rank has sent is in their means, and gone from its residuals. After `Communicator.recover`.
-
-        Raises
-        ------
-        gradientflow.errors.ArgumentError
-            If the last iteration has not failed, or was that of a `TopKGradientPool` on a CUDA device.
-        """
-        self._native.settle()
-
-    def undo(self) -> None:
-        """Undo the last iteration, which has ended on this rank, because it has failed on others, and is dropped.
-
-        Residuals, and velocities if any, are as before it, and gradients zero. After `Communicator.recover`, as
-        `settle`. Does nothing if the iteration failed on this rank, too.
-        """
-        self._native.undo()
-
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -278,14 +278,6 @@ class TopKGradientPool(ResidualPool):
         """The elements of the memory that a step uses: one row, of the first and one past the last; or no row."""
         return np.array([[0, self.nbytes // self._itemsize]] * (not self.overflowed)).reshape(-1, 2)
 
-    def take_back(self, stream: Any = None) -> None:
-        """Undo the last iteration, if no step follows it: residuals and velocities become what they were before.
-
-        Zeroes the gradients. All ranks call it, or none; it does nothing after an iteration that was dropped. `stream`
-        is as in `ready`.
-        """
-        self._native.take_back(stream_number(stream))
-
     @property
     def layer_reports(self) -> tuple[LayerReport, ...]:
         """A report on each layer in the last iteration; empty before the first, and after one that failed."""

@@ -23,7 +23,7 @@ from .layout import Layout
 from .node_weights import NodeWeights
 from .options import OPTIONS
 from .predict.explanation import Explanation, Measured
-from .update import Iteration, Profile, Report, SettingsOf, Update
+from .update import Iteration, Phase, Profile, Report, SettingsOf, Update
 
 if TYPE_CHECKING:
     from gradientflow.model.computation import Computation
@@ -218,8 +218,8 @@ class Synchronizer(ABC):
     - `begin`: before its first gradient, which calls `prepare`;
     - `ready`: a gradient is final; called by the thread that computed it, in any order;
     - `flush`: the backward pass is done; tensors that are not ready have zeros for gradients;
-    - `wait`: the update is needed; or `abandon`: the iteration is given up;
-    - `discard`: the update will not be used;
+    - `wait`: the update is needed;
+    - `rollback`: the iteration is given up, or its update will not be used;
     - `after_step`: the step has been made, or skipped.
 
     `finish` comes when training ends, `close` in the end.
@@ -354,9 +354,6 @@ class Synchronizer(ABC):
             If ranks are missing, or have failed.
         """
 
-    def discard(self, stream: Any = None) -> None:  # noqa: B027
-        """Discard the last update, which no step has used; with residuals, what was sent becomes residual again."""
-
     def after_step(self) -> None:  # noqa: B027
         """Go on after a step that was made or skipped."""
 
@@ -365,10 +362,11 @@ class Synchronizer(ABC):
         return True
 
     @abstractmethod
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:
-        """Give up the iteration, begun or not, so that the other ranks can end it.
+    def rollback(self, phase: Phase, stream: Any = None) -> None:
+        """Undo the iteration, which has come to a phase: state, such as residuals, is as before it.
 
-        With `failed`, `after_step` or `finish` has raised before.
+        Where it is AVERAGED, `wait` has ended it, no step has used its update, and all ranks undo it. In every other
+        phase this rank gives it up, begun or not, so that the other ranks can end it.
         """
 
     def take_pending_error(self) -> NonFiniteError | None:
@@ -403,7 +401,7 @@ class Synchronizer(ABC):
 
         They bind the strategy again, on a communicator of their own, and `take_over` the state of this synchronizer,
         whose iteration under way is lost. Ranks on which `wait` has failed, and that hear from another that it has
-        finished this iteration, `settle` it before.
+        finished this iteration, `commit` it before.
 
         Where ranks train on weights of their own, they need not be in the same iteration, but all take part in the same
         `exchanges`, in the same order. Ranks on which fewer have ended `catch_up` with another. An `after_step` or
@@ -424,8 +422,8 @@ class Synchronizer(ABC):
         """
         return 0
 
-    def settle(self) -> None:  # noqa: B027
-        """Keep the iteration whose `wait` has failed: what this rank has sent is in the means of others."""
+    def commit(self) -> None:  # noqa: B027
+        """Commit the iteration whose `wait` has failed: the other ranks applied it, this rank's gradients included."""
 
     def shared_state(self, with_arrays: bool) -> Any:  # noqa: B027
         """Return what is the same on all ranks on which as many `exchanges` have ended.

@@ -117,10 +117,12 @@ class Phase(Enum):
         The exchange has ended, and all ranks drop it: gradients have to be zeroed before the next iteration.
     LOST
         It was lost with a rank: no step is made, and nothing is written after it.
-    FAILED
-        A call of the synchronizer has failed before the step: the other ranks have to be told.
-    FAILED_AFTER
-        `after_step` or `finish` has failed: likewise.
+    BEGIN_FAILED
+        The synchronizer has failed to begin it: the other ranks have to be told, here and in the next two.
+    WAIT_FAILED
+        The exchange has failed.
+    STEP_FAILED
+        `after_step` or `finish` has failed.
     """
 
     IDLE = 0
@@ -130,8 +132,9 @@ class Phase(Enum):
     AVERAGED = 4
     DROPPED = 5
     LOST = 6
-    FAILED = 7
-    FAILED_AFTER = 8
+    BEGIN_FAILED = 7
+    WAIT_FAILED = 8
+    STEP_FAILED = 9
 
 
 class Profile(NamedTuple):

@@ -6,7 +6,7 @@ from gradientflow.strategies.update import Phase, Update
 
 _BEGUN = (Phase.HANDING_OVER, Phase.ACCUMULATING, Phase.HANDED_OVER)
 _ENDED = (Phase.AVERAGED, Phase.LOST)  # it has an update
-_UNTOLD = (Phase.HANDED_OVER, Phase.FAILED, Phase.FAILED_AFTER)
+_UNTOLD = (Phase.HANDED_OVER, Phase.BEGIN_FAILED, Phase.WAIT_FAILED, Phase.STEP_FAILED)
 
 
 class Progress:
@@ -77,8 +77,9 @@ class Progress:
         self.phase, self.overflowed, self.passes = Phase.DROPPED, False, 0
 
     def fail(self, *, after_step: bool = False) -> None:
-        """Note that a call of the synchronizer has failed."""
-        self.phase = Phase.FAILED_AFTER if after_step else Phase.FAILED
+        """Note that a call of the synchronizer has failed: the one to begin, or to wait, or one after the step."""
+        failed = Phase.WAIT_FAILED if self.phase is Phase.HANDED_OVER else Phase.BEGIN_FAILED
+        self.phase = Phase.STEP_FAILED if after_step else failed
 
     def give_up(self) -> None:
         """Note that the other ranks are being told that this one gives the iteration up."""

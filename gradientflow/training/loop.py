@@ -277,7 +277,7 @@ class Loop:
             self.tensors.exchanged()
         outcome = self._read_status()
         if outcome.is_dropped and update.kind != "skipped":
-            self.synchronizer.discard(self.tensors.stream)
+            self.synchronizer.rollback(Phase.AVERAGED, self.tensors.stream)
         self.ranks.ended(self.synchronizer, applied=update.kind != "skipped" and not outcome.is_dropped)
         if outcome.is_dropped:
             self.progress.drop()
@@ -299,15 +299,14 @@ class Loop:
 
     def abandon(self) -> None:
         """Give up an iteration whose backward pass has begun but not ended; the other ranks are told."""
-        progress = self.progress
+        progress, phase = self.progress, self.progress.phase
         if not progress.is_untold:
             return
-        failed_after = progress.phase is Phase.FAILED_AFTER
         self.backward_order.note(progress.order)
         progress.give_up()
         with self.ranks.surviving(self, has_gradients=True):
             self.status.write(self.synchronizer.extra, self.used, self.batches.here, gives_up=True)
-            self.synchronizer.abandon(self.tensors.stream, failed_after)
+            self.synchronizer.rollback(phase, self.tensors.stream)
             self.ranks.ended(self.synchronizer, applied=False)
             self.learn_order()
             progress.reset()

@@ -255,7 +255,7 @@ class Survival(ChangingRanks):
     def _take(self, synchronizer: Synchronizer, first: Standing, replica: Any, membership: Any, shared: Any) -> None:
         begins = self.role < Role.MEMBER
         if first.was_applied and not begins:  # else it has sent nothing
-            synchronizer.settle()
+            synchronizer.commit()
         if begins or synchronizer.in_step:
             if replica is not None:  # else it was sent beforehand
                 self._replica.load(replica, begins)

@@ -48,7 +48,7 @@ def _take_part_until_all_have_left(loop: Loop) -> None:
         if not loop.batches.anywhere:
             break
         loop.stepped()
-    loop.synchronizer.discard(loop.tensors.stream)
+    loop.synchronizer.rollback(Phase.AVERAGED, loop.tensors.stream)
     loop.zero(set_to_none=True)
 
 

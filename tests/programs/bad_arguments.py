@@ -166,9 +166,9 @@ def pools(comm: gf.Communicator) -> Iterator[Case]:
         yield Case(
             "GradientPool.ready", pool.ready, {"index": Takes(0, ("None",), left_out=("negative",))}
         )  # all are, then
-        pool.abandon()
+        pool.rollback()
         yield Case("GradientPool.wait", averaged(pool), {"timeout": in_time, "stream": STREAM})
-        yield Case("GradientPool.abandon", pool.abandon, {"stream": STREAM})
+        yield Case("GradientPool.rollback", pool.rollback, {"stream": STREAM})
         yield Case("GradientPool.count_nonfinite", pool.count_nonfinite, {"stream": STREAM})
     with gf.SparseGradientPool(comm, [3, 4]) as pool:
         yield Case("SparseGradientPool.wait", averaged(pool), {"timeout": in_time, "stream": STREAM})

@@ -311,7 +311,7 @@ def check_what_is_not_ready(comm: gf.Communicator) -> None:
     if RANK == 0:
         pool.views[0].set(5)
         pool.ready(0)
-        pool.abandon()
+        pool.rollback()
     else:
         pool.wait()
     assert pool.iteration == 2

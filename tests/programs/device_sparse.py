@@ -188,8 +188,8 @@ def check_abandoned(comm: gf.Communicator) -> None:
                 twins.keep_busy(stream)
                 twins.put(index, stream)
             twins.ready(said)
-            twins.pools[0].abandon()
-            twins.pools[1].abandon(last)
+            twins.pools[0].rollback()
+            twins.pools[1].rollback(last)
         else:
             twins.ready(written)
             twins.pools[0].wait()

@@ -66,8 +66,8 @@ def check_taking_back_and_states(comm: gf.Communicator) -> None:
     twins.ready(twins.write([77]))
     twins.pools[0].wait()
     twins.pools[1].wait(stream=twins.streams[1])
-    twins.pools[0].take_back()
-    twins.pools[1].take_back(twins.streams[1])
+    twins.pools[0].rollback()
+    twins.pools[1].rollback(twins.streams[1])
     _core.device.order(DEVICE, twins.streams[1], 0)
     twins.check("taken back")
     others = make(comm, "float32", options)
@@ -143,7 +143,7 @@ def check_giving_up_and_coming_late(comm: gf.Communicator) -> None:
             written = twins.write([step])
             if RANK == 0:
                 twins.ready([each for each in written if each[0] in (3, 5)])
-                assert outcomes(twins, lambda pool, stream: pool.abandon(stream)) == ["", ""]
+                assert outcomes(twins, lambda pool, stream: pool.rollback(stream)) == ["", ""]
             else:
                 twins.ready(written)
                 assert outcomes(twins, lambda pool, stream: pool.wait(stream=stream)) == ["", ""]

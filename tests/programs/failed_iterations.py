@@ -56,7 +56,7 @@ class Pools:
     def end(self) -> None:
         for pool in (self.chunks, self.entries):
             pool.wait()
-            fails(pool.settle, ArgumentError)  # its last iteration has not failed
+            fails(pool.commit, ArgumentError)  # its last iteration has not failed
 
     def iterate(self, iteration: int) -> None:
         gradients = GRADIENTS[iteration, :, 0].astype(np.float32)
@@ -71,8 +71,8 @@ class Pools:
             fails(pool.wait, PeerError)
         self.require_residuals()
         for pool in (self.chunks, self.entries):
-            pool.settle()
-            fails(pool.settle, ArgumentError)
+            pool.commit()
+            fails(pool.commit, ArgumentError)
         self.iterate(1)
 
     def require_residuals(self) -> None:
@@ -118,9 +118,9 @@ class Bound:
     def fail(self) -> None:
         fails(self.waiting.result, PeerError)
         if self.outcome == "kept":
-            self.bound.settle()
+            self.bound.commit()
             self.iterate(1)
-        self.bound.drop_failed()
+        self.bound._undo_if_failed()
 
     def require_residuals(self) -> None:
         kept = [line.residuals[self.own] for line in self.chunks]

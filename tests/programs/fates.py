@@ -156,7 +156,7 @@ def _fail(synchronizer: Any, what: str) -> None:
             wait(stream)
             fail(0.0)
 
-        synchronizer.wait, synchronizer.settle = failing, lambda: None  # residuals are as it would leave them
+        synchronizer.wait, synchronizer.commit = failing, lambda: None  # residuals are as it would leave them
 
 
 def fail_in_exchange(fail: Any) -> None:

@@ -244,14 +244,14 @@ def check_wire(comm: gf.Communicator) -> None:
 def check_abandon(comm: gf.Communicator) -> None:
     """A rank that gives up half-way does not keep the others waiting; in the next iteration nothing is left of it."""
     pool = gf.GradientPool(comm, [100, 200, 300], fusion_threshold=0)
-    pool.abandon()
+    pool.rollback()
     assert pool.iteration == 0
     for turn in range(3):
         for view in pool.views:
             view[...] = 1
         pool.ready(0)
         if RANK == 0:
-            pool.abandon()
+            pool.rollback()
             assert pool.ready_count == 0
         else:
             pool.ready(2)
@@ -310,7 +310,7 @@ def check_two_threads_that_abandon(comm: gf.Communicator) -> None:
     for turn in range(20):
         pool.views[0][...] = RANK
         pool.ready()
-        threads = [threading.Thread(target=pool.abandon) for _ in range(2)]
+        threads = [threading.Thread(target=pool.rollback) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -434,7 +434,7 @@ def check_views_outlive_everything(_: gf.Communicator) -> None:
             use()
     del use
     assert pool.closed
-    pool.abandon()
+    pool.rollback()
     pool.close()
     assert (first == (SIZE - 1) / 2).all()
     del pool, comm

@@ -376,10 +376,41 @@ def check_timeout(comm: gf.Communicator) -> None:
 
 
 @on_ranks(1, 3)
+def check_rolling_back(comm: gf.Communicator) -> None:
+    """Residuals are as before an iteration that is rolled back: sent chunks and others, under way or at its end."""
+    pool = gf.SparseGradientPool(comm, [16] * 4, density=0.5, momentum=0.5, chunk_size=16)
+    pool.rollback()  # there is nothing yet
+    for step in range(6):
+        kept = flat_residuals(pool)
+        for index, view in enumerate(pool.views):
+            view[...] = 1 + RANK + 4 * index + step
+        if step % 2:
+            pool.ready(2)
+            pool.ready(3)
+        else:
+            pool.ready()
+            pool.wait()
+            assert step == 0 or not np.array_equal(flat_residuals(pool), kept)
+        pool.rollback()
+        assert np.array_equal(flat_residuals(pool), kept)
+        assert not pool.memory.any()
+        with raises(ArgumentError, "averaged"):
+            pool.update()
+        for view in pool.views:
+            view[...] = RANK + step
+        pool.ready()
+        pool.wait()
+        kept = flat_residuals(pool)
+        pool.zero()
+        pool.rollback()  # a step has used it
+        assert np.array_equal(flat_residuals(pool), kept)
+
+
+@on_ranks(1, 3)
 def check_abandon(comm: gf.Communicator) -> None:
     """A rank gives up: the others get zeros for what it has not sent, it holds on to the rest, and all go on alike."""
     pool = gf.SparseGradientPool(comm, [16, 16, 16, 16], density=0.5, momentum=1.0, chunk_size=16)
-    pool.abandon()  # nothing has begun
+    pool.rollback()  # nothing has begun
     assert pool.iteration == 0
     for view in pool.views:
         view[...] = 1
@@ -402,14 +433,14 @@ def check_abandon(comm: gf.Communicator) -> None:
             pool.wait()
     elif SIZE > 1:
         pool.ready(1)
-        pool.abandon()
+        pool.rollback()
     for view in pool.views:
         view[...] = 4
     gives_up = RANK == SIZE - 1
     pool.ready(0)
     if gives_up:
         pool.ready(2)
-        pool.abandon()
+        pool.rollback()
         assert not pool.memory.any()
         assert len(pool.spans) == 0
         assert [residual.max() for residual in pool.residuals] == [0, 0, 2, 2]
@@ -562,7 +593,7 @@ def check_states_that_are_refused(comm: gf.Communicator) -> None:
             pool.ready(0)
             with raises(ArgumentError, "between iterations"):
                 pool.load_state_dict(saved)
-            pool.abandon()
+            pool.rollback()
         else:
             with raises(MismatchError, "between iterations"):
                 pool.load_state_dict(saved)

@@ -66,7 +66,7 @@ def check_no_step_after_an_iteration_without_result(comm: gf.Communicator) -> No
         optimizer = gf.optimizers.SGD(pool, weights, lr=1.0)
         average(pool)
         pool.ready(0)
-        pool.abandon()
+        pool.rollback()
         with raises(ArgumentError, "the pool has none"):
             optimizer.step()
         if isinstance(pool, gf.SparseGradientPool):

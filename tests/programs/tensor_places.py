@@ -34,7 +34,7 @@ PLACE = os.environ.get("TENSORS_ON", "host")
 DEVICE = torch.device("cpu") if PLACE == "host" else torch.device("cuda", 0)
 PLACED = DEVICE if PLACE == "cuda" else torch.device("cpu")  # where PyTorch has the tensors
 
-_MOMENTS = "wait", "abandon", "zero", "set_residuals", "take_back", "load_state_dict"
+_MOMENTS = "wait", "rollback", "zero", "set_residuals", "load_state_dict"
 
 _NAMES = {
     torch.float16: "float16",
@@ -183,7 +183,7 @@ def _emulate() -> None:
     call_time._REDUCED = 64, 1024  # an emulated device is slow
     explanation.SIZES, fit._PASSED_ON = (64, 1024), 1024
     for owner, names in (
-        (GradientPool, ("wait", "abandon", "zero")),
+        (GradientPool, ("wait", "rollback", "zero")),
         (SparseGradientPool, _MOMENTS),
         (TopKGradientPool, _MOMENTS),
         (FusedStep, ("step",)),

@@ -335,7 +335,7 @@ def check_ratios_change(comm: gf.Communicator) -> None:
     pool.ready(0)
     with raises(ArgumentError, "between iterations"):
         pool.ratios = 5  # type: ignore[assignment]
-    pool.abandon()
+    pool.rollback()
 
 
 def check_settings_that_differ(comm: gf.Communicator) -> None:
@@ -414,7 +414,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
                 assert not pool.memory.any()
                 after = [*pool.residuals, *pool.velocities]
                 assert all(same(a, b) for a, b in zip(before, after, strict=True))
-                pool.take_back()
+                pool.rollback()
                 assert all(same(a, b) for a, b in zip(before, pool.residuals, strict=False))
             pool.zero()
         pool.close()
@@ -503,28 +503,33 @@ def check_clipping(comm: gf.Communicator) -> None:
         gf.TopKGradientPool(comm, [8], clip=-1.0)
 
 
-def check_taking_back(comm: gf.Communicator) -> None:
-    """An iteration that is taken back is as if it had not been."""
+def check_rolling_back(comm: gf.Communicator) -> None:
+    """An iteration that is rolled back, under way or at its end, is as if it had not been."""
     results = []
-    for takes_back in (False, True):
+    for rolls_back in (False, True):
         pool = gf.TopKGradientPool(comm, LARGE, ratios=[20, 3, 1, 4], selection="exact", momentum=0.5)
-        pool.take_back()  # there is nothing yet
+        pool.rollback()  # there is nothing yet
         for step in range(5):
-            if takes_back and step in (0, 3):
+            if rolls_back and step in (0, 3):
                 write(pool, draw(pool, [step, 77])[RANK])
                 pool.ready()
                 pool.wait()
-                pool.take_back()
+                pool.rollback()
                 assert not pool.memory.any()
-                pool.take_back()
+                pool.rollback()
+            if rolls_back and step in (0, 2):
+                write(pool, draw(pool, [step, 78])[RANK])
+                pool.ready(3)
+                pool.rollback()
+                assert not pool.memory.any()
+                pool.rollback()
             write(pool, draw(pool, [step, 6])[RANK])
-            pool.ready(3)
-            with raises(ArgumentError, "between iterations"):
-                pool.take_back()
             pool.ready()
             pool.wait()
             results.append(np.concatenate([*flat(pool), own_sums(pool)]))
             pool.zero()
+            pool.rollback()  # a step has used it
+            assert same(own_sums(pool), results[-1][-len(own_sums(pool)) :])
     assert all(same(a, b) for a, b in zip(results[:5], results[5:], strict=True))
 
 
@@ -532,7 +537,7 @@ def check_taking_back(comm: gf.Communicator) -> None:
 def check_abandon(comm: gf.Communicator) -> None:
     """A rank gives up: it keeps what it had, the others get nothing of what was not complete, and all go on alike."""
     pool = gf.TopKGradientPool(comm, [16, 16, 3000], ratios=[4, 4, 1], selection="exact", momentum=0.5, extra=1)
-    pool.abandon()  # nothing has begun
+    pool.rollback()  # nothing has begun
     assert pool.iteration == 0
     for view in pool.views:
         view[...] = 1
@@ -547,7 +552,7 @@ def check_abandon(comm: gf.Communicator) -> None:
     pool.extra[:] = 6
     if gives_up:
         pool.ready(2)
-        pool.abandon()
+        pool.rollback()
         assert not pool.memory.any()
         after = [*pool.residuals, *pool.velocities]
         assert all(same(a, b) for a, b in zip(before, after, strict=True))
@@ -568,7 +573,7 @@ def check_abandon(comm: gf.Communicator) -> None:
             pool.wait()
     elif SIZE > 1:
         pool.ready(1)
-        pool.abandon()
+        pool.rollback()
     pool.ready()
     pool.wait()
     assert pool.iteration == 3 + (SIZE > 1)

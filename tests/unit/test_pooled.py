@@ -9,10 +9,13 @@ import pytest
 
 from gradientflow.errors import PeerError
 from gradientflow.strategies.exchange.pooled import PoolSynchronizer
+from gradientflow.strategies.update import Phase
 
 
 class Pool:
     """A pool of one tensor, for which somebody is missing or not."""
+
+    has_failed = False
 
     def __init__(self, *, fails: bool) -> None:
         self.shapes = [(1,)]
@@ -29,7 +32,7 @@ class Pool:
         if self._fails:
             raise PeerError("rank 1 has died")
 
-    def abandon(self, stream: Any) -> None:
+    def rollback(self, stream: Any) -> None:
         """Note it."""
         self.given_up = True
 
@@ -38,7 +41,6 @@ def test_an_iteration_is_given_up_in_all_pools() -> None:
     synchronizer = cast("Any", object.__new__(PoolSynchronizer))
     synchronizer.pools = [Pool(fails=True), Pool(fails=False)]
     synchronizer.extra = np.ones(1)
-    synchronizer._failed = []
     with pytest.raises(PeerError, match="rank 1 has died"):
-        synchronizer.abandon()
+        synchronizer.rollback(Phase.HANDED_OVER)
     assert [pool.given_up for pool in synchronizer.pools] == [False, True]

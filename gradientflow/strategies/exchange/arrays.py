@@ -16,7 +16,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.strategies.contract import Strategy, Synchronizer, require_one_of
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Iteration, Kind, Report, Update
+from gradientflow.strategies.update import Iteration, Kind, Phase, Report, Update
 
 from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
 from .places import PlacedSynchronizer
@@ -26,7 +26,7 @@ from .state import check_keys, check_names, check_rank, in_order
 class ArraySynchronizer(PlacedSynchronizer):
     """The base class of strategies written with NumPy arrays and the calls of `comm`, in memory of the host.
 
-    A subclass overrides some of these methods, and may call `comm` in any method but `prepare` and `discard`:
+    A subclass overrides some of these methods, and may call `comm` in any method but `prepare`:
 
     - ``gradient_ready(index, gradient)``: a gradient is final. It is called for all tensors, in the order of the layout
       on every rank, so all ranks make the same calls in the same order. A tensor that is ready early waits for those
@@ -164,7 +164,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         if found is None:
             return self.update() if kind == "apply" else Update(kind)
         if kind == "apply":
-            self.discard(stream)
+            self._restore()
         if self.skips_nonfinite:
             return Update("skipped")
         for memory in self._memory:
@@ -213,16 +213,18 @@ class ArraySynchronizer(PlacedSynchronizer):
     def update(self) -> Update:  # noqa: D102
         return Update("apply", self._native_updates())
 
-    def discard(self, stream: Any = None) -> None:
-        """Discard the last update: the state is again as it was before the iteration."""
+    def _restore(self) -> None:
+        """Make the state again what it was before the iteration."""
         if self._before is not None:
             self._take(self._before)
             self._before = None
 
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
-        if self._begun:
-            self.discard(stream)
-        is_local = self.strategy.gradients == "local" and not failed
+    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+        if self._begun or phase is Phase.AVERAGED:
+            self._restore()
+        if phase is Phase.AVERAGED:
+            return
+        is_local = self.strategy.gradients == "local" and phase is not Phase.STEP_FAILED
         self._start_next_iteration()
         if is_local:  # the iteration had nothing to exchange
             return
@@ -269,7 +271,7 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Keep the state of the iteration that failed. Other ranks have ended it: it failed in its last call."""
         self._start_next_iteration()
 
@@ -323,11 +325,11 @@ class ArraySynchronizer(PlacedSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take the attributes in `state_names` of another synchronizer, by the names of tensors.
 
-        They are those before an iteration that has failed there, unless it was settled.
+        They are those before an iteration that has failed there, unless it was committed.
         """
         assert isinstance(other, ArraySynchronizer)
         if other._begun:
-            other.discard()
+            other._restore()
         moved = self._move_from(other) if other.comm.closed else ()
         for name in self.state_names:
             if name in moved:

@@ -21,6 +21,7 @@ from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import EveryFewSteps, Traffic
 from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.update import Phase
 
 from .arrays import ArraySynchronizer
 from .nonfinite import first_nonfinite, is_finite, nonfinite_error
@@ -214,13 +215,13 @@ class PeriodicSynchronizer(ArraySynchronizer):
         """Return nothing: the state changes only after the step."""
         return {}
 
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:
-        """Give up the iteration; after a failed exchange, also pending exchanges."""
-        if failed:
+    def rollback(self, phase: Phase, stream: Any = None) -> None:
+        """Undo the iteration; after a failed exchange, give up pending exchanges, too."""
+        if phase is Phase.STEP_FAILED:
             self._under_way.clear()
             self.due = [_NOT_DUE] * len(self.due)
             self._is_after_step = False
-        super().abandon(stream, failed)
+        super().rollback(phase, stream)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from gradientflow.pools.gradient import GradientPool
 from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Update
+from gradientflow.strategies.update import Phase, Update
 
 from .nonfinite import nonfinite_error
 
@@ -120,7 +120,6 @@ class PoolSynchronizer(Synchronizer):
             for pool, (_, indices) in zip(pools, layout.groups, strict=True)
             for place, index in enumerate(indices)
         }
-        self._failed: list[Any] = []  # pools whose iteration `wait` could not end; the other pools have ended it
         self._ready = [places[index] for index in range(len(layout))]
 
     # ---- memory --------------------------------------------------------------------------------------------------
@@ -161,10 +160,10 @@ class PoolSynchronizer(Synchronizer):
         if len(self.extra):
             self.extra[:] = self.pools[0].extra
         if errors:  # on all ranks
-            self.discard(stream)
+            self._undo(stream)
             raise errors[-1]
         if self.skips_nonfinite and any(pool.has_nonfinite(stream) for pool in self.pools):
-            self.discard(stream)
+            self._undo(stream)
             return Update("skipped")
         return self.update()
 
@@ -185,19 +184,30 @@ class PoolSynchronizer(Synchronizer):
         except NonFiniteError as error:
             return self._naming(error, group)
         except GradientFlowError as error:
-            self._failed.append(self.pools[group])
             return error
         return None
 
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
-        if self._failed:  # `wait` has ended it
-            self.drop_failed()
-            return
-        errors = [error for pool in self.pools if (error := self._abandon(pool, stream)) is not None]
-        if errors:
-            raise errors[0]
+    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+        if phase is Phase.AVERAGED:
+            self._undo(stream)
+        elif not self._undo_if_failed(stream):
+            errors = [error for pool in self.pools if (error := self._give_up(pool, stream)) is not None]
+            if errors:
+                raise errors[0]
 
-    def _abandon(self, pool: Any, stream: Any) -> GradientFlowError | None:
+    def _undo(self, stream: Any) -> None:
+        """Undo the iteration that has ended in all pools; one that was dropped or has failed changed nothing."""
+        for pool in self.pools:
+            pool.rollback(stream)
+
+    def _undo_if_failed(self, stream: Any = None) -> bool:
+        """Undo an iteration that `wait` could not end in some of the pools, in all; return whether there is one."""
+        has_failed = any(pool.has_failed for pool in self.pools)
+        if has_failed:
+            self._undo(stream)
+        return has_failed
+
+    def _give_up(self, pool: Any, stream: Any) -> GradientFlowError | None:
         """Give up the iteration of one pool. Return its error, so that it is given up in the other pools, too."""
         number = len(pool.shapes)
         try:
@@ -205,7 +215,7 @@ class PoolSynchronizer(Synchronizer):
                 if pool is self.pools[0] and len(self.extra):
                     pool.extra[:] = self.extra
                 pool.ready(number)
-            pool.abandon(stream)
+            pool.rollback(stream)
         except GradientFlowError as error:
             return error
         return None
@@ -219,9 +229,11 @@ class PoolSynchronizer(Synchronizer):
             message = "the ranks can go on without one that was lost only if gradients are in memory of the host"
             raise ArgumentError(message)
 
-    def drop_failed(self) -> None:
-        """Drop an iteration that has failed in some of the pools."""
-        self._failed.clear()
+    def commit(self) -> None:
+        """Commit the iteration in the pools in which it has failed: it has ended in the others."""
+        for pool in self.pools:
+            if pool.has_failed:
+                pool.commit()
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102
         for pool in self.pools:

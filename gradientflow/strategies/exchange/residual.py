@@ -47,31 +47,10 @@ class ResidualSynchronizer(PoolSynchronizer):
             if pool.loss_scale != self.loss_scale:
                 pool.loss_scale = self.loss_scale
 
-    def discard(self, stream: Any = None) -> None:
-        """Add what the last iteration has sent to the residuals, an equal part on each rank. Zeroes the gradients."""
-        for pool in self.pools:
-            if not pool.overflowed:
-                pool.take_back(stream)
-
     def has_gradient(self, index: int) -> bool:
         """Tell whether a residual of the tensor was sent."""
         group = next(number for number, (_, indices) in enumerate(self.layout.groups) if index in indices)
         return bool(self.pools[group].has_gradient(self.layout.groups[group][1].index(index)))
-
-    # ---- ranks that are lost -------------------------------------------------------------------------------------
-
-    def settle(self) -> None:
-        """Keep the residuals of the iteration that failed, in all pools."""
-        for pool in self._failed:
-            pool.settle()
-        self._failed.clear()
-
-    def drop_failed(self) -> None:
-        """Drop an iteration that has failed in some of the pools: the residuals of all are as before."""
-        for pool in self.pools if self._failed else ():
-            if pool not in self._failed:
-                pool.undo()
-        super().drop_failed()
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -125,10 +104,10 @@ class ResidualSynchronizer(PoolSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take the residuals of another synchronizer, by the names of tensors, and the latest iteration of any rank.
 
-        They are those before an iteration that has failed there, unless it was settled.
+        They are those before an iteration that has failed there, unless it was committed.
         """
         assert isinstance(other, ResidualSynchronizer)
-        other.drop_failed()
+        other._undo_if_failed()
         own = max((pool.iteration for pool in other.pools), default=0)
         iteration = int(self.comm.allreduce(np.array([own]), "max")[0])
         there: dict[str, dict[str, Any]] = {}

@@ -26,7 +26,7 @@ from gradientflow.server.optimizers import LARS, Adam, as_server_optimizer
 from gradientflow.server.parameter_server import ParameterServer, Pull, Push
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Settings, SettingsOf, Update
+from gradientflow.strategies.update import Phase, Settings, SettingsOf, Update
 
 from .nonfinite import nonfinite_error
 from .places import PlacedSynchronizer
@@ -255,7 +255,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         """Take the servers' weights."""
         self._take_pull()
 
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
+    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
         if self._begun and self._pending is None:
             self.pushes += 1
             self.server.push(self._settings, self._scale, "abandoned")

@@ -15,7 +15,7 @@ from gradientflow.memory import itemsize
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.node_weights import NodeWeights
-from gradientflow.strategies.update import SettingsOf, Update
+from gradientflow.strategies.update import Phase, SettingsOf, Update
 
 from .places import PlacedSynchronizer
 from .pooled import PoolStrategy, PoolSynchronizer
@@ -71,7 +71,6 @@ class SharedGradients(PlacedSynchronizer):
         self._of_ranks: list[list[Bytes]] = []  # by dtype
         super().__init__(comm, layout, strategy)
         self._is_ready = [False] * len(layout)
-        self._failed = False
 
     def _itemsize(self, dtype: str) -> int:
         return itemsize(dtype)
@@ -100,12 +99,7 @@ class SharedGradients(PlacedSynchronizer):
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
         overflowed = self.skips_nonfinite and not self._is_finite()
-        try:
-            skipped = self._exchange_numbers(overflowed)
-        except BaseException:
-            self._failed = True
-            raise
-        return Update("skipped") if skipped else self.update()
+        return Update("skipped") if self._exchange_numbers(overflowed) else self.update()
 
     def update(self) -> Update:  # noqa: D102
         update = load_core().Update
@@ -117,10 +111,8 @@ class SharedGradients(PlacedSynchronizer):
             ),
         )
 
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
-        if self._failed:
-            self._failed = False
-        else:
+    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+        if phase not in (Phase.AVERAGED, Phase.WAIT_FAILED):
             self._exchange_numbers(False)
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102

@@ -20,7 +20,7 @@ from gradientflow.memory import aligned_offsets, itemsize
 from gradientflow.pools.base import RangeReport
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Iteration, Report, SettingsOf, Update
+from gradientflow.strategies.update import Iteration, Phase, Report, SettingsOf, Update
 
 _DEFAULT_STREAM = 0
 _PAGE = 4096  # bytes
@@ -195,9 +195,6 @@ class StagedSynchronizer(Synchronizer):
     def has_gradient(self, index: int) -> bool:  # noqa: D102
         return bool(self.host.has_gradient(index))
 
-    def discard(self, stream: Any = None) -> None:  # noqa: D102
-        self.host.discard()
-
     def after_step(self) -> None:  # noqa: D102
         self._takes_weights = False
         if not (self.weights and self.host.exchanges_weights()):
@@ -208,12 +205,13 @@ class StagedSynchronizer(Synchronizer):
         with self._giving_weights():
             self.host.after_step()
 
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
-        self._copies.wait()
-        if self._queue and self._queue[0][0] is None:
-            self._hand_over()
-        self._end()
-        self.host.abandon(failed=failed)
+    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+        if phase is not Phase.AVERAGED:
+            self._copies.wait()
+            if self._queue and self._queue[0][0] is None:
+                self._hand_over()
+            self._end()
+        self.host.rollback(phase)
 
     def finish(self) -> None:  # noqa: D102
         self._take_weights_to_change(_DEFAULT_STREAM)

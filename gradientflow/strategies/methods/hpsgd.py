@@ -24,7 +24,7 @@ from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinit
 from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_zeros
 from gradientflow.strategies.exchange.state import check_keys, in_order
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Profile, SettingsOf, Update
+from gradientflow.strategies.update import Phase, Profile, SettingsOf, Update
 
 Floats = npt.NDArray[np.float32]
 
@@ -172,7 +172,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:
+    def rollback(self, phase: Phase, stream: Any = None) -> None:
         """Give up the iteration: nothing of it has been used yet."""
         self._at = [None] * len(self._at)
 
@@ -184,7 +184,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         gradientflow.errors.ArgumentError
             On all ranks, if the weights of a rank were written by others while gradients are under way.
         """
-        self.abandon()
+        self.rollback(Phase.HANDING_OVER)
         rounds, were_written, _ = self._meet()
         if were_written.any():
             raise self._written(int(were_written.argmax()))
@@ -457,7 +457,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         If a rank has loaded weights before, gradients under way are dropped, and ranks that have loaded none take the
         weights of one that has. Otherwise gradients under way are applied, as by `finish`.
         """
-        self.abandon()
+        self.rollback(Phase.HANDING_OVER)
         rounds, were_written, are_under_way = self._meet()
         most = int(rounds.max())
         if are_under_way.any() and not were_written.any():

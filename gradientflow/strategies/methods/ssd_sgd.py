@@ -18,7 +18,7 @@ from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.served import ServedStrategy, ServedSynchronizer
 from gradientflow.strategies.exchange.state import check_rank, in_order
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Profile
+from gradientflow.strategies.update import Phase, Profile
 
 Array = npt.NDArray[np.float32]
 
@@ -200,10 +200,10 @@ class DelayedSynchronizer(ServedSynchronizer):
             update(index, has_pulled)
         self._has_pre_weights = True
 
-    def abandon(self, stream: Any = None, failed: bool = False) -> None:
+    def rollback(self, phase: Phase, stream: Any = None) -> None:
         """Give up the iteration: its round changes nothing."""
         was_begun, push = self._begun, self._pending
-        super().abandon(stream, failed)
+        super().rollback(phase, stream)
         if was_begun and push is None and not self.pulls_with(self.pushes):
             self._pull_if_due()
 

@@ -59,7 +59,7 @@ void ChunkPool::send_norms(Deadline deadline) {
   if (message_->is_sent()) {
     return;
   }
-  const auto next = abandoned_ ? std::nullopt : std::optional(next_);
+  const auto next = fate_ == Fate::given_up ? std::nullopt : std::optional(next_);
   message_->write({.next = next, .idle = idle_, .loss_scale = loss_scale()}, extra_);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (important_[chunk] == 0 && done_[chunk] != 0) {
@@ -116,7 +116,7 @@ void ChunkPool::decide() {
   if (!message_->has_same_loss_scales()) {  // first: another scale may make gradients nonfinite
     failure_ = different_loss_scales();
   } else if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
-    dropping_ = true;
+    drop();
     if (skip_nonfinite_) {
       found_nonfinite_.reset();
     } else {

@@ -151,7 +151,7 @@ void ChunkPool::complete_remaining(Stream stream) {
   std::vector<std::size_t> full;
   {
     const auto lock = stop_work();
-    if (abandoned_) {
+    if (fate_ == Fate::given_up) {
       skip_remaining(stream);
       return;
     }
@@ -185,9 +185,8 @@ void ChunkPool::drop_gradients(Stream stream) {
 // Residuals lose the chunks that this iteration has sent, and take in the others. Without a result, in an abandoned
 // iteration, they only lose the chunks that were full, and so sent.
 void ChunkPool::keep_residuals(std::span<const std::uint8_t> done) {
-  residual_.snapshot();
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
-    if (important_[chunk] == 0 && !abandoned_) {
+    if (important_[chunk] == 0 && fate_ != Fate::given_up) {
       residual_.keep(chunk);
     } else if (important_[chunk] != 0 && done[chunk] != 0) {
       residual_.clear(chunk);

@@ -13,7 +13,8 @@
 // rank's chunks and for those of the means; between the two, chunks are being sent.
 //
 // Residuals are kept twice, before and after the iteration, by chunk: an iteration that fails, or has gradients that
-// are not finite, leaves them as they were. One that is abandoned removes only those of chunks already sent.
+// are not finite, or is rolled back, leaves them as they were. One that is abandoned removes only those of chunks
+// already sent.
 #pragma once
 
 #include <cstddef>

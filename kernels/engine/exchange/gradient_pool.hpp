@@ -67,8 +67,6 @@ class GradientPool final : public Pool {
   // zeros. If the timeout (seconds) passes first, throws Error(timeout); the iteration goes on and can be waited for
   // again. On a device: work put into the stream from then on sees the means.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
-  // Ends an iteration that has begun, without its result: the other ranks get zeros for tensors that are not ready.
-  void abandon(Stream stream = nullptr) { abandon_iteration(stream); }
   using Pool::wait_until;  // as `wait`; throws TimeOver
 
   // Submits a call behind the due ranges to the progress thread; nullptr if there is none.

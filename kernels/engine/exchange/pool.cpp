@@ -99,14 +99,45 @@ void Pool::wait_until(Deadline deadline, Stream stream, const std::function<void
   end_iteration(deadline, stream);
 }
 
-void Pool::abandon_iteration(Stream stream) {
+void Pool::abandon(Stream stream) {
   const std::uint64_t abandoned = iteration();
   const std::lock_guard one_at_a_time(waiting_);
   if (iteration() == abandoned && ready_count() > 0) {
     check_can_end();
-    abandoned_ = true;
+    fate_ = Fate::given_up;
     end_iteration({}, stream);
   }
+}
+
+void Pool::rollback(Stream stream) {
+  if (ready_count() > 0) {
+    Pool::abandon(stream);
+  } else if (settle("an iteration is rolled back", Fate::kept, Fate::given_up)) {
+    const std::lock_guard lock(mutex_);
+    means_ = no_means;
+  }
+}
+
+void Pool::commit() {
+  if (!settle("an iteration is committed", Fate::failed, Fate::failed)) {
+    throw Error(ErrorKind::value, "only an iteration that has failed can be committed");
+  }
+  keep_failed();
+}
+
+bool Pool::settle(const char* what, Fate one, Fate other) {
+  const std::lock_guard lock(mutex_);
+  check_none_ready(what);
+  const bool is_one = last_ == one || last_ == other;
+  last_ = is_one ? Fate::settled : last_;
+  return is_one;
+}
+
+Pool::Fate Pool::fate() const {
+  if (fate_ != Fate::open) {
+    return fate_;
+  }
+  return failure_ ? Fate::failed : Fate::kept;
 }
 
 void Pool::begin_finishing() {
@@ -136,10 +167,11 @@ void Pool::start_next_iteration() {
   ready_.forget();
   finishing_ = false;
   idle_ = false;
-  means_ = abandoned_ || (failure_ && !dropping_) ? no_means : new_means();
+  last_ = fate();
+  means_ = last_ == Fate::kept || last_ == Fate::dropped ? new_means() : no_means;
   reports_ = std::exchange(current_, {});
   reset();
-  abandoned_ = dropping_ = false;
+  fate_ = Fate::open;
   ++iteration_;
 }
 
@@ -155,6 +187,7 @@ void Pool::zero(Stream stream) {
   clear_gradients(stream);
   const std::lock_guard lock(mutex_);
   means_ = no_means;
+  last_ = Fate::settled;
 }
 
 // ---- results --------------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 // What all pools of gradients have: the memory of the tensors, and the states of an iteration.
 //
-// An iteration begins with the first tensor that is ready. `wait` or `abandon` finishes it, in four steps, and begins
+// An iteration begins with the first tensor that is ready. `wait` or `rollback` finishes it, in four steps, and begins
 // the next one: tensors that are not ready are completed; what is left is exchanged; the pool concludes what the result
 // is; everything is reset. Where the timeout of a `wait` passes, the iteration stays in the second step, and another
 // call goes on from there. Each kind of pool defines the steps, and what `ready` does; errors of an iteration are
 // thrown once it has ended.
+//
+// Until the next one begins, an iteration that has ended can be rolled back; and one that has failed here, though other
+// ranks have finished it, can be committed.
 #pragma once
 
 #include <atomic>
@@ -29,6 +32,16 @@ class Pool {
  public:
   using Stream = compute::cuda::Stream;  // of the device; unused on the host
   using Clock = Times::Clock;
+
+  // The fate of an iteration.
+  enum class Fate : std::uint8_t {
+    open,      // it has not ended
+    kept,      // it counts
+    dropped,   // it does not count on any rank: a gradient is not finite, and the means are zeros
+    failed,    // an error has ended it on this rank
+    given_up,  // this rank has ended it without its result
+    settled,   // it was committed or rolled back after its end
+  };
 
   // How a message was sent in the last iteration.
   struct Report {
@@ -58,8 +71,23 @@ class Pool {
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
-  // Zeroes the gradients, between iterations.
+  // Zeroes the gradients, between iterations: the last one counts from then on.
   void zero(Stream stream = nullptr);
+
+  // Rolls back the iteration under way, which this rank ends without its result: the other ranks get zeros for tensors
+  // that are not ready. Else rolls back the last one that has ended, if it was not zeroed or committed since. Residuals
+  // are as before it; there are no means.
+  virtual void rollback(Stream stream = nullptr);
+
+  // Ends an iteration that has begun, without its result, where the other ranks use what was sent: for the C interface.
+  virtual void abandon(Stream stream = nullptr);
+
+  // Commits the last iteration, which has failed on this rank, since other ranks have finished it: so all that this
+  // rank had to send is in their means. Throws Error(value) if the last iteration has not failed.
+  void commit();
+
+  // Whether the last iteration has failed on this rank, and was neither committed nor rolled back.
+  [[nodiscard]] bool has_failed() const { return locked(last_) == Fate::failed; }
 
   // Of the last iteration that has ended.
   [[nodiscard]] std::vector<Report> reports() const { return locked(reports_); }
@@ -87,7 +115,6 @@ class Pool {
   // before the steps below.
   void wait_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare = {});
   void wait_until(Deadline deadline, Stream stream, const std::function<void()>& prepare = {});  // throws TimeOver
-  void abandon_iteration(Stream stream);                                                         // if it has begun
 
   template <class T>
   [[nodiscard]] T locked(const T& value) const {
@@ -113,9 +140,15 @@ class Pool {
   // Makes the result, or discards it if the exchange has failed.
   virtual void conclude(Stream stream) = 0;
   virtual void start_next_iteration();
-  // Makes what belongs to one iteration as new; with mutex_ held, while failure_ and abandoned_ are still those of the
-  // iteration that ends.
+  // Makes what belongs to one iteration as new; with mutex_ held, while failure_ and fate_ are still those of the
+  // iteration that ends, and last_ is its fate already.
   virtual void reset() = 0;
+  virtual void keep_failed() {}  // makes residuals those of an iteration that failed here, and ended elsewhere
+
+  // The fate of the iteration that ends, once it is concluded.
+  [[nodiscard]] Fate fate() const;
+  // Makes the last iteration a settled one, between iterations, if its fate is one of these two; returns whether.
+  bool settle(const char* what, Fate one, Fate other);
 
   // What the last iteration left in the memory is zeroed.
   virtual void clear_gradients(Stream stream);
@@ -143,8 +176,7 @@ class Pool {
 
   std::timed_mutex waiting_;      // one thread waits at a time
   std::optional<Error> failure_;  // of this iteration; of the thread that waits
-  bool abandoned_ = false;        // likewise
-  bool dropping_ = false;         // likewise: gradients are not finite, and the means are zeros
+  Fate fate_ = Fate::open;        // likewise; dropped and given_up as soon as that is known
 
   mutable std::mutex mutex_;
   ReadyTensors ready_;
@@ -154,6 +186,7 @@ class Pool {
 
   // Of the last iteration.
   std::uint64_t iteration_ = 0;
+  Fate last_ = Fate::settled;
   Means means_ = no_means;
   std::vector<Report> reports_;
   // NOLINTEND(cppcoreguidelines-non-private-member-variables-in-classes)

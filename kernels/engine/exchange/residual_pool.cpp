@@ -41,11 +41,21 @@ ResidualPool::ResidualPool(const std::string& name, DType dtype, const std::vect
 
 void ResidualPool::abandon(Stream stream) {
   try {
-    abandon_iteration(stream);
-  } catch (const Error& error) {  // these errors are for ranks that have not abandoned the iteration
+    Pool::abandon(stream);
+  } catch (const Error& error) {  // these errors are for ranks that have not given the iteration up
     if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
       throw;
     }
+  }
+}
+
+void ResidualPool::rollback(Stream stream) {
+  if (ready_count() > 0) {
+    abandon(stream);
+  }
+  if (settle("an iteration is rolled back", Fate::kept, Fate::given_up)) {
+    restore_kept();
+    drop_gradients(stream);
   }
 }
 
@@ -60,40 +70,21 @@ std::unique_lock<std::mutex> ResidualPool::stop_work() {
 }
 
 void ResidualPool::conclude(Stream stream) {
+  snapshot_kept();
   noting_failure([&] { decide(); });
-  can_settle_ = failure_ && !dropping_ && !abandoned_;
-  can_undo_ = !failure_ && !dropping_ && !abandoned_;
-  if (!can_undo_) {
-    drop_gradients(stream);
-  }
-}
-
-void ResidualPool::settle() {
-  check_between_iterations("an iteration is settled");
-  if (!std::exchange(can_settle_, false)) {
-    throw Error(ErrorKind::value, "only an iteration that has failed can be settled");
-  }
-  keep_failed();
-}
-
-void ResidualPool::undo(Stream stream) {
-  check_between_iterations("an iteration is taken back");
-  if (can_undo_) {
-    restore_kept();
+  if (fate() != Fate::kept) {
     drop_gradients(stream);
   }
 }
 
 void ResidualPool::drop_gradients(Stream stream) {
   memory_->clear(data(), bytes(), stream);
-  can_undo_ = false;
   const std::lock_guard lock(mutex_);
   means_ = no_means;
 }
 
 void ResidualPool::reset() {
-  dropped_ = dropping_;
-  nonfinite_ = dropping_ ? found_nonfinite_ : std::nullopt;
+  nonfinite_ = last_ == Fate::dropped ? found_nonfinite_ : std::nullopt;
   found_nonfinite_.reset();
   selection_seconds_ = static_cast<double>(selection_time_.exchange(0)) * 1e-9;
 }
@@ -144,6 +135,8 @@ void ResidualPool::set_residuals(std::span<const float> residual, Stream stream)
   check_residuals(residual);
   residual_.write(residual);
   drop_gradients(stream);
+  const std::lock_guard lock(mutex_);
+  last_ = Fate::settled;
 }
 
 void ResidualPool::refuse_state(const std::string& why) {

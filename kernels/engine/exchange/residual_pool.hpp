@@ -35,19 +35,11 @@ void check_kept(std::span<const float> numbers, std::size_t elements, const char
 
 class ResidualPool : public Pool {
  public:
-  // Ends an iteration that has begun, without its result: the other ranks get nothing of what is not complete.
-  void abandon(Stream stream = nullptr);
-
-  // Keeps the residuals of the last iteration, which failed on this rank, because others have finished it: so all that
-  // this rank had to send is in their means. Throws Error(value) if the last iteration has not failed.
-  void settle();
-
-  // Undoes the last iteration, which has ended on this rank: residuals are as before it, and gradients zero. Does
-  // nothing if that iteration failed or was dropped or abandoned. Before the next one.
-  void undo(Stream stream = nullptr);
+  void rollback(Stream stream = nullptr) override;
+  void abandon(Stream stream = nullptr) override;
 
   // Of the last iteration that has ended.
-  [[nodiscard]] bool dropped() const { return locked(dropped_); }  // whether it was, as a gradient was not finite
+  [[nodiscard]] bool dropped() const { return locked(last_) == Fate::dropped; }  // as a gradient was not finite
   // Where; ChunkPool knows only if it threw.
   [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const { return locked(nonfinite_); }
   // To select, gather and scatter what is sent.
@@ -92,9 +84,13 @@ class ResidualPool : public Pool {
   // Decides whether the iteration is kept, fails or is dropped: every rank alike, from the same numbers.
   virtual void decide() = 0;
   virtual void drop_gradients(Stream stream);
-  virtual void keep_failed() = 0;                       // the residuals of an iteration that failed
-  virtual void restore_kept() { residual_.restore(); }  // from the snapshot that `decide` has made
+  // Remembers what is kept beside gradients, before `decide` changes it; goes back to that.
+  virtual void snapshot_kept() { residual_.snapshot(); }
+  virtual void restore_kept() { residual_.restore(); }
   void reset() override;
+
+  // Lets the iteration be dropped; one that this rank gives up is nothing else.
+  void drop() { fate_ = fate_ == Fate::given_up ? fate_ : Fate::dropped; }
 
   // What a rank tells the others of its first gradient that is not finite.
   struct NonfiniteTensors {
@@ -137,9 +133,6 @@ class ResidualPool : public Pool {
   Workers workers_{mutex_};
 
   // Of the last iteration.
-  bool can_settle_ = false;
-  bool can_undo_ = false;
-  bool dropped_ = false;
   std::optional<NonfinitePlace> nonfinite_;
   double selection_seconds_ = 0.0;
 };

@@ -155,12 +155,12 @@ void TopKPool::complete_remaining(Stream stream) {
   {
     const auto lock = stop_work();
     ready_.for_each_missing(tensors(), [&](std::size_t tensor) {
-      if (!abandoned_) {
+      if (fate_ != Fate::given_up) {
         clear_tensor(tensor, stream);
       }
       static_cast<void>(mark(tensor, now, stream));
     });
-    if (abandoned_) {
+    if (fate_ == Fate::given_up) {
       skip_remaining(stream);
       start_due_messages();
       return;

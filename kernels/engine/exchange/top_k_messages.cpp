@@ -163,13 +163,13 @@ void TopKPool::decide() {
     make_calls();
   }
   if (found_nonfinite_) {
-    dropping_ = true;
+    drop();
     if (!skip_nonfinite_) {
       failure_ = nonfinite_error(*found_nonfinite_);
     }
   } else if (current_.back().outcome.idle && (elements() > 0 || !extra_.empty())) {
     failure_ = nothing_ready_error();
-  } else if (!abandoned_) {
+  } else if (fate_ != Fate::given_up) {
     keep_residuals(progress_);
   }
 }
@@ -264,8 +264,6 @@ Error TopKPool::different_settings(const Error& failure) {
 }
 
 void TopKPool::keep_residuals(std::span<const LayerProgress> progress) {
-  residual_.snapshot();
-  velocity_.snapshot();
   for (std::size_t layer = 0; layer < layers(); ++layer) {
     const TopKLayer& its = plan_.layers[layer];
     if (its.count == 0) {
@@ -293,7 +291,7 @@ void TopKPool::keep_residuals(std::span<const LayerProgress> progress) {
 // On a device layers are selected from as messages are sent, so after a failure some may not be.
 void TopKPool::keep_failed() {
   if (options_.device) {
-    throw Error(ErrorKind::value, "an iteration of a top-k pool on a CUDA device cannot be settled");
+    throw Error(ErrorKind::value, "an iteration of a top-k pool on a CUDA device cannot be committed");
   }
   keep_residuals(failed_progress_);
 }

@@ -143,7 +143,13 @@ std::vector<double> TopKPool::ratios() const {
 
 void TopKPool::take_back(Stream stream) {
   check_open();
-  undo(stream);
+  check_between_iterations("an iteration is taken back");
+  rollback(stream);
+}
+
+void TopKPool::snapshot_kept() {
+  ResidualPool::snapshot_kept();
+  velocity_.snapshot();
 }
 
 void TopKPool::restore_kept() {

@@ -12,7 +12,7 @@
 // the same on all ranks, such as ratios, are compared with each message.
 //
 // Residuals and velocities are kept twice, before and after the iteration, by layer: an iteration that fails, is
-// abandoned, has gradients that are not finite, or is undone, leaves them as they were.
+// given up, has gradients that are not finite, or is rolled back, leaves them as they were.
 #pragma once
 
 #include <atomic>
@@ -99,7 +99,7 @@ class TopKPool final : public ResidualPool {
   // are zero and residuals are as before.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
 
-  // As `undo`. Throws Error(closed) if the pool is closed.
+  // As `rollback`, between iterations, for the C interface. Throws Error(closed) if the pool is closed.
   void take_back(Stream stream = nullptr);
 
   [[nodiscard]] std::vector<LayerReport> layer_reports() const { return locked(layer_reports_); }
@@ -168,6 +168,7 @@ class TopKPool final : public ResidualPool {
   void decide() override;
   void drop_gradients(Stream stream) override;
   void keep_failed() override;
+  void snapshot_kept() override;
   void restore_kept() override;
   void clear_gradients(Stream stream) override;
   void reset() override;
