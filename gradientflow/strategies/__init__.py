@@ -7,6 +7,7 @@ from .contract import Strategy, Synchronizer
 from .exchange.arrays import ArraySynchronizer
 from .exchange.pooled import PoolStrategy, PoolSynchronizer
 from .exchange.served import ServedStrategy, ServedSynchronizer
+from .exchange.survivable import Survivable, SurvivableArrays
 from .layout import Layout
 from .methods import *  # noqa: F403 (their only list)
 from .methods.auto import AutoExplanation
@@ -35,6 +36,8 @@ __all__ = [
     "Settings",
     "StepTimes",
     "Strategy",
+    "Survivable",
+    "SurvivableArrays",
     "Synchronizer",
     "Update",
     "as_strategy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -14,11 +14,12 @@ import numpy.typing as npt
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.description import Description
-from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, NonFiniteError
-from gradientflow.memory import itemsize, numpy_dtype
+from gradientflow.memory import numpy_dtype
 from gradientflow.pools.base import RangeReport
 
+from .checkpoints import Checkpointed
+from .gradient_memory import GradientMemory
 from .layout import Layout
 from .node_weights import NodeWeights
 from .options import OPTIONS
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 GradientsOfStep = Literal["mean", "local", "consumed"]
 StepMaker = Literal["any", "core", "core_rate_in_momentum"]
 GradientSource = Literal["place", "any_place", "elsewhere", "elsewhere_until_wait", "none"]
-Meeting = Literal["steps", "rounds", "servers", "end"]
 
 _SIDE = 1024  # rows and columns of a matrix, where shapes are not known
 
@@ -210,8 +210,11 @@ def _matrices(parameters: int) -> tuple[tuple[int, ...], ...]:
     return ((_SIDE, _SIDE),) * matrices + ((rows, _SIDE),) * (rows > 0) + ((single,),) * (single > 0)
 
 
-class Synchronizer(ABC):
+class Synchronizer(GradientMemory, Checkpointed):
     """A strategy bound to ranks and tensors: it is called at the moments of an iteration, and knows no framework.
+
+    Where its gradients lie is in `GradientMemory`, its state in `Checkpointed`. With one that is `Survivable` training
+    can go on when ranks are lost.
 
     Each iteration makes one step. Its moments, in order:
 
@@ -258,21 +261,11 @@ class Synchronizer(ABC):
         the step gradients are the rank's own, and must not be changed.
     settings, loss_scale, skips_nonfinite
         Those of the current `Iteration`, set by `set_iteration`.
-    exchanges : int
-        How many have ended on this rank, where ranks train on weights of their own: each iteration has none then, or
-        several.
-    meets_in : {"steps", "rounds", "servers", "end"}
-        Where exchanges happen: in steps that all ranks make together; in rounds in the background; at servers; or in
-        `finish` only. Each rank makes its steps at its own pace in the last three cases: no call of all ranks comes in
-        a step, and newcomers are let in as if a rank had been lost, or not at all with "end". With "servers" no call of
-        all ranks comes before `finish` either.
     """
 
     gradient_source: GradientSource = "place"
     uses_backward_order: bool = False
     shared: NodeWeights | None = None
-    exchanges: int = 0
-    meets_in: Meeting = "steps"
 
     _pending_error: NonFiniteError | None = None
 
@@ -287,24 +280,6 @@ class Synchronizer(ABC):
     def weights(self) -> list[Any]:  # noqa: D102 (an attribute, made when it is first read)
         return list(self.layout.weights)
 
-    # ---- memory --------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def memory(self, group: int) -> npt.NDArray[np.uint8] | DeviceArray:
-        """Return the memory with the gradients of a dtype, ``layout.groups[group]``, as bytes."""
-
-    @abstractmethod
-    def offsets(self, group: int) -> Sequence[int]:
-        """Return where the gradients of a dtype begin in their memory, in bytes."""
-
-    def spans(self, group: int) -> list[list[int]]:
-        """Return the ranges of that memory with gradients of the last update, in elements: first, one past the last."""
-        return [[0, self.memory(group).nbytes // itemsize(self.layout.groups[group][0])]]
-
-    @abstractmethod
-    def zero(self, group: int, stream: Any = None) -> None:
-        """Zero the gradients of a dtype that the last update has left, between iterations."""
-
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def check_complete(self) -> None:
@@ -312,9 +287,8 @@ class Synchronizer(ABC):
         require_one_of(self.strategy, "gradients", get_args(GradientsOfStep))
         require_one_of(self.strategy, "step", get_args(StepMaker))
         require_one_of(self, "gradient_source", get_args(GradientSource))
-        require_one_of(self, "meets_in", get_args(Meeting))
 
-    def check_settings(self, settings: SettingsOf) -> None:  # noqa: B027 (most have nothing to do)
+    def check_settings(self, settings: SettingsOf) -> None:
         """Raise if these settings of the optimizer do not go with the strategy."""
 
     def set_iteration(self, iteration: Iteration) -> None:
@@ -326,7 +300,7 @@ class Synchronizer(ABC):
         self.set_iteration(iteration)
         self.prepare()
 
-    def prepare(self) -> None:  # noqa: B027
+    def prepare(self) -> None:
         """Prepare for an iteration, before its first gradient; without communication."""
 
     @abstractmethod
@@ -354,7 +328,7 @@ class Synchronizer(ABC):
             If ranks are missing, or have failed.
         """
 
-    def after_step(self) -> None:  # noqa: B027
+    def after_step(self) -> None:
         """Go on after a step that was made or skipped."""
 
     def exchanges_weights(self) -> bool:
@@ -377,7 +351,7 @@ class Synchronizer(ABC):
         error, self._pending_error = self._pending_error, None
         return error
 
-    def finish(self) -> None:  # noqa: B027
+    def finish(self) -> None:
         """End training: complete pending exchanges, and leave the same weights on all ranks. Collective."""
 
     @abstractmethod
@@ -389,94 +363,7 @@ class Synchronizer(ABC):
         """Put the common weights into the model in a ``with`` block, where each rank trains on weights of its own."""
         yield
 
-    # ---- ranks that are lost -------------------------------------------------------------------------------------
-
-    @property
-    def in_step(self) -> bool:
-        """Whether each iteration is an exchange of all ranks, with one result."""
-        return self.strategy.gradients == "mean"
-
-    def check_survival(self) -> None:
-        """Raise unless the ranks that are left can go on when others were lost; get ready for it.
-
-        They bind the strategy again, on a communicator of their own, and `take_over` the state of this synchronizer,
-        whose iteration under way is lost. Ranks on which `wait` has failed, and that hear from another that it has
-        finished this iteration, `commit` it before.
-
-        Where ranks train on weights of their own, they need not be in the same iteration, but all take part in the same
-        `exchanges`, in the same order. Ranks on which fewer have ended `catch_up` with another. An `after_step` or
-        `finish` that a loss has interrupted is then called again, and ends what is left of it.
-
-        Raises
-        ------
-        gradientflow.errors.ArgumentError
-            If they cannot: most strategies have to do something for it.
-        """
-        message = f"{self.strategy.name} cannot go on without a rank that was lost: it needs on_failure='raise'"
-        raise ArgumentError(message)
-
-    def recover(self, comm: Communicator, begins: bool) -> int:
-        """Agree with the ranks that are left on what is left, before `take_over`. Collective over `comm`.
-
-        `begins` is whether this rank has come later. Returns how many iterations that have ended here are undone.
-        """
-        return 0
-
-    def commit(self) -> None:  # noqa: B027
-        """Commit the iteration whose `wait` has failed: the other ranks applied it, this rank's gradients included."""
-
-    def shared_state(self, with_arrays: bool) -> Any:  # noqa: B027
-        """Return what is the same on all ranks on which as many `exchanges` have ended.
-
-        It is a plain value: None, numbers, text, arrays of NumPy, and lists, tuples and dicts of these. Arrays stay as
-        they are until the next exchange. Without them it is for a rank that begins and has them.
-        """
-
-    def catch_up(self, state: Any, begins: bool) -> None:  # noqa: B027
-        """Take the `shared_state` of a rank on which more `exchanges` have ended, or all of it on one that begins.
-
-        Except on a rank that begins, what it has sent is in the results.
-        """
-
-    # ---- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def has_state(self) -> bool:
-        """Whether it has state beside the weights."""
-        return bool(self.state_dict())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state beside the weights. Between iterations; does not communicate.
-
-        It has arrays, numbers, text, None, lists, and dictionaries with text as keys. Ranks have arrays of the same
-        shapes at the same places. If another number of ranks loads what PyTorch's checkpoints have saved of all, it
-        gets means of arrays of floats, and else what rank 0 had; but "rank" is None, in dictionaries with "ranks".
-        """
-        return {}
-
-    def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return a state that any number of ranks can load, the same on all. Collective."""
-        return {}
-
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Raise what `load_state_dict` would on this rank, and change nothing."""
-
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027
-        """Go on from a state, or begin anew without one. Between iterations; collective."""
-
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return, as text, what has to be the same in the states that the ranks load."""
-        return {}
-
-    def check_change(self) -> None:  # noqa: B027
-        """Raise unless another synchronizer can take over now."""
-
-    def take_over(self, other: Synchronizer) -> None:  # noqa: B027
-        """Take the state of another synchronizer of the same strategy, by the names of tensors. Between iterations.
-
-        Collective. The other one may be closed, and have had more ranks. The gradients of its last update will be
-        copied to the places here; `update` then describes these.
-        """
+    # ---- what is to be known -------------------------------------------------------------------------------------
 
     def update(self) -> Update:
         """Return the last update again, with the current places of its gradients."""
@@ -485,8 +372,6 @@ class Synchronizer(ABC):
     def has_gradient(self, index: int) -> bool:
         """Tell whether the last update has a gradient of a tensor from residuals, though no rank computed one."""
         return False
-
-    # ---- what is to be known -------------------------------------------------------------------------------------
 
     def report(self) -> Report:
         """Return what this rank has kept back, and what that took."""
@@ -511,23 +396,6 @@ class Synchronizer(ABC):
             ``compute_seconds`` and ``backward_seconds``, as in `Strategy.explain`.
         """
         return self.strategy.explain_layout(self.comm, self.layout, **times)
-
-    @property
-    def gradients(self) -> tuple[Any, ...]:
-        """The gradients, one array a tensor, in their places."""
-        return self._places
-
-    @cached_property
-    def _places(self) -> tuple[Any, ...]:
-        arrays: list[Any] = [None] * len(self.layout)
-        for group, (_, indices) in enumerate(self.layout.groups):
-            for index, array in zip(indices, self._arrays(group), strict=True):
-                arrays[index] = array
-        return tuple(arrays)
-
-    @abstractmethod
-    def _arrays(self, group: int) -> Sequence[Any]:
-        """Return the gradients of a dtype as arrays."""
 
 
 def require_one_of(thing: object, name: str, known: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import RecoverableError
-from gradientflow.strategies import Synchronizer
+from gradientflow.strategies import Survivable
 
 from .alone import alone
 from .head_start import HeadStart, take_head_start
@@ -96,7 +96,7 @@ class ChangingRanks(FixedRanks):
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
-    def recover(self, synchronizer: Synchronizer) -> None:
+    def recover(self, synchronizer: Survivable) -> None:
         """Make a communicator of the ranks that are left. Collective over these."""
         if self.wider is not None:
             self._widen(synchronizer)
@@ -104,7 +104,7 @@ class ChangingRanks(FixedRanks):
         self._greet(self.comm, {}, None)
         self._admit_all(synchronizer)
 
-    def _come(self, synchronizer: Synchronizer) -> None:
+    def _come(self, synchronizer: Survivable) -> None:
         """Leave the communicator of this rank alone. Collective over those that have let it in, and it."""
         self.here.close()
         self.here = self.comm
@@ -118,7 +118,7 @@ class ChangingRanks(FixedRanks):
             self._take_head_start(synchronizer)
         self._admit_all(synchronizer)
 
-    def _widen(self, synchronizer: Synchronizer) -> None:
+    def _widen(self, synchronizer: Survivable) -> None:
         """Go on with the ranks that were let in."""
         assert self.wider is not None
         wider, self.wider = self.wider, None
@@ -142,7 +142,7 @@ class ChangingRanks(FixedRanks):
         """Tell on rank 0 whether a process waits to be let in; False on all others."""
         return self.comm.rank == 0 and self.comm._door is not None and self.comm._door.someone_waits()
 
-    def _admit_all(self, synchronizer: Synchronizer) -> None:
+    def _admit_all(self, synchronizer: Survivable) -> None:
         """Let processes in until none waits, if that is not done between two steps.
 
         Some ranks may be on a communicator because they have let processes in, and others because that has failed for
@@ -151,7 +151,7 @@ class ChangingRanks(FixedRanks):
         while admits_when_recovering(synchronizer) and self._admit(synchronizer):
             pass
 
-    def _admit(self, synchronizer: Synchronizer) -> bool:
+    def _admit(self, synchronizer: Survivable) -> bool:
         """Let processes in, if any wait; return whether they take part at once. Collective."""
         trains_on, kept = synchronizer.meets_in == "steps" and not synchronizer.in_step, list[Communicator]()
         try:
@@ -176,7 +176,7 @@ class ChangingRanks(FixedRanks):
         if made.rank == 0 and made.size > len(made.recovered_from or ()):
             self._head_start.begin(made, (dict(entries), changing), lasting)
 
-    def _take_head_start(self, synchronizer: Synchronizer) -> None:
+    def _take_head_start(self, synchronizer: Survivable) -> None:
         (entries, replica), shared = take_head_start(self.comm)
         if replica is not None and entries == self.entries:
             self._replica.load(replica, True)
@@ -208,7 +208,7 @@ def _same(comm: Communicator) -> Communicator:
     return made
 
 
-def admits_when_recovering(synchronizer: Synchronizer) -> bool:
+def admits_when_recovering(synchronizer: Survivable) -> bool:
     """Tell whether processes are let in as if a rank had been lost, not between two steps."""
     return synchronizer.meets_in in ("rounds", "servers")
 

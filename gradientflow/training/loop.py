@@ -267,7 +267,7 @@ class Loop:
             update = self.synchronizer.wait(self.tensors.stream)
         except NonFiniteError:  # on all ranks, which have ended the iteration; it is raised only once
             self.progress.end_without_update()
-            self.ranks.ended(self.synchronizer, applied=False)
+            self.ranks.ended(self, applied=False)
             raise
         except BaseException:
             self.progress.fail()
@@ -278,7 +278,7 @@ class Loop:
         outcome = self._read_status()
         if outcome.is_dropped and update.kind != "skipped":
             self.synchronizer.rollback(Phase.AVERAGED, self.tensors.stream)
-        self.ranks.ended(self.synchronizer, applied=update.kind != "skipped" and not outcome.is_dropped)
+        self.ranks.ended(self, applied=update.kind != "skipped" and not outcome.is_dropped)
         if outcome.is_dropped:
             self.progress.drop()
         previous = self.synchronizer
@@ -307,7 +307,7 @@ class Loop:
         with self.ranks.surviving(self, has_gradients=True):
             self.status.write(self.synchronizer.extra, self.used, self.batches.here, gives_up=True)
             self.synchronizer.rollback(phase, self.tensors.stream)
-            self.ranks.ended(self.synchronizer, applied=False)
+            self.ranks.ended(self, applied=False)
             self.learn_order()
             progress.reset()
 

@@ -103,7 +103,7 @@ class FixedRanks:
         """
         return self._not_surviving
 
-    def ended(self, synchronizer: Synchronizer, *, applied: bool) -> None:
+    def ended(self, loop: Loop, *, applied: bool) -> None:
         """Note that an iteration has ended on this rank, with a result for a step or without."""
 
     def allow_step(self) -> None:

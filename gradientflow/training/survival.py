@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from gradientflow.agreement import require_same_as_first
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, MismatchError, PeerError, RecoverableError
-from gradientflow.strategies import Synchronizer
+from gradientflow.strategies import Survivable, Synchronizer
 from gradientflow.strategies.update import Phase
 
 from .changing_ranks import ChangingRanks, Replica, admits_when_recovering
@@ -29,7 +29,7 @@ from .membership import Membership, Plan, Role, Standing, plan
 from .ranks import FixedRanks, Loop
 from .steps import Steps
 
-_Change = Callable[[Synchronizer], object]
+_Change = Callable[[Survivable], object]
 
 
 class Survival(ChangingRanks):
@@ -53,6 +53,10 @@ class Survival(ChangingRanks):
 
     def check(self, synchronizer: Synchronizer) -> None:
         """Raise unless the ranks that are left can go on with this synchronizer's state."""
+        if not isinstance(synchronizer, Survivable):
+            name = synchronizer.strategy.name
+            message = f"{name} cannot go on without a rank that was lost: it needs on_failure='raise'"
+            raise ArgumentError(message)
         synchronizer.check_survival()
 
     def steps(self, loop: Callable[[], Loop], total: int, finish: Callable[[], object]) -> Iterator[int]:
@@ -87,9 +91,9 @@ class Survival(ChangingRanks):
         except RecoverableError:
             self._go_on(loop, self.recover, has_gradients=has_gradients)
 
-    def ended(self, synchronizer: Synchronizer, *, applied: bool) -> None:
+    def ended(self, loop: Loop, *, applied: bool) -> None:
         """Note that an iteration has ended on this rank, with a result for a step or without."""
-        if synchronizer.in_step:
+        if _of(loop).in_step:
             self.exchanges += 1
             self._was_applied = applied
         self.numbers.ended()
@@ -101,7 +105,7 @@ class Survival(ChangingRanks):
                 loop.let_write(loop.synchronizer.after_step)
                 loop.learn_order()
                 return
-            if loop.synchronizer.in_step:  # the step is that of the other ranks
+            if _of(loop).in_step:  # the step is that of the other ranks
                 return
 
     # ---- between two steps, and at the end -----------------------------------------------------------------------
@@ -115,7 +119,7 @@ class Survival(ChangingRanks):
         loop.abandon_unfinished()
         if loop.progress.passes > 0:  # gradients add up
             return
-        synchronizer = loop.synchronizer
+        synchronizer = _of(loop)
         if self.is_apart:
             self._go_on(loop, self._come)
         elif admits_when_recovering(synchronizer):
@@ -135,7 +139,7 @@ class Survival(ChangingRanks):
         loop.progress.forget_update()
 
     def _note_meeting(self, loop: Loop) -> None:
-        self._met_after = (self.exchanges, loop.synchronizer.exchanges)
+        self._met_after = (self.exchanges, _of(loop).exchanges)
 
     def finish(self, loop: Loop, also: Callable[[], object]) -> None:
         """End training on all ranks, for one that is behind needs another. None waits for those that are past this.
@@ -147,7 +151,7 @@ class Survival(ChangingRanks):
         loop.abandon_unfinished()
         if self.wider is not None:
             self._go_on(loop, self._widen)
-        end, is_done, are_servers = self._all_exchanges + 1, False, loop.synchronizer.meets_in == "servers"
+        end, is_done, are_servers = self._all_exchanges + 1, False, _of(loop).meets_in == "servers"
         while self._all_exchanges < end:
             with self.surviving(loop, has_gradients=False):
                 if are_servers:  # which take no notice of a rank that finishes again
@@ -179,7 +183,7 @@ class Survival(ChangingRanks):
 
         If another rank is lost meanwhile, that is a change, too, with which this begins again.
         """
-        previous, begins, was_behind, undone = loop.synchronizer, self.is_apart, False, self.numbers.undone
+        previous, begins, was_behind, undone = _of(loop), self.is_apart, False, self.numbers.undone
         previous.close(orderly=False)  # the other ranks may wait for this one
         while True:
             bound: Synchronizer | None = None
@@ -198,7 +202,7 @@ class Survival(ChangingRanks):
                 change = self.recover
         loop.restart()
         self._note_meeting(loop)
-        if begins or loop.synchronizer.in_step:
+        if begins or _of(loop).in_step:
             dropped = (has_gradients and not was_behind) or self.numbers.undone > undone
             self.membership = replace(self.membership, dropped=dropped)
             self.numbers.go_back()
@@ -206,7 +210,7 @@ class Survival(ChangingRanks):
     # ---- state that another rank gives ---------------------------------------------------------------------------
 
     @contextmanager
-    def catching_up(self, synchronizer: Synchronizer) -> Iterator[Plan]:
+    def catching_up(self, synchronizer: Survivable) -> Iterator[Plan]:
         """Take the state of a rank that is ahead, if this one is behind. Collective.
 
         It travels during the ``with`` block, which may use `comm`, and is taken after it: all of it, or nothing, for
@@ -217,7 +221,7 @@ class Survival(ChangingRanks):
         except MismatchError:
             self.comm._end(False)  # the others go on without this one
             raise
-        undone = synchronizer.recover(self.comm, self.role < Role.MEMBER)
+        undone = synchronizer.agree_on_state(self.comm, self.role < Role.MEMBER)
         self.exchanges -= undone
         self.numbers.undo(undone)
         standings = self._standings(synchronizer)
@@ -240,19 +244,19 @@ class Survival(ChangingRanks):
         while self._outgrown:
             self._outgrown.pop()._end(False)
 
-    def _standings(self, synchronizer: Synchronizer) -> list[Standing]:
+    def _standings(self, synchronizer: Survivable) -> list[Standing]:
         """Return the reports of all ranks on themselves. Collective."""
         exchanges = self.exchanges, synchronizer.exchanges
         own = Standing(self.role, *exchanges, self._was_applied, self.numbers.next, self.has_state)
         return [Standing(*each) for each in self.comm.allgather(np.array(own)).tolist()]
 
-    def _gift(self, synchronizer: Synchronizer, found: Plan) -> Any:
+    def _gift(self, synchronizer: Survivable, found: Plan) -> Any:
         """Return what the ranks that are behind get from this one."""
         everyone_takes = synchronizer.in_step  # else those that begin
         replica = self._replica.state(everyone_takes) if everyone_takes or found.gives_replica else None
         return replica, astuple(self.membership), synchronizer.shared_state(found.gives_arrays)
 
-    def _take(self, synchronizer: Synchronizer, first: Standing, replica: Any, membership: Any, shared: Any) -> None:
+    def _take(self, synchronizer: Survivable, first: Standing, replica: Any, membership: Any, shared: Any) -> None:
         begins = self.role < Role.MEMBER
         if first.was_applied and not begins:  # else it has sent nothing
             synchronizer.commit()
@@ -263,6 +267,11 @@ class Survival(ChangingRanks):
         synchronizer.catch_up(shared, begins)
         if begins:
             self.membership = replace(Membership(*membership), rank=self.comm.rank)
+
+
+def _of(loop: Loop) -> Survivable:
+    """Return the synchronizer of a loop that has been checked."""
+    return cast("Survivable", loop.synchronizer)
 
 
 def ranks_of(comm: Communicator, on_failure: str, min_ranks: int | None, replica: Replica) -> FixedRanks:

@@ -224,6 +224,8 @@ STRATEGIES = "gradientflow.strategies"
 PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.node_weights"] = PYTHON_LAYERS["gradientflow.pools"] | {f"{STRATEGIES}.layout"}
+PYTHON_LAYERS[f"{STRATEGIES}.checkpoints"] = set()
+PYTHON_LAYERS[f"{STRATEGIES}.gradient_memory"] = PYTHON_LAYERS[f"{STRATEGIES}.node_weights"]
 PYTHON_LAYERS[f"{STRATEGIES}.options"] = PYTHON_LAYERS["gradientflow.pools"] | {"gradientflow.pools"}
 PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
     "gradientflow.model",
@@ -232,6 +234,8 @@ PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
     f"{STRATEGIES}.update",
 }
 PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {
+    f"{STRATEGIES}.checkpoints",
+    f"{STRATEGIES}.gradient_memory",
     f"{STRATEGIES}.node_weights",
     f"{STRATEGIES}.options",
     f"{STRATEGIES}.predict",

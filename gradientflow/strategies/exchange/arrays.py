@@ -269,12 +269,6 @@ class ArraySynchronizer(PlacedSynchronizer):
             for memory, (dtype, _), offsets in zip(self._memory, self.layout.groups, self._offsets, strict=True)
         )
 
-    # ---- ranks that are lost -------------------------------------------------------------------------------------
-
-    def commit(self) -> None:
-        """Keep the state of the iteration that failed. Other ranks have ended it: it failed in its last call."""
-        self._start_next_iteration()
-
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

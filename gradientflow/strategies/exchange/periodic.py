@@ -23,9 +23,9 @@ from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Phase
 
-from .arrays import ArraySynchronizer
 from .nonfinite import first_nonfinite, is_finite, nonfinite_error
 from .state import in_order
+from .survivable import SurvivableArrays
 
 Array = npt.NDArray[Any]
 
@@ -102,7 +102,7 @@ class PeriodicStrategy(Strategy):
         return EveryFewSteps((call,), self.period, self.fragments, self.delay, _PASSES * part, 12.0 * parameters)
 
 
-class PeriodicSynchronizer(ArraySynchronizer):
+class PeriodicSynchronizer(SurvivableArrays):
     """Common weights, beside those with which each rank trains.
 
     Attributes
@@ -314,9 +314,6 @@ class PeriodicSynchronizer(ArraySynchronizer):
                 handle.wait()
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
-
-    def check_survival(self) -> None:
-        """Allow it: ranks that are behind go on from the common weights."""
 
     def shared_state(self, with_arrays: bool) -> Any:
         """Return what follows from the exchanges that have ended, and what ranks that begin lack."""

@@ -23,6 +23,7 @@ from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Phase, Update
 
 from .nonfinite import nonfinite_error
+from .survivable import Survivable
 
 Pool = GradientPool | SparseGradientPool | TopKGradientPool
 
@@ -85,7 +86,7 @@ class PoolStrategy(Strategy):
         return self.wire if is_float32 else None
 
 
-class PoolSynchronizer(Synchronizer):
+class PoolSynchronizer(Survivable):
     """Pools of all dtypes, used together.
 
     The numbers travel in the first pool. Every pool has at least one number, if only a placeholder: once it is ready,

@@ -31,6 +31,7 @@ from gradientflow.strategies.update import Phase, Settings, SettingsOf, Update
 from .nonfinite import nonfinite_error
 from .places import PlacedSynchronizer
 from .state import check_keys, check_names, in_order
+from .survivable import Meeting, Survivable
 
 Array = npt.NDArray[np.float32]
 
@@ -109,7 +110,7 @@ class ServedStrategy(Strategy):
         return 1.0
 
 
-class ServedSynchronizer(PlacedSynchronizer):
+class ServedSynchronizer(PlacedSynchronizer, Survivable):
     """A worker of a parameter server: it pushes every gradient, and takes the servers' weights after every push.
 
     Attributes
@@ -122,7 +123,7 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     strategy: ServedStrategy
     gradient_source = "elsewhere"
-    meets_in = "servers"
+    meets_in: Meeting = "servers"
     keeps_gradients = False  # in their places, until the step
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: ServedStrategy) -> None:
@@ -354,7 +355,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         recovery.is_known = self._servers_know
         recovery.ended = 0 if self.in_step else None
 
-    def recover(self, comm: Communicator, begins: bool) -> int:
+    def agree_on_state(self, comm: Communicator, begins: bool) -> int:
         """Put the servers' state together; return how many of the iterations that have ended here are not in it."""
         recovery = self.server._recovery
         assert recovery is not None

@@ -23,6 +23,7 @@ from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
 from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_zeros
 from gradientflow.strategies.exchange.state import check_keys, in_order
+from gradientflow.strategies.exchange.survivable import Meeting, Survivable
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Phase, Profile, SettingsOf, Update
 
@@ -75,7 +76,7 @@ class HPSGD(Strategy):
         return InBackground((call,), 20.0 * parameters, 24.0 * parameters, 12.0 * parameters)
 
 
-class HPSGDSynchronizer(PlacedSynchronizer):
+class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
     """The trainer of the paper; its synchroniser is the thread of the communicator.
 
     The weights of the model are the replica once there is one, and the common weights otherwise.
@@ -91,7 +92,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     """
 
     gradient_source = "elsewhere_until_wait"
-    meets_in = "rounds"
+    meets_in: Meeting = "rounds"
     strategy: HPSGD
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: HPSGD) -> None:

@@ -14,8 +14,8 @@ from gradientflow.model.costs import Call, Costs
 from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import EveryStep, Exchange, Traffic
 from gradientflow.strategies.contract import Strategy, Synchronizer
-from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite
+from gradientflow.strategies.exchange.survivable import SurvivableArrays
 from gradientflow.strategies.layout import Layout
 
 _PASSES = 12 * 4  # bytes of memory for each gradient
@@ -57,7 +57,7 @@ class PowerSGD(Strategy):
         self.warmup = checked_int("warmup", warmup)
         self.seed = checked_int("seed", seed)
 
-    def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
+    def bind(self, comm: Communicator, layout: Layout) -> SurvivableArrays:
         """Make the synchronizer that approximates gradients. Collective."""
         return PowerSGDSynchronizer(comm, layout, self)
 
@@ -74,7 +74,7 @@ class PowerSGD(Strategy):
         return EveryStep((Exchange(calls, len(sizes), passes),), 0.0, False, 4.0 * elements)
 
 
-class PowerSGDSynchronizer(ArraySynchronizer):
+class PowerSGDSynchronizer(SurvivableArrays):
     """Gradients as products of two matrices.
 
     Attributes
@@ -149,9 +149,6 @@ class PowerSGDSynchronizer(ArraySynchronizer):
             self.residuals[index] -= product
             self.gradients[index].reshape(product.shape)[...] = product * np.float32(self.loss_scale)
         self._return(self._plain)
-
-    def check_survival(self) -> None:
-        """Allow it: ranks keep their residuals, and newcomers get the right matrices."""
 
     def take_over(self, other: Synchronizer) -> None:
         """Take the state of another synchronizer; right matrices and number of iterations from a rank that has them."""

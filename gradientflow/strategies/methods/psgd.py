@@ -11,8 +11,8 @@ from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Costs
 from gradientflow.model.traffic import Nothing, Traffic
 from gradientflow.strategies.contract import Strategy
-from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
+from gradientflow.strategies.exchange.survivable import Meeting, SurvivableArrays
 from gradientflow.strategies.layout import Layout
 
 
@@ -30,7 +30,7 @@ class PSGD(Strategy):
         ("wire", "density", "ratio", "fusion_threshold"), "nothing travels before finish(), which averages exactly"
     ) | {"period": "local_sgd(period=...) exchanges weights every few steps"}
 
-    def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
+    def bind(self, comm: Communicator, layout: Layout) -> SurvivableArrays:
         """Make the synchronizer, which averages weights in the end. Collective."""
         return PSGDSynchronizer(comm, layout, self)
 
@@ -39,9 +39,9 @@ class PSGD(Strategy):
         return Nothing()
 
 
-class PSGDSynchronizer(ArraySynchronizer):
+class PSGDSynchronizer(SurvivableArrays):
     gradient_source = "none"
-    meets_in = "end"
+    meets_in: Meeting = "end"
 
     def exchanges_weights(self) -> bool:
         """Return False: weights are exchanged in the end only."""
@@ -69,9 +69,6 @@ class PSGDSynchronizer(ArraySynchronizer):
             weight[...] = mean
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
-
-    def check_survival(self) -> None:
-        """Allow it: nothing is sent before the end."""
 
     def shared_state(self, with_arrays: bool) -> Any:
         """Return the weights, which are the same once they have been averaged."""

@@ -1,0 +1,54 @@
+"""The state of a synchronizer beside the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Checkpointed:
+    """The part of `Synchronizer` for checkpoints, and for a synchronizer that takes the place of another one.
+
+    A synchronizer without state needs none of these methods.
+    """
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it has state beside the weights."""
+        return bool(self.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state beside the weights. Between iterations; does not communicate.
+
+        It has arrays, numbers, text, None, lists, and dictionaries with text as keys. Ranks have arrays of the same
+        shapes at the same places. If another number of ranks loads what PyTorch's checkpoints have saved of all, it
+        gets means of arrays of floats, and else what rank 0 had; but "rank" is None, in dictionaries with "ranks".
+        """
+        return {}
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return a state that any number of ranks can load, the same on all. Collective."""
+        return {}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise what `load_state_dict` would on this rank, and change nothing."""
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state, or begin anew without one. Between iterations; collective."""
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return, as text, what has to be the same in the states that the ranks load."""
+        return {}
+
+    def check_change(self) -> None:
+        """Raise unless another synchronizer can take over now."""
+
+    def take_over(self, other: Any) -> None:
+        """Take the state of another synchronizer of the same strategy, by the names of tensors. Between iterations.
+
+        Collective. The other one may be closed, and have had more ranks. The gradients of its last update will be
+        copied to the places here; `update` then describes these.
+        """
+
+
+__all__ = ["Checkpointed"]
