@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -45,18 +45,17 @@ class BoundModel:
         self._known_parameters = self._model_parameters()
         self._hooks: BackwardHooks | None = None
 
-    def start(self, number: int, synchronize: Callable[[], object]) -> None:
-        """Begin to train; the arguments are those of `BackwardHooks`."""
+    def start(self, number: int) -> None:
+        """Begin to train; `number` is that of `BackwardHooks`."""
         self.loop.status.rates.now = self._rates
         self.loop.synchronizer.check_settings(self.gradients.settings)
-        self._hooks = BackwardHooks(self.loop, self.gradients, number, self.check, synchronize)
+        self._hooks = BackwardHooks(self.loop, self.gradients, number, self.check)
+        self._hooks.register()
         self.loop.on_new_order = self._use_places
         self._use_places()
 
     def _use_places(self) -> None:
-        """Use new places of gradients: in the hooks, in layers that write there, and in the core's step."""
-        assert self._hooks is not None
-        self._hooks.register()
+        """Use new places of gradients: in layers that write there, and in the core's step."""
         if self.gradients.takes_any_content:
             write_directly(self._model, self.gradients, _DIRECT_LAYERS)
         step, loop = self._fused_step, self.loop

@@ -66,7 +66,7 @@ class ParameterGradients:
         self._versions: list[int] = []  # of `_flat`, when the synchronizer knew what each held; or -1
         self._synchronizer: Synchronizer | None = None
         self._read_until_wait: list[torch.Tensor | None] = []
-        self._indices: dict[int, int] = {}  # of the parameters, by their ids
+        self.indices: dict[int, int] = {}  # of the parameters, by their ids
         self._overwritten: list[int | None] = []  # the backward pass that writes there, until the gradient arrives
 
     # ---- for the training loop -----------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class ParameterGradients:
         self.views = views
         self._addresses = [view.data_ptr() for view in views]
         self._overwritten = [None] * len(views)
-        self._indices = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self.indices = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._weight_addresses = [parameter.data_ptr() for parameter in self.parameters]
         for index, (name, parameter, view) in enumerate(zip(self.names, self.parameters, views, strict=True)):
             if name in before:
@@ -198,7 +198,7 @@ class ParameterGradients:
 
     def has_place_for(self, parameter: torch.Tensor) -> bool:
         """Whether this is one of the parameters."""
-        return id(parameter) in self._indices
+        return id(parameter) in self.indices
 
     def place_to_overwrite(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         """Return the place for a gradient that a backward pass now computes; None if it needs memory of its own.
@@ -206,7 +206,7 @@ class ParameterGradients:
         It does if there is a gradient to add to, if it has another dtype, if the parameter is used more than once in
         the pass, or if others may get it: a hook, `torch.autograd.grad`, or a pass that is itself differentiated.
         """
-        index = self._indices[id(parameter)]
+        index = self.indices[id(parameter)]
         view = self.views[index]
         if (
             parameter.grad is not None

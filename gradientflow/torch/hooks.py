@@ -1,6 +1,7 @@
 """Hooks of parameters: they tell the training loop which gradients are final, and when backward passes begin and end.
 
 The path of a gradient begins here: `BackwardHooks` -> `Loop.ready` -> `Synchronizer.ready` -> a pool, which sends it.
+At the end of a backward pass: `BackwardHooks` -> `Loop.end_pass`, and then `Loop.synchronize`, which waits for means.
 """
 
 from __future__ import annotations
@@ -36,32 +37,23 @@ _flushed = _Flushed()
 class BackwardHooks:
     """The hooks of all parameters of an optimizer.
 
-    After a backward pass `check` raises if the model has changed, then gradients are handed over, then `synchronize`
-    waits for the means: if several optimizers share a pass, in the order of their `number`, the same on all ranks.
+    After a backward pass `check` raises if the model has changed, then gradients are handed over, then the loop waits
+    for the means: if several optimizers share a pass, in the order of their `number`, the same on all ranks.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        gradients: ParameterGradients,
-        number: int,
-        check: Callable[[], object],
-        synchronize: Callable[[], object],
-    ) -> None:
+    def __init__(self, loop: Loop, gradients: ParameterGradients, number: int, check: Callable[[], object]) -> None:
         self._loop = loop
         self._gradients = gradients
         self._number = number
         self._check = check
-        self._synchronize = synchronize
         self._task = _NO_TASK  # the id of the current backward pass
         self._handles: list[Any] = []
 
     def register(self) -> None:
-        """Register a hook with each parameter, in place of the previous ones."""
-        self.remove()
-        for index, parameter in enumerate(self._gradients.parameters):
+        """Register a hook with each parameter."""
+        for parameter in self._gradients.parameters:
             register: Any = parameter.register_post_accumulate_grad_hook
-            self._handles.append(register(self._hook(index)))
+            self._handles.append(register(self._has_gradient))
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -69,30 +61,25 @@ class BackwardHooks:
             handle.remove()
         self._handles = []
 
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        """Return the hook to call when a parameter has received its gradient in a backward pass."""
+    def _has_gradient(self, parameter: torch.Tensor) -> None:
+        """Pass on the gradient that a parameter has received in a backward pass."""
+        if _current_task() != self._task:
+            self._begin_pass()
         loop, gradients = self._loop, self._gradients
-        view, ready, used, progress = gradients.views[index], loop.ready, loop.used, loop.progress
-
-        def has_gradient(parameter: torch.Tensor) -> None:
-            if _current_task() != self._task:
-                self._begin_pass()
-            used[index] = True
-            elsewhere = None
-            if parameter.grad is not view:
-                only_adds = progress.phase is Phase.ACCUMULATING
-                elsewhere = None if only_adds else gradients.address_elsewhere(index)
-                if elsewhere is None:
-                    gradients.arrive(index)
-            if elsewhere is not None:
-                try:
-                    ready(index, elsewhere)
-                finally:
-                    gradients.has_been_read(index)
-            elif progress.phase is not Phase.ACCUMULATING:
-                ready(index)
-
-        return has_gradient
+        index = gradients.indices[id(parameter)]
+        loop.used[index] = True
+        only_adds, elsewhere = loop.progress.phase is Phase.ACCUMULATING, None
+        if parameter.grad is not gradients.views[index]:
+            elsewhere = None if only_adds else gradients.address_elsewhere(index)
+            if elsewhere is None:
+                gradients.arrive(index)
+        if elsewhere is not None:
+            try:
+                loop.ready(index, elsewhere)
+            finally:
+                gradients.has_been_read(index)
+        elif not only_adds:
+            loop.ready(index)
 
     def _begin_pass(self) -> None:
         self._task = _current_task()
@@ -113,7 +100,7 @@ class BackwardHooks:
 
     def _synchronize_if_flushed(self) -> None:
         if self._handles and self._loop.progress.phase is Phase.HANDED_OVER:
-            self._synchronize()
+            self._loop.synchronize()
 
 
 def _synchronize_flushed() -> None:

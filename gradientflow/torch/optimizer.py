@@ -238,7 +238,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._step = Step(bound, self._inner, self._fused_step)
         if previous is not None:
             previous.close()
-        bound.start(self._number, self.synchronize)
+        bound.start(self._number)
 
     def _detach(self) -> Synchronizer | None:
         """Detach from parameters and their gradients. Return the synchronizer, if there was one."""

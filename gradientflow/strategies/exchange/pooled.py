@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -114,14 +113,11 @@ class PoolSynchronizer(Survivable):
         self.pools: tuple[Any, ...] = tuple(pools)
         if all(isinstance(pool, GradientPool) for pool in pools):
             self.gradient_source = "any_place"
-        # `ready` of a GradientPool is an object of the core (`gradientflow._fast_paths`): a call goes on in
-        # bindings/bind_gradient_pool.cpp, and from there in engine::GradientPool::ready, which sends what is complete.
-        places = {
-            index: partial(pool.ready, place)
+        self._place_of = {
+            index: (pool, place)
             for pool, (_, indices) in zip(pools, layout.groups, strict=True)
             for place, index in enumerate(indices)
         }
-        self._ready = [places[index] for index in range(len(layout))]
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
@@ -143,9 +139,10 @@ class PoolSynchronizer(Survivable):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
-        # To `ready` of pools/base.py. That of a GradientPool is replaced by one in bindings/bind_gradient_pool.cpp
-        # (`_fast_paths`), which serves calls without a stream, and passes on the others.
-        self._ready[index](stream)
+        # This is `ready` of pools/base.py. In GradientPool an object of the core has replaced it (`_fast_paths`), of
+        # bindings/bind_gradient_pool.cpp, which serves calls without a stream, and passes on the others.
+        pool, place = self._place_of[index]
+        pool.ready(place, stream)
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
         if len(self.extra):

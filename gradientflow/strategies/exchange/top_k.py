@@ -116,11 +116,6 @@ class TopKSynchronizer(ResidualSynchronizer):
         self._monitor = Monitor()
         if strategy.overlap and layout.device == "cpu":
             self.gradient_source = "elsewhere"
-        self._pool_of = {
-            index: (pool, place)
-            for pool, (_, indices) in zip(self.pools, layout.groups, strict=True)
-            for place, index in enumerate(indices)
-        }
 
     @property
     def iterations(self) -> int:
@@ -162,7 +157,7 @@ class TopKSynchronizer(ResidualSynchronizer):
         if elsewhere is None:
             super().ready(index, stream)
         else:
-            pool, place = self._pool_of[index]
+            pool, place = self._place_of[index]
             pool._native.ready_elsewhere(place, elsewhere)
 
     def _ramp(self) -> None:
