@@ -19,6 +19,7 @@ from gradientflow.strategies.update import Phase, SettingsOf, Update
 
 from .places import PlacedSynchronizer
 from .pooled import PoolStrategy, PoolSynchronizer
+from .survivable import Survivable
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -60,7 +61,7 @@ class SharedPools(PoolSynchronizer):
         self.shared.close(orderly)
 
 
-class SharedGradients(PlacedSynchronizer):
+class SharedGradients(PlacedSynchronizer, Survivable):
     """One node: gradients stay where they are, and the step averages them from the memory of all ranks."""
 
     gradient_source = "any_place"

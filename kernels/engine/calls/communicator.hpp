@@ -3,9 +3,9 @@
 //
 // Its parts: communicator.cpp has its life and the calls that block; communicator_background.cpp those in the
 // background; communicator_messages.cpp sends and receives; communicator_recovery.cpp communicators without ranks that
-// have died, and with others. Turns (turns.hpp; turns_prepared.cpp for prepared calls) serves calls one at a time: run()
-// gives it execute(), or serve() while a timeline is written, which it calls in the caller's thread; submit() gives it
-// serve(), or serve_in_background() for a tensor on a device, which it calls in the progress thread.
+// have died, and with others. Turns (turns.hpp; turns_prepared.cpp for prepared calls) serves calls one at a time:
+// run() gives it execute(), or serve() while a timeline is written, which it calls in the caller's thread; submit()
+// gives it serve(), or serve_in_background() for a tensor on a device, which it calls in the progress thread.
 #pragma once
 
 #include <cstdint>
