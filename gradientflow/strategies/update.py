@@ -99,42 +99,18 @@ class Iteration(NamedTuple):
 
 
 class Phase(Enum):
-    """How far an iteration has come.
+    """How far an iteration has come."""
 
-    Attributes
-    ----------
-    IDLE
-        None is under way.
-    ACCUMULATING
-        It has begun, and the gradients of the current backward pass only add up.
-    HANDING_OVER
-        It has begun, and gradients are handed to the synchronizer as they become final.
-    HANDED_OVER
-        All gradients are with the synchronizer.
-    AVERAGED
-        The exchange has ended; its update has not been used by a step.
-    DROPPED
-        The exchange has ended, and all ranks drop it: gradients have to be zeroed before the next iteration.
-    LOST
-        It was lost with a rank: no step is made, and nothing is written after it.
-    BEGIN_FAILED
-        The synchronizer has failed to begin it: the other ranks have to be told, here and in the next two.
-    WAIT_FAILED
-        The exchange has failed.
-    STEP_FAILED
-        `after_step` or `finish` has failed.
-    """
-
-    IDLE = 0
-    ACCUMULATING = 1
-    HANDING_OVER = 2
-    HANDED_OVER = 3
-    AVERAGED = 4
-    DROPPED = 5
-    LOST = 6
-    BEGIN_FAILED = 7
+    IDLE = 0  # none is under way
+    ACCUMULATING = 1  # begun; the gradients of the current backward pass only add up
+    HANDING_OVER = 2  # begun; gradients are handed to the synchronizer as they become final
+    HANDED_OVER = 3  # all gradients are with the synchronizer
+    AVERAGED = 4  # the exchange has ended; no step has used its update
+    DROPPED = 5  # the exchange has ended, and all ranks drop it: gradients have to be zeroed
+    LOST = 6  # lost with a rank: no step is made, and nothing is written after it
+    BEGIN_FAILED = 7  # the other ranks may have begun, and have to be told; so in the next two
     WAIT_FAILED = 8
-    STEP_FAILED = 9
+    STEP_FAILED = 9  # in `after_step` or `finish`
 
 
 class Profile(NamedTuple):

@@ -110,7 +110,7 @@ class BoundModel:
 
     def synchronize(self) -> None:
         """Replace all gradients by their means, if a backward pass has not yet done so. Collective."""
-        if self.loop.update is None or self.gradients.replaced:
+        if self.loop.progress.update is None or self.gradients.replaced:
             self.check()
             self.loop.synchronize()
 

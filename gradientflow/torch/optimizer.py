@@ -18,10 +18,10 @@ from gradientflow.job import init
 from gradientflow.plain import pack
 from gradientflow.pools.base import RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy, default_strategy
-from gradientflow.training import Loop, LossScale, Membership, require_same
+from gradientflow.training import Loop, LossScale, require_same
 from gradientflow.training.batches import Batches
 from gradientflow.training.changing_ranks import Replica
-from gradientflow.training.ranks import FixedRanks
+from gradientflow.training.ranks import FixedRanks, OverRanks
 from gradientflow.training.survival import check_on_failure, ranks_of
 
 from . import devices
@@ -39,7 +39,7 @@ _Optimizer: Any = torch.optim.Optimizer
 _numbers = itertools.count()
 
 
-class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
+class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     """A `torch.optim.Optimizer` that steps with the mean of the gradients of all ranks.
 
     The gradients lie in gradient pools in node memory, one for each dtype: ``parameter.grad`` is a view of a pool.
@@ -455,39 +455,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
-    @property
-    def comm(self) -> Communicator:
-        """The communicator of the ranks that take part now."""
-        return self._ranks.comm
-
-    def steps(self, total: int) -> Iterator[int]:
-        """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
-
-        With ``on_failure="continue"`` a step whose gradients were lost with a rank is numbered again: take its data by
-        its number, and by rank and size of `membership`, and none is left out. Collective then: it ends when all ranks
-        have made all steps.
-
-        Before a step, if there was an exchange since the last one, processes are let in that have called
-        `gradientflow.join`; in the first call of `steps`.
-        """
-        yield from self._ranks.steps(self._current_loop, total, self.finish)
-
-    def _current_loop(self) -> Loop:
+    def _loop_now(self) -> Loop:
         assert self._bound is not None
         return self._bound.loop
-
-    @property
-    def changed(self) -> bool:
-        """Whether ranks were lost, or have come, since the last iteration began.
-
-        Look at it where a step begins, before its first gradient: there it is the same on all ranks.
-        """
-        return self._ranks.changed
-
-    @property
-    def membership(self) -> Membership:
-        """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
-        return self._ranks.membership
 
     def _replica(self, with_weights: bool) -> Any:
         """Return parameters, the state that is the same on all ranks, and this rank's buffers."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gradientflow.errors import ArgumentError
+from gradientflow.strategies.update import Phase
 
 from .bound_model import BoundModel
 from .fused_step import FusedStep
@@ -58,17 +59,17 @@ class Step:
         gradients, groups = self._bound.gradients, self._optimizer.param_groups
         return (
             gradients.are_zeros_set_by_hand
-            and not self._loop.has_begun
+            and self._loop.progress.phase is Phase.IDLE
+            and not self._loop.progress.passes
             and all(float(group.get("lr", 0)) == 0 for group in groups)
         )
 
     def _check(self, closure: Callable[[], Any] | None) -> None:
         """Raise if gradients were changed after they were sent, or a closure would do so."""
-        strategy = self._loop.strategy
-        problem = ""
+        strategy, progress, problem = self._loop.strategy, self._loop.progress, ""
         if strategy.gradients == "consumed" and closure is not None:
             problem = "step(closure) does not go with it"
-        elif strategy.gradients == "consumed" and self._loop.update is not None and self._bound.gradients.changed:
+        elif strategy.gradients == "consumed" and progress.update is not None and self._bound.gradients.changed:
             problem = "gradients that are changed after backward(), as by clipping, do not go with it"
         if problem:
             raise ArgumentError(f"{strategy.name} has sent the gradients when backward() returns: {problem}")
@@ -77,7 +78,7 @@ class Step:
 
     def _apply(self, step: Callable[[], Any]) -> Any:
         """Make the step, unless gradients are not finite or the strategy has made it."""
-        update = self._loop.update
+        update = self._loop.progress.update
         result = None
         if update is not None and update.kind == "apply" and not self._loop.progress.overflowed:
             with self._loop.comm.span("step"):
@@ -95,7 +96,7 @@ class Step:
 
     def _step_of_core(self, _: Any) -> None:
         assert self._fused_step is not None
-        assert self._loop.update is not None
+        assert self._loop.progress.update is not None
         loss_scale = self._loop.loss_scale
         scale = 1.0 if loss_scale is None or self._loop.progress.unscaled else loss_scale.value
         error = None
@@ -104,4 +105,4 @@ class Step:
                 "with share='node' gradients are averaged by step(): what changes them after backward(), as clipping "
                 "does, does not go with it"
             )
-        self._fused_step.step(self._loop.update, 1 / scale, self._loop.tensors.stream, error)
+        self._fused_step.step(self._loop.progress.update, 1 / scale, self._loop.tensors.stream, error)

@@ -24,7 +24,7 @@ from gradientflow.strategies import (
 from .changing_ranks import Replica
 from .loop import Loop
 from .loss_scale import LossScale
-from .membership import Membership
+from .ranks import OverRanks
 from .state import TrainingState
 from .survival import ranks_of
 from .uneven import join
@@ -61,7 +61,7 @@ class Optimizer(Protocol):
         """Broadcast the state of the root's optimizer. Collective."""
 
 
-class ArrayLoop:
+class ArrayLoop(OverRanks):
     """A training loop for arrays, synchronised by a strategy: gradients are written into its arrays, `gradients`.
 
     Collective: all ranks construct it with the same arguments. Weights are broadcast from rank 0.
@@ -150,35 +150,8 @@ class ArrayLoop:
             message = f"{self.strategy!r}: arrays stay where they are, and only gradientflow.torch shares weights"
             raise ArgumentError(message)
 
-    @property
-    def comm(self) -> Communicator:
-        """The communicator of the ranks that take part now."""
-        return self._ranks.comm
-
-    def steps(self, total: int) -> Iterator[int]:
-        """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
-
-        With ``on_failure="continue"`` a step whose gradients were lost with a rank is numbered again: take its data by
-        its number, and by rank and size of `comm`, and none is left out. Collective then: it ends when all ranks have
-        made all steps.
-
-        Before a step, if there was an exchange since the last one, processes are let in that have called
-        `gradientflow.join`; in the first call of `steps`.
-        """
-        yield from self._ranks.steps(lambda: self._loop, total, self._loop.finish)
-
-    @property
-    def changed(self) -> bool:
-        """Whether ranks were lost, or have come, since the last iteration began.
-
-        Look at it where a step begins, before its first gradient: there it is the same on all ranks.
-        """
-        return self._ranks.changed
-
-    @property
-    def membership(self) -> Membership:
-        """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
-        return self._ranks.membership
+    def _loop_now(self) -> Loop:
+        return self._loop
 
     @property
     def synchronizer(self) -> Synchronizer:
@@ -234,8 +207,8 @@ class ArrayLoop:
             self._loop.begin_pass()
         self._loop.end_pass()
         self._loop.synchronize()
-        assert self._loop.update is not None
-        return self._loop.update
+        assert self._loop.progress.update is not None
+        return self._loop.progress.update
 
     def has_gradient(self, index: int) -> bool:
         """Tell whether tensor `index` has a gradient for the step after `wait`: from any rank, or from residuals."""
@@ -248,7 +221,7 @@ class ArrayLoop:
     @property
     def update(self) -> Update | None:
         """The update of the last iteration; None once its step is done."""
-        return self._loop.update
+        return self._loop.progress.update
 
     def abandon(self) -> None:
         """Give up the iteration, for example after an exception; the other ranks get `AbandonedError`."""

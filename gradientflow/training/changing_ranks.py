@@ -47,14 +47,6 @@ class ChangingRanks(FixedRanks):
     gradientflow.errors.ArgumentError
         If the communicator cannot be recovered.
 
-    Attributes
-    ----------
-    wider : Communicator or None
-        With joining ranks that take part from the next exchange on; the ranks of `comm` are the first.
-    role : Role
-        The role of this rank.
-    has_state : bool
-        Whether it has the state that joining ranks are sent beforehand, or has given the current one.
     """
 
     may_change = True
@@ -64,10 +56,11 @@ class ChangingRanks(FixedRanks):
         self._min_ranks = None if min_ranks is None else checked_int("min_ranks", min_ranks, 1)
         comm._native.check_recoverable(self._min_ranks)
         self._given, self._replica = comm, replica
-        self.wider: Communicator | None = None
+        self.wider: Communicator | None = None  # with ranks that take part from the next exchange on, behind the others
         self._outgrown: list[Communicator] = []  # used beside a wider one, until all ranks have come to that
         self._head_start = HeadStart()
-        self.role, self.has_state = Role.MEMBER, True
+        self.role = Role.MEMBER
+        self.has_state = True  # that joining ranks are sent beforehand, or has given the current one
         former = comm.recovered_from
         if former is not None and len(former) < comm.size:
             self._stand_apart(Role.JOINING if comm.rank >= len(former) else Role.FOUNDING)

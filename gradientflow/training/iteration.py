@@ -10,35 +10,20 @@ _UNTOLD = (Phase.HANDED_OVER, Phase.BEGIN_FAILED, Phase.WAIT_FAILED, Phase.STEP_
 
 
 class Progress:
-    """The phase of the current iteration, and the data that belong to it. Nothing else changes the phase.
-
-    Attributes
-    ----------
-    phase : Phase
-        How far the iteration has come.
-    order : list of int
-        The tensors whose gradients are final in this iteration, in the order in which they became final.
-    passes : int
-        Backward passes since the last step.
-    update : Update or None
-        The result of the last exchange; None after the step.
-    overflowed : bool
-        Whether gradients were not finite in an exchange since the last step; the next step is skipped then.
-    unscaled : bool
-        Whether the gradients have been divided by the loss scale.
-    """
+    """The phase of the current iteration, and the data that belong to it. Nothing else changes the phase."""
 
     def __init__(self) -> None:
-        self.order: list[int] = []
+        self.order: list[int] = []  # tensors whose gradients are final in this iteration, in the order of that
         self.reset()
 
     def reset(self) -> None:
         """Forget the iteration: gradients are zeros, or others were loaded."""
         self.phase = Phase.IDLE
         self.order.clear()
-        self.passes = 0
-        self.update: Update | None = None
-        self.overflowed = self.unscaled = False
+        self.passes = 0  # backward passes since the last step
+        self.update: Update | None = None  # the result of the last exchange; None after the step
+        self.overflowed = False  # gradients were not finite in an exchange since the last step: the next is skipped
+        self.unscaled = False  # gradients have been divided by the loss scale
 
     @property
     def has_begun(self) -> bool:

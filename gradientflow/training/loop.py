@@ -15,7 +15,7 @@ from typing import Any
 from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, NonFiniteError
-from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
+from gradientflow.strategies import Layout, Strategy, Synchronizer
 from gradientflow.strategies.update import Iteration, Phase, SettingsOf
 
 from .batches import Batches
@@ -49,24 +49,6 @@ class Loop:
     previous : Synchronizer or None
         A previous synchronizer of the same strategy and some of the tensors, whose state is taken over.
 
-    Attributes
-    ----------
-    ranks, strategy, tensors, accumulation_steps, loss_scale
-        As given.
-    synchronizer : Synchronizer
-        The synchronizer that is driven.
-    layout : Layout
-        The tensors, in the order of the synchronizer.
-    progress : Progress
-        The phase of the iteration, and its data.
-    used : list of bool
-        Which tensors have received a gradient since all were zeroed.
-    status : Status
-        What is sent with the gradients.
-    batches : Batches
-        Which ranks have batches left.
-    backward_order : BackwardOrder
-        The order of the tensors, until it is known.
     """
 
     def __init__(
@@ -85,8 +67,10 @@ class Loop:
         self.tensors = tensors
         self.accumulation_steps: float = accumulation_steps
         self.loss_scale = loss_scale
+        self.synchronizer: Synchronizer  # that is driven
+        self.layout = layout  # the tensors, in the order of the synchronizer
         self.progress = Progress()
-        self.used: list[bool] = [False] * len(layout)
+        self.used: list[bool] = [False] * len(layout)  # tensors that have received a gradient since all were zeroed
         self.status = Status(self.comm, len(layout), is_sent=strategy.gradients == "mean")
         self.batches = Batches()
         self._overlap = Overlap(self.comm if layout.device == "cpu" else None)
@@ -97,7 +81,7 @@ class Loop:
         self._update_masters: Callable[[], object] = lambda: None  # to weights of 16 bits that the user has changed
         self._sent: int | None = None  # bytes, by the synchronizer up to the last step
         self._sent_for_step: int | None = None
-        self._bind(layout, previous)
+        self.use(self._bound(layout), previous)
         try:
             ranks.check(self.synchronizer)
         except ArgumentError:
@@ -110,16 +94,7 @@ class Loop:
         """The communicator of the ranks that take part now."""
         return self.ranks.here
 
-    @property
-    def update(self) -> Update | None:
-        """The result of the last exchange; None after the step."""
-        return self.progress.update
-
     # ---- binding -------------------------------------------------------------------------------------------------
-
-    def _bind(self, layout: Layout, previous: Synchronizer | None) -> None:
-        """Bind the strategy, and take the state of the previous synchronizer."""
-        self.use(self._bound(layout), previous)
 
     def _bound(self, layout: Layout) -> Synchronizer:
         return bind_together(self.strategy, self.comm, replace(layout, extra=self.status.count), self.tensors)
@@ -151,7 +126,7 @@ class Loop:
             return
         old, extra = self.synchronizer, self.synchronizer.extra.copy()
         self.used[:] = [self.used[i] for i in order]
-        self._bind(self.layout.in_order(order), old)
+        self.use(self._bound(self.layout.in_order(order)), old)
         self.synchronizer.extra[len(order) :] = extra[len(order) :]
         old.close()
         self.on_new_order()
@@ -267,7 +242,7 @@ class Loop:
             update = self.synchronizer.wait(self.tensors.stream)
         except NonFiniteError:  # on all ranks, which have ended the iteration; it is raised only once
             self.progress.end_without_update()
-            self.ranks.ended(self, applied=False)
+            self.ranks.ended(self, Phase.DROPPED)
             raise
         except BaseException:
             self.progress.fail()
@@ -278,7 +253,8 @@ class Loop:
         outcome = self._read_status()
         if outcome.is_dropped and update.kind != "skipped":
             self.synchronizer.rollback(Phase.AVERAGED, self.tensors.stream)
-        self.ranks.ended(self, applied=update.kind != "skipped" and not outcome.is_dropped)
+        is_applied = update.kind != "skipped" and not outcome.is_dropped
+        self.ranks.ended(self, Phase.AVERAGED if is_applied else Phase.DROPPED)
         if outcome.is_dropped:
             self.progress.drop()
         previous = self.synchronizer
@@ -307,7 +283,7 @@ class Loop:
         with self.ranks.surviving(self, has_gradients=True):
             self.status.write(self.synchronizer.extra, self.used, self.batches.here, gives_up=True)
             self.synchronizer.rollback(phase, self.tensors.stream)
-            self.ranks.ended(self, applied=False)
+            self.ranks.ended(self, Phase.DROPPED)
             self.learn_order()
             progress.reset()
 
@@ -393,13 +369,8 @@ class Loop:
 
     def take_weights(self) -> None:
         """Take the weights for those to go on from, between two iterations: the user may have changed them."""
-        if not self.progress.has_begun and self.update is None:
+        if not self.progress.has_begun and self.progress.update is None:
             self._update_masters()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there was a backward pass, or an exchange, since the last step."""
-        return self.progress.passes > 0 or self.progress.phase is not Phase.IDLE
 
     @property
     def writes_weights(self) -> bool:

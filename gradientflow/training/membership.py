@@ -49,51 +49,23 @@ class Membership:
 
 
 class Role(IntEnum):
-    """The role of a rank in a training. Of two roles the larger one gives its state to the other.
+    """The role of a rank in a training. Of two roles the larger one gives its state to the other."""
 
-    Attributes
-    ----------
-    JOINING
-        It was let in by the other ranks, and has no weights.
-    SEPARATED
-        It has lost a rank while its loop was made, and has made it alone, with weights of its own.
-    FOUNDING
-        It makes its loop while others join the job, with weights of its own.
-    MEMBER
-        Its weights are those that all ranks have agreed on, and its exchanges count.
-    """
-
-    JOINING = 0
-    SEPARATED = 1
-    FOUNDING = 2
-    MEMBER = 3
+    JOINING = 0  # let in by the other ranks; it has no weights
+    SEPARATED = 1  # a rank was lost while the loop was made: it has made it alone, with weights of its own
+    FOUNDING = 2  # others join the job while the loop is made, with weights of its own
+    MEMBER = 3  # its weights are those that all have agreed on, and its exchanges count
 
 
 class Standing(NamedTuple):
-    """A rank's report on itself: whole numbers, which all ranks exchange.
+    """A rank's report on itself: whole numbers, which all ranks exchange."""
 
-    Attributes
-    ----------
-    role : Role
-        Its role.
-    exchanges : int
-        The exchanges that have ended on it, beside those that its synchronizer counts.
-    own_exchanges : int
-        Those that its synchronizer counts.
-    was_applied : int
-        Whether the last exchange has a result for a step.
-    next_step : int
-        The number of the step that follows it.
-    has_state : int
-        Whether it has the state that is sent to joining ranks beforehand, or has given the current one.
-    """
-
-    role: int
-    exchanges: int
-    own_exchanges: int
-    was_applied: int
-    next_step: int
-    has_state: int
+    role: int  # a Role
+    exchanges: int  # those that have ended on it, beside those that its synchronizer counts
+    own_exchanges: int  # those that its synchronizer counts
+    last: int  # the Phase in which the last one has ended: AVERAGED if it has a result for a step
+    next_step: int  # the number of the step that follows it
+    has_state: int  # whether it has the state that joining ranks are sent beforehand, or has given the current one
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -102,24 +74,12 @@ class Standing(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The transfer of state from one rank to all that are behind it.
+    """The transfer of state from one rank to all that are behind it."""
 
-    Attributes
-    ----------
-    giver : int
-        The first of the ranks that have come furthest.
-    takers : tuple of int
-        The ranks that take its state.
-    gives_replica : bool
-        Whether weights and the optimizer's state are given under every strategy: a taker begins without them.
-    gives_arrays : bool
-        Whether the arrays of the strategy are given: False if all takers were sent them beforehand.
-    """
-
-    giver: int
-    takers: tuple[int, ...]
-    gives_replica: bool
-    gives_arrays: bool
+    giver: int  # the first of the ranks that have come furthest
+    takers: tuple[int, ...]  # ranks that take its state
+    gives_replica: bool  # weights and optimizer state are given under every strategy: a taker begins without them
+    gives_arrays: bool  # arrays of the strategy are given: False if all takers were sent them beforehand
 
 
 def plan(standings: Sequence[Standing], lost: Collection[int] = ()) -> Plan:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from gradientflow.communicator import Communicator
 from gradientflow.strategies import Synchronizer
+from gradientflow.strategies.update import Phase
 
 from .iteration import Progress
 from .membership import Membership
@@ -21,26 +22,57 @@ class Loop(Protocol):
     synchronizer: Synchronizer
     progress: Progress
 
-    def take_weights(self) -> None:
-        """Take the weights for those to go on from."""
+    def take_weights(self) -> None: ...  # noqa: D102 (these are described there)
+    def let_write(self, moment: Callable[[], object]) -> None: ...  # noqa: D102
+    def abandon_unfinished(self) -> None: ...  # noqa: D102
+    def learn_order(self) -> None: ...  # noqa: D102
+    def bound_to_other_ranks(self) -> Synchronizer: ...  # noqa: D102
+    def use(self, synchronizer: Synchronizer, previous: Synchronizer | None) -> None: ...  # noqa: D102
+    def restart(self) -> None: ...  # noqa: D102
 
-    def let_write(self, moment: Callable[[], object]) -> None:
-        """Let the strategy write weights."""
 
-    def abandon_unfinished(self) -> None:
-        """Give up an iteration that has failed in a backward pass."""
+class OverRanks:
+    """The members of `ArrayLoop` and of PyTorch's `DistributedOptimizer` that tell of ranks that are lost, or come."""
 
-    def learn_order(self) -> None:
-        """Put the tensors in the order of backpropagation, if it becomes known now."""
+    _ranks: FixedRanks
 
-    def bound_to_other_ranks(self) -> Synchronizer:
-        """Return a synchronizer for the ranks that take part now."""
+    def _loop_now(self) -> Loop:
+        """Return the loop that there is now."""
+        raise NotImplementedError
 
-    def use(self, synchronizer: Synchronizer, previous: Synchronizer | None) -> None:
-        """Drive a synchronizer, which takes the state of the previous one."""
+    def finish(self) -> None:
+        """End training: complete communication under way, and leave the same weights on all ranks. Collective."""
+        raise NotImplementedError
 
-    def restart(self) -> None:
-        """Go on with other ranks, without the iteration under way."""
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the ranks that take part now."""
+        return self._ranks.comm
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
+
+        With ``on_failure="continue"`` a step whose gradients were lost with a rank is numbered again: take its data by
+        its number, and by rank and size of `membership`, and none is left out. Collective then: it ends when all ranks
+        have made all steps.
+
+        Before a step, if there was an exchange since the last one, processes are let in that have called
+        `gradientflow.join`; in the first call of `steps`.
+        """
+        yield from self._ranks.steps(self._loop_now, total, self.finish)
+
+    @property
+    def changed(self) -> bool:
+        """Whether ranks were lost, or have come, since the last iteration began.
+
+        Look at it where a step begins, before its first gradient: there it is the same on all ranks.
+        """
+        return self._ranks.changed
+
+    @property
+    def membership(self) -> Membership:
+        """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
+        return self._ranks.membership
 
 
 class FixedRanks:
@@ -51,30 +83,17 @@ class FixedRanks:
     comm : Communicator
         Whose ranks take part.
 
-    Attributes
-    ----------
-    may_change : bool
-        Whether ranks may be lost, or come.
-    comm : Communicator
-        Whose ranks take part now.
-    here : Communicator
-        On which the loop is made: the same, or one of this rank alone that has not come to the other ranks yet.
-    entries : mapping of str to str
-        What has to be the same on all ranks, by name.
-    changed : bool
-        Whether ranks were lost, or have come, since the last iteration began: the same on all ranks between two.
-    membership : Membership
-        The ranks now.
     """
 
-    may_change = False
+    may_change = False  # ranks may be lost, or come
     _not_surviving = nullcontext()
 
     def __init__(self, comm: Communicator) -> None:
-        self.comm = self.here = comm
-        self.entries: Mapping[str, str] = {}
-        self.changed = False
-        self.membership = Membership.of(comm)
+        self.comm = comm  # of the ranks that take part now
+        self.here = comm  # on which the loop is made: the same, or one of this rank alone until it comes to the others
+        self.entries: Mapping[str, str] = {}  # what has to be the same on all ranks, by name
+        self.changed = False  # ranks were lost, or have come, since the last iteration began
+        self.membership = Membership.of(comm)  # the ranks now
 
     def make(self, make: Callable[[Communicator], _Made]) -> _Made:
         """Return what a function makes of the communicator `here`. Collective."""
@@ -103,8 +122,8 @@ class FixedRanks:
         """
         return self._not_surviving
 
-    def ended(self, loop: Loop, *, applied: bool) -> None:
-        """Note that an iteration has ended on this rank, with a result for a step or without."""
+    def ended(self, loop: Loop, phase: Phase) -> None:
+        """Note that an iteration has ended on this rank, AVERAGED if it has a result for a step."""
 
     def allow_step(self) -> None:
         """Wait until the optimizer's state may change."""
@@ -126,4 +145,4 @@ class FixedRanks:
         """Close the communicators that were made here."""
 
 
-__all__ = ["FixedRanks"]
+__all__ = ["FixedRanks", "Loop", "OverRanks"]

@@ -37,19 +37,14 @@ class Survival(ChangingRanks):
 
     Parameters are those of `ChangingRanks`.
 
-    Attributes
-    ----------
-    exchanges : int
-        That have ended, beside those of the synchronizer.
-    numbers : Steps
-        The numbers of steps.
     """
 
     def __init__(self, comm: Communicator, min_ranks: int | None, replica: Replica) -> None:
         super().__init__(comm, min_ranks, replica)
-        self.numbers, self.exchanges = Steps(), 0
-        self._was_applied = False  # whether the last exchange has a result for a step
-        self._met_after = (-1, 0)  # exchanges
+        self.numbers = Steps()
+        self.exchanges = 0  # that have ended, beside those of the synchronizer
+        self._last = Phase.DROPPED  # the phase in which the last exchange has ended, AVERAGED if a step follows it
+        self._met_after = (-1, -1)  # exchanges
 
     def check(self, synchronizer: Synchronizer) -> None:
         """Raise unless the ranks that are left can go on with this synchronizer's state."""
@@ -91,11 +86,11 @@ class Survival(ChangingRanks):
         except RecoverableError:
             self._go_on(loop, self.recover, has_gradients=has_gradients)
 
-    def ended(self, loop: Loop, *, applied: bool) -> None:
-        """Note that an iteration has ended on this rank, with a result for a step or without."""
+    def ended(self, loop: Loop, phase: Phase) -> None:
+        """Note that an iteration has ended on this rank, AVERAGED if it has a result for a step."""
         if _of(loop).in_step:
             self.exchanges += 1
-            self._was_applied = applied
+            self._last = phase
         self.numbers.ended()
 
     def after_step(self, loop: Loop) -> None:
@@ -174,7 +169,7 @@ class Survival(ChangingRanks):
     def finished(self) -> None:
         """Note that training has ended on this rank, with all ranks there."""
         self.exchanges += 1
-        self._was_applied = False
+        self._last = Phase.DROPPED
 
     # ---- other ranks ---------------------------------------------------------------------------------------------
 
@@ -247,7 +242,7 @@ class Survival(ChangingRanks):
     def _standings(self, synchronizer: Survivable) -> list[Standing]:
         """Return the reports of all ranks on themselves. Collective."""
         exchanges = self.exchanges, synchronizer.exchanges
-        own = Standing(self.role, *exchanges, self._was_applied, self.numbers.next, self.has_state)
+        own = Standing(self.role, *exchanges, self._last.value, self.numbers.next, self.has_state)
         return [Standing(*each) for each in self.comm.allgather(np.array(own)).tolist()]
 
     def _gift(self, synchronizer: Survivable, found: Plan) -> Any:
@@ -258,12 +253,12 @@ class Survival(ChangingRanks):
 
     def _take(self, synchronizer: Survivable, first: Standing, replica: Any, membership: Any, shared: Any) -> None:
         begins = self.role < Role.MEMBER
-        if first.was_applied and not begins:  # else it has sent nothing
+        if first.last == Phase.AVERAGED.value and not begins:  # else it has sent nothing
             synchronizer.commit()
         if begins or synchronizer.in_step:
             if replica is not None:  # else it was sent beforehand
                 self._replica.load(replica, begins)
-            self._was_applied, self.numbers.next = bool(first.was_applied), first.next_step
+            self._last, self.numbers.next = Phase(first.last), first.next_step
         synchronizer.catch_up(shared, begins)
         if begins:
             self.membership = replace(Membership(*membership), rank=self.comm.rank)

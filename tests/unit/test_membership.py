@@ -27,7 +27,7 @@ class Rank:
     @property
     def standing(self) -> Standing:
         """Return what the rank says of itself."""
-        return Standing(self.role, self.exchanges, 0, self.exchanges > 0, self.exchanges, self.has_state)
+        return Standing(self.role, self.exchanges, 0, 0, self.exchanges, self.has_state)
 
 
 class Network:
