@@ -12,8 +12,8 @@ from gradientflow.errors import RecoverableError
 from gradientflow.strategies import Survivable
 
 from .alone import alone
-from .head_start import HeadStart, take_head_start
 from .membership import Membership, Role
+from .prefetch import StatePrefetch, take_prefetched
 from .ranks import FixedRanks
 
 _Made = TypeVar("_Made")
@@ -58,7 +58,7 @@ class ChangingRanks(FixedRanks):
         self._given, self._replica = comm, replica
         self.wider: Communicator | None = None  # with ranks that take part from the next exchange on, behind the others
         self._outgrown: list[Communicator] = []  # used beside a wider one, until all ranks have come to that
-        self._head_start = HeadStart()
+        self._prefetch = StatePrefetch()
         self.role = Role.MEMBER
         self.has_state = True  # that joining ranks are sent beforehand, or has given the current one
         former = comm.recovered_from
@@ -106,9 +106,8 @@ class ChangingRanks(FixedRanks):
             return
         self._greet(self.comm, {}, None)
         self.membership = replace(self.membership, ranks=tuple(range(len(self.comm.recovered_from or ()))))
-        self.changed = True
         if self.role is Role.JOINING:
-            self._take_head_start(synchronizer)
+            self._take_prefetched(synchronizer)
         self._admit_all(synchronizer)
 
     def _widen(self, synchronizer: Survivable) -> None:
@@ -127,7 +126,6 @@ class ChangingRanks(FixedRanks):
         stayed = tuple(rank for each in made.recovered_from or () if (rank := former[each]) is not None)
         self.comm = self.here = made
         self.membership = Membership(made.rank, made.size, stayed, left)
-        self.changed = True
 
     # ---- ranks that join -----------------------------------------------------------------------------------------
 
@@ -167,10 +165,10 @@ class ChangingRanks(FixedRanks):
     def _greet(self, made: Communicator, entries: Mapping[str, str], changing: Any, lasting: Any = None) -> None:
         """Give joining ranks of a communicator what they get before they take part, on its rank 0."""
         if made.rank == 0 and made.size > len(made.recovered_from or ()):
-            self._head_start.begin(made, (dict(entries), changing), lasting)
+            self._prefetch.begin(made, (dict(entries), changing), lasting)
 
-    def _take_head_start(self, synchronizer: Survivable) -> None:
-        (entries, replica), shared = take_head_start(self.comm)
+    def _take_prefetched(self, synchronizer: Survivable) -> None:
+        (entries, replica), shared = take_prefetched(self.comm)
         if replica is not None and entries == self.entries:
             self._replica.load(replica, True)
             synchronizer.catch_up(shared, True)
@@ -178,7 +176,7 @@ class ChangingRanks(FixedRanks):
 
     def allow_step(self) -> None:
         """Wait until the optimizer's state may change."""
-        self._head_start.wait_for_copies()
+        self._prefetch.wait_for_copies()
 
     def note_that_state_was_loaded(self) -> None:
         """Note that joining ranks have been given a state that is no longer the current one."""

@@ -92,8 +92,12 @@ class FixedRanks:
         self.comm = comm  # of the ranks that take part now
         self.here = comm  # on which the loop is made: the same, or one of this rank alone until it comes to the others
         self.entries: Mapping[str, str] = {}  # what has to be the same on all ranks, by name
-        self.changed = False  # ranks were lost, or have come, since the last iteration began
-        self.membership = Membership.of(comm)  # the ranks now
+        self.membership = self._membership_before = Membership.of(comm)  # now, and when the last iteration began
+
+    @property
+    def changed(self) -> bool:
+        """Whether ranks were lost, or have come, since the last iteration began: the same on all between two."""
+        return self.membership is not self._membership_before
 
     def make(self, make: Callable[[Communicator], _Made]) -> _Made:
         """Return what a function makes of the communicator `here`. Collective."""

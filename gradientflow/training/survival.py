@@ -44,7 +44,7 @@ class Survival(ChangingRanks):
         self.numbers = Steps()
         self.exchanges = 0  # that have ended, beside those of the synchronizer
         self._last = Phase.DROPPED  # the phase in which the last exchange has ended, AVERAGED if a step follows it
-        self._met_after = (-1, -1)  # exchanges
+        self._met_after: tuple[int, ...] = ()  # exchanges
 
     def check(self, synchronizer: Synchronizer) -> None:
         """Raise unless the ranks that are left can go on with this synchronizer's state."""
@@ -65,8 +65,7 @@ class Survival(ChangingRanks):
         if passes == 0:
             self._check_takes_part()
             if self.changed:
-                self.changed = False
-                self.membership = replace(self.membership, dropped=False)
+                self.membership = self._membership_before = replace(self.membership, dropped=False)
 
     def _check_takes_part(self) -> None:
         if self.is_apart and self.role is Role.SEPARATED:
@@ -235,7 +234,7 @@ class Survival(ChangingRanks):
             assert given is not None
             self._take(synchronizer, first, *given.result())
         self.role, self.exchanges, self.has_state = Role.MEMBER, first.exchanges, True
-        self._head_start.end()
+        self._prefetch.end()
         while self._outgrown:
             self._outgrown.pop()._end(False)
 

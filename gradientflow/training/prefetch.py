@@ -13,7 +13,7 @@ from gradientflow.plain import pack
 from .handover import receive, send
 
 
-class HeadStart:
+class StatePrefetch:
     """Gives plain values to the joining ranks of a communicator, from rank 0 of it, in threads of their own.
 
     No other call of `send` or `recv` is made on the communicator meanwhile. A joining rank that lacks them in the end,
@@ -63,10 +63,10 @@ class HeadStart:
             self._giving.pop().join()
 
 
-def take_head_start(comm: Communicator) -> tuple[Any, Any]:
+def take_prefetched(comm: Communicator) -> tuple[Any, Any]:
     """Return the values that rank 0 gives."""
     changing = receive(comm, 0)
     return changing, receive(comm, 0)
 
 
-__all__ = ["HeadStart", "take_head_start"]
+__all__ = ["StatePrefetch", "take_prefetched"]
