@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,11 @@ import numpy.typing as npt
 from gradientflow import device
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.errors import ArgumentError
 from gradientflow.memory import aligned_offsets, itemsize
-from gradientflow.pools.base import RangeReport
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Iteration, Phase, Report, SettingsOf, Update
+from gradientflow.strategies.update import Iteration, Phase, Update
 
 _DEFAULT_STREAM = 0
 _PAGE = 4096  # bytes
@@ -138,12 +138,6 @@ class StagedSynchronizer(Synchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def check_complete(self) -> None:  # noqa: D102
-        self.host.check_complete()
-
-    def check_settings(self, settings: SettingsOf) -> None:  # noqa: D102
-        self.host.check_settings(settings)
-
     def set_iteration(self, iteration: Iteration) -> None:  # noqa: D102
         super().set_iteration(iteration)
         self.host.set_iteration(iteration)
@@ -191,9 +185,6 @@ class StagedSynchronizer(Synchronizer):
         native = load_core().Update
         groups = enumerate(self.layout.groups)
         return Update("apply", tuple(native(self._memory[g], dtype, self.offsets(g)) for g, (dtype, _) in groups))
-
-    def has_gradient(self, index: int) -> bool:  # noqa: D102
-        return bool(self.host.has_gradient(index))
 
     def after_step(self) -> None:  # noqa: D102
         self._takes_weights = False
@@ -311,10 +302,6 @@ class StagedSynchronizer(Synchronizer):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    @property
-    def has_state(self) -> bool:  # noqa: D102
-        return bool(self.host.has_state)
-
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
         self._take_weights_to_save()
         return self.host.state_dict()  # type: ignore[no-any-return]
@@ -328,20 +315,11 @@ class StagedSynchronizer(Synchronizer):
         if self.weights and (self.strategy.gradients == "local" or not self._begun):
             self._take_weights(_DEFAULT_STREAM)
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
-        self.host.check_state_dict(state)
-
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: D102
         self._take_weights(_DEFAULT_STREAM)
         with self._giving_weights():
             self.host.load_state_dict(state)
         self._takes_weights = True
-
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:  # noqa: D102
-        return self.host.summary(state)  # type: ignore[no-any-return]
-
-    def check_change(self) -> None:  # noqa: D102
-        self.host.check_change()
 
     def take_over(self, other: Synchronizer) -> None:  # noqa: D102
         assert isinstance(other, StagedSynchronizer)
@@ -350,19 +328,13 @@ class StagedSynchronizer(Synchronizer):
             self.host.take_over(other.host)
         self._take_weights(_DEFAULT_STREAM)
 
-    def report(self) -> Report:  # noqa: D102
-        return self.host.report()  # type: ignore[no-any-return]
 
-    def take_pending_error(self) -> NonFiniteError | None:  # noqa: D102
-        return self.host.take_pending_error()  # type: ignore[no-any-return]
-
-    @property
-    def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102
-        return self.host.reports  # type: ignore[no-any-return]
-
-    @property
-    def bytes_sent(self) -> int | None:  # noqa: D102
-        return self.host.bytes_sent  # type: ignore[no-any-return]
+# Those of the synchronizer on the host, methods and properties.
+for _name in (
+    *("check_complete", "check_settings", "check_state_dict", "check_change", "summary", "has_state", "has_gradient"),
+    *("report", "reports", "bytes_sent", "take_pending_error"),
+):
+    setattr(StagedSynchronizer, _name, property(attrgetter(f"host.{_name}")))
 
 
 class _NoWeights(tuple[Any, ...]):
