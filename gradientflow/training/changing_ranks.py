@@ -46,7 +46,6 @@ class ChangingRanks(FixedRanks):
     ------
     gradientflow.errors.ArgumentError
         If the communicator cannot be recovered.
-
     """
 
     may_change = True

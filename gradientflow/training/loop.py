@@ -48,7 +48,6 @@ class Loop:
         The factor that gradients have to be divided by.
     previous : Synchronizer or None
         A previous synchronizer of the same strategy and some of the tensors, whose state is taken over.
-
     """
 
     def __init__(

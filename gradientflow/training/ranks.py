@@ -82,7 +82,6 @@ class FixedRanks:
     ----------
     comm : Communicator
         Whose ranks take part.
-
     """
 
     may_change = False  # ranks may be lost, or come

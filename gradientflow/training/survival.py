@@ -36,7 +36,6 @@ class Survival(ChangingRanks):
     """Keeps training going: counts completed exchanges, and brings late ranks up to date.
 
     Parameters are those of `ChangingRanks`.
-
     """
 
     def __init__(self, comm: Communicator, min_ranks: int | None, replica: Replica) -> None:
