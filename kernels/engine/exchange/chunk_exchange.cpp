@@ -94,7 +94,7 @@ void ChunkPool::scatter_means(Deadline deadline, Stream stream) {
 
 void ChunkPool::give_up(Stream stream) noexcept {
   try {
-    send_->abandon(stream);
+    send_->rollback(stream);
   } catch (const Error&) {  // the first error is thrown
   }
   try {

@@ -196,7 +196,7 @@ void ChunkPool::keep_residuals(std::span<const std::uint8_t> done) {
   sent_ = chunk_of_;
 }
 
-void ChunkPool::keep_failed() { keep_residuals(std::vector<std::uint8_t>(chunks(), 1)); }
+void ChunkPool::commit_residuals() { keep_residuals(std::vector<std::uint8_t>(chunks(), 1)); }
 
 void ChunkPool::choose(std::vector<std::uint8_t> important) {
   const std::lock_guard lock(mutex_);

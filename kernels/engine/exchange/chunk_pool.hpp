@@ -117,7 +117,7 @@ class ChunkPool final : public ResidualPool {
   void exchange(Deadline deadline, Stream stream) override;
   void decide() override;
   void drop_gradients(Stream stream) override;
-  void keep_failed() override;
+  void commit_residuals() override;
   void clear_gradients(Stream stream) override;
   void reset() override;
 

@@ -319,7 +319,7 @@ void GradientPool::exchange(Deadline deadline, Stream stream) {
     finish_ranges(deadline, stream);
   }
   if (extra_pool_ != nullptr) {
-    failure_ ? extra_pool_->abandon() : extra_pool_->wait();
+    failure_ ? extra_pool_->rollback() : extra_pool_->wait();
   }
 }
 

@@ -122,7 +122,7 @@ void Pool::commit() {
   if (!settle("an iteration is committed", Fate::failed, Fate::failed)) {
     throw Error(ErrorKind::value, "only an iteration that has failed can be committed");
   }
-  keep_failed();
+  commit_residuals();
 }
 
 bool Pool::settle(const char* what, Fate one, Fate other) {

@@ -143,7 +143,7 @@ class Pool {
   // Makes what belongs to one iteration as new; with mutex_ held, while failure_ and fate_ are still those of the
   // iteration that ends, and last_ is its fate already.
   virtual void reset() = 0;
-  virtual void keep_failed() {}  // makes residuals those of an iteration that failed here, and ended elsewhere
+  virtual void commit_residuals() {}  // makes residuals those of an iteration that failed here, and ended elsewhere
 
   // The fate of the iteration that ends, once it is concluded.
   [[nodiscard]] Fate fate() const;

@@ -54,7 +54,7 @@ void ResidualPool::rollback(Stream stream) {
     abandon(stream);
   }
   if (settle("an iteration is rolled back", Fate::kept, Fate::given_up)) {
-    restore_kept();
+    rollback_residuals();
     drop_gradients(stream);
   }
 }
@@ -70,7 +70,7 @@ std::unique_lock<std::mutex> ResidualPool::stop_work() {
 }
 
 void ResidualPool::conclude(Stream stream) {
-  snapshot_kept();
+  snapshot_residuals();
   noting_failure([&] { decide(); });
   if (fate() != Fate::kept) {
     drop_gradients(stream);

@@ -85,8 +85,8 @@ class ResidualPool : public Pool {
   virtual void decide() = 0;
   virtual void drop_gradients(Stream stream);
   // Remembers what is kept beside gradients, before `decide` changes it; goes back to that.
-  virtual void snapshot_kept() { residual_.snapshot(); }
-  virtual void restore_kept() { residual_.restore(); }
+  virtual void snapshot_residuals() { residual_.snapshot(); }
+  virtual void rollback_residuals() { residual_.restore(); }
   void reset() override;
 
   // Lets the iteration be dropped; one that this rank gives up is nothing else.

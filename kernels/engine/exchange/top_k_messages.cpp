@@ -289,7 +289,7 @@ void TopKPool::keep_residuals(std::span<const LayerProgress> progress) {
 }
 
 // On a device layers are selected from as messages are sent, so after a failure some may not be.
-void TopKPool::keep_failed() {
+void TopKPool::commit_residuals() {
   if (options_.device) {
     throw Error(ErrorKind::value, "an iteration of a top-k pool on a CUDA device cannot be committed");
   }

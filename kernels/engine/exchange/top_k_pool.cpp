@@ -147,13 +147,13 @@ void TopKPool::take_back(Stream stream) {
   rollback(stream);
 }
 
-void TopKPool::snapshot_kept() {
-  ResidualPool::snapshot_kept();
+void TopKPool::snapshot_residuals() {
+  ResidualPool::snapshot_residuals();
   velocity_.snapshot();
 }
 
-void TopKPool::restore_kept() {
-  ResidualPool::restore_kept();
+void TopKPool::rollback_residuals() {
+  ResidualPool::rollback_residuals();
   velocity_.restore();
 }
 

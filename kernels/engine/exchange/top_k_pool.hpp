@@ -167,9 +167,9 @@ class TopKPool final : public ResidualPool {
   void exchange(Deadline deadline, Stream stream) override;
   void decide() override;
   void drop_gradients(Stream stream) override;
-  void keep_failed() override;
-  void snapshot_kept() override;
-  void restore_kept() override;
+  void commit_residuals() override;
+  void snapshot_residuals() override;
+  void rollback_residuals() override;
   void clear_gradients(Stream stream) override;
   void reset() override;
 
