@@ -36,7 +36,7 @@ _TESTS: list[tuple[str, str]] = [
     (
         "gradientflow/training",
         "tests/ranks/test_promises.py tests/ranks/test_steps.py tests/ranks/test_tensors.py"
-        " tests/ranks/test_survival.py",
+        " tests/ranks/test_survival.py tests/unit/test_iteration.py tests/unit/test_membership.py",
     ),
     ("gradientflow/pools", "tests/ranks/test_pool.py tests/ranks/test_sparse_pool.py tests/ranks/test_top_k_pool.py"),
     ("gradientflow/optimizers", "tests/ranks/test_steps.py tests/unit/test_adam_step.py"),
