@@ -77,8 +77,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         self._before: dict[str, Any] | None = None  # the state before the iteration
         self._is_ready: list[bool] = []
         self._next = 0  # tensor to be handed over
-        self._begun = False  # the iteration
-        self._failed = False  # a moment of the iteration
+        self._phase = Phase.IDLE  # or HANDING_OVER, or WAIT_FAILED once a moment of the iteration has failed
         self._found: int | None = None  # the first gradient of the iteration on this rank that is not finite
         self._start_next_iteration()
 
@@ -220,7 +219,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             self._before = None
 
     def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
-        if self._begun or phase is Phase.AVERAGED:
+        if self._phase is not Phase.IDLE or phase is Phase.AVERAGED:
             self._restore()
         if phase is Phase.AVERAGED:
             return
@@ -244,22 +243,22 @@ class ArraySynchronizer(PlacedSynchronizer):
     @contextmanager
     def _in_iteration(self) -> Iterator[None]:
         """Refuse further moments of an iteration once one has failed."""
-        if self._failed:
+        if self._phase is Phase.WAIT_FAILED:
             message = "the iteration has failed: give it up with zero_grad() or abandon(), and begin a new one"
             raise ArgumentError(message)
-        if not self._begun:
-            self._begun = True
+        if self._phase is Phase.IDLE:
+            self._phase = Phase.HANDING_OVER
             self._before = self.state_before()
         try:
             yield
         except BaseException:
-            self._failed = True
+            self._phase = Phase.WAIT_FAILED
             raise
 
     def _start_next_iteration(self) -> None:
         self._is_ready = [False] * len(self.layout)
         self._next = 0
-        self._begun = self._failed = False
+        self._phase = Phase.IDLE
         self._found = None
 
     def _native_updates(self) -> tuple[Any, ...]:
@@ -322,7 +321,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         They are those before an iteration that has failed there, unless it was committed.
         """
         assert isinstance(other, ArraySynchronizer)
-        if other._begun:
+        if other._phase is not Phase.IDLE:
             other._restore()
         moved = self._move_from(other) if other.comm.closed else ()
         for name in self.state_names:

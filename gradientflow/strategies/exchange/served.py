@@ -162,7 +162,6 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._scale = 1.0
         self._found: int | None = None  # the first tensor of the iteration on this rank whose gradient is not finite
         self._nonfinite: tuple[int, int] | None = None  # rank and tensor because of which a round was skipped
-        self._begun = False
         self._used: Sequence[bool] = ()  # by tensor, whether this rank has pushed a gradient in the iteration
         self._start_next_iteration()
 
@@ -200,7 +199,6 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._found = None
         if not self._servers_know:
             self._initialize_servers()
-        self._begun = True
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._is_ready[index]:
@@ -257,7 +255,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._take_pull()
 
     def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
-        if self._begun and self._pending is None:
+        if phase is Phase.HANDING_OVER:  # the servers wait for a push
             self.pushes += 1
             self.server.push(self._settings, self._scale, "abandoned")
             self._note_end()
@@ -309,7 +307,6 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
     def _start_next_iteration(self) -> None:
         self._is_ready = [False] * len(self.layout)
         self._pending = None
-        self._begun = False
         self._found = None
 
     def _initialize_servers(self) -> None:

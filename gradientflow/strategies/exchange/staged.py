@@ -75,7 +75,7 @@ class StagedSynchronizer(Synchronizer):
             self.host.close(orderly=False)
             raise
         self._takes_weights = True  # in every iteration until a step is made, even if an optimizer makes it
-        self._begun = self._flushed = False
+        self._phase = Phase.IDLE  # or HANDING_OVER, HANDED_OVER
         self._queue: deque[tuple[int | None, Any]] = deque()  # gradients on their way to the host; None: weights
         self._is_ready: set[int] = set()
 
@@ -162,11 +162,11 @@ class StagedSynchronizer(Synchronizer):
         while self._queue:
             self._queue[0][1].wait()
             self._hand_over()
-        self._flushed = True
+        self._phase = Phase.HANDED_OVER
         self.host.flush()
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
-        if not self._flushed:
+        if self._phase is not Phase.HANDED_OVER:
             self.flush(stream)
         self._end()
         gives = self.strategy.gradients == "consumed"
@@ -225,9 +225,9 @@ class StagedSynchronizer(Synchronizer):
 
     def _begin(self, stream: Any) -> None:
         """Begin the iteration on the host, once the weights that it needs have been copied there."""
-        if self._begun:
+        if self._phase is not Phase.IDLE:
             return
-        self._begun = True
+        self._phase = Phase.HANDING_OVER
         if self._takes_weights or self.strategy.gradients == "consumed":
             self._check_weights()
             self._send_weights_down(stream or _DEFAULT_STREAM)
@@ -243,7 +243,7 @@ class StagedSynchronizer(Synchronizer):
     def _end(self) -> None:
         self._queue.clear()
         self._is_ready.clear()
-        self._begun = self._flushed = False
+        self._phase = Phase.IDLE
 
     # ---- weights -------------------------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class StagedSynchronizer(Synchronizer):
 
     def _take_weights_to_save(self) -> None:
         """Take the weights that the optimizer or the user has changed; within an iteration the host may change them."""
-        if self.weights and (self.strategy.gradients == "local" or not self._begun):
+        if self.weights and (self.strategy.gradients == "local" or self._phase is Phase.IDLE):
             self._take_weights(_DEFAULT_STREAM)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: D102

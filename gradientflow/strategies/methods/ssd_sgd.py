@@ -202,9 +202,8 @@ class DelayedSynchronizer(ServedSynchronizer):
 
     def rollback(self, phase: Phase, stream: Any = None) -> None:
         """Give up the iteration: its round changes nothing."""
-        was_begun, push = self._begun, self._pending
         super().rollback(phase, stream)
-        if was_begun and push is None and not self.pulls_with(self.pushes):
+        if phase is Phase.HANDING_OVER and not self.pulls_with(self.pushes):
             self._pull_if_due()
 
     def finish(self) -> None:
