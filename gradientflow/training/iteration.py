@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from gradientflow.strategies.update import Phase, Update
 
-_BEGUN = (Phase.HANDING_OVER, Phase.ACCUMULATING, Phase.HANDED_OVER)
-_ENDED = (Phase.AVERAGED, Phase.LOST)  # it has an update
-_UNTOLD = (Phase.HANDED_OVER, Phase.BEGIN_FAILED, Phase.WAIT_FAILED, Phase.STEP_FAILED)
+# In each step, and found faster than as attributes of an enumeration.
+_ADDS, _HANDS, _HANDED, _AVERAGED = Phase.ACCUMULATING, Phase.HANDING_OVER, Phase.HANDED_OVER, Phase.AVERAGED
+_IDLE = Phase.IDLE
+
+_BEGUN = (_HANDS, _ADDS, _HANDED)
+_ENDED = (_AVERAGED, Phase.LOST)  # it has an update
+_UNTOLD = (_HANDED, Phase.BEGIN_FAILED, Phase.WAIT_FAILED, Phase.STEP_FAILED)
 
 
 class Progress:
@@ -37,28 +41,28 @@ class Progress:
 
     def begin_pass(self, *, only_adds: bool) -> None:
         """Begin a backward pass, whose gradients only add up or are handed over. The last update is forgotten."""
-        self.phase = Phase.ACCUMULATING if only_adds else Phase.HANDING_OVER
+        self.phase = _ADDS if only_adds else _HANDS
         self.update = None
 
     def hand_over(self) -> None:
         """Note that all gradients are with the synchronizer."""
-        self._expect(Phase.ACCUMULATING, Phase.HANDING_OVER)
-        self.phase = Phase.HANDED_OVER
+        self._expect(_HANDS, _ADDS)
+        self.phase = _HANDED
 
     def average(self, update: Update) -> None:
         """Note that the exchange has ended with an update."""
-        self._expect(Phase.HANDED_OVER)
-        self.phase, self.update = Phase.AVERAGED, update
+        self._expect(_HANDED)
+        self.phase, self.update = _AVERAGED, update
         self.overflowed |= update.kind == "skipped"
 
     def end_without_update(self) -> None:
         """Note that the exchange has ended on all ranks without an update, which raises an error there."""
-        self._expect(Phase.HANDED_OVER)
+        self._expect(_HANDED)
         self.phase, self.overflowed = Phase.IDLE, False
 
     def drop(self) -> None:
         """Note that the exchange has ended, and all ranks drop it."""
-        self._expect(Phase.HANDED_OVER)
+        self._expect(_HANDED)
         self.phase, self.overflowed, self.passes = Phase.DROPPED, False, 0
 
     def fail(self, *, after_step: bool = False) -> None:
@@ -78,7 +82,7 @@ class Progress:
     def forget_update(self) -> None:
         """Note that no step uses the last update any more."""
         if self.phase in _ENDED:
-            self.phase, self.update = Phase.IDLE, None
+            self.phase, self.update = _IDLE, None
 
     def step(self) -> None:
         """Note that the step was made, or skipped."""

@@ -28,6 +28,8 @@ from .ranks import FixedRanks
 from .status import Outcome, Status
 from .tensors import Tensors
 
+_HANDED_OVER = Phase.HANDED_OVER  # found faster, in each step
+
 
 class Loop:
     """Drives a synchronizer through the iterations of training: accumulation, gradients that lack, errors, steps.
@@ -228,7 +230,7 @@ class Loop:
             raise ArgumentError("the iteration was dropped: call zero_grad(), and begin a new one with a backward pass")
         waited_from = time.monotonic()
         with self.comm.span("wait"):
-            if self.progress.phase is not Phase.HANDED_OVER:
+            if self.progress.phase is not _HANDED_OVER:
                 self.flush()
             with self.ranks.surviving(self, has_gradients=True):
                 self._end_exchange()

@@ -22,6 +22,8 @@ from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
 from .places import PlacedSynchronizer
 from .state import check_keys, check_names, check_rank, in_order
 
+_IDLE, _FAILED = Phase.IDLE, Phase.WAIT_FAILED  # found faster, for each gradient
+
 
 class ArraySynchronizer(PlacedSynchronizer):
     """The base class of strategies written with NumPy arrays and the calls of `comm`, in memory of the host.
@@ -243,10 +245,10 @@ class ArraySynchronizer(PlacedSynchronizer):
     @contextmanager
     def _in_iteration(self) -> Iterator[None]:
         """Refuse further moments of an iteration once one has failed."""
-        if self._phase is Phase.WAIT_FAILED:
+        if self._phase is _FAILED:
             message = "the iteration has failed: give it up with zero_grad() or abandon(), and begin a new one"
             raise ArgumentError(message)
-        if self._phase is Phase.IDLE:
+        if self._phase is _IDLE:
             self._phase = Phase.HANDING_OVER
             self._before = self.state_before()
         try:
