@@ -120,7 +120,7 @@ class Exchange:
         gradients: Sequence[int],
         means: Sequence[int],
     ) -> None:
-        core = load_core().jax
+        core, phase = load_core().jax, Phase.HANDING_OVER
         try:
             synchronizer.begin(Iteration(lambda _: _SETTINGS))
             core.write_marks(count, refused, synchronizer.extra)
@@ -132,11 +132,12 @@ class Exchange:
                 for index in range(len(gradients)):
                     synchronizer.ready(index)
             synchronizer.flush()
+            phase = Phase.WAIT_FAILED
             synchronizer.wait()
         except NonFiniteError:  # on all ranks, which have ended the iteration
             raise
         except BaseException:
-            synchronizer.rollback(Phase.HANDED_OVER)
+            synchronizer.rollback(phase)
             raise
         core.check_marks(count, synchronizer.extra)
         core.copy(self._places(), means, self._gradient_bytes)

@@ -160,7 +160,7 @@ class BasePool:
 
         The other ranks get zeros for tensors that are not ready on this one. Gradients are not averaged then, and
         residuals and velocities, if any, are as before the iteration. Does nothing after `zero`, or if the last
-        iteration has failed, was dropped, or was undone. `stream` is as in `ready`.
+        iteration was dropped or undone; one that has failed cannot be committed afterwards. `stream` is as in `ready`.
         """
         self._native.rollback(stream_number(stream))
 

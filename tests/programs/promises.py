@@ -31,6 +31,7 @@ import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, MismatchError, NonFiniteError
 from gradientflow.optimizers import SGD, Adam, LossScale
 from gradientflow.strategies import parse_strategy
+from gradientflow.strategies.exchange.residual import ResidualSynchronizer
 from gradientflow.training import ArrayLoop
 
 SHAPES = [(40,), (0,), (30, 20), (1,), (300,)]
@@ -374,6 +375,35 @@ def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator, promise: Prom
                     for rank, dropped in enumerate(is_dropped)
                 }
                 training.expect_sum(promise, steps_of)
+
+
+@on_ranks(3)
+def check_giving_up_after_an_iteration_that_has_failed(comm: gf.Communicator, promise: Promise) -> None:
+    """Where pools refuse an iteration, the next one that a rank gives up is told to all ranks as ever."""
+    with trained(comm, promise, loss_scale=8.0) as training:
+        if not isinstance(training.synchronizer, ResidualSynchronizer):
+            return
+        scale: Any = training.loop.loss_scale
+        training.step(0)
+        scale.value = 8.0 * 2**RANK
+        with raises(MismatchError, "loss scale"):
+            training.step(1)
+        for _ in range(2):  # first without giving up the iteration that has failed, then after that
+            scale.value = 8.0
+            if RANK == LAST:
+                training.compute(2, order=(2,))
+                training.loop.abandon()
+            else:
+                with raises(AbandonedError, f"rank {LAST}"):
+                    training.step(2)
+                training.loop.abandon()
+            scale.value = 8.0 * 2**RANK
+            with raises(MismatchError, "loss scale"):
+                training.step(3)
+            training.loop.abandon()
+        scale.value = 8.0
+        training.step(4)
+        training.finish()
 
 
 @on_ranks(1, 2, 3)

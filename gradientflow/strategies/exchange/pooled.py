@@ -188,7 +188,7 @@ class PoolSynchronizer(Survivable):
     def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
         if phase is Phase.AVERAGED:
             self._undo(stream)
-        elif not self._undo_if_failed(stream):
+        elif phase is not Phase.WAIT_FAILED or not self._undo_if_failed(stream):
             errors = [error for pool in self.pools if (error := self._give_up(pool, stream)) is not None]
             if errors:
                 raise errors[0]

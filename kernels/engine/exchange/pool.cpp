@@ -112,23 +112,23 @@ void Pool::abandon(Stream stream) {
 void Pool::rollback(Stream stream) {
   if (ready_count() > 0) {
     Pool::abandon(stream);
-  } else if (settle("an iteration is rolled back", Fate::kept, Fate::given_up)) {
+  } else if (settle("an iteration is rolled back", {Fate::kept, Fate::failed, Fate::given_up})) {
     const std::lock_guard lock(mutex_);
     means_ = no_means;
   }
 }
 
 void Pool::commit() {
-  if (!settle("an iteration is committed", Fate::failed, Fate::failed)) {
+  if (!settle("an iteration is committed", {Fate::failed})) {
     throw Error(ErrorKind::value, "only an iteration that has failed can be committed");
   }
   commit_residuals();
 }
 
-bool Pool::settle(const char* what, Fate one, Fate other) {
+bool Pool::settle(const char* what, std::initializer_list<Fate> fates) {
   const std::lock_guard lock(mutex_);
   check_none_ready(what);
-  const bool is_one = last_ == one || last_ == other;
+  const bool is_one = std::find(fates.begin(), fates.end(), last_) != fates.end();
   last_ = is_one ? Fate::settled : last_;
   return is_one;
 }

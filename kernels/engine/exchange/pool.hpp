@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -147,8 +148,8 @@ class Pool {
 
   // The fate of the iteration that ends, once it is concluded.
   [[nodiscard]] Fate fate() const;
-  // Makes the last iteration a settled one, between iterations, if its fate is one of these two; returns whether.
-  bool settle(const char* what, Fate one, Fate other);
+  // Makes the last iteration a settled one, between iterations, if its fate is one of these; returns whether.
+  bool settle(const char* what, std::initializer_list<Fate> fates);
 
   // What the last iteration left in the memory is zeroed.
   virtual void clear_gradients(Stream stream);

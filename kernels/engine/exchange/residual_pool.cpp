@@ -53,7 +53,7 @@ void ResidualPool::rollback(Stream stream) {
   if (ready_count() > 0) {
     abandon(stream);
   }
-  if (settle("an iteration is rolled back", Fate::kept, Fate::given_up)) {
+  if (settle("an iteration is rolled back", {Fate::kept, Fate::failed, Fate::given_up})) {
     rollback_residuals();
     drop_gradients(stream);
   }
