@@ -70,9 +70,13 @@ class Progress:
         failed = Phase.WAIT_FAILED if self.phase is Phase.HANDED_OVER else Phase.BEGIN_FAILED
         self.phase = Phase.STEP_FAILED if after_step else failed
 
-    def give_up(self) -> None:
-        """Note that the other ranks are being told that this one gives the iteration up."""
-        self.phase = Phase.IDLE
+    def give_up(self) -> Phase:
+        """Note that the other ranks are being told that this one gives the iteration up. Return its phase for that.
+
+        Gradients handed over before a pass that only adds wait for others still.
+        """
+        phase, self.phase = self.phase, Phase.IDLE
+        return _HANDS if phase is _ADDS else phase
 
     def lose(self) -> None:
         """Note that the iteration was lost with a rank: its step is skipped."""

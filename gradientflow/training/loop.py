@@ -276,11 +276,11 @@ class Loop:
 
     def abandon(self) -> None:
         """Give up an iteration whose backward pass has begun but not ended; the other ranks are told."""
-        progress, phase = self.progress, self.progress.phase
+        progress = self.progress
         if not progress.is_untold:
             return
         self.backward_order.note(progress.order)
-        progress.give_up()
+        phase = progress.give_up()
         with self.ranks.surviving(self, has_gradients=True):
             self.status.write(self.synchronizer.extra, self.used, self.batches.here, gives_up=True)
             self.synchronizer.rollback(phase, self.tensors.stream)

@@ -18,7 +18,7 @@ from workers_reference import Floats, Servers, ssd_sgd
 
 import gradientflow as gf
 import gradientflow.torch as gft
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import AbandonedError, ArgumentError
 from gradientflow.strategies.exchange.staged import StagedSynchronizer
 
 RATE, MOMENTUM, DECAY = 0.1, 0.9, 0.01
@@ -146,6 +146,30 @@ def check_weights_loaded_before_the_first_step(comm: gf.Communicator) -> None:
             optimizer.step()
             expected = np.float32(0.5) - np.float32(RATE) * (np.float32(DECAY) * np.float32(0.5))
             assert np.allclose(flat(model), expected, atol=1e-3 if dtype is torch.float16 else 1e-7)
+
+
+def check_a_pass_that_only_adds_in_an_iteration_that_is_given_up(comm: gf.Communicator) -> None:
+    """A rank has handed gradients over, fails, and makes a pass without an exchange: the servers are told as ever."""
+    for words in ("ssgd", DELAYED):
+        model = net()
+        with trained(comm, words, model) as optimizer:
+            step_of(model, optimizer, 0)
+            optimizer.zero_grad()
+            if RANK == 0:
+                failing = next(iter(model.parameters())).register_hook(lambda _: 1 / 0)
+                with raises(ZeroDivisionError, ""):
+                    loss_of(model, RANK, 1).backward()
+                failing.remove()
+                with optimizer.no_sync():
+                    loss_of(model, RANK, 1).backward()
+            else:
+                with raises(AbandonedError, "a rank gave up"):
+                    loss_of(model, RANK, 1).backward()
+            optimizer.zero_grad()
+            for step in range(2, 4):
+                step_of(model, optimizer, step)
+            optimizer.finish()
+            same_everywhere(model.parameters())
 
 
 def check_what_comes_too_late(comm: gf.Communicator) -> None:

@@ -119,12 +119,13 @@ def test_an_overflow_holds_for_the_whole_step() -> None:
         assert not progress.overflowed
 
 
-def test_gradients_that_were_handed_over_are_told_of() -> None:
-    progress = in_phase(P.HANDING_OVER)
+@pytest.mark.parametrize("phase", [P.HANDING_OVER, P.ACCUMULATING])
+def test_gradients_that_were_handed_over_are_told_of(phase: Phase) -> None:
+    progress = in_phase(phase)
     progress.order.append(3)
     progress.passes = 1
     assert progress.is_untold
-    progress.give_up()
+    assert progress.give_up() is P.HANDING_OVER
     assert progress.is_untold  # until the other ranks know
     progress.reset()
     assert not progress.is_untold
