@@ -18,7 +18,15 @@ from support import LAYOUTS, RANK, SIZE, raises, require_same_state, run_checks,
 import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError, PeerError
 from gradientflow.optimizers import SGD
-from gradientflow.strategies import ArraySynchronizer, Dense, Layout, Strategy, parse_strategies, parse_strategy
+from gradientflow.strategies import (
+    ArraySynchronizer,
+    Dense,
+    Layout,
+    Strategy,
+    SurvivableArrays,
+    parse_strategies,
+    parse_strategy,
+)
 from gradientflow.training import ArrayLoop
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -774,6 +782,13 @@ class Mistaken(Strategy):
         return synchronizer
 
 
+class Misplaced(Strategy):
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        synchronizer = SurvivableArrays(comm, layout, self)
+        synchronizer.meets_in = "turns"  # type: ignore[assignment]
+        return synchronizer
+
+
 @on_ranks(1, 3)
 def check_bad_strategies(comm: gf.Communicator) -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
@@ -784,6 +799,7 @@ def check_bad_strategies(comm: gf.Communicator) -> None:
         (lambda: ArrayLoop(comm, weights(), Misnamed(("loss_scales",))), "have 'loss_scales', and it has no such"),
         (lambda: ArrayLoop(comm, weights(), Mistaken("means")), "gradients of Mistaken is 'means': what is needed is"),
         (lambda: ArrayLoop(comm, weights(), Mistaken(source="elsewhere")), "one of place, any_place, none"),
+        (lambda: ArrayLoop(comm, weights(), Misplaced()), "meets_in of SurvivableArrays is 'turns': what is needed is"),
         (lambda: ArrayLoop(comm, [], "dense"), "no weights"),
         (lambda: ArrayLoop(comm, [3.0], "dense"), "weight 0 is a float"),
         (lambda: ArrayLoop(comm, weights(), "nothing.py:Mine"), "cannot be read"),

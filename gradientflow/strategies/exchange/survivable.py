@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gradientflow.communicator import Communicator
-from gradientflow.strategies.contract import Synchronizer
+from gradientflow.strategies.contract import Synchronizer, require_one_of
 
 from .arrays import ArraySynchronizer
 
@@ -42,6 +42,11 @@ class Survivable(Synchronizer):
     def in_step(self) -> bool:
         """Whether each iteration is an exchange of all ranks, with one result."""
         return self.strategy.gradients == "mean"
+
+    def check_complete(self) -> None:
+        """Raise unless `meets_in`, too, has one of its values."""
+        super().check_complete()
+        require_one_of(self, "meets_in", get_args(Meeting))
 
     def check_survival(self) -> None:
         """Raise unless the ranks that are left could go on in this case; get ready for it."""
