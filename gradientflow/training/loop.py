@@ -258,12 +258,14 @@ class Loop:
         self.ranks.ended(self, Phase.AVERAGED if is_applied else Phase.DROPPED)
         if outcome.is_dropped:
             self.progress.drop()
+        else:
+            self.progress.average(update)
         previous = self.synchronizer
         if outcome.is_dropped or not self.ranks.may_change:  # else once the step was made
             self.learn_order()
         self.status.raise_if_dropped(outcome, self.batches.here)
-        rebound = self.synchronizer is not previous and update.kind == "apply"
-        self.progress.average(self.synchronizer.update() if rebound else update)
+        if self.synchronizer is not previous and update.kind == "apply":
+            self.progress.update = self.synchronizer.update()
         self.batches.exchanged += self.batches.here
 
     def _read_status(self) -> Outcome:

@@ -1,14 +1,19 @@
-"""All transitions between the phases of an iteration, without a network."""
+"""All transitions between the phases of an iteration, without other ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
+import gradientflow as gf
+from gradientflow.errors import CommunicationTimeoutError
 from gradientflow.strategies import Update
 from gradientflow.strategies.update import Phase
 from gradientflow.training.iteration import Progress
+from gradientflow.training.order import BackwardOrder
 
 APPLY, SKIPPED = Update("apply"), Update("skipped")
 
@@ -130,3 +135,19 @@ def test_gradients_that_were_handed_over_are_told_of(phase: Phase) -> None:
     progress.reset()
     assert not progress.is_untold
     assert (progress.order, progress.passes) == ([], 0)
+
+
+def test_an_exchange_has_ended_where_the_order_of_tensors_cannot_be_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise CommunicationTimeoutError("the broadcast of the order")
+
+    with gf.init(transport="tcp") as comm, gf.training.ArrayLoop(comm, [np.zeros(3, np.float32)], "dense") as training:
+        monkeypatch.setattr(BackwardOrder, "learn", fail)
+        training.ready(0)
+        with pytest.raises(CommunicationTimeoutError):
+            training.wait()
+        assert training._loop.progress.phase is P.AVERAGED
+        synchronizer: Any = training.synchronizer
+        assert synchronizer.pools[0].iteration == 1
+        training.abandon()
+        assert synchronizer.pools[0].iteration == 1  # the other ranks are not asked to give it up with this one
