@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gradientflow import launcher_variables
+
 TRANSPORTS = "OMPI_MCA_btl"  # which byte transfer layers Open MPI may use
 
 _LEFT_OUT = "^ofi"
-# Of which launchers set one or more for each rank.
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_CONTROL_PORT")
+# Launchers set one or more of these for each rank.
+_LAUNCHED = (*(each["RANK"] for each in launcher_variables.MPI), *launcher_variables.MPI_OF_SLURM, "PMIX_NAMESPACE")
 _DEVICES = tuple(Path("/sys/class", kind) for kind in ("infiniband", "cxi", "hfi1", "usnic_verbs"))
 _USERS_FILE = Path(".openmpi", "mca-params.conf")  # in the home directory
 _SITE_FILE = Path("etc", "openmpi-mca-params.conf")  # below the library's prefix

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from gradientflow import waits
+from gradientflow import launcher_variables, waits
 from gradientflow.launch import GRACE_SECONDS, SESSION_FOLDER, Scratch, scratch_folder
 from gradientflow.launch.output import Output, Stream
 
@@ -234,7 +234,7 @@ def _ask_ranks(launcher: int) -> bool:
 def _is_one_of(ranks: int, process: int) -> bool:
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        return any(b"%s=%d" % (name, ranks) in variables for name in (b"OMPI_COMM_WORLD_SIZE", b"PMI_SIZE"))
+        return any(b"%s=%d" % (each["WORLD_SIZE"].encode(), ranks) in variables for each in launcher_variables.MPI)
     return False
 
 

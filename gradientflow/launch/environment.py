@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from gradientflow.meeting.slurm import tasks_of_step
+from gradientflow import launcher_variables
+from gradientflow.meeting.slurm import RANK, tasks_of_step
 
 from .launcher import LaunchError
 from .machine import BINDINGS
@@ -23,14 +24,14 @@ _PREFIXES = ("GRADIENTFLOW_", "JAX_", "XLA_", "MPITRAMPOLINE_")
 def ranks_of_this_job() -> int | None:
     """Give the number of ranks of the job that MPI's launcher or ours started this process in; None outside one."""
     ours = ["GRADIENTFLOW_SIZE"] if os.environ.get("GRADIENTFLOW_RANK") else []  # else it is of a job to come
-    ranks = _number_in_environment(*ours, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    ranks = _number_in_environment(*ours, *(each["WORLD_SIZE"] for each in launcher_variables.MPI))
     return ranks if ranks is not None else tasks_of_step(os.environ)
 
 
 def rank_of_this_process() -> int | None:
     """Give this process's rank in the job that MPI's launcher or ours started it in; None outside one."""
-    rank = _number_in_environment("GRADIENTFLOW_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-    return rank if rank is not None or tasks_of_step(os.environ) is None else _number_in_environment("SLURM_PROCID")
+    rank = _number_in_environment("GRADIENTFLOW_RANK", *(each["RANK"] for each in launcher_variables.MPI))
+    return rank if rank is not None or tasks_of_step(os.environ) is None else _number_in_environment(RANK)
 
 
 def in_allocation() -> bool:

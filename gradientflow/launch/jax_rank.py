@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gradientflow import launcher_variables as launchers
 from gradientflow._location import jax_library
 from gradientflow.errors import GradientFlowError
 from gradientflow.meeting import find_way
@@ -28,7 +29,8 @@ from .ports import free_port
 _LIBRARY = "MPITRAMPOLINE_LIB"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 _COORDINATOR = "JAX_COORDINATOR_ADDRESS"
-_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_OPEN_MPI = launchers.OPEN_MPI
+_LOCAL_RANKS = tuple(each["LOCAL_RANK"] for each in (_OPEN_MPI, launchers.TORCHRUN, launchers.MPICH, launchers.SLURM))
 
 
 def jax_variables(variables: Variables, port: int | None = None) -> dict[str, str]:
@@ -56,9 +58,9 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
             needed |= {
                 _COORDINATOR: coordinator,
                 "OMPI_MCA_orte_hnp_uri": "gradientflow",
-                "OMPI_COMM_WORLD_RANK": str(way.rank),
-                "OMPI_COMM_WORLD_SIZE": str(way.size),
-                "OMPI_COMM_WORLD_LOCAL_RANK": str(_local_rank(variables)),
+                _OPEN_MPI["RANK"]: str(way.rank),
+                _OPEN_MPI["WORLD_SIZE"]: str(way.size),
+                _OPEN_MPI["LOCAL_RANK"]: str(_local_rank(variables)),
             }
         if way.name in (MASTER, SLURM):  # which comes before MPI's launcher: see gradientflow.meeting.rules
             needed |= {

@@ -4,8 +4,8 @@
 
 sleeps for PAUSE seconds, sets the variables, and those that PyTorch's launcher sets, and binds the process to the share
 of its rank. The kernel is to kill it when MPI's launcher ends first: after a SIGTERM that of Open MPI 5 may leave ranks
-behind that handle theirs. This file is run by its path, and imports nothing of the package, so that it starts at once.
-A shell would drop variables whose names it cannot use itself.
+behind that handle theirs. This file is run by its path, and imports two files of the package by theirs, so that it
+starts at once. A shell would drop variables whose names it cannot use itself.
 """
 
 from __future__ import annotations
@@ -18,18 +18,6 @@ import time
 
 _NOT_STARTED = 127  # as a shell says it
 _PR_SET_PDEATHSIG = 1
-_OPEN_MPI = {
-    "RANK": "OMPI_COMM_WORLD_RANK",
-    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
-    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
-}
-_MPICH = {
-    "RANK": "PMI_RANK",
-    "WORLD_SIZE": "PMI_SIZE",
-    "LOCAL_RANK": "MPI_LOCALRANKID",
-    "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
-}
 
 
 def main() -> int:
@@ -45,10 +33,11 @@ def main() -> int:
     for variable in variables:
         name, _, value = variable.partition("=")
         os.environ[name] = value
+    here = os.path.dirname(__file__)
+    sys.path += [here, os.path.dirname(here)]
     place = _set_place()
     ranks_here = place["LOCAL_WORLD_SIZE"]
     if binding not in ("none", "auto") or (binding == "auto" and ranks_here > 1):
-        sys.path.append(os.path.dirname(__file__))
         import machine  # type: ignore[import-not-found]
 
         machine.bind(machine.share(binding, place["LOCAL_RANK"], ranks_here))
@@ -66,7 +55,9 @@ def _set_place() -> dict[str, int]:
     """Set what PyTorch's launcher sets, from what MPI's launcher has set; return the place of this rank."""
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:  # of another job, which this is in
         del os.environ[name]
-    names = _OPEN_MPI if os.environ.get("OMPI_COMM_WORLD_SIZE") else _MPICH
+    import launcher_variables as launchers  # type: ignore[import-not-found]
+
+    names = launchers.OPEN_MPI if os.environ.get(launchers.OPEN_MPI["WORLD_SIZE"]) else launchers.MPICH
     place = {name: int(os.environ[source]) for name, source in names.items()}
     place["WORLD_SIZE"] -= int(os.environ.get("GRADIENTFLOW_SERVERS") or 0)
     os.environ.update({name: str(value) for name, value in place.items()})

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gradientflow import launcher_variables
 from gradientflow.errors import ArgumentError
 
 from .slurm import (
@@ -51,13 +52,7 @@ TRANSPORTS = ("auto", "mpi", "tcp")
 
 _MEET = ("GRADIENTFLOW_MEET", "GRADIENTFLOW_RANK", "GRADIENTFLOW_SIZE")
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
-# What MPI's launchers set: this process's rank, and how many there are.
-_MPI_PLACES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-)
-_MPI_MARKS = ("PMIX_RANK", "PMI_CONTROL_PORT")  # of srun, which says the rest in variables of Slurm
+_MPI_PLACES = tuple((each["RANK"], each["WORLD_SIZE"]) for each in launcher_variables.MPI)
 
 
 @dataclass(frozen=True)
@@ -228,7 +223,7 @@ def _by_mpis_launcher(variables: Variables, given: Given) -> bool:
 
 def _marks_of_mpi(variables: Variables) -> list[str]:
     """Return the variables of MPI's launchers that are set."""
-    return [name for names in (*_MPI_PLACES, _MPI_MARKS) for name in names if variables.get(name)]
+    return [name for names in (*_MPI_PLACES, launcher_variables.MPI_OF_SLURM) for name in names if variables.get(name)]
 
 
 def _check_against_torch(variables: Variables, places: list[tuple[int | None, int, str]]) -> None:

@@ -6,18 +6,19 @@ import hashlib
 import re
 
 from gradientflow.errors import ArgumentError
+from gradientflow.launcher_variables import MPICH, MVAPICH, OPEN_MPI, SLURM
 
 from .variables import Place, Variables, checked_place, join_address, read_lenient, read_number
 
-TASKS = "SLURM_STEP_NUM_TASKS"
-RANK = "SLURM_PROCID"
+RANK, TASKS = SLURM["RANK"], SLURM["WORLD_SIZE"]
 
 # Steps from this number on are made by Slurm itself, such as the one that a shell of an allocation runs in: no ranks.
 _FIRST_STEP_OF_SLURM = 0xFFFFFF00
 _PORTS = range(20000, 30000)  # outside the ephemeral ports of Linux
 _STRIDE = 101  # of jobs: steps below it of jobs that are started one after the other begin at different ports
 _TRIED = 4  # how many ports a step tries
-_BELOW_A_TASK = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")  # of mpirun; the last is MPICH's
+# Set by an mpirun below a task. PMI_SIZE is left out: srun sets it, too.
+_BELOW_A_TASK = (OPEN_MPI["WORLD_SIZE"], MVAPICH["WORLD_SIZE"], MPICH["LOCAL_WORLD_SIZE"])
 _FIRST_NODE = re.compile(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)")
 
 
@@ -58,8 +59,8 @@ def is_started_by_srun(variables: Variables) -> bool:
     place = place_in_step(variables)
     if place is None or any(variables.get(name) for name in _BELOW_A_TASK):
         return False
-    said = ((name, read_lenient(variables, name)) for name in ("PMI_RANK", "PMIX_RANK", "PMI_SIZE"))
-    return all(number in (None, place.size if name == "PMI_SIZE" else place.rank) for name, number in said)
+    said = [(name, place.rank) for name in (MPICH["RANK"], "PMIX_RANK")] + [(MPICH["WORLD_SIZE"], place.size)]
+    return all(read_lenient(variables, name) in (None, number) for name, number in said)
 
 
 def first_node(variables: Variables) -> str:
@@ -75,7 +76,7 @@ def is_first_of_first_node(variables: Variables) -> bool:
     Rank 0 is there, too, unless the step has several components, or an arbitrary distribution. Where Slurm does not say
     which task this is, it is rank 0.
     """
-    node, local_rank = variables.get("SLURMD_NODENAME"), read_lenient(variables, "SLURM_LOCALID")
+    node, local_rank = variables.get("SLURMD_NODENAME"), read_lenient(variables, SLURM["LOCAL_RANK"])
     if not node or local_rank is None:
         return read_lenient(variables, RANK) == 0
     return node == first_node(variables) and local_rank == 0

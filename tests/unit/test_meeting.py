@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradientflow import launcher_variables
 from gradientflow.errors import ArgumentError
 from gradientflow.meeting import Given, Way, consider_ways, find_way, is_mpi_job
 from gradientflow.meeting.slurm import first_node, meeting_points
@@ -103,6 +105,13 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
 )
 def test_the_first_way_that_applies(variables: dict[str, str], way: Way) -> None:
     assert find_way(variables) == way
+
+
+def test_c_knows_the_launchers_by_the_same_variables() -> None:
+    text = Path(__file__).parents[2].joinpath("kernels/transport/mpi/launcher.cpp").read_text(encoding="utf-8")
+    known = re.findall(r'\{"([A-Z_]+)", "([A-Z_]+)", "', text)
+    launchers = (launcher_variables.OPEN_MPI, launcher_variables.MPICH, launcher_variables.SLURM)
+    assert known == [(each["RANK"], each["WORLD_SIZE"]) for each in (*launchers, launcher_variables.TORCHRUN)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""The variables in which launchers tell each process its place: a table, by the names that ``torchrun`` gives them.
+
+Launchers load this file by its path: it imports nothing. ``kernels/transport/mpi/launcher.cpp`` has ranks and sizes
+once more, for programs in C; a test compares them.
+"""
+
+from __future__ import annotations
+
+TORCHRUN = {name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+OPEN_MPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+MPICH = {  # and its relatives, such as Intel MPI
+    "RANK": "PMI_RANK",
+    "WORLD_SIZE": "PMI_SIZE",
+    "LOCAL_RANK": "MPI_LOCALRANKID",
+    "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+}
+MVAPICH = {
+    "RANK": "MV2_COMM_WORLD_RANK",
+    "WORLD_SIZE": "MV2_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "MV2_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "MV2_COMM_WORLD_LOCAL_SIZE",
+}
+SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+
+MPI = (OPEN_MPI, MPICH, MVAPICH)
+# Variables without a place, of an srun that starts processes for MPI: Slurm's own say the rest.
+MPI_OF_SLURM = ("PMIX_RANK", "PMI_CONTROL_PORT")
