@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradientflow._location import jax_library
-from gradientflow.cli import checks
+from gradientflow.cli.doctor import software
 from gradientflow.jax.mpi_names import jaxlib_library, missing_names, names_in
 from gradientflow.jax.versions import NEWEST
 
@@ -47,13 +47,13 @@ def test_what_is_not_served_says_so() -> None:
 
 
 def test_doctor_says_whether_jax_can_be_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def found() -> checks.Check:
-        return next(check for check in checks.other_packages() if check.name == "jax")
+    def found() -> software.Check:
+        return next(check for check in software.other_packages() if check.name == "jax")
 
     library = tmp_path / "libjax_common.so"
     library.write_bytes(b"\0MPIABI_Send\0")
-    monkeypatch.setattr(checks, "jaxlib_library", lambda: library)
-    monkeypatch.setattr(checks, "installed_version", lambda: f"{NEWEST}.1")
+    monkeypatch.setattr(software, "jaxlib_library", lambda: library)
+    monkeypatch.setattr(software, "installed_version", lambda: f"{NEWEST}.1")
     assert (found().status, found().value) == ("ok", f"{NEWEST}.1, whose collectives can be served")
     library.write_bytes(b"\0MPIABI_Send\0MPIABI_Teleport\0")
     assert found().status == "warn"

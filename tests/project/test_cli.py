@@ -32,9 +32,10 @@ from pace import wait_until
 
 from gradientflow import _core, cli, mpi_start, waits
 from gradientflow.bench.core.case import COLLECTIVES
-from gradientflow.cli import bench, checks, job
+from gradientflow.cli import bench, job
+from gradientflow.cli.doctor import jobs, network, software
+from gradientflow.cli.doctor.meeting_point import meeting_point
 from gradientflow.cli.hosts import check_hosts
-from gradientflow.cli.meeting_point import meeting_point
 from gradientflow.launch import (
     MPICH,
     OPEN_MPI,
@@ -1000,7 +1001,7 @@ def test_doctor_judges_what_its_job_reports() -> None:
     apart = {**facts, "cores_remark": ""}
     facts["cores_remark"] = "ranks 0, 1 share one core"
     report = {"ranks": 2, "wrong": {"pool": 0, "array": 3}, "describe": facts, "cores": ["4", "4"]}
-    found = checks.judge(report)
+    found = jobs.judge(report)
     statuses = {check.name: check.status for check in found}
     assert statuses["node memory"] == "ok"
     assert statuses["ordinary arrays"] == "fail"
@@ -1008,11 +1009,9 @@ def test_doctor_judges_what_its_job_reports() -> None:
     values = {check.name: check.value for check in found}
     assert values["cores of ranks"] == "rank 0: 4; rank 1: 4"
     assert (statuses["cores are short"], values["cores are short"]) == ("warn", facts["cores_remark"])
-    assert "cores are short" not in {each.name for each in checks.judge({**report, "describe": apart})}
+    assert "cores are short" not in {each.name for each in jobs.judge({**report, "describe": apart})}
     assert values["messages"] == "over MPI: all ranks are on one host"
-    without = {
-        each.name: each.value for each in checks.judge({**report, "describe": {**facts, "transport_remark": ""}})
-    }
+    without = {each.name: each.value for each in jobs.judge({**report, "describe": {**facts, "transport_remark": ""}})}
     assert without["messages"] == "over MPI"
     assert values["allreduce of arrays"] == "announcement (small); from 4097 on staged (ordinary arrays)"
     assert all(check.advice for check in found if check.status != "ok")
@@ -1044,12 +1043,12 @@ def test_the_place_of_another_launcher_does_not_reach_the_job_of_doctor(monkeypa
     """As in a pod of Kubernetes, whose one process is a rank."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert [check.value for check in checks.live_job()][:2] == ["2 ranks", "allreduce exact"]
+    assert [check.value for check in jobs.live_job()][:2] == ["2 ranks", "allreduce exact"]
 
 
 def test_doctor_names_a_binding_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIENTFLOW_BIND", "socket")
-    for found in (checks.live_job(), checks.live_job_without_mpi()):
+    for found in (jobs.live_job(), jobs.live_job_without_mpi()):
         assert [(check.status, "GRADIENTFLOW_BIND is 'socket'" in check.advice) for check in found] == [("fail", True)]
 
 
@@ -1057,29 +1056,29 @@ def test_doctor_says_how_ranks_would_meet(monkeypatch: pytest.MonkeyPatch) -> No
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    *before, last, address = checks.meeting()
+    *before, last, address = network.meeting()
     assert [check.value for check in before if check.name == "MPI's launcher"] == ["no: none of its variables is set"]
     assert last.value == "yes: RANK and MASTER_ADDR, rank 1 of 2, at 127.0.0.1:29500; messages over TCP"
     assert address.value == "127.0.0.1 (it leads to 127.0.0.1:29500)"
     monkeypatch.setenv("GRADIENTFLOW_INTERFACE", "none0")
-    assert (checks.meeting()[-1].status, "'none0'" in checks.meeting()[-1].advice) == ("warn", True)
+    assert (network.meeting()[-1].status, "'none0'" in network.meeting()[-1].advice) == ("warn", True)
     monkeypatch.delenv("MASTER_PORT")
-    assert (checks.meeting()[-1].status, "MASTER_PORT is not set" in checks.meeting()[-1].advice) == ("fail", True)
+    assert (network.meeting()[-1].status, "MASTER_PORT is not set" in network.meeting()[-1].advice) == ("fail", True)
 
 
 def test_doctor_says_what_a_job_of_mpi_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = checks.mpi_between_hosts()
+    found = network.mpi_between_hosts()
     assert found.status == "ok"
     assert re.match(r"messages over (TCP: no|MPI: every) host has an RDMA device", found.value)
     monkeypatch.setenv("GRADIENTFLOW_TRANSPORT", "mpi")
-    assert checks.mpi_between_hosts().value == "messages over MPI: asked for"
+    assert network.mpi_between_hosts().value == "messages over MPI: asked for"
     monkeypatch.setenv("OMPI_MCA_btl_tcp_if_include", "lo")
-    assert checks.address_towards("", by_mpi=True).value == "127.0.0.1 (by variables of MPI: lo)"
+    assert network.address_towards("", by_mpi=True).value == "127.0.0.1 (by variables of MPI: lo)"
     monkeypatch.setenv("GRADIENTFLOW_TRANSPORT", "tcp")
     monkeypatch.setenv("GRADIENTFLOW_INTERFACE", "nosuch0")
-    assert "this host has no address of 'nosuch0'" in str(checks.mpi_between_hosts())
+    assert "this host has no address of 'nosuch0'" in str(network.mpi_between_hosts())
     monkeypatch.setenv("GRADIENTFLOW_TIMEOUT", "soon")
-    assert checks.mpi_between_hosts().status == "warn"
+    assert network.mpi_between_hosts().status == "warn"
 
 
 @pytest.mark.thorough
@@ -1129,9 +1128,9 @@ def test_doctor_finds_out_about_links(start_netlab: Callable[..., Any]) -> None:
 def test_doctor_tells_one_mpi_library_from_two() -> None:
     maps = "7f-80 r-xp 0 fe:00 12   {}\n"
     one = maps.format("/x/lib/libmpi.so.40") * 2 + maps.format("/x/lib/libmpi_mpifh.so.40") + maps.format("[heap]")
-    assert checks.loaded_mpi_libraries(one) == ["/x/lib/libmpi.so.40"]
+    assert software.loaded_mpi_libraries(one) == ["/x/lib/libmpi.so.40"]
     two = one + maps.format("/y z/libmpi.so.12")
-    assert checks.loaded_mpi_libraries(two) == ["/x/lib/libmpi.so.40", "/y z/libmpi.so.12"]
+    assert software.loaded_mpi_libraries(two) == ["/x/lib/libmpi.so.40", "/y z/libmpi.so.12"]
 
 
 @pytest.mark.thorough

@@ -605,7 +605,11 @@ def test_the_checker_accepts_good_modules(tmp_path: Path) -> None:
         ("gradientflow/handle.py", "from .communicator import C", "gradientflow.communicator"),
         ("gradientflow/memory.py", "def f():\n    import gradientflow.pools.base", "gradientflow.pools.base"),
         ("gradientflow/pools/base.py", "from gradientflow.bench.core import gloo", "gradientflow.bench.core.gloo"),
-        ("gradientflow/cli/doctor.py", "from gradientflow.bench.core import gloo", "gradientflow.bench.core.gloo"),
+        (
+            "gradientflow/cli/doctor/check.py",
+            "from gradientflow.bench.core import gloo",
+            "gradientflow.bench.core.gloo",
+        ),
         ("gradientflow/pools/base.py", "import torch", "torch"),
         ("gradientflow/pools/base.py", "try:\n    import jax.numpy\nexcept ImportError: pass", "jax.numpy"),
         ("bench/plan.py", "from cupy import array", "cupy"),

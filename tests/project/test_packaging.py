@@ -20,7 +20,7 @@ from needs_mpi import needs_mpi
 import gradientflow
 from gradientflow import mpi_library
 from gradientflow._location import build_info
-from gradientflow.cli import checks
+from gradientflow.cli.doctor import software
 from gradientflow.errors import CommunicationError, MPILibraryError
 from gradientflow.mpi_library import MPILibrary, find_mpi, load_mpi
 
@@ -471,8 +471,8 @@ def test_the_remedy_fits_the_name_of_the_library(
         load_mpi()
     assert find_mpi() is None
     assert remedy in str(caught.value)
-    monkeypatch.setattr(checks, "build_info", mpi_library.build_info)
-    failed = [check for check in checks.mpi() if check.status == "fail"][-1]  # what doctor says
+    monkeypatch.setattr(software, "build_info", mpi_library.build_info)
+    failed = [check for check in software.mpi() if check.status == "fail"][-1]  # what doctor says
     assert remedy in failed.advice
 
 

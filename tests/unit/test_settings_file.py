@@ -16,7 +16,7 @@ from pace import scaled
 
 import gradientflow as gf
 from gradientflow import _location
-from gradientflow.cli import checks, doctor
+from gradientflow.cli.doctor import command, network, settings
 from gradientflow.errors import ArgumentError
 from gradientflow.job import asked_transport
 from gradientflow.settings_file import (
@@ -322,7 +322,7 @@ def test_code_of_another_user_is_refused(folder: Path, monkeypatch: pytest.Monke
 def test_doctor_runs_no_code_of_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names_code(folder)
     monkeypatch.syspath_prepend(folder)
-    found = {each.name: each.value for each in checks.settings()}
+    found = {each.name: each.value for each in settings.settings()}
     assert found["strategy"] == f"own.py:Own (from {NAME})"
     assert not (folder / "it has run").exists()
 
@@ -350,8 +350,8 @@ def test_doctor_says_what_is_wrong_with_the_file_and_looks_at_the_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / NAME).write_text("[settings", encoding="utf-8")
-    monkeypatch.setattr(doctor, "_sections", lambda: (("how ranks would meet", checks.meeting), *doctor._AFTER[-1:]))
-    found = CliRunner().invoke(doctor.doctor, ["--json"])
+    monkeypatch.setattr(command, "_sections", lambda: (("how ranks would meet", network.meeting), *command._AFTER[-1:]))
+    found = CliRunner().invoke(command.doctor, ["--json"])
     report = json.loads(found.stdout)
     assert report["failed"] == ["how ranks would meet", "configuration"], found.output
     assert NAME in report["checks"]["how ranks would meet"][0]["advice"]

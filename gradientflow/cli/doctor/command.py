@@ -13,28 +13,29 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from gradientflow.cli import checks
-from gradientflow.cli.checks import Check
-from gradientflow.cli.meeting_point import meeting_point
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import ranks_of_this_job
+
+from . import hardware, jobs, network, settings, software
+from .check import Check
+from .meeting_point import meeting_point
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _Section: TypeAlias = tuple[str, Callable[[], list[Check]]]
 _JOBS: tuple[_Section, ...] = (
-    ("job of two ranks", checks.live_job),
-    ("job of two ranks without MPI", checks.live_job_without_mpi),
+    ("job of two ranks", jobs.live_job),
+    ("job of two ranks without MPI", jobs.live_job_without_mpi),
 )
 _BEFORE: tuple[_Section, ...] = (
-    ("versions", checks.versions),
-    ("machine", checks.machine),
-    ("MPI", checks.mpi),
-    ("how ranks would meet", checks.meeting),
+    ("versions", software.versions),
+    ("machine", hardware.machine),
+    ("MPI", software.mpi),
+    ("how ranks would meet", network.meeting),
 )
 _AFTER: tuple[_Section, ...] = (
-    ("allreduce between hosts", checks.between_hosts),
-    ("other packages", checks.other_packages),
-    ("settings", checks.settings),
+    ("allreduce between hosts", network.between_hosts),
+    ("other packages", software.other_packages),
+    ("settings", settings.settings),
 )
 
 
@@ -67,7 +68,7 @@ def doctor(as_json: bool, meet: str | None) -> int:
 def _sections() -> tuple[_Section, ...]:
     """Return what to look at; the job that this process is a rank of takes the place of jobs to try."""
     inside = ranks_of_this_job() is not None
-    return (*_BEFORE, *((("this job", checks.this_job),) if inside else _JOBS), *_AFTER)
+    return (*_BEFORE, *((("this job", jobs.this_job),) if inside else _JOBS), *_AFTER)
 
 
 def _print_section(console: Console, section: str, entries: list[Check]) -> None:

@@ -9,10 +9,12 @@ import socket
 
 from gradientflow import waits
 from gradientflow._location import load_core
-from gradientflow.cli.checks import Check, address_towards
 from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError, MismatchError
 from gradientflow.meeting.stores import TOKEN
 from gradientflow.meeting.variables import split_address
+
+from .check import Check
+from .network import address_towards
 
 
 def meeting_point(place: str) -> list[Check]:

@@ -1,0 +1,5 @@
+"""``gradientflow doctor``: a module for each kind of check, and the command that prints them."""
+
+from .command import doctor
+
+__all__ = ["doctor"]

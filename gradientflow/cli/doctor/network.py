@@ -1,0 +1,69 @@
+"""Checks of how ranks would meet, and of what would move their messages between hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gradientflow._location import load_core
+from gradientflow.config import Config
+from gradientflow.errors import GradientFlowError
+from gradientflow.job import asked_transport
+from gradientflow.machine import format_size
+from gradientflow.meeting import consider_ways, find_way
+from gradientflow.meeting.endpoints import near
+from gradientflow.meeting.way import ALONE
+from gradientflow.mpi_library import missing_mpi
+
+from .check import Check
+
+
+def meeting() -> list[Check]:
+    """Say how ranks that are started as this process was would meet, and why not in the ways before."""
+    *before, last = consider_ways(os.environ, transport=asked_transport())
+    found = [Check(each.name, "ok", f"no: {each.why}") for each in before]
+    if not last.applies:
+        return [*found, Check(last.name, "fail", "not possible", last.why)]
+    way = find_way(os.environ, transport=asked_transport())
+    transport = "tcp" if way.name == ALONE and missing_mpi() else way.transport
+    over = "the faster of MPI and TCP" if transport == "auto" else transport.upper()
+    found.append(Check(last.name, "ok", f"yes: {last.why}; messages over {over}"))
+    return found if transport == "mpi" else [*found, address_towards(near(way), by_mpi=way.by_mpi)]
+
+
+def address_towards(place: str, *, by_mpi: bool = False) -> Check:
+    """Say at which address the other ranks would reach this host; it leads to where they meet, unless `by_mpi`."""
+    try:
+        interface = load_core().choice_between_hosts(dict(Config()))[2] if by_mpi else Config()["interface"]
+        address = load_core().own_address(place, {**Config(), "interface": interface})
+    except (GradientFlowError, ValueError) as error:
+        return Check("address of this host", "warn", "not known", str(error))
+    why = f"it leads to {place}" if place else "the default route's"
+    if interface != "auto":
+        why = "by GRADIENTFLOW_INTERFACE" if Config()["interface"] != "auto" else f"by variables of MPI: {interface}"
+    return Check("address of this host", "ok", f"{address} ({why})")
+
+
+def mpi_between_hosts() -> Check:
+    """Say what would move the messages of a job of MPI on several hosts like this one."""
+    name = "MPI between hosts"
+    try:
+        transport, why, _ = load_core().choice_between_hosts(dict(Config(transport=asked_transport())))
+    except (GradientFlowError, ValueError) as error:
+        return Check(name, "warn", "not known", str(error))
+    return Check(name, "ok", f"messages over {transport.upper()}: {why}")
+
+
+def between_hosts() -> list[Check]:
+    """Say which path an allreduce would take between hosts, and why."""
+    ways = load_core().ways
+    layouts = (("2 hosts", [1, 1]), ("4 hosts", [1] * 4), ("2 hosts of 2 ranks", [2, 2]), ("4 hosts of 8", [8] * 4))
+    try:
+        return [Check(name, "ok", words_of_paths(ways(node_sizes))) for name, node_sizes in layouts]
+    except ValueError as error:
+        return [Check("choice", "warn", "not known", str(error))]
+
+
+def words_of_paths(ways: Sequence[tuple[int, str, str]]) -> str:
+    """Say which path an allreduce takes from which size in bytes on, and why."""
+    return "; ".join(f"{f'from {format_size(start)} on ' if start else ''}{path} ({why})" for start, path, why in ways)
