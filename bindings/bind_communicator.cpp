@@ -320,8 +320,8 @@ py::dict describe(const Communicator& communicator) {
   facts["allreduce_of_node_memory"] = ways(communicator, true);
   facts["direct_read"] = group.direct_read_remark().empty() ? "available" : group.direct_read_remark();
   facts["simd"] = name_of(compute::active_simd());
-  facts["transport"] = name_of(group.endpoint().kind());
-  if (group.endpoint().kind() == transport::TransportKind::mpi) {
+  facts["transport"] = group.endpoint().transport().name;
+  if (group.endpoint().transport().is_mpi) {
     facts["mpi_library"] = collective::mpi_plugin().version();
   }
   facts["messages_sent"] = group.messages().messages_sent();

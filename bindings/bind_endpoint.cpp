@@ -37,7 +37,7 @@ void bind_endpoint(py::module_& module) {
   py::class_<BoundEndpoint>(module, "Endpoint")
       .def_property_readonly("rank", [](const BoundEndpoint& self) { return self.get().rank(); })
       .def_property_readonly("size", [](const BoundEndpoint& self) { return self.get().size(); })
-      .def_property_readonly("transport", [](const BoundEndpoint& self) { return name_of(self.get().kind()); })
+      .def_property_readonly("transport", [](const BoundEndpoint& self) { return self.get().transport().name; })
       .def(
           "duplicate",
           [](const BoundEndpoint& self) { return std::make_unique<BoundEndpoint>(self.get().duplicate()); },
@@ -52,7 +52,7 @@ void bind_endpoint(py::module_& module) {
       .def(
           "release_mpi",
           [](BoundEndpoint& self) {
-            if (self.get().kind() == transport::TransportKind::mpi) {
+            if (self.get().transport().is_mpi) {
               return mpi_plugin().release(*self.take());
             }
             const WithoutGil release;
@@ -99,11 +99,10 @@ void bind_endpoint(py::module_& module) {
         transport::Candidate there = here;
         there.host_key += 1;
         const transport::TransportChoice choice = transport::choose_transport({here, there});
-        if (choice.kind == transport::TransportKind::tcp) {
+        if (choice.is_tcp) {
           static_cast<void>(transport::choose_address(config.interface, "", until));  // throws
         }
-        return std::tuple(std::string(name_of(choice.kind)), choice.is_asked_for ? "asked for" : choice.why,
-                          config.interface);
+        return std::tuple(choice.transport().name, choice.is_asked_for ? "asked for" : choice.why, config.interface);
       },
       py::arg("overrides") = py::dict(),
       "What a job of MPI on hosts like this one would take, why, and at which interfaces it would listen.");

@@ -38,8 +38,8 @@ class Selector {
       s.largest_node = std::max(s.largest_node, ranks);
     }
     s.direct_read_allowed = config_.direct_read;
-    s.transport = transport == "tcp" ? transport::TransportKind::tcp : transport::TransportKind::mpi;
-    s.has_mpi_communicator = s.transport == transport::TransportKind::mpi;
+    s.transport = transport::transport_named(transport);
+    s.has_mpi_communicator = s.transport.is_mpi;
   }
 
   // (path, the algorithm between nodes, why)

@@ -12,6 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.meeting.rules import TRANSPORTS
+
 from .job_turns import Place
 from .plan import check_writable
 
@@ -20,7 +22,7 @@ Command = Callable[..., Found]
 
 _PLACE = (
     click.option("-n", "--ranks", default=2, show_default=True, help="How many ranks to start."),
-    click.option("--transport", type=click.Choice(["auto", "mpi", "tcp"]), default="auto", show_default=True),
+    click.option("--transport", type=click.Choice(TRANSPORTS), default="auto", show_default=True),
     click.option("--hosts", default=0, help="How many hosts to make by netlab (default: none)."),
     click.option("--rate", default="1gbit", show_default=True, help="What each host of --hosts can send."),
 )

@@ -15,12 +15,13 @@ import numpy as np
 
 from gradientflow.errors import ArgumentError
 from gradientflow.machine import format_size, memory_available
+from gradientflow.meeting import rules
 
 DEVICES = ("cpu", "cuda")
 WIRES = ("float32", "float16", "bfloat16")
 PEERS = ("mpi", "gloo")
 AUTO = "auto"  # the library's own choice
-TRANSPORTS = ("mpi", "tcp")
+TRANSPORTS = tuple(each for each in rules.TRANSPORTS if each != AUTO)
 
 P = TypeVar("P", bound=Any)
 

@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from gradientflow.model import Call, Cluster, Costs, Link, computation_of, layers_of, predict
+from gradientflow.model.cluster import TRANSPORTS
 from gradientflow.model.fit import Measurement, Point, fit_link
 from gradientflow.model.units import bits_per_second_of
 from gradientflow.netlab import parse_delay
@@ -57,7 +58,7 @@ def _delays(context: click.Context, option: click.Parameter, delays: tuple[str, 
 @click.command()
 @click.option("--steps", default=10, type=click.IntRange(1), show_default=True, help="Timed steps of a block.")
 @click.option("--blocks", default=5, type=click.IntRange(1), show_default=True, help="Blocks of each strategy.")
-@click.option("--transport", type=click.Choice(["tcp", "mpi"]), default="tcp", show_default=True)
+@click.option("--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True)
 @click.option(
     "--delay",
     "delays",

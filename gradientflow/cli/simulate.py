@@ -16,6 +16,7 @@ from gradientflow.cli.table import plain_table, print_table
 from gradientflow.cli.timeline_file import read_events
 from gradientflow.errors import ArgumentError
 from gradientflow.model import Cluster, Costs, Link, Prediction, computation_of_events, predict
+from gradientflow.model.cluster import TRANSPORTS
 from gradientflow.policies import as_stragglers
 from gradientflow.strategies import parse_strategies
 
@@ -32,7 +33,7 @@ _MOST_RANKS = 1_000_000
 @click.option(
     "--strategy", "strategies", default="all", show_default=True, metavar="WORDS", help="Separated by semicolons."
 )
-@click.option("--transport", default="tcp", show_default=True, type=click.Choice(["tcp", "mpi"]), help="Of messages.")
+@click.option("--transport", default="tcp", show_default=True, type=click.Choice(TRANSPORTS), help="Of messages.")
 @click.option(
     "--stragglers",
     metavar="WORDS",

@@ -8,6 +8,7 @@ import click
 
 from gradientflow.cli.library import built_with
 from gradientflow.launch import Launcher, LaunchError, find_launcher
+from gradientflow.meeting.rules import TRANSPORTS
 from gradientflow.mpi_library import missing_mpi
 from gradientflow.settings_file import settings_file
 
@@ -16,7 +17,7 @@ def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., i
     """Make the option of how ranks are started; `how` they are over TCP."""
     return click.option(
         "--transport",
-        type=click.Choice(["auto", "mpi", "tcp"]),
+        type=click.Choice(TRANSPORTS),
         default=lambda: str(settings_file().settings.get("transport", "auto")),
         envvar="GRADIENTFLOW_TRANSPORT",
         help=f"mpi: start an MPI job; tcp: start the processes {how}; auto (default): mpi, or tcp without MPI here.",

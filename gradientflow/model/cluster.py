@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from gradientflow.config import Config
 from gradientflow.errors import ArgumentError
 
 Transport = Literal["tcp", "mpi"]
+TRANSPORTS = get_args(Transport)
 Counts = npt.NDArray[np.int64]
 
 
@@ -46,7 +47,7 @@ class Cluster:
 
     def __post_init__(self) -> None:  # noqa: D105
         object.__setattr__(self, "nodes", tuple(checked_int("ranks of a node", ranks, 1) for ranks in self.nodes))
-        if self.transport not in ("tcp", "mpi"):
+        if self.transport not in TRANSPORTS:
             raise ArgumentError(f"transport is 'tcp' or 'mpi', not {self.transport!r}")
         if not self.nodes:
             raise ArgumentError("a cluster has at least one node")

@@ -132,7 +132,7 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
           .largest_node = largest_node_,
           .in_node_memory = in_node_memory,
           .direct_read_allowed = direct_read_allowed_,
-          .transport = endpoint_->kind(),
+          .transport = endpoint_->transport(),
           .has_mpi_communicator = endpoint_->by_mpi() != nullptr};
 }
 

@@ -1,8 +1,16 @@
 #include "endpoint.hpp"
 
+#include <algorithm>
+
 namespace gradientflow::transport {
 
-const char* name_of(TransportKind kind) { return kind == TransportKind::mpi ? "mpi" : "tcp"; }
+const Transport& transport_named(std::string_view name) {
+  const auto* const found = std::ranges::find(transports, name, &Transport::name);
+  if (found == transports.end()) {
+    throw Error(ErrorKind::value, "transport is mpi or tcp, not " + std::string(name));
+  }
+  return *found;
+}
 
 std::unique_ptr<Endpoint> Endpoint::among(std::span<const int> /*ranks*/, Stage /*stage*/) const {
   throw Error(ErrorKind::internal, "an endpoint of this kind cannot lose ranks");
@@ -19,8 +27,7 @@ Invitation Endpoint::invitation() const {
 void Endpoint::check_not_ended() const {
   if (has_ended()) {
     throw Error(ErrorKind::closed,
-                std::string(kind() == TransportKind::mpi ? "MPI has been finalized" : "TCP has ended") + " on rank " +
-                    std::to_string(rank_) + ", and the call needs it");
+                std::string(transport().end_notice) + " on rank " + std::to_string(rank_) + ", and the call needs it");
   }
 }
 

@@ -5,6 +5,7 @@
 // any thread, if the limits say so; none blocks but the set-up calls and pause().
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -142,9 +144,20 @@ struct Invitation {
 // set up a new one, and the new one itself.
 enum class Stage : std::uint8_t { begin, agree, work };
 
-// A word that stands for an endpoint in errors and tables.
-enum class TransportKind : std::uint8_t { mpi, tcp };
-[[nodiscard]] const char* name_of(TransportKind kind);
+// A transport, by the properties that its callers ask for.
+struct Transport {
+  std::string_view name;       // in settings and tables
+  const char* end_notice;      // begins the error of a call after the transport has ended for the whole process
+  bool is_mpi;                 // its messages are those of the MPI library
+  std::size_t eager_segments;  // a message of so many segments is as fast without an agreement before it
+};
+
+inline constexpr Transport mpi_transport{"mpi", "MPI has been finalized", true, 1};
+inline constexpr Transport tcp_transport{"tcp", "TCP has ended", false, 2};
+inline constexpr std::array transports = {mpi_transport, tcp_transport};
+
+// Throws Error(value).
+[[nodiscard]] const Transport& transport_named(std::string_view name);
 
 class Endpoint {
  public:
@@ -156,7 +169,7 @@ class Endpoint {
   // The messages of an endpoint that has not been closed, and that may still be under way to it, are lost.
   virtual ~Endpoint() = default;
 
-  [[nodiscard]] virtual TransportKind kind() const noexcept = 0;
+  [[nodiscard]] virtual const Transport& transport() const noexcept = 0;
   // One of the same ranks whose communicator the MPI library has: this one, or one that is kept beside it; or nullptr.
   [[nodiscard]] virtual const Endpoint* by_mpi() const noexcept { return kept_.get(); }
   // Keeps one over MPI. Returns the one that was kept before.

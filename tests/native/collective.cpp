@@ -61,7 +61,7 @@ py::tuple select(const std::string& kind, const std::string& algorithm, std::siz
                           .largest_node = *largest,
                           .in_node_memory = in_node_memory,
                           .direct_read_allowed = direct_read_allowed,
-                          .transport = over_tcp ? transport::TransportKind::tcp : transport::TransportKind::mpi,
+                          .transport = over_tcp ? transport::tcp_transport : transport::mpi_transport,
                           .has_mpi_communicator = !over_tcp},
                          config);
   return py::make_tuple(collective::name_of(choice.path), collective::name_of(choice.between));

@@ -124,7 +124,7 @@ void bind_choice(py::module_& functions) {
            py::arg("objection") = "", py::arg("threads") = true);
   functions.def("choose_transport", [](const std::vector<Candidate>& ranks) {
     const TransportChoice choice = choose_transport(ranks);
-    return std::pair(std::string(name_of(choice.kind)), choice.why);
+    return std::pair(choice.transport().name, choice.why);
   });
   // The device, the setting `interface`, and the objection.
   functions.def(

@@ -57,8 +57,7 @@ std::size_t agreement_limit(const Situation& s, const Config& config) {
   if (s.nodes > 2) {
     return std::min({config.doubling_bytes, config.segment_bytes, largest_along});
   }
-  const std::size_t segments = s.transport == transport::TransportKind::tcp ? 2 : 1;
-  return std::min(segments * config.segment_bytes, largest_along);
+  return std::min(s.transport.eager_segments * config.segment_bytes, largest_along);
 }
 
 // The table of allreduce between nodes, as measured (docs/benchmarks.md).

@@ -22,10 +22,10 @@ struct Situation {
   int nodes;
   int smallest_node;  // number of its ranks
   int largest_node;
-  bool in_node_memory;                                                 // the tensors of all ranks lie in one segment
-  bool direct_read_allowed;                                            // by the kernel, on every rank
-  transport::TransportKind transport = transport::TransportKind::mpi;  // what messages between ranks travel over
-  bool has_mpi_communicator = true;                                    // whether MPI has a communicator of these ranks
+  bool in_node_memory;                                        // the tensors of all ranks lie in one segment
+  bool direct_read_allowed;                                   // by the kernel, on every rank
+  transport::Transport transport = transport::mpi_transport;  // of messages between ranks
+  bool has_mpi_communicator = true;                           // whether MPI has a communicator of these ranks
 };
 
 // The choice inside a node if the tensors of all ranks lie in one segment, and are not small.

@@ -118,7 +118,7 @@ std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Con
   EndpointExchange exchange(*by_mpi);
   const std::vector<Candidate> ranks = all_candidates(exchange, mine, until);
   TransportChoice choice = choose_transport(ranks);
-  if (choice.kind == TransportKind::tcp) {
+  if (choice.is_tcp) {
     std::unique_ptr<Endpoint> over_tcp;
     try {
       over_tcp = meet(exchange, rank, settings, "", check, choice.is_asked_for);

@@ -61,27 +61,27 @@ TransportChoice choose_transport(const std::vector<Candidate>& ranks) {
                                          asked(mpi) + ", " + asked(tcp));
   }
   if (mpi != ranks.end() || tcp != ranks.end()) {
-    return {mpi != ranks.end() ? TransportKind::mpi : TransportKind::tcp, true, asked(mpi != ranks.end() ? mpi : tcp)};
+    return {tcp != ranks.end(), true, asked(mpi != ranks.end() ? mpi : tcp)};
   }
   const auto elsewhere = first([&](const Candidate& each) { return each.host_key != ranks.front().host_key; });
   if (elsewhere == ranks.end()) {
-    return {TransportKind::mpi, false, "all ranks are on one host"};
+    return {false, false, "all ranks are on one host"};
   }
   const auto with = first([](const Candidate& each) { return !each.device.empty(); });
   const auto without = first([](const Candidate& each) { return each.device.empty(); });
   if (without == ranks.end()) {
-    return {TransportKind::mpi, false, "every host has an RDMA device: " + with->host + " has " + with->device};
+    return {false, false, "every host has an RDMA device: " + with->host + " has " + with->device};
   }
   const auto objects = first([](const Candidate& each) { return !each.objection.empty(); });
   if (objects != ranks.end()) {
-    return {TransportKind::mpi, false, objects->objection};
+    return {false, false, objects->objection};
   }
   const auto single = first([](const Candidate& each) { return !each.threads; });
   if (single != ranks.end()) {
-    return {TransportKind::mpi, false,
+    return {false, false,
             "rank " + std::to_string(single - ranks.begin()) + " has started MPI without MPI_THREAD_MULTIPLE"};
   }
-  return {TransportKind::tcp, false,
+  return {true, false,
           with == ranks.end() ? "no host has an RDMA device"
                               : without->host + " has no RDMA device, though " + with->host + " has " + with->device};
 }

@@ -24,9 +24,11 @@ struct Candidate {
 };
 
 struct TransportChoice {
-  TransportKind kind = TransportKind::mpi;
+  bool is_tcp = false;
   bool is_asked_for = false;
   std::string why;
+
+  [[nodiscard]] const Transport& transport() const { return is_tcp ? tcp_transport : mpi_transport; }
 };
 
 // Pure, so that all ranks choose alike. Throws Error(mismatch) where some ask for MPI and some for TCP.

@@ -24,7 +24,7 @@ class MpiMessages : public Endpoint {
   MpiMessages& operator=(const MpiMessages&) = delete;
   ~MpiMessages() override { leave_unwanted(); }
 
-  [[nodiscard]] TransportKind kind() const noexcept override { return TransportKind::mpi; }
+  [[nodiscard]] const Transport& transport() const noexcept override { return mpi_transport; }
   [[nodiscard]] Limits limits() const override { return limits_; }
 
   [[nodiscard]] Request send(int to, int tag, const void* data, std::size_t bytes, bool until_taken) override;

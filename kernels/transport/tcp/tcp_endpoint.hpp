@@ -24,7 +24,7 @@ class TcpEndpoint : public Endpoint {
   TcpEndpoint(const TcpEndpoint&) = delete;
   TcpEndpoint& operator=(const TcpEndpoint&) = delete;
 
-  [[nodiscard]] TransportKind kind() const noexcept override { return TransportKind::tcp; }
+  [[nodiscard]] const Transport& transport() const noexcept override { return tcp_transport; }
   [[nodiscard]] Limits limits() const override;
   [[nodiscard]] Request send(int to, int tag, const void* data, std::size_t bytes, bool until_taken) override;
   [[nodiscard]] Request receive(int from, int tag, void* data, std::size_t bytes) override;
