@@ -300,13 +300,13 @@ void bind_server(py::module_& module) {
       .def(
           "statistics",
           [](const ParameterServer& self, const Timeout& timeout) {
-            return self.worker().report(engine::ServerWorker::Report::statistics, timeout.value);
+            return self.worker().ask(engine::ServerWorker::Query::statistics, timeout.value);
           },
           py::arg("timeout"), py::call_guard<WithoutGil>())
       .def(
           "trace",
           [](const ParameterServer& self, const Timeout& timeout) {
-            return self.worker().report(engine::ServerWorker::Report::trace, timeout.value);
+            return self.worker().ask(engine::ServerWorker::Query::trace, timeout.value);
           },
           py::arg("timeout"), py::call_guard<WithoutGil>())
       .def("make_recoverable", &ParameterServer::make_recoverable, py::arg("rounds"), py::call_guard<WithoutGil>())

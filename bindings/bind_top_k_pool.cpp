@@ -63,11 +63,11 @@ std::shared_ptr<TopKPool> make_top_k_pool(Communicator& communicator, const std:
   return std::make_shared<TopKPool>(communicator, counts, type, options);
 }
 
-// The fields of gradientflow.pools.top_k.LayerReport.
-py::list layer_reports(const TopKPool& pool) {
+// The fields of gradientflow.pools.top_k.LayerSelection.
+py::list layer_selections(const TopKPool& pool) {
   constexpr std::array<const char*, 3> formats = {"words", "offsets", "bitmap"};
   py::list found;
-  for (const auto& layer : pool.layer_reports()) {
+  for (const auto& layer : pool.layer_selections()) {
     found.append(py::make_tuple(layer.tensors.begin, layer.tensors.end - layer.tensors.begin, layer.elements, layer.k,
                                 layer.ratio, layer.dense, formats.at(static_cast<std::size_t>(layer.indices)),
                                 layer.sent, layer.united, layer.threshold, layer.select_seconds, layer.message,
@@ -103,7 +103,7 @@ void bind_top_k_pool(py::module_& module) {
       .def_property_readonly("merge_bytes", &TopKPool::merge_bytes)
       .def_property("ratios", &TopKPool::ratios,
                     [](TopKPool& pool, const std::vector<double>& ratios) { pool.set_ratios(ratios); })
-      .def_property_readonly("layer_reports", &layer_reports)
+      .def_property_readonly("layer_selections", &layer_selections)
       .def_property_readonly("velocities", &velocities)
       .def_property_readonly("thresholds", &TopKPool::thresholds)
       .def("update", [](const TopKPool& pool) { return bound(pool.update(), pool); })

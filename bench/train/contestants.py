@@ -116,12 +116,12 @@ class Contestant:
 
     def bookkeeping_seconds(self) -> float | None:
         """Give this rank's time for selecting what is sent in the last step; None where everything is sent."""
-        return None if self.synchronizer is None else self.synchronizer.report().bookkeeping_seconds
+        return None if self.synchronizer is None else self.synchronizer.withheld().bookkeeping_seconds
 
     def residuals(self) -> NDArray[np.float32]:
         """Copy this rank's residuals of all parameters into one array; zeros where there are none."""
         flat = [np.zeros(parameter.numel(), np.float32) for parameter in self.model.parameters()]
-        residuals = () if self.synchronizer is None else self.synchronizer.report().residuals
+        residuals = () if self.synchronizer is None else self.synchronizer.withheld().residuals
         if self.synchronizer is not None and len(residuals):
             by_name = dict(zip(self.synchronizer.layout.names, residuals, strict=True))
             flat = [np.asarray(by_name[name], np.float32).reshape(-1) for name, _ in self.model.named_parameters()]
@@ -130,7 +130,7 @@ class Contestant:
     @property
     def decay(self) -> float:
         """The factor on residuals in each step; 0 if what is not applied is lost."""
-        return 1.0 if self.synchronizer is None else self.synchronizer.report().decay
+        return 1.0 if self.synchronizer is None else self.synchronizer.withheld().decay
 
     @property
     def server(self) -> ParameterServer | None:

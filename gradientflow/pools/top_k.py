@@ -19,8 +19,8 @@ from .residual import ResidualPool, array_of
 Ratios = float | Sequence[float]
 
 
-class LayerReport(NamedTuple):
-    """Report on one layer in the last iteration.
+class LayerSelection(NamedTuple):
+    """The entries of one layer that were sent in the last iteration.
 
     Attributes
     ----------
@@ -279,9 +279,9 @@ class TopKGradientPool(ResidualPool):
         return np.array([[0, self.nbytes // self._itemsize]] * (not self.overflowed)).reshape(-1, 2)
 
     @property
-    def layer_reports(self) -> tuple[LayerReport, ...]:
-        """A report on each layer in the last iteration; empty before the first, and after one that failed."""
-        return tuple(LayerReport(*report) for report in self._native.layer_reports)
+    def layer_selections(self) -> tuple[LayerSelection, ...]:
+        """The selection of each layer in the last iteration; empty before the first, and after one that failed."""
+        return tuple(LayerSelection(*layer) for layer in self._native.layer_selections)
 
     @property
     def velocities(self) -> tuple[npt.NDArray[np.float32], ...]:
@@ -321,4 +321,4 @@ def _ratios(ratios: Any) -> list[float]:
     return [checked_float("ratios", each) for each in checked_list("ratios", ratios, "numbers")]
 
 
-__all__ = ["LayerReport", "TopKGradientPool"]
+__all__ = ["LayerSelection", "TopKGradientPool"]

@@ -14,9 +14,9 @@ from .methods.auto import AutoExplanation
 from .node_weights import NodeWeights
 from .parsing import as_strategy, default_strategy, parse_strategies, parse_strategy, words_of_default_strategy
 from .predict.explanation import Explanation
-from .predict.monitor import LayerMonitor, MonitorReport
+from .predict.monitor import LayerMonitor, MonitorTable
 from .predict.speed_model import StepTimes
-from .update import Iteration, Profile, Report, Settings, Update
+from .update import Iteration, Profile, Settings, Update, Withheld
 
 __all__ = [
     "ArraySynchronizer",
@@ -25,12 +25,11 @@ __all__ = [
     "Iteration",
     "LayerMonitor",
     "Layout",
-    "MonitorReport",
+    "MonitorTable",
     "NodeWeights",
     "PoolStrategy",
     "PoolSynchronizer",
     "Profile",
-    "Report",
     "ServedStrategy",
     "ServedSynchronizer",
     "Settings",
@@ -40,6 +39,7 @@ __all__ = [
     "SurvivableArrays",
     "Synchronizer",
     "Update",
+    "Withheld",
     "as_strategy",
     "default_strategy",
     "parse_strategies",

@@ -24,7 +24,7 @@ from .layout import Layout
 from .node_weights import NodeWeights
 from .options import OPTIONS
 from .predict.explanation import Explanation, Measured
-from .update import Iteration, Phase, Profile, Report, SettingsOf, Update
+from .update import Iteration, Phase, Profile, SettingsOf, Update, Withheld
 
 if TYPE_CHECKING:
     from gradientflow.model.computation import Computation
@@ -373,9 +373,9 @@ class Synchronizer(GradientMemory, Checkpointed):
         """Tell whether the last update has a gradient of a tensor from residuals, though no rank computed one."""
         return False
 
-    def report(self) -> Report:
+    def withheld(self) -> Withheld:
         """Return what this rank has kept back, and what that took."""
-        return Report()
+        return Withheld()
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:

@@ -124,7 +124,7 @@ class Profile(NamedTuple):
         Iterations after which the pattern of exchanges repeats.
     is_lossless : bool
         Whether all gradients and residuals are either applied as means or stay residuals, so that nothing is lost
-        except by `Report.decay`. Benchmarks check it.
+        except by `Withheld.decay`. Benchmarks check it.
     takes_momentum : bool
         Whether the optimizer may have a momentum.
     """
@@ -135,7 +135,7 @@ class Profile(NamedTuple):
     takes_momentum: bool = True
 
 
-class Report(NamedTuple):
+class Withheld(NamedTuple):
     """What a rank has kept back, and what that took.
 
     Attributes
@@ -153,4 +153,4 @@ class Report(NamedTuple):
     bookkeeping_seconds: float | None = None
 
 
-__all__ = ["AdamSettings", "Iteration", "Kind", "Phase", "Profile", "Report", "Settings", "SettingsOf", "Update"]
+__all__ = ["AdamSettings", "Iteration", "Kind", "Phase", "Profile", "Settings", "SettingsOf", "Update", "Withheld"]

@@ -49,7 +49,7 @@ def check_the_same_bits(comm: gf.Communicator) -> None:
             twins.iterate(step)
             twins.check((number, step))
             for pool in twins.pools:
-                assert all(report.ready is None or report.ready <= time.monotonic() for report in pool.layer_reports)
+                assert all(report.ready is None or report.ready <= time.monotonic() for report in pool.layer_selections)
                 pool.zero()
             assert not twins.pools[1].memory.get().any()
         assert [pool.iteration for pool in twins.pools] == [7, 7]
@@ -185,7 +185,7 @@ def check_times_are_those_of_the_device(comm: gf.Communicator) -> None:
             synchronizer.ready(2)
             said = time.monotonic()
             synchronizer.wait()
-            assert [report.ready > said for report in pool.layer_reports[1:]] == [True, True]
+            assert [report.ready > said for report in pool.layer_selections[1:]] == [True, True]
             synchronizer.after_step()
         assert synchronizer.ratios == (1, 50, 50)  # the first is averaged while the second is computed
         synchronizer.close()

@@ -125,7 +125,7 @@ class Bound:
     def require_residuals(self) -> None:
         kept = [line.residuals[self.own] for line in self.chunks]
         wanted = kept if self.is_of_chunks else self.entries.residuals[self.own]
-        assert np.array_equal(np.array(self.bound.report().residuals), wanted)
+        assert np.array_equal(np.array(self.bound.withheld().residuals), wanted)
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def check_step_by_step(comm: gf.Communicator) -> None:
                 layers = [[flat(each)] if elements is whole else [one.reshape(-1) for one in each] for each in everyone]
                 # Backpropagation comes to the tensors in another order on each rank.
                 exchange(training, everyone[RANK], np.roll(range(len(SHAPES)), RANK))
-                reports = training.synchronizer.pools[0].layer_reports
+                reports = training.synchronizer.pools[0].layer_selections
                 assert elements is whole or not all(report.dense for report in reports) or ratio == 1
                 reference.ratios = [1.0 if report.dense else ratio for report in reports]  # what is sent as it is
                 means = flat(reference.step(layers))
@@ -137,7 +137,7 @@ def check_random_entries(comm: gf.Communicator) -> None:
             for _number in range(4):
                 exchange(training, [np.ones(shape, np.float32) for shape in SHAPES])
                 chosen.append(flat(training.synchronizer.residuals) == 0)
-                for report, count in zip(training.synchronizer.pools[0].layer_reports, COUNTS, strict=True):
+                for report, count in zip(training.synchronizer.pools[0].layer_selections, COUNTS, strict=True):
                     assert report.sent == report.k == math.ceil(count / 10)
                 optimizer.step()
             runs.append(np.array(chosen))
@@ -153,7 +153,7 @@ def check_warmup(comm: gf.Communicator) -> None:
         for number, ratio in enumerate((4, 4, 16, 16, 64, 64, 100, 100)):
             step(training, optimizer, number)
             assert set(training.synchronizer.ratios) == {ratio}, number
-            assert [report.k for report in training.synchronizer.pools[0].layer_reports] == [
+            assert [report.k for report in training.synchronizer.pools[0].layer_selections] == [
                 math.ceil(count / ratio) for count in COUNTS
             ]
 
@@ -163,7 +163,7 @@ def check_densities(comm: gf.Communicator) -> None:
     for hundredths in (7, 14, 28, 29, 55, 57, 58):
         with ArrayLoop(comm, [np.zeros(100, np.float32)], f"top_k(density={hundredths / 100})") as training:
             exchange(training, [np.arange(1, 101)], [0])
-            report = training.synchronizer.pools[0].layer_reports[0]  # type: ignore[attr-defined]
+            report = training.synchronizer.pools[0].layer_selections[0]  # type: ignore[attr-defined]
             assert report.k == report.sent == hundredths
         assert load_core().k_of(100, 100 / hundredths) == hundredths
 
@@ -179,7 +179,7 @@ def check_a_largest_ratio_below_the_number_of_ranks(comm: gf.Communicator) -> No
             exchange(training, [every[RANK]] * 2, [0, 1])
             for gradient in training.gradients:
                 require_close(gradient, np.mean(every, axis=0), number)
-            assert all(report.dense for report in training.synchronizer.pools[0].layer_reports)  # type: ignore[attr-defined]
+            assert all(report.dense for report in training.synchronizer.pools[0].layer_selections)  # type: ignore[attr-defined]
             assert not flat(training.synchronizer.residuals).any()
             optimizer.step()
         assert set(training.synchronizer.ratios) <= {1.0, 1.25}  # type: ignore[attr-defined]

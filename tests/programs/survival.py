@@ -61,7 +61,7 @@ class Arrays:
     @property
     def residuals(self) -> Any:
         """All residuals."""
-        return flat(self.loop.synchronizer.report().residuals)
+        return flat(self.loop.synchronizer.withheld().residuals)
 
 
 class _Logs:

@@ -178,7 +178,7 @@ def check_straight_line(comm: gf.Communicator) -> None:
                 if not (missing and RANK % 2 and tensor % 2 and tensor < len(shapes)):
                     pool.ready(tensor)
             pool.wait()
-            dense = [report.dense for report in pool.layer_reports]
+            dense = [report.dense for report in pool.layer_selections]
             means = reference.iterate([by_layer(layers, of_rank) for of_rank in gradients], dense)
             where = (options, step)
             for layer, mean in enumerate(by_layer(layers, flat(pool))):
@@ -192,7 +192,7 @@ def check_straight_line(comm: gf.Communicator) -> None:
                     assert same(velocity, reference.velocities[RANK][layer]), (*where, layer)
             else:
                 assert pool.velocities == ()
-            for layer, report in enumerate(pool.layer_reports):
+            for layer, report in enumerate(pool.layer_selections):
                 assert (report.elements, report.k) == (elements[layer], reference.k[layer]), (*where, report)
                 if not report.dense:
                     assert report.sent == np.count_nonzero(reference.sent[RANK][layer]), (*where, report)
@@ -201,7 +201,7 @@ def check_straight_line(comm: gf.Communicator) -> None:
                     assert wire != "float32" or report.threshold == (nonzero.min() if nonzero.size else 0)
             assert pool.extra.tolist() == [(SIZE - 1) / 2, step]
             assert pool.iteration == step + 1
-            assert len(pool.reports) == pool.layer_reports[-1].message + 1 + dense[-1]
+            assert len(pool.reports) == pool.layer_selections[-1].message + 1 + dense[-1]
             pool.zero()
             assert not pool.memory.any()
         pool.close()
@@ -212,11 +212,11 @@ def check_dense_where_that_takes_fewer_bytes(comm: gf.Communicator) -> None:
     pool = gf.TopKGradientPool(comm, [30_000, 10, 30_000, 30_000], ratios=[1000, 1, 1, 2.5])
     pool.ready()
     pool.wait()
-    dense = [report.dense for report in pool.layer_reports]
+    dense = [report.dense for report in pool.layer_selections]
     assert dense[:3] == [False, False, True]
     assert dense[3] == (SIZE > 4)  # 1.725 bytes an element for each rank, against 8
-    assert [report.message for report in pool.layer_reports][:3] == [0, 0, 1]
-    assert pool.layer_reports[2].union == 30_000
+    assert [report.message for report in pool.layer_selections][:3] == [0, 0, 1]
+    assert pool.layer_selections[2].union == 30_000
 
 
 def own_sums(pool: gf.TopKGradientPool) -> np.ndarray:
@@ -242,7 +242,7 @@ def check_nothing_is_lost(comm: gf.Communicator) -> None:
                 for tensor, mean in enumerate(flat(pool)):
                     put_in[tensor] += gradients[tensor]
                     sent[tensor] += np.round(SIZE * mean.astype(np.float64))  # whole numbers
-                for report in pool.layer_reports:
+                for report in pool.layer_selections:
                     assert report.sent <= report.k
                     assert report.union <= SIZE * report.k
                     if sender == RANK and selection != "random":
@@ -263,7 +263,7 @@ def check_random_entries_are_the_same_on_all_ranks(comm: gf.Communicator) -> Non
             pool.views[0][...] = RANK + 1
             pool.ready()
             pool.wait()
-            (report,) = pool.layer_reports
+            (report,) = pool.layer_selections
             assert (report.k, report.sent, report.union) == (200, 200, 200)
             drawn[-1].append((pool.views[0] != 0).tobytes())
             pool.zero()
@@ -319,7 +319,7 @@ def check_ratios_change(comm: gf.Communicator) -> None:
         for tensor in (2, 0, 3, 1):
             pool.ready(tensor)
         pool.wait()
-        means = reference.iterate(gradients, [report.dense for report in pool.layer_reports])
+        means = reference.iterate(gradients, [report.dense for report in pool.layer_selections])
         for layer, mean in enumerate(flat(pool)):
             assert same(mean, means[layer]), (step, layer)
             assert same(pool.residuals[layer].ravel(), reference.residuals[RANK][layer]), (step, layer)
@@ -367,7 +367,7 @@ def check_settings_that_differ(comm: gf.Communicator) -> None:
                 pool.wait()
             assert not pool.memory.any()
             assert same(own_sums(pool), residuals)
-            assert pool.layer_reports == ()
+            assert pool.layer_selections == ()
         pool.ratios = [8, 100, 2]  # type: ignore[assignment]
         pool.loss_scale = 4.0 if last else 2.0
         pool.ready()
@@ -441,7 +441,7 @@ def check_what_is_beyond_float16(comm: gf.Communicator) -> None:
                 write(pool, [np.full(4000, gradient, np.float32)])
                 pool.ready()
                 pool.wait()
-                (mean,), (report,) = flat(pool), pool.layer_reports
+                (mean,), (report,) = flat(pool), pool.layer_selections
                 assert report.dense == (ratio == 1)
                 most = max(-61440 if report.dense else -65504, gradient + kept.min())
                 assert np.allclose(mean.min(), most, rounding), (dtype, wire, ratio, step)
@@ -609,7 +609,7 @@ def check_nothing_ready(comm: gf.Communicator) -> None:
     nothing = gf.TopKGradientPool(comm, [0, (3, 0)])
     nothing.ready()
     nothing.wait()
-    assert [report.k for report in nothing.layer_reports] == [0, 0]
+    assert [report.k for report in nothing.layer_selections] == [0, 0]
 
 
 def check_timeout(comm: gf.Communicator) -> None:
@@ -738,7 +738,7 @@ def check_rounding_of_dense_layers_stays(comm: gf.Communicator) -> None:
             pool.ready()
             pool.wait()
             if step >= 3:
-                assert all(report.dense for report in pool.layer_reports)
+                assert all(report.dense for report in pool.layer_selections)
                 for wanted, residual in zip(acc, pool.residuals, strict=True):
                     assert same(residual, wanted - rounded(4 * wanted, dtype) / np.float32(4)), (dtype, step)
                     assert residual.any()

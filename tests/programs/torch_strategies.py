@@ -191,7 +191,7 @@ def check_top_k_is_the_algorithm(comm: gf.Communicator) -> None:
                 optimizer.zero_grad()
                 optimizer.scale(loss_of(model, batch_of(RANK, step))).backward()
                 synchronizer: Any = optimizer.synchronizer
-                reports = dict(zip(synchronizer.layout.names, optimizer.pools[0].layer_reports, strict=True))
+                reports = dict(zip(synchronizer.layout.names, optimizer.pools[0].layer_selections, strict=True))
                 reference.ratios = [1.0 if reports[name].dense else ratio for name in shapes]
                 means = reference.step(everyone)
                 kept = dict(zip(synchronizer.layout.names, synchronizer.residuals, strict=True))

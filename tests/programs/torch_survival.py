@@ -74,7 +74,7 @@ class Module:
     def residuals(self) -> Any:
         """All residuals, in the order of the tensors."""
         synchronizer = self.loop.synchronizer
-        residuals = dict(zip(synchronizer.layout.names, synchronizer.report().residuals, strict=False))
+        residuals = dict(zip(synchronizer.layout.names, synchronizer.withheld().residuals, strict=False))
         return np.concatenate([np.zeros(0, np.float32), *(residuals[name].ravel() for name in sorted(residuals))])
 
 

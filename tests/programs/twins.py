@@ -150,7 +150,7 @@ class Twins:
                 assert left.tobytes() == right.tobytes(), (what, name)
         if is_top_k:
             reports = [
-                [each._replace(select_seconds=0, ready=None) for each in pool.layer_reports] for pool in self.pools
+                [each._replace(select_seconds=0, ready=None) for each in pool.layer_selections] for pool in self.pools
             ]
             assert reports[0] == reports[1], what
         assert host.overflowed == on_device.overflowed

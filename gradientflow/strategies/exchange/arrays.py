@@ -16,7 +16,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.strategies.contract import Strategy, Synchronizer, require_one_of
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Iteration, Kind, Phase, Report, Update
+from gradientflow.strategies.update import Iteration, Kind, Phase, Update, Withheld
 
 from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
 from .places import PlacedSynchronizer
@@ -91,9 +91,9 @@ class ArraySynchronizer(PlacedSynchronizer):
     def backward_done(self) -> Kind | None:
         """End the exchange: the gradients are those for the step, or the weights are written."""
 
-    def report(self) -> Report:
+    def withheld(self) -> Withheld:
         """Return the attribute `residuals`, if there is one."""
-        return Report(getattr(self, "residuals", ()))
+        return Withheld(getattr(self, "residuals", ()))
 
     def check_complete(self) -> None:
         """Raise unless all attributes in `state_names` exist, and gradients are read in their places, if at all."""

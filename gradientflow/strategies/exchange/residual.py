@@ -10,7 +10,7 @@ import numpy as np
 
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.contract import Synchronizer
-from gradientflow.strategies.update import Report
+from gradientflow.strategies.update import Withheld
 
 from .pooled import PoolSynchronizer
 from .state import check_keys
@@ -36,9 +36,9 @@ class ResidualSynchronizer(PoolSynchronizer):
         }
         return tuple(found[index] for index in range(len(self.layout)))
 
-    def report(self) -> Report:
+    def withheld(self) -> Withheld:
         """Return residuals, and the seconds that selecting, gathering and scattering took in all threads."""
-        return Report(self.residuals, bookkeeping_seconds=sum(pool.bookkeeping_seconds for pool in self.pools))
+        return Withheld(self.residuals, bookkeeping_seconds=sum(pool.bookkeeping_seconds for pool in self.pools))
 
     def prepare(self) -> None:
         """Set the loss scale of the pools."""

@@ -17,7 +17,7 @@ from gradientflow.model.traffic import Traffic
 from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.monitor import Monitor, MonitorReport
+from gradientflow.strategies.predict.monitor import Monitor, MonitorTable
 from gradientflow.strategies.predict.tables import text_table
 from gradientflow.strategies.update import Profile, Update
 
@@ -104,15 +104,15 @@ class TopKSynchronizer(ResidualSynchronizer):
 
     Attributes
     ----------
-    monitor : MonitorReport or None
-        The last report, if the strategy monitors; it is made after the step.
+    monitor : MonitorTable or None
+        The last measurements, if the strategy monitors; they are made after the step.
     """
 
     strategy: TopKStrategy
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: TopKStrategy) -> None:
         super().__init__(comm, layout, strategy)
-        self.monitor: MonitorReport | None = None
+        self.monitor: MonitorTable | None = None
         self._monitor = Monitor()
         if strategy.overlap and layout.device == "cpu":
             self.gradient_source = "elsewhere"
@@ -175,8 +175,8 @@ class TopKSynchronizer(ResidualSynchronizer):
         return update
 
     def after_step(self) -> None:
-        """Make the report of the monitor, if it is due."""
-        self.monitor = self._monitor.report(self.comm) or self.monitor
+        """Take the measurements of the monitor, if they are due."""
+        self.monitor = self._monitor.measure(self.comm) or self.monitor
 
     def take_over(self, other: Synchronizer) -> None:
         """Take the residuals of another synchronizer, by the names of tensors, and its measurements on these ranks."""
@@ -194,7 +194,7 @@ class TopKSynchronizer(ResidualSynchronizer):
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Return the headings and the rows of the table, in the order of backpropagation."""
-        reports = {id(pool): pool.layer_reports for pool in self.pools}  # none after an iteration that failed
+        selections = {id(pool): pool.layer_selections for pool in self.pools}  # none after an iteration that failed
         layers: dict[tuple[int, int], list[int]] = {}
         for pool, layer, index in self._layers():
             layers.setdefault((id(pool), layer), []).append(index)
@@ -208,10 +208,10 @@ class TopKSynchronizer(ResidualSynchronizer):
                 f"{load_core().k_of(elements, ratio):,}",
             ]
             last = ["-"] * 3
-            if reports[pool]:
-                report = reports[pool][layer]
-                form = "dense" if report.dense else report.indices
-                last = [f"{report.sent:,}", form, f"{1e3 * report.select_seconds:.3f}"]
+            if selections[pool]:
+                selection = selections[pool][layer]
+                form = "dense" if selection.dense else selection.indices
+                last = [f"{selection.sent:,}", form, f"{1e3 * selection.select_seconds:.3f}"]
             rows.append([*now, *last])
         return ["layer", "elements", "ratio", "k", "sent\nlast", "as\nlast", "selecting\nms"], rows
 

@@ -21,7 +21,7 @@ from gradientflow.pools.chunk import Density, SparseGradientPool
 from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.exchange.residual import ResidualSynchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Profile, Report, SettingsOf
+from gradientflow.strategies.update import Profile, SettingsOf, Withheld
 
 
 class CSC(PoolStrategy):
@@ -133,9 +133,9 @@ class ChunkSynchronizer(ResidualSynchronizer):
         super().__init__(comm, layout, strategy)
         self.updates_every_weight = not strategy.correction
 
-    def report(self) -> Report:
+    def withheld(self) -> Withheld:
         """Return residuals, the momentum by which they were multiplied, and the seconds that this took."""
-        return super().report()._replace(decay=float(self.pools[0].momentum))
+        return super().withheld()._replace(decay=float(self.pools[0].momentum))
 
     def check_settings(self, settings: SettingsOf) -> None:
         """Raise unless all tensors have the same momentum. Warns if it is 0: all that is not sent is lost then."""

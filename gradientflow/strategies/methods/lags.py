@@ -184,7 +184,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         return update
 
     def after_step(self) -> None:
-        """Make the report of the monitor, and fit the ratios, if they are due."""
+        """Take the measurements of the monitor, and fit the ratios, if they are due."""
         super().after_step()
         if self.iterations >= self._next_fit:
             self.refit()
@@ -214,16 +214,16 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         """
         moments, seconds = np.full((2, len(self.layout)), np.nan), np.full(len(self.layout), np.nan)
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
-            reports = pool.layer_reports
-            selecting = sum(report.select_seconds for report in reports)
+            selections = pool.layer_selections
+            selecting = sum(selection.select_seconds for selection in selections)
             times = max(1.0, pool.bookkeeping_seconds / selecting) if selecting > 0 else 1.0
-            for report in reports:
-                index = indices[report.first_tensor]
-                if report.ready is not None:
-                    moments[0, index] = report.ready
-                    moments[1, index] = report.ready + (report.select_seconds if pool.device is None else 0.0)
-                if report.ratio > 1:
-                    seconds[index] = times * report.select_seconds
+            for selection in selections:
+                index = indices[selection.first_tensor]
+                if selection.ready is not None:
+                    moments[0, index] = selection.ready
+                    moments[1, index] = selection.ready + (selection.select_seconds if pool.device is None else 0.0)
+                if selection.ratio > 1:
+                    seconds[index] = times * selection.select_seconds
         self._computing.append(moments)
         self._selecting.append(seconds)
 

@@ -48,7 +48,7 @@ class LayerMonitor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MonitorReport:
+class MonitorTable:
     """The measurements of an iteration. Its `str` is a table.
 
     Attributes
@@ -118,14 +118,14 @@ class Monitor:
             sent *= np.float32(ranks / pool.loss_scale)
             kept = np.concatenate([residual.reshape(-1) for residual in pool.residuals])
             names = [layout.names[index] for index in indices]
-            self._parts.append(_Part(names, [0, *accumulate(counts)], sent, kept, pool.layer_reports))
+            self._parts.append(_Part(names, [0, *accumulate(counts)], sent, kept, pool.layer_selections))
 
     def reset(self) -> None:
         """Drop what was copied."""
         self._parts = []
 
-    def report(self, comm: Communicator) -> MonitorReport | None:
-        """Return the report on what was copied; None if nothing was. Collective."""
+    def measure(self, comm: Communicator) -> MonitorTable | None:
+        """Return the measurements of what was copied; None if nothing was. Collective."""
         if not self._parts:
             return None
         layers = []
@@ -138,11 +138,11 @@ class Monitor:
                     name = part.names[each.first_tensor]
                     layers.append(LayerMonitor(name, each.elements, each.k, each.sent, each.ratio, delta, norm))
         self.reset()
-        report = MonitorReport(self._iteration, tuple(layers))
-        if report.worst is not None:
-            with comm.span(f"largest delta {report.worst.delta:.3f}: {report.worst.name}"):
+        table = MonitorTable(self._iteration, tuple(layers))
+        if table.worst is not None:
+            with comm.span(f"largest delta {table.worst.delta:.3f}: {table.worst.name}"):
                 pass  # for the timeline
-        return report
+        return table
 
 
 def _delta(left: Vector, sent: Vector, k: int) -> float:
@@ -153,4 +153,4 @@ def _delta(left: Vector, sent: Vector, k: int) -> float:
     return float(unsent @ unsent) / (share * norm) if share > 0 and norm > 0 else 0.0
 
 
-__all__ = ["LayerMonitor", "Monitor", "MonitorReport"]
+__all__ = ["LayerMonitor", "Monitor", "MonitorTable"]

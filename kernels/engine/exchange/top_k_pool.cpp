@@ -164,22 +164,22 @@ void TopKPool::drop_gradients(Stream stream) {
 
 void TopKPool::reset() {
   ResidualPool::reset();
-  layer_reports_.clear();
+  layer_selections_.clear();
   for (std::size_t layer = 0; layer < progress_.size(); ++layer) {
     const TopKLayer& its = plan_.layers[layer];
     const LayerProgress& progress = progress_[layer];
-    layer_reports_.push_back({.tensors = its.tensors,
-                              .elements = its.elements,
-                              .k = its.k,
-                              .ratio = its.ratio,
-                              .dense = its.dense,
-                              .indices = its.block.indices,
-                              .sent = progress.selected.sent,
-                              .united = its.dense ? its.elements : progress.united,
-                              .threshold = progress.selected.threshold,
-                              .select_seconds = progress.seconds,
-                              .message = its.message,
-                              .ready = progress.ready});
+    layer_selections_.push_back({.tensors = its.tensors,
+                                 .elements = its.elements,
+                                 .k = its.k,
+                                 .ratio = its.ratio,
+                                 .dense = its.dense,
+                                 .indices = its.block.indices,
+                                 .sent = progress.selected.sent,
+                                 .united = its.dense ? its.elements : progress.united,
+                                 .threshold = progress.selected.threshold,
+                                 .select_seconds = progress.seconds,
+                                 .message = its.message,
+                                 .ready = progress.ready});
   }
   progress_.assign(layers(), {});
   for (std::size_t layer = 0; layer < layers(); ++layer) {

@@ -53,7 +53,7 @@ class TopKPool final : public ResidualPool {
   };
 
   // How a layer was sent in the last iteration.
-  struct LayerReport {
+  struct LayerSelection {
     TensorRange tensors;
     std::size_t elements;
     std::size_t k;
@@ -102,7 +102,7 @@ class TopKPool final : public ResidualPool {
   // As `rollback`, between iterations, for the C interface. Throws Error(closed) if the pool is closed.
   void take_back(Stream stream = nullptr);
 
-  [[nodiscard]] std::vector<LayerReport> layer_reports() const { return locked(layer_reports_); }
+  [[nodiscard]] std::vector<LayerSelection> layer_selections() const { return locked(layer_selections_); }
   [[nodiscard]] Update update() const;
 
   // As that of ChunkPool.
@@ -203,7 +203,7 @@ class TopKPool final : public ResidualPool {
 
   // Of the last iteration.
   std::vector<LayerProgress> failed_progress_;
-  std::vector<LayerReport> layer_reports_;
+  std::vector<LayerSelection> layer_selections_;
 };
 
 }  // namespace gradientflow::engine

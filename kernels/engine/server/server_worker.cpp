@@ -147,7 +147,7 @@ Error ServerWorker::with_slowest_ranks(const Error& error) {
   std::vector<int> last;
   double fewest = 0.0;
   try {
-    const std::vector<double> numbers = report(Report::statistics, waits::statistics.seconds());
+    const std::vector<double> numbers = ask(Query::statistics, waits::statistics.seconds());
     std::size_t at = 3;
     for (int w = 0; w < shared_.roles.workers; ++w) {
       if (w == 0 || numbers[at] <= fewest) {

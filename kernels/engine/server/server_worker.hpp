@@ -100,8 +100,8 @@ class ServerWorker {
   void save(std::size_t array, std::span<float* const> tensors, Seconds timeout);
 
   // What server 0 knows: see Server::report and ServerLog.
-  enum class Report : std::uint64_t { statistics, trace };
-  [[nodiscard]] std::vector<double> report(Report what, Seconds timeout);
+  enum class Query : std::uint64_t { statistics, trace };
+  [[nodiscard]] std::vector<double> ask(Query what, Seconds timeout);
 
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] std::uint64_t pushes() const;

@@ -46,7 +46,7 @@ void ServerWorker::save(std::size_t array, std::span<float* const> tensors, Seco
 }
 
 // Answers come in the order of the requests; one that nobody waits for any more is passed over.
-std::vector<double> ServerWorker::report(Report what, Seconds timeout) {
+std::vector<double> ServerWorker::ask(Query what, Seconds timeout) {
   check_timeout(timeout);
   const std::lock_guard one_at_a_time(reporting_);
   Lock lock(mutex_);

@@ -114,7 +114,7 @@ def _train(own: int, last: Path, group: Group) -> None:
             tell(members=members, lost=training.comm.lost)
     training.finish()
     survival: Any = training._loop.ranks
-    found, residuals = flat(weights), flat(training.synchronizer.report().residuals)
+    found, residuals = flat(weights), flat(training.synchronizer.withheld().residuals)
     np.savez(last.with_name(f"left.{own}"), weights=found, residuals=residuals)
     history, steps = list[tuple[int, list[int]]](), 0  # for those that have steps of their own
     if isinstance(group.check, Means):
