@@ -408,7 +408,7 @@ gf_status gf_pool_ready_all(gf_pool* pool);  // all tensors that are not ready y
 gf_status gf_pool_wait(gf_pool* pool, double timeout);
 
 // Ends an iteration that has begun, without its result: the other ranks get zeros for tensors that are not ready here.
-gf_status gf_pool_abandon(gf_pool* pool);
+gf_status gf_pool_rollback(gf_pool* pool);
 
 // The number of infinite or NaN gradients; after gf_pool_wait the same on all ranks. GF_ERROR_TYPE for FLOAT64.
 gf_status gf_pool_nonfinite(const gf_pool* pool, int64_t* count);
@@ -465,9 +465,9 @@ gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // all tensors that a
 // either way all gradients become zero, and residuals are as before. Collective.
 gf_status gf_sparse_pool_wait(gf_sparse_pool* pool, double density, double timeout);
 
-// Ends an iteration that has begun, without its result, as in gf_pool_abandon; residuals are as before, apart
-// from chunks that have been sent already.
-gf_status gf_sparse_pool_abandon(gf_sparse_pool* pool);
+// Ends an iteration that has begun, without its result, as gf_pool_rollback does; else rolls back the last one, if its
+// gradients were not zeroed since. Residuals are as before it, and gradients zero. All ranks do it, or none.
+gf_status gf_sparse_pool_rollback(gf_sparse_pool* pool);
 
 // Zeroes the tensors. Call this and the functions below between iterations.
 gf_status gf_sparse_pool_zero(gf_sparse_pool* pool);
@@ -563,13 +563,10 @@ gf_status gf_top_k_pool_ready_all(gf_top_k_pool* pool);
 // velocities are as before. Collective.
 gf_status gf_top_k_pool_wait(gf_top_k_pool* pool, double timeout);
 
-// Ends an iteration that has begun, without its result, as in gf_pool_abandon; residuals are as before.
-gf_status gf_top_k_pool_abandon(gf_top_k_pool* pool);
+// As gf_sparse_pool_rollback, for residuals and velocities.
+gf_status gf_top_k_pool_rollback(gf_top_k_pool* pool);
 
-// Takes back the last iteration, if no step was made with it: residuals are as before it, and gradients zero. All ranks
-// do it, or none. Call this and the functions below between iterations.
-gf_status gf_top_k_pool_take_back(gf_top_k_pool* pool);
-
+// Zeroes the tensors. Call this and the functions below between iterations.
 gf_status gf_top_k_pool_zero(gf_top_k_pool* pool);
 
 // `number` ratios, one for each layer or one for all of them; the same on all ranks, or the next gf_top_k_pool_wait is

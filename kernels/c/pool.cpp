@@ -30,8 +30,8 @@ gf_status gf_pool_wait(gf_pool* pool, double timeout) {
   return guarded([&] { given(pool, "pool").engine.wait(seconds_of(timeout), pool->stream); });
 }
 
-gf_status gf_pool_abandon(gf_pool* pool) {
-  return guarded([&] { given(pool, "pool").engine.abandon(pool->stream); });
+gf_status gf_pool_rollback(gf_pool* pool) {
+  return guarded([&] { given(pool, "pool").engine.rollback(pool->stream); });
 }
 
 gf_status gf_pool_nonfinite(const gf_pool* pool, int64_t* count) {

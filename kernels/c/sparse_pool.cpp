@@ -33,8 +33,8 @@ gf_status gf_sparse_pool_wait(gf_sparse_pool* pool, double density, double timeo
   return guarded([&] { given(pool, "pool").engine.wait(seconds_of(timeout), density); });
 }
 
-gf_status gf_sparse_pool_abandon(gf_sparse_pool* pool) {
-  return guarded([&] { given(pool, "pool").engine.abandon(); });
+gf_status gf_sparse_pool_rollback(gf_sparse_pool* pool) {
+  return guarded([&] { given(pool, "pool").engine.rollback(); });
 }
 
 gf_status gf_sparse_pool_zero(gf_sparse_pool* pool) {

@@ -30,12 +30,8 @@ gf_status gf_top_k_pool_wait(gf_top_k_pool* pool, double timeout) {
   return guarded([&] { given(pool, "pool").engine.wait(seconds_of(timeout)); });
 }
 
-gf_status gf_top_k_pool_abandon(gf_top_k_pool* pool) {
-  return guarded([&] { given(pool, "pool").engine.abandon(); });
-}
-
-gf_status gf_top_k_pool_take_back(gf_top_k_pool* pool) {
-  return guarded([&] { given(pool, "pool").engine.take_back(); });
+gf_status gf_top_k_pool_rollback(gf_top_k_pool* pool) {
+  return guarded([&] { given(pool, "pool").engine.rollback(); });
 }
 
 gf_status gf_top_k_pool_zero(gf_top_k_pool* pool) {

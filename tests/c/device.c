@@ -24,7 +24,7 @@ static void pools(void) {
   OK(gf_pool_nonfinite(pool, &nonfinite));
   REQUIRE(nonfinite == 0);
   OK(gf_pool_ready(pool, 0));
-  OK(gf_pool_abandon(pool));
+  OK(gf_pool_rollback(pool));
   gf_pool_free(pool);
 }
 

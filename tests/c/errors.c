@@ -125,7 +125,7 @@ static void null_arguments(void) {
   REFUSED(gf_pool_ready(NULL, 0), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_pool_ready_all(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_pool_wait(NULL, -1), GF_ERROR_VALUE, "pool is NULL");
-  REFUSED(gf_pool_abandon(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_pool_rollback(NULL), GF_ERROR_VALUE, "pool is NULL");
   gf_pool_options pool_options = GF_POOL_OPTIONS_INIT;
   pool_options.size = 3;
   REFUSED(gf_pool_create(communicator, ones, 1, GF_FLOAT32, &pool_options, &pool), GF_ERROR_VALUE,
@@ -153,7 +153,7 @@ static void null_sparse_pools(void) {
   REFUSED(gf_sparse_pool_ready(NULL, 0), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_sparse_pool_ready_all(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_sparse_pool_wait(NULL, 1, -1), GF_ERROR_VALUE, "pool is NULL");
-  REFUSED(gf_sparse_pool_abandon(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_rollback(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_sparse_pool_zero(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_sparse_pool_set_loss_scale(NULL, 2), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_sparse_pool_important(NULL, chunks), GF_ERROR_VALUE, "pool is NULL");
@@ -244,8 +244,7 @@ static void null_top_k_pools(void) {
   REFUSED(gf_top_k_pool_ready(NULL, 0), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_top_k_pool_ready_all(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_top_k_pool_wait(NULL, -1), GF_ERROR_VALUE, "pool is NULL");
-  REFUSED(gf_top_k_pool_abandon(NULL), GF_ERROR_VALUE, "pool is NULL");
-  REFUSED(gf_top_k_pool_take_back(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_rollback(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_top_k_pool_zero(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_top_k_pool_set_ratios(NULL, NULL, 0), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_top_k_pool_set_loss_scale(NULL, 2), GF_ERROR_VALUE, "pool is NULL");

@@ -113,7 +113,7 @@ static void pools(gf_communicator* communicator) {
     first[99999] = last[2] = (float)(2 * rank);
     OK(gf_pool_ready(lazy, 2));
     if (step == 1) {  // what is not ready counts as zeros
-      OK(gf_pool_abandon(lazy));
+      OK(gf_pool_rollback(lazy));
       REQUIRE(first[99999] == 0);
     } else {
       OK(gf_pool_ready_all(lazy));

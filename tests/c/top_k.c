@@ -114,7 +114,7 @@ static void as_in_straight_lines(gf_communicator* communicator) {
       write_gradients(pool, 7, 1);
       OK(gf_top_k_pool_ready_all(pool));
       OK(gf_top_k_pool_wait(pool, -1));
-      OK(gf_top_k_pool_take_back(pool));
+      OK(gf_top_k_pool_rollback(pool));
       OK(gf_top_k_pool_residuals(pool, after));
       for (int i = 0; i < elements; ++i) REQUIRE(after[i] == residual[i]);
     }
@@ -154,7 +154,7 @@ static void as_in_straight_lines(gf_communicator* communicator) {
   REFUSED(gf_top_k_pool_restore(other, residual, NULL), GF_ERROR_VALUE, "velocities is NULL");
   OK(gf_top_k_pool_residuals(other, residual));
   OK(gf_top_k_pool_ready(other, 0));
-  OK(gf_top_k_pool_abandon(other));
+  OK(gf_top_k_pool_rollback(other));
   OK(gf_top_k_pool_residuals(other, after));
   for (int i = 0; i < elements; ++i) REQUIRE(after[i] == residual[i]);
   gf_top_k_pool_free(other);

@@ -131,7 +131,9 @@ void ChunkPool::decide() {
   } else if (message_->all_idle() && (chunks() > 0 || !extra_.empty())) {
     failure_ = nothing_ready_error();
   } else {
-    keep_residuals(done_);
+    if (fate_ != Fate::given_up) {
+      keep_residuals();
+    }
     if (const auto next = message_->next()) {
       choose(choose_important(norms, *next));
     }

@@ -163,7 +163,7 @@ void ChunkPool::complete_remaining(Stream stream) {
   process(full, stream);
 }
 
-// In an abandoned iteration: sends zeros for chunks that are not full, which keep their residuals.
+// In an iteration that is given up: sends zeros for chunks that are not full.
 void ChunkPool::skip_remaining(Stream stream) {
   work_->order(stream);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
@@ -182,21 +182,16 @@ void ChunkPool::drop_gradients(Stream stream) {
   sent_.clear();
 }
 
-// Residuals lose the chunks that this iteration has sent, and take in the others. Without a result, in an abandoned
-// iteration, they only lose the chunks that were full, and so sent.
-void ChunkPool::keep_residuals(std::span<const std::uint8_t> done) {
+// Residuals lose the chunks that this iteration has sent, and take in the others.
+void ChunkPool::keep_residuals() {
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
-    if (important_[chunk] == 0 && fate_ != Fate::given_up) {
-      residual_.keep(chunk);
-    } else if (important_[chunk] != 0 && done[chunk] != 0) {
-      residual_.clear(chunk);
-    }
+    important_[chunk] == 0 ? residual_.keep(chunk) : residual_.clear(chunk);
   }
   const std::lock_guard lock(mutex_);
   sent_ = chunk_of_;
 }
 
-void ChunkPool::commit_residuals() { keep_residuals(std::vector<std::uint8_t>(chunks(), 1)); }
+void ChunkPool::commit_residuals() { keep_residuals(); }
 
 void ChunkPool::choose(std::vector<std::uint8_t> important) {
   const std::lock_guard lock(mutex_);

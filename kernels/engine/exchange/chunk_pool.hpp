@@ -13,8 +13,7 @@
 // rank's chunks and for those of the means; between the two, chunks are being sent.
 //
 // Residuals are kept twice, before and after the iteration, by chunk: an iteration that fails, or has gradients that
-// are not finite, or is rolled back, leaves them as they were. One that is abandoned removes only those of chunks
-// already sent.
+// are not finite, or is rolled back, leaves them as they were.
 #pragma once
 
 #include <cstddef>
@@ -129,7 +128,7 @@ class ChunkPool final : public ResidualPool {
   void give_up(Stream stream) noexcept;
   [[nodiscard]] Error different_loss_scales() const;
   [[nodiscard]] NonfinitePlace find_nonfinite(const std::vector<double>& norms) const;
-  void keep_residuals(std::span<const std::uint8_t> done);
+  void keep_residuals();
   void choose(std::vector<std::uint8_t> important);
 
   Options options_;

@@ -99,10 +99,10 @@ void Pool::wait_until(Deadline deadline, Stream stream, const std::function<void
   end_iteration(deadline, stream);
 }
 
-void Pool::abandon(Stream stream) {
-  const std::uint64_t abandoned = iteration();
+void Pool::give_up(Stream stream) {
+  const std::uint64_t under_way = iteration();
   const std::lock_guard one_at_a_time(waiting_);
-  if (iteration() == abandoned && ready_count() > 0) {
+  if (iteration() == under_way && ready_count() > 0) {
     check_can_end();
     fate_ = Fate::given_up;
     end_iteration({}, stream);
@@ -111,7 +111,7 @@ void Pool::abandon(Stream stream) {
 
 void Pool::rollback(Stream stream) {
   if (ready_count() > 0) {
-    Pool::abandon(stream);
+    give_up(stream);
   } else if (settle("an iteration is rolled back", {Fate::kept, Fate::failed, Fate::given_up})) {
     const std::lock_guard lock(mutex_);
     means_ = no_means;

@@ -80,9 +80,6 @@ class Pool {
   // are as before it; there are no means.
   virtual void rollback(Stream stream = nullptr);
 
-  // Ends an iteration that has begun, without its result, where the other ranks use what was sent: for the C interface.
-  virtual void abandon(Stream stream = nullptr);
-
   // Commits the last iteration, which has failed on this rank, since other ranks have finished it: so all that this
   // rank had to send is in their means. Throws Error(value) if the last iteration has not failed.
   void commit();
@@ -95,7 +92,7 @@ class Pool {
   [[nodiscard]] std::uint64_t iteration() const { return locked(iteration_); }  // how many have ended
 
   // The number of the means in the pool; no_means once a tensor is ready, or after an iteration that failed or was
-  // abandoned. An iteration that was dropped has means, which are zeros.
+  // rolled back. An iteration that was dropped has means, which are zeros.
   [[nodiscard]] Means means() const;
   void take_over_means(const Pool& other);  // after the tensors have been copied here
 
@@ -150,6 +147,7 @@ class Pool {
   [[nodiscard]] Fate fate() const;
   // Makes the last iteration a settled one, between iterations, if its fate is one of these; returns whether.
   bool settle(const char* what, std::initializer_list<Fate> fates);
+  void give_up(Stream stream);  // ends the iteration under way without its result
 
   // What the last iteration left in the memory is zeroed.
   virtual void clear_gradients(Stream stream);

@@ -39,19 +39,15 @@ ResidualPool::ResidualPool(const std::string& name, DType dtype, const std::vect
 
 // ---- the end of an iteration ----------------------------------------------------------------------------------------
 
-void ResidualPool::abandon(Stream stream) {
-  try {
-    Pool::abandon(stream);
-  } catch (const Error& error) {  // these errors are for ranks that have not given the iteration up
-    if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
-      throw;
-    }
-  }
-}
-
 void ResidualPool::rollback(Stream stream) {
   if (ready_count() > 0) {
-    abandon(stream);
+    try {
+      give_up(stream);
+    } catch (const Error& error) {  // these errors are for ranks that have not given the iteration up
+      if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
+        throw;
+      }
+    }
   }
   if (settle("an iteration is rolled back", {Fate::kept, Fate::failed, Fate::given_up})) {
     rollback_residuals();

@@ -36,7 +36,6 @@ void check_kept(std::span<const float> numbers, std::size_t elements, const char
 class ResidualPool : public Pool {
  public:
   void rollback(Stream stream = nullptr) override;
-  void abandon(Stream stream = nullptr) override;
 
   // Of the last iteration that has ended.
   [[nodiscard]] bool dropped() const { return locked(last_) == Fate::dropped; }  // as a gradient was not finite

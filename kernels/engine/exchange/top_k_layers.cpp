@@ -174,7 +174,7 @@ void TopKPool::complete_remaining(Stream stream) {
   process(complete);
 }
 
-// In an abandoned iteration: sends nothing of layers that are not complete.
+// In an iteration that is given up: sends nothing of layers that are not complete.
 void TopKPool::skip_remaining(Stream stream) {
   for (std::size_t layer = 0; layer < layers(); ++layer) {
     const TopKLayer& its = plan_.layers[layer];

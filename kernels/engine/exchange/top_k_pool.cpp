@@ -141,12 +141,6 @@ std::vector<double> TopKPool::ratios() const {
   return found;
 }
 
-void TopKPool::take_back(Stream stream) {
-  check_open();
-  check_between_iterations("an iteration is taken back");
-  rollback(stream);
-}
-
 void TopKPool::snapshot_residuals() {
   ResidualPool::snapshot_residuals();
   velocity_.snapshot();

@@ -99,9 +99,6 @@ class TopKPool final : public ResidualPool {
   // are zero and residuals are as before.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
 
-  // As `rollback`, between iterations, for the C interface. Throws Error(closed) if the pool is closed.
-  void take_back(Stream stream = nullptr);
-
   [[nodiscard]] std::vector<LayerSelection> layer_selections() const { return locked(layer_selections_); }
   [[nodiscard]] Update update() const;
 

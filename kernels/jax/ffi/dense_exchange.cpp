@@ -67,7 +67,7 @@ void DenseExchange::wait(std::uint32_t call) {
 void DenseExchange::give_up() noexcept {
   for (const auto& pool : pools_) {
     try {
-      pool->abandon();
+      pool->rollback();
     } catch (const Error&) {  // the first one is thrown
     }
   }
