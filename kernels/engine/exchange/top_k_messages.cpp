@@ -162,10 +162,10 @@ void TopKPool::decide() {
     blocks_->grow();
     make_calls();
   }
-  if (found_nonfinite_) {
+  if (const auto place = found_nonfinite_) {
     drop();
     if (!skip_nonfinite_) {
-      failure_ = nonfinite_error(*found_nonfinite_);
+      failure_ = nonfinite_error(*place);
     }
   } else if (current_.back().outcome.idle && (elements() > 0 || !extra_.empty())) {
     failure_ = nothing_ready_error();
