@@ -159,8 +159,9 @@ class BasePool:
         """Undo the iteration under way, for example after an exception; or else the last one, if no step follows it.
 
         The other ranks get zeros for tensors that are not ready on this one. Gradients are not averaged then, and
-        residuals and velocities, if any, are as before the iteration. Does nothing after `zero`, or if the last
-        iteration was dropped or undone; one that has failed cannot be committed afterwards. `stream` is as in `ready`.
+        residuals and velocities, if any, are as before the iteration. So all ranks roll it back, or none: ranks that
+        use its means have counted this rank's share. Does nothing after `zero`, or if the last iteration was dropped
+        or undone; one that has failed cannot be committed afterwards. `stream` is as in `ready`.
         """
         self._native.rollback(stream_number(stream))
 

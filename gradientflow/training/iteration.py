@@ -85,8 +85,9 @@ class Progress:
 
     def forget_update(self) -> None:
         """Note that no step uses the last update any more."""
+        self.update = None
         if self.phase in _ENDED:
-            self.phase, self.update = _IDLE, None
+            self.phase = _IDLE
 
     def step(self) -> None:
         """Note that the step was made, or skipped."""

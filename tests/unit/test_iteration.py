@@ -101,6 +101,10 @@ def test_a_step_has_one_update() -> None:
     assert progress.update is APPLY
     progress.step()
     assert progress.update is None
+    progress = in_phase(P.AVERAGED)
+    progress.fail(after_step=True)
+    progress.step()  # made again
+    assert (progress.phase, progress.update) == (P.STEP_FAILED, None)
     progress = in_phase(P.LOST)
     assert progress.update == SKIPPED
     progress.begin_pass(only_adds=False)
