@@ -17,6 +17,7 @@
 
 #include "../kernels/base/dtype.hpp"
 #include "../kernels/base/error.hpp"
+#include "../kernels/base/wire.hpp"
 
 namespace gradientflow::bindings {
 
@@ -39,12 +40,12 @@ using AlgorithmName =
     Argument<"algorithm",
              "'auto', 'ring', 'hierarchical', 'hierarchical_lanes', 'recursive_doubling', 'shared', 'mpi' or 'nccl'",
              std::string_view>;
-using Wire = Argument<"wire", "None, 'float32', 'float16' or 'bfloat16'", std::optional<std::string_view>>;
+using WireName = Argument<"wire", "a name such as 'float16', or None", std::optional<std::string_view>>;
 using LabelText = Argument<"label", "text, or None", std::optional<std::string_view>>;
 using Timeout = Argument<"timeout", "a number of seconds, or None", std::optional<double>>;
 
-[[nodiscard]] inline std::optional<DType> dtype_of(const Wire& wire) {
-  return wire.value ? std::optional(dtype_from_name(*wire.value)) : std::nullopt;
+[[nodiscard]] inline std::optional<Wire> given_wire(const WireName& wire) {
+  return wire.value ? std::optional(wire_from_name(*wire.value)) : std::nullopt;
 }
 
 // Sets the Python error, for functions of CPython's own calling convention. To be called with the GIL.

@@ -31,11 +31,11 @@ py::array_t<T> array_of(const std::vector<T>& values) {
 std::shared_ptr<ChunkPool> make_chunk_pool(Communicator& communicator, const std::vector<std::size_t>& counts,
                                            const std::string& dtype, std::size_t chunk_size, float momentum,
                                            std::size_t extra, bool skip_nonfinite, std::uint64_t first_iteration,
-                                           std::optional<std::size_t> fusion_threshold, const Wire& wire,
+                                           std::optional<std::size_t> fusion_threshold, const WireName& wire,
                                            const AlgorithmName& algorithm, std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
   const ChunkPool::Options options{.pool = {.fusion_threshold = fusion_threshold,
-                                            .wire = dtype_of(wire),
+                                            .wire = given_wire(wire),
                                             .algorithm = transport::algorithm_from_name(algorithm.value),
                                             .device = device},
                                    .chunk_size = chunk_size,

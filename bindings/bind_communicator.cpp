@@ -166,7 +166,7 @@ py::object wait_for_prepared(BoundPreparedCall& prepared, const Timeout& timeout
 
 void take(Request& request, const Op& op) { request.op = reduce_op_from_name(op.value); }
 void take(Request& request, const Root& root) { request.root = root.value; }
-void take(Request& request, const Wire& wire) { request.wire = dtype_of(wire); }
+void take(Request& request, const WireName& wire) { request.wire = given_wire(wire); }
 void take(Request& request, const Counts& counts) { request.counts = counts.value; }
 
 // Defines `name`, `name_async` and `name_init` for calls on a tensor, with the `Options` of this kind and those that
@@ -474,7 +474,7 @@ void bind_communicator(py::module_& module) {
       .def("barrier_async", [](Communicator& self) {
         return py::make_tuple(self.submit(make_call(self, {.kind = CallKind::barrier})), py::none(), py::none());
       });
-  def_collective<Op, Wire>(communicator, CallKind::allreduce);
+  def_collective<Op, WireName>(communicator, CallKind::allreduce);
   def_collective<Root>(communicator, CallKind::broadcast);
   def_collective<Op, Root>(communicator, CallKind::reduce);
   def_collective<>(communicator, CallKind::allgather);

@@ -42,11 +42,11 @@ std::vector<std::pair<std::size_t, std::size_t>> fuse(const std::vector<std::siz
 
 std::shared_ptr<GradientPool> make_gradient_pool(Communicator& communicator, const std::vector<std::size_t>& counts,
                                                  const std::string& dtype, std::optional<std::size_t> fusion_threshold,
-                                                 const Wire& wire, const AlgorithmName& algorithm,
+                                                 const WireName& wire, const AlgorithmName& algorithm,
                                                  std::optional<int> device, std::size_t extra) {
   const DType type = dtype_from_name(dtype);
   const GradientPool::Options options{.fusion_threshold = fusion_threshold,
-                                      .wire = dtype_of(wire),
+                                      .wire = given_wire(wire),
                                       .algorithm = transport::algorithm_from_name(algorithm.value),
                                       .device = device,
                                       .extra = extra};
@@ -91,8 +91,8 @@ void bind_gradient_pool(py::module_& module) {
       .def_property_readonly("ranges", &ranges)
       .def(
           "regroup",
-          [](GradientPool& pool, std::optional<std::size_t> fusion_threshold, const Wire& wire) {
-            pool.regroup(fusion_threshold, dtype_of(wire));
+          [](GradientPool& pool, std::optional<std::size_t> fusion_threshold, const WireName& wire) {
+            pool.regroup(fusion_threshold, given_wire(wire));
           },
           py::arg("fusion_threshold"), py::arg("wire"), py::call_guard<WithoutGil>())
       .def("update", [](const GradientPool& pool) { return bound(pool.update(), pool); })

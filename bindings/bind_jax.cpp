@@ -141,7 +141,7 @@ void bind_jax(py::module_& module) {
             std::vector<jax::DenseExchange::Place> found;
             found.reserve(places.size());
             for (const auto& [pool, tensor, name, wire] : places) {
-              found.push_back({pool, tensor, name, wire ? std::optional(dtype_from_name(*wire)) : std::nullopt});
+              found.push_back({pool, tensor, name, wire ? std::optional(wire_from_name(*wire)) : std::nullopt});
             }
             self.set_native(std::make_shared<jax::DenseExchange>(
                 communicator, transport::algorithm_from_name(algorithm.value), pools, std::move(found)));

@@ -1,4 +1,4 @@
-// What `gradientflow doctor` and the benchmarks ask about the machine: its memory, and the paths of an allreduce.
+// What Python asks without a communicator: the paths of an allreduce, the wires, the memory of the machine.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../kernels/base/config.hpp"
+#include "../kernels/base/wire.hpp"
 #include "../kernels/collective/select/selector.hpp"
 #include "../kernels/transport/node/memory_limits.hpp"
 #include "bindings.hpp"
@@ -38,6 +39,16 @@ py::list ways(const std::vector<int>& node_sizes) {
   return found;
 }
 
+// The fields of gradientflow.wires.Wire, after the name.
+py::list known_wires() {
+  py::list found;
+  for (const WireTraits& wire : wires) {
+    found.append(py::make_tuple(wire.name, wire.element, wire.header,
+                                wire.dtype ? py::object(py::str(std::string(name_of(*wire.dtype)))) : py::none()));
+  }
+  return found;
+}
+
 std::pair<std::size_t, std::size_t> memory(const std::string& root) {
   const transport::MemoryLimits limits(root);
   return {limits.total(), limits.available()};
@@ -47,6 +58,10 @@ std::pair<std::size_t, std::size_t> memory(const std::string& root) {
 
 void bind_machine(py::module_& module) {
   module.def("ways", &ways, py::arg("node_sizes"), "(From so many bytes on, path, why) of an allreduce.");
+  module.def("wires", &known_wires);
+  module.def("check_single", [](const std::string& wire, const std::string& sender) {
+    static_cast<void>(dtype_of(wire_from_name(wire), sender));
+  });
   module.def("memory", &memory, py::arg("root") = "",
              "How many bytes of memory this process can have at all, and now; `root` stands for /, for tests.");
 }

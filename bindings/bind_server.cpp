@@ -54,7 +54,7 @@ engine::Server::MakePolicy maker_of(const py::object& start, int workers) {
 
 std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector<std::size_t>& counts,
                                       std::optional<int> workers, std::optional<std::size_t> servers,
-                                      std::optional<std::size_t> fusion_threshold, const Wire& wire,
+                                      std::optional<std::size_t> fusion_threshold, const WireName& wire,
                                       const std::vector<std::string>& names,
                                       const std::vector<std::vector<std::size_t>>& shapes, const std::string& policy,
                                       const py::object& start, int replicas, const std::string& optimizer,
@@ -62,7 +62,7 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
   const ParameterServer::Options options{.workers = workers,
                                          .servers = servers,
                                          .fusion_threshold = fusion_threshold,
-                                         .wire = dtype_of(wire).value_or(DType::float32),
+                                         .wire = given_wire(wire).value_or(Wire::float32),
                                          .names = names,
                                          .shapes = shapes,
                                          .optimizer = {optimizer, rate_in_momentum, beta1, beta2, eps},

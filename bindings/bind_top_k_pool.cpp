@@ -40,9 +40,10 @@ std::shared_ptr<TopKPool> make_top_k_pool(Communicator& communicator, const std:
                                           const std::string& dtype, const std::vector<double>& ratios,
                                           const std::vector<std::size_t>& layers, const SelectionName& selection,
                                           std::size_t threshold_reuse, std::optional<float> momentum, bool masking,
-                                          std::optional<double> clip, const Wire& wire, const AlgorithmName& algorithm,
-                                          std::optional<std::size_t> merge_bytes, bool overlap, std::uint64_t seed,
-                                          std::size_t extra, bool skip_nonfinite, std::optional<int> device) {
+                                          std::optional<double> clip, const WireName& wire,
+                                          const AlgorithmName& algorithm, std::optional<std::size_t> merge_bytes,
+                                          bool overlap, std::uint64_t seed, std::size_t extra, bool skip_nonfinite,
+                                          std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
   const TopKPool::Options options{.ratios = ratios,
                                   .layers = layers,
@@ -51,7 +52,7 @@ std::shared_ptr<TopKPool> make_top_k_pool(Communicator& communicator, const std:
                                   .momentum = momentum,
                                   .masking = masking,
                                   .clip = clip,
-                                  .wire = dtype_of(wire),
+                                  .wire = given_wire(wire),
                                   .algorithm = transport::algorithm_from_name(algorithm.value),
                                   .merge_bytes = merge_bytes,
                                   .overlap = overlap,

@@ -83,9 +83,9 @@ def option(
     return click.Option(name.split(), default=default, show_default=True, help=help, callback=value, **more)
 
 
-def wires(default: str | None = "float32", what: str = "values") -> click.Option:
-    """Make the option of our wire dtypes."""
-    text = f"what {what} are rounded to between nodes, of {', '.join(WIRES)}"
+def wires(default: str | None = "float32", known: Sequence[str] = WIRES) -> click.Option:
+    """Make the option of our wires."""
+    text = f"what values are rounded to between nodes, of {', '.join(known)}"
     return option("--wire wires", default, text if default else f"{text}  [default: the dtype]")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from gradientflow.machine_load import this_machine
 from gradientflow.netlab import RATE_VARIABLE, bytes_per_second
+from gradientflow.wires import wires
 
 from .case import COLLECTIVES, Case
 from .objects import from_all
@@ -47,7 +48,7 @@ class Hosts:
     def link_seconds(self, case: Case, wire: str) -> float | None:
         """Give the least time that the busiest host needs for sending; None for nothing, or if the rate is unknown."""
         factor = COLLECTIVES[case.collective].host_factor(self.number, self.ranks_per_host)
-        nbytes = case.count * (2 if wire == "bfloat16" else np.dtype(wire).itemsize) * factor
+        nbytes = case.count * (wires()[wire].element if wire in wires() else np.dtype(wire).itemsize) * factor
         return self.sending_seconds(nbytes / self.ranks_per_host)
 
     def sending_seconds(self, nbytes: float) -> float | None:

@@ -16,9 +16,11 @@ import numpy as np
 from gradientflow.errors import ArgumentError
 from gradientflow.machine import format_size, memory_available
 from gradientflow.meeting import rules
+from gradientflow.wires import wires
 
 DEVICES = ("cpu", "cuda")
-WIRES = ("float32", "float16", "bfloat16")
+WIRES = tuple(wires())
+SINGLE_WIRES = tuple(name for name, wire in wires().items() if wire.dtype)  # each value stands for itself
 PEERS = ("mpi", "gloo")
 AUTO = "auto"  # the library's own choice
 TRANSPORTS = tuple(each for each in rules.TRANSPORTS if each != AUTO)
@@ -87,6 +89,7 @@ class ComparedPlan(Plan):
     """
 
     known_peers: ClassVar[Sequence[str]] = PEERS
+    known_wires: ClassVar[Sequence[str]] = WIRES
 
     wires: tuple[str, ...] = WIRES[:1]
     peers: tuple[str, ...] = PEERS[:1]
@@ -96,7 +99,7 @@ class ComparedPlan(Plan):
 
     def __post_init__(self) -> None:
         """Refuse invalid options, with a sentence that names what to change."""
-        check_choices("--wire", self.wires, WIRES)
+        check_choices("--wire", self.wires, self.known_wires)
         check_choices("--compare", self.peers, self.known_peers, may_be_empty=True)
         check_choices("--transport", self.transports, (AUTO, *TRANSPORTS))
         check_time(self.iterations, self.seconds)

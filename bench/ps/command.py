@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.command import Bench, compare, option, plot, timing, transport, wires
-from ..core.plan import parse_counts, parse_sizes
+from ..core.plan import SINGLE_WIRES, parse_counts, parse_sizes
 from .columns import LAYOUT
 from .plan import DEFAULT_SIZES, MEMORIES, PEERS, ServerPlan
 from .plot import draw
@@ -15,7 +15,7 @@ _PS = Bench(
         option("--sizes", DEFAULT_SIZES, "bytes of gradients; K, M and G allowed", parse_sizes),
         option("--servers", None, "how many servers, in the ranks of workers  [default: as many]", parse_counts),
         option("--memory memories", ",".join(MEMORIES), "array: of the worker; in-place: where servers read and write"),
-        wires(),
+        wires(known=SINGLE_WIRES),
         transport(),
         compare(PEERS),
         *timing(3.0, "size", "exchanges"),

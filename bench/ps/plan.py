@@ -7,7 +7,7 @@ from itertools import product
 
 from gradientflow.machine import format_size
 
-from ..core.plan import ComparedPlan, PlanError, check_choices, check_memory, check_sizes
+from ..core.plan import SINGLE_WIRES, ComparedPlan, PlanError, check_choices, check_memory, check_sizes
 
 DTYPE = "float32"
 DEFAULT_SIZES = "4K,64K,1M,16M,64M"
@@ -40,6 +40,7 @@ class ServerPlan(ComparedPlan):
     servers: tuple[int, ...] = ONE_PER_WORKER
     memories: tuple[str, ...] = MEMORIES
     known_peers = PEERS
+    known_wires = SINGLE_WIRES
 
     def __post_init__(self) -> None:
         """Refuse invalid options, with a sentence that names what to change."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.command import Bench, compare, option, plot, timing, transport, wires
-from ..core.plan import parse_densities, parse_sizes
+from ..core.plan import SINGLE_WIRES, parse_densities, parse_sizes
 from ..core.shapes import MODELS
 from ..kernels.columns import LAYOUT as KERNELS_LAYOUT
 from .columns import LAYOUT
@@ -26,7 +26,7 @@ _SPARSE = Bench(
         option("--density densities", DEFAULT_DENSITIES, "shares of the chunks to send", parse_densities),
         option("--chunk chunk_sizes", DEFAULT_CHUNKS, "elements of a chunk; K, M allowed", parse_sizes),
         option("--momentum", 0.9, "residuals are multiplied by it", type=float),
-        wires(),
+        wires(known=SINGLE_WIRES),
         transport(),
         compare(),
         *timing(10.0, "model and chunk"),

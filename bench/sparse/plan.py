@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass
 
 from ..core.native import load_kernels
-from ..core.plan import ComparedPlan, PlanError, check_choices, check_densities, check_memory, parse_list, parse_sizes
+from ..core.plan import (
+    SINGLE_WIRES,
+    ComparedPlan,
+    PlanError,
+    check_choices,
+    check_densities,
+    check_memory,
+    parse_list,
+    parse_sizes,
+)
 from ..core.shapes import MODELS, Model
 
 DEFAULT_DENSITIES = "1,0.3,0.15,0.1,0.05,0.01"
@@ -32,6 +41,8 @@ class SparsePlan(ComparedPlan):
     momentum : float
         The residuals are multiplied by it.
     """
+
+    known_wires = SINGLE_WIRES  # residuals and norms are compared to the bit
 
     models: tuple[Model, ...]
     densities: tuple[float, ...]

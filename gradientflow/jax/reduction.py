@@ -13,6 +13,7 @@ from jax.interpreters import ad, batching, mlir
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.wires import check_wire
 
 from .communicators import communicator_of, number_of
 from .private import abstract_token, forget_failed_calls, ordered_effect
@@ -22,7 +23,6 @@ OPS = ("sum", "mean", "max", "min", "prod")
 _LINEAR = ("sum", "mean")  # over the ranks
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DTYPES = (*_FLOATS, "int8", "uint8", "int32", "int64", "bool")
-_WIRES = ("float32", "float16", "bfloat16")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -43,7 +43,7 @@ def allreduce(
     op : {"sum", "mean", "max", "min", "prod"}
         mean needs a floating dtype; bool has max and min. sum and mean can be differentiated: the gradient is that of
         the sum of the losses of all ranks, so that cotangents are reduced as the values were.
-    wire : {"float32", "float16", "bfloat16"}, optional
+    wire : str, optional
         As in `gradientflow.Communicator.allreduce`, for cotangents too.
     comm : Communicator, optional
         Whose ranks take part; by default all of the job. It must be open whenever the program runs.
@@ -79,8 +79,7 @@ def allreduce(
     """
     if op not in OPS:
         raise ArgumentError(f"op is one of {', '.join(OPS)}, not {op!r}")
-    if wire is not None and wire not in _WIRES:
-        raise ArgumentError(f"wire is one of {', '.join(_WIRES)}, or None, not {wire!r}")
+    check_wire(wire)
     found = communicator_of(comm)
     if found.closed:
         raise ArgumentError("the communicator is closed")

@@ -6,13 +6,14 @@ The core's own selector names the algorithm; the counts below follow the algorit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import itemsize
+from gradientflow.wires import Wire, wires
 
 from .cluster import Cluster, Counts, members_of, parts_of
 
@@ -75,10 +76,10 @@ def schedule_of(
         Elements that each rank gives.
     dtype : str
         Of the elements.
-    wire : {"float16", "bfloat16"}, optional
-        What values are rounded to between nodes.
+    wire : str, optional
+        What values are rounded to between nodes, as in `Communicator.allreduce`.
     algorithm : str
-        As in `Communicator.allreduce`.
+        As there.
     in_node_memory : bool
         Whether the tensors lie in memory that the ranks of a node share, as those of pools do.
 
@@ -92,7 +93,8 @@ def schedule_of(
     element = itemsize(dtype)
     rounds = wire is not None and len(cluster.nodes) > 1
     path, between, _ = cluster.selector.path_of(kind, count * element, rounds, algorithm, in_node_memory)
-    made = _Schedules(cluster, count, element, itemsize(wire) if rounds and wire else element, in_node_memory)
+    travels = wires()[wire] if rounds and wire else Wire(element, 0, dtype)
+    made = _Schedules(cluster, count, element, travels, in_node_memory)
     if path in ("announcement", "node_memory", "direct", "staged", "alone"):
         return made.inside_node(path)
     if kind == "barrier":
@@ -105,7 +107,7 @@ def schedule_of(
 
 
 class _Schedules:
-    def __init__(self, cluster: Cluster, count: int, element: int, wire: int, in_node_memory: bool) -> None:
+    def __init__(self, cluster: Cluster, count: int, element: int, wire: Wire, in_node_memory: bool) -> None:
         self.cluster, self.count, self.element, self.wire = cluster, count, element, wire
         self.is_staged = cluster.largest_node > 1 and not in_node_memory
         self.core = load_core().selector
@@ -206,37 +208,49 @@ class _Schedules:
 
     def _ring(self, size: int, count: int) -> Lane:
         chunks = parts_of(count, size, _LINE // self.element)
-        pieces = -(-chunks // (self.segment // self.wire))
+        pieces = self._pieces(chunks)
 
         def all_but_two(of_chunk: Counts) -> Counts:  # reduce-scatter leaves out one chunk, allgather the next one
             left_out: Counts = np.roll(of_chunk, -1) + np.roll(of_chunk, -2)
             sent: Counts = 2 * of_chunk.sum() - left_out
             return sent
 
-        return Lane(2 * (size - 1), all_but_two(pieces), all_but_two(chunks) * self.wire)
+        messages = all_but_two(pieces)
+        return Lane(2 * (size - 1), messages, self._sent(messages, all_but_two(chunks)))
 
     def _doubling(self, size: int, count: int) -> Lane:
         number = _sends_in_doubling(size)
-        pieces = -(-count // (self.segment // self.wire))
-        return Lane(_rounds_of_doubling(size), number * pieces, number * count * self.wire)
+        messages = number * self._pieces(count)
+        return Lane(_rounds_of_doubling(size), messages, self._sent(messages, number * count))
 
     def _pairwise(self, size: int, count: int) -> Lane:
         slices = parts_of(count, size, _LINE // self.element)
         others = slices.sum() - slices  # a part to each member; then the own part's result to each
         messages = (np.count_nonzero(slices) - (slices > 0)) + (slices > 0) * (size - 1)
-        return Lane(2, messages, (others + slices * (size - 1)) * self.wire)
+        return Lane(2, messages, self._sent(messages, others + slices * (size - 1)))
+
+    def _pieces(self, count: Any) -> Any:
+        """Return the segments of so many values."""
+        return -(-count // ((self.segment - self.wire.header) // self.wire.element))
+
+    def _sent(self, messages: Counts, values: Counts) -> Counts:
+        """Return the bytes of so many values in so many segments."""
+        return messages * self.wire.header + values * self.wire.element
 
     def _parts_travel_along(self) -> bool:
-        largest = int(parts_of(self.count, self.nodes, _LINE // self.element)[0]) * self.wire
+        count = int(parts_of(self.count, self.nodes, _LINE // self.element)[0])
+        largest = (count > 0) * self.wire.header + count * self.wire.element
         one_each = self.cluster.largest_node == 1
         return one_each and bool(self.core.is_direct(self.nodes)) and largest <= self.core.largest_along
 
     def _pairwise_along(self) -> Schedule:
         size = self.nodes
         slices = parts_of(self.count, size, _LINE // self.element)
-        messages = np.full(size, size - 1) + (slices > 0) * (size - 1)
-        sent = (slices.sum() - slices + slices * (size - 1)) * self.wire + self.core.statement_bytes * (size - 1)
-        return Schedule("pairwise", 2, messages, sent, sent)
+        results = (slices > 0) * (size - 1)
+        parts = np.count_nonzero(slices) - (slices > 0)
+        sent = self._sent(parts + results, slices.sum() - slices + slices * (size - 1))
+        sent += self.core.statement_bytes * (size - 1)
+        return Schedule("pairwise", 2, np.full(size, size - 1) + results, sent, sent)
 
 
 def _sends_in_doubling(size: int) -> Counts:

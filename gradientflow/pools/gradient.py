@@ -63,8 +63,8 @@ class GradientPool(BasePool):
         together, once the last is ready. "auto" is a sixteenth of the pool between nodes, but 256 KiB or more and 4 MiB
         or less; inside a node 8 MiB, or 256 KiB where the threads that call `ready` reduce the ranges
         (GRADIENTFLOW_PROGRESS).
-    wire : {"float32", "float16", "bfloat16"}, optional
-        The dtype to which float32 values are rounded when they travel between nodes, see `Communicator.allreduce`.
+    wire : str, optional
+        What float32 values are rounded to when they travel between nodes, as in `Communicator.allreduce`.
     algorithm : str, default "auto"
         As in `Communicator.allreduce`.
     device : str or int, default "cpu"

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gradientflow.errors import ArgumentError
 from gradientflow.pools.base import native_threshold
-
-WIRES = ("float32", "float16", "bfloat16")
+from gradientflow.wires import check_wire
 
 
 class Option(NamedTuple):
@@ -26,22 +24,10 @@ class Option(NamedTuple):
     check: Callable[[Any], object]
 
 
-def check_wire(wire: Any) -> None:
-    """Raise unless it is a dtype to which values can be rounded in messages, or None.
-
-    Raises
-    ------
-    gradientflow.errors.ArgumentError
-        If it is neither.
-    """
-    if wire not in (None, *WIRES):
-        raise ArgumentError(f"wire is one of {', '.join(WIRES)}, not {wire!r}")
-
-
 OPTIONS: Mapping[str, Option] = {
     "fusion_threshold": Option("auto", native_threshold),
     "wire": Option(None, check_wire),
     "algorithm": Option("auto", lambda _: None),  # the communicator checks it
 }
 
-__all__ = ["OPTIONS", "WIRES", "Option", "check_wire"]
+__all__ = ["OPTIONS", "Option"]

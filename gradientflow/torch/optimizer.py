@@ -72,8 +72,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         all gradients in every iteration.
     fusion_threshold : int, float or str, default "auto"
         The least number of bytes of gradients sent together, see `GradientPool`. A strategy has its own.
-    wire : {"float32", "float16", "bfloat16"}, optional
-        The dtype to which float32 gradients are rounded between nodes. A strategy has its own.
+    wire : str, optional
+        What float32 gradients are rounded to between nodes, as in `Communicator.allreduce`. A strategy has its own.
     accumulation_steps : int, default 1
         Average in every n-th backward pass only; gradients add up in between. The sum is not divided by n.
     fused : bool, optional

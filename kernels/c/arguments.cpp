@@ -76,11 +76,6 @@ bool is_mpi_in_place(const void* data) {
   return address == 1 || address == -1;
 }
 
-std::optional<DType> wire_of(const gf_dtype& field) {
-  const int wire = number_of(field);
-  return wire == GF_NO_DTYPE ? std::nullopt : std::optional(dtype_of(wire));
-}
-
 compute::Select::How selection_of(const gf_selection& field) {
   using How = compute::Select::How;
   constexpr std::array selections = {How::sampled, How::exact, How::random};
@@ -91,7 +86,7 @@ compute::Select::How selection_of(const gf_selection& field) {
 template <class Given>
 engine::GradientPool::Options pool_options(const Given& options) {
   engine::GradientPool::Options made{
-      .fusion_threshold = {}, .wire = wire_of(options.wire), .algorithm = algorithm_of(options.algorithm)};
+      .fusion_threshold = {}, .wire = given_wire(options.wire), .algorithm = algorithm_of(options.algorithm)};
   if (options.fusion_threshold != GF_AUTO_THRESHOLD) {
     made.fusion_threshold = options.fusion_threshold;
   }
@@ -101,6 +96,11 @@ engine::GradientPool::Options pool_options(const Given& options) {
 }  // namespace
 
 DType dtype_of(int dtype) { return meaning_of(dtype, GF_FLOAT16, dtypes, "gf_dtype of tensors", ErrorKind::type); }
+
+std::optional<Wire> given_wire(const gf_dtype& field) {
+  const int wire = number_of(field);
+  return wire == GF_NO_DTYPE ? std::nullopt : std::optional(wire_of(dtype_of(wire)));
+}
 
 std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors, std::size_t element) {
   engine::check_fits(tensors, sizeof *counts);
@@ -143,7 +143,7 @@ engine::TopKPool::Options make_top_k_pool_options(const gf_top_k_pool_options* g
                                  .selection = selection_of(options.selection),
                                  .threshold_reuse = options.threshold_reuse,
                                  .masking = options.masking != 0,
-                                 .wire = wire_of(options.wire),
+                                 .wire = given_wire(options.wire),
                                  .algorithm = algorithm_of(options.algorithm),
                                  .overlap = options.overlap != 0,
                                  .seed = options.seed,
@@ -174,7 +174,7 @@ Call make_call(const engine::Communicator& communicator, const Arguments& given)
                           .op = meaning_of(given.op, GF_SUM, ops, "gf_op"),
                           .root = given.root,
                           .algorithm = algorithm_of(options.algorithm),
-                          .wire = wire_of(options.wire)};
+                          .wire = given_wire(options.wire)};
   if (options.label != nullptr || options.shape != nullptr) {
     engine::Label label{.name = options.label == nullptr ? "" : options.label, .shape = {}};
     if (options.shape != nullptr) {

@@ -13,7 +13,8 @@
 
 namespace gradientflow::c {
 
-[[nodiscard]] DType dtype_of(int dtype);  // a gf_dtype; throws Error(type)
+[[nodiscard]] DType dtype_of(int dtype);                              // a gf_dtype; throws Error(type)
+[[nodiscard]] std::optional<Wire> given_wire(const gf_dtype& field);  // throws Error(type), Error(value)
 
 // The arguments of a collective function of gradientflow.h. allgatherv has `counts` instead of `count`. Enums are
 // numbers here: in C they may hold any value, in C++ they may not.

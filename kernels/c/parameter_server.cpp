@@ -86,9 +86,7 @@ gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t
     if (known.fusion_threshold != GF_AUTO_THRESHOLD) {
       made.fusion_threshold = known.fusion_threshold;
     }
-    if (const int wire = known.wire; wire != GF_NO_DTYPE) {
-      made.wire = dtype_of(wire);
-    }
+    made.wire = given_wire(known.wire).value_or(made.wire);
     std::vector<const float*> first;
     if (owner.rank() == 0 && tensors > 0) {
       first.assign(&given(weights, "weights"), &given(weights, "weights") + tensors);

@@ -74,7 +74,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   }
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(endpoint_->rank()), segments()};
   Operands operands({call.input}, {call.output}, call.signature.count,
-                    {partial_reduction_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
+                    {partial_reduction_of(call.signature), call.signature.wire});
   if (choice.path == Path::pairwise) {
     pairwise_over_messages(call, everybody, operands);
   } else {

@@ -27,7 +27,7 @@ class Driver {
       : levels_(levels),
         lanes_(number_of_lanes(levels.topology, levels.lanes)),
         index_(static_cast<std::size_t>(levels.node.rank())),
-        how_{{signature.dtype, signature.op, levels.messages.size()}, signature.wire.value_or(signature.dtype)} {}
+        how_{{signature.dtype, signature.op, levels.messages.size()}, signature.wire} {}
 
   [[nodiscard]] std::size_t lanes() const { return lanes_; }
 

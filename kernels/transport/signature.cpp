@@ -73,7 +73,7 @@ std::string describe(const Signature& signature, std::string_view label) {
     text += ", entries of a top-k gradient pool";
   }
   if (signature.wire) {
-    text += ", wire " + std::string(name_of(*signature.wire));
+    text += ", wire " + std::string(traits_of(*signature.wire).name);
   }
   if (signature.memory == Memory::device) {
     text += ", on CUDA devices";

@@ -10,6 +10,7 @@
 
 #include "../base/dtype.hpp"
 #include "../base/error.hpp"
+#include "../base/wire.hpp"
 
 namespace gradientflow::transport {
 
@@ -107,8 +108,8 @@ struct Signature {
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  std::uint32_t detail = 0;                  // what else they must agree on, see below
-  std::optional<DType> wire = std::nullopt;  // what values are rounded to on their way between nodes; empty: not at all
+  std::uint32_t detail = 0;                 // what else they must agree on, see below
+  std::optional<Wire> wire = std::nullopt;  // of values between nodes; empty: they are not rounded
   Memory memory = Memory::host;
   bool idle : 1 = false;       // this rank adds zeros only: ranks may differ here, and all hear whether all are idle
   bool labelled : 1 = false;   // the detail is a hash of the call's label

@@ -199,7 +199,7 @@ static void wrong_sparse_pools(void) {
   REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE, "from 0 to 1");
   options.momentum = 1;
   options.wire = GF_INT8;
-  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_TYPE, "int8");
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE, "int8");
   options.wire = GF_NO_DTYPE;
   options.algorithm = (gf_algorithm)99;
   REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE, "99 is not");
@@ -288,7 +288,7 @@ static void wrong_top_k_pools(void) {
   WRONG(momentum, 1, GF_ERROR_VALUE, "from 0 to below 1");
   WRONG(momentum, NAN, GF_ERROR_VALUE, "from 0 to below 1");
   WRONG(clip, -1, GF_ERROR_VALUE, "above 0, not -1");
-  WRONG(wire, GF_INT8, GF_ERROR_TYPE, "int8");
+  WRONG(wire, GF_INT8, GF_ERROR_VALUE, "int8");
   WRONG(algorithm, (gf_algorithm)99, GF_ERROR_VALUE, "99 is not");
   WRONG(extra, huge, GF_ERROR_VALUE, "more elements than");
 #undef WRONG
@@ -417,9 +417,9 @@ static void wrong_options(void) {
   options.size = sizeof options;
   REFUSED(gf_allreduce(communicator, x, x, 4, GF_FLOAT32, GF_SUM, &options), GF_ERROR_TYPE, "77 is not a gf_dtype");
   options.wire = GF_INT8;
-  REFUSED(gf_allreduce(communicator, x, x, 4, GF_FLOAT32, GF_SUM, &options), GF_ERROR_TYPE, "travel as int8");
+  REFUSED(gf_allreduce(communicator, x, x, 4, GF_FLOAT32, GF_SUM, &options), GF_ERROR_VALUE, "not 'int8'");
   options.wire = GF_FLOAT16;
-  REFUSED(gf_broadcast(communicator, x, 4, GF_FLOAT32, 0, &options), GF_ERROR_VALUE, "no wire dtype");
+  REFUSED(gf_broadcast(communicator, x, 4, GF_FLOAT32, 0, &options), GF_ERROR_VALUE, "no wire");
   options.wire = GF_NO_DTYPE;
   options.algorithm = (gf_algorithm)99;
   REFUSED(gf_allreduce(communicator, x, x, 4, GF_FLOAT32, GF_SUM, &options), GF_ERROR_VALUE, "99 is not");

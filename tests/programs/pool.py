@@ -207,7 +207,7 @@ def check_ranges(comm: gf.Communicator) -> None:
 def check_settings_are_checked_first(comm: gf.Communicator) -> None:
     with raises(ArgumentTypeError, "float64 cannot travel as float16"):
         gf.GradientPool(comm, [3], "float64", wire="float16")
-    with raises(ArgumentTypeError, "dtype int4"):
+    with raises(ArgumentError, "wire is one of float32, ", "not 'int4'"):
         gf.GradientPool(comm, [3], wire="int4")
     with raises(ArgumentError, "unknown algorithm 'tree'"):
         gf.GradientPool(comm, [3], algorithm="tree")

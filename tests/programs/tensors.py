@@ -296,16 +296,12 @@ def check_wires(comm: gf.Communicator) -> None:
                 comm.allreduce(mine(dtype), "max", wire=wire)
             with raises(ArgumentTypeError, "cannot travel"):
                 comm.allreduce_async(mine(dtype), "max", wire=wire)
-        with raises(ArgumentError, "algorithm 'mpi' has no wire dtype"):
+        with raises(ArgumentError, "algorithm 'mpi' has no wire"):
             comm.allreduce(mine(), algorithm="mpi", wire=wire)
     with raises(ArgumentTypeError, "a tensor of float16 cannot travel as bfloat16"):
         comm.allreduce(mine(np.float16), wire="bfloat16")
-    with raises(ArgumentTypeError, "a tensor of float32 cannot travel as float64"):
-        comm.allreduce(mine(), wire="float64")
-    with raises(ArgumentTypeError, "a tensor of float32 cannot travel as int8"):
-        comm.allreduce(mine(), wire="int8")
-    for wire in ("float8", "half", "Float16"):
-        with raises(ArgumentTypeError, wire):
+    for wire in ("float64", "int8", "float8", "half", "Float16"):
+        with raises(ArgumentError, f"wire is one of float32, float16, bfloat16, not '{wire}'"):
             comm.allreduce(mine(), wire=wire)
     for call in (comm.broadcast, comm.reduce, comm.allgather, comm.reduce_scatter):
         try:

@@ -758,7 +758,7 @@ def check_bad_input(comm: gf.Communicator) -> None:
         ({"momentum": 1.0}, ArgumentError, "0 to below 1, not 1"),
         ({"momentum": "a"}, ArgumentTypeError, "momentum is a number"),
         ({"clip": 0}, ArgumentError, "above 0, not 0"),
-        ({"wire": "float64"}, ArgumentTypeError, "travel as float16, bfloat16 or float32, not float64"),
+        ({"wire": "float64"}, ArgumentError, "wire is one of float32, float16, bfloat16, not 'float64'"),
         ({"merge_bytes": -1}, ArgumentError, "merge_bytes is a whole number"),
         ({"threshold_reuse": -1}, ArgumentError, "threshold_reuse is 0 or more"),
         ({"seed": -1}, ArgumentError, "seed is 0 or more"),

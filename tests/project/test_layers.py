@@ -150,6 +150,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._fast_paths"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.wires": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.plain": {"gradientflow.errors", "gradientflow.memory"},
     "gradientflow.meeting": {"gradientflow.errors", "gradientflow._location", "gradientflow.launcher_variables"},
     "gradientflow.launch": {

@@ -208,7 +208,7 @@ def test_mpi_serves_jobs_that_use_it(nodes: tuple[int, ...]) -> None:
 
 def test_mpi_has_no_wire() -> None:
     for nodes in ((1,), (4,), (1, 1)):
-        with pytest.raises(ArgumentError, match="algorithm 'mpi' has no wire dtype"):
+        with pytest.raises(ArgumentError, match="algorithm 'mpi' has no wire"):
             select(algorithm="mpi", nodes=nodes, wire=True)
 
 

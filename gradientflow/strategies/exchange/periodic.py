@@ -49,8 +49,8 @@ class PeriodicStrategy(Strategy):
         Steps after which the result of an exchange is applied; it travels meanwhile. Below `period`.
     mixing : float or None
         The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
-    wire : {"float16", "bfloat16"} or None
-        What values are rounded to between nodes.
+    wire : str or None
+        What values are rounded to between nodes, as in `gradientflow.Communicator.allreduce`.
     """
 
     gradients = "local"

@@ -34,8 +34,9 @@ class PoolStrategy(Strategy):
     ----------
     fusion_threshold, algorithm
         As in `gradientflow.GradientPool`.
-    wire : {"float32", "float16", "bfloat16"}, optional
-        What gradients of float32 are rounded to between nodes; those of other dtypes travel as they are.
+    wire : str, optional
+        What gradients of float32 are rounded to between nodes, as in `gradientflow.Communicator.allreduce`; those of
+        other dtypes travel as they are.
     """
 
     on_device = True

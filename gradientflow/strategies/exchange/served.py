@@ -27,6 +27,7 @@ from gradientflow.server.parameter_server import ParameterServer, Pull, Push
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Phase, Settings, SettingsOf, Update
+from gradientflow.wires import check_single
 
 from .nonfinite import nonfinite_error
 from .places import PlacedSynchronizer
@@ -69,6 +70,7 @@ class ServedStrategy(Strategy):
         self, *, servers: int | None = None, optimizer: str = "sgd", replicas: int = 0, **options: Any
     ) -> None:
         super().__init__(**options)
+        check_single(self.wire, self.name)
         if not isinstance(optimizer, str):
             raise ArgumentTypeError(f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}")
         self.step = "core_rate_in_momentum" if as_server_optimizer(optimizer).rate_in_momentum else "core"

@@ -20,6 +20,7 @@ from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.monitor import Monitor, MonitorTable
 from gradientflow.strategies.predict.tables import text_table
 from gradientflow.strategies.update import Profile, Update
+from gradientflow.wires import check_single
 
 from .pooled import PoolStrategy
 from .residual import ResidualSynchronizer
@@ -52,6 +53,7 @@ class TopKStrategy(PoolStrategy):
 
     def __init__(self, ratio: float, *, warmup: int = 0, monitor: int = False, **options: Any) -> None:
         super().__init__(**options)
+        check_single(self.wire, self.name)
         self.final_ratio = checked_ratio("ratio", ratio)
         self.ratio: Any = ratio
         self.warmup = checked_int("warmup", warmup)

@@ -25,6 +25,7 @@ from gradientflow.strategies.exchange.pooled import PoolStrategy, PoolSynchroniz
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.explanation import Explanation, Measured
 from gradientflow.strategies.update import Profile, Update
+from gradientflow.wires import wires
 
 from .csc import CSC
 from .dense import Dense
@@ -57,8 +58,9 @@ class Auto(PoolStrategy):
 
     Parameters
     ----------
-    allow : sequence of {"float16", "bfloat16"}, default ()
-        What gradients of float32 may be rounded to between nodes.
+    allow : sequence of str, default ()
+        The wires to which gradients of float32 may be rounded between nodes, as in
+        `gradientflow.Communicator.allreduce`.
     steps : int, default 10
         Iterations that are measured of each, 2 or more.
     algorithm : str, default "auto"
@@ -85,9 +87,9 @@ class Auto(PoolStrategy):
     def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, **options: Any) -> None:
         super().__init__(**options)
         self.allow = (allow,) if isinstance(allow, str) else tuple(checked_list("allow", allow, "wires"))
-        for wire in self.allow:
-            if wire not in ("float16", "bfloat16"):
-                raise ArgumentError(f"allow is a sequence of the wires float16 and bfloat16, not {allow!r}")
+        narrow = [name for name in wires() if name != "float32"]
+        if any(wire not in narrow for wire in self.allow):
+            raise ArgumentError(f"allow is a sequence of the wires {', '.join(narrow)}, not {allow!r}")
         self.steps = checked_int("steps", steps, 2)
 
     @classmethod

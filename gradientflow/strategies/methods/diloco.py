@@ -31,8 +31,8 @@ class DiLoCo(PeriodicStrategy):
         Steps after which the result of an exchange is applied.
     mixing : float, optional
         The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
-    wire : {"float16", "bfloat16"}, optional
-        What differences of weights are rounded to between nodes.
+    wire : str, optional
+        What differences of weights are rounded to between nodes, as in `gradientflow.Communicator.allreduce`.
     """
 
     name = "diloco"

@@ -42,10 +42,11 @@ class HPSGD(Strategy):
 
     Parameters
     ----------
-    wire : {"float16", "bfloat16"}, optional
-        What sums of gradients are rounded to between nodes. They add up in float32.
+    wire : str, optional
+        What sums of gradients are rounded to between nodes, as in `gradientflow.Communicator.allreduce`. They add up
+        in float32.
     algorithm : str, default "auto"
-        As in `gradientflow.Communicator.allreduce`.
+        As there.
     """
 
     name = "hpsgd"

@@ -38,8 +38,9 @@ class PowerSGD(Strategy):
         Iterations at the beginning in which everything travels as it is.
     seed : int, default 0
         Of the matrices with which the power iteration starts.
-    wire : {"float16", "bfloat16"}, optional
-        What values are rounded to between nodes. The rounding error of a product is added to the next gradient, too.
+    wire : str, optional
+        What values are rounded to between nodes, as in `gradientflow.Communicator.allreduce`. The rounding error of a
+        product is added to the next gradient, too.
     """
 
     name = "powersgd"

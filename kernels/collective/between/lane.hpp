@@ -10,6 +10,7 @@
 
 #include "../../base/dtype.hpp"
 #include "../../compute/kernels.hpp"
+#include "../../compute/wire.hpp"
 #include "../../transport/messages/messages.hpp"
 #include "../call/partial_reduction.hpp"
 #include "../call/partition.hpp"
@@ -49,7 +50,7 @@ class Operands {
  public:
   struct How {
     PartialReduction parts;
-    DType wire;  // values are rounded to this dtype for the wire; the tensors' dtype: not at all
+    std::optional<Wire> wire;  // none: values are not rounded
   };
 
   // `outputs.front()` is this rank's own, and holds partial results. inputs[i] may be outputs[i].
@@ -57,8 +58,13 @@ class Operands {
 
   [[nodiscard]] std::size_t count() const { return count_; }
   [[nodiscard]] std::size_t element() const { return element_; }
-  [[nodiscard]] bool cast() const { return how_.wire != how_.parts.dtype; }
-  [[nodiscard]] std::size_t wire_element() const { return size_of(how_.wire); }
+  [[nodiscard]] bool cast() const { return how_.wire.has_value(); }
+  [[nodiscard]] std::size_t segment_bytes(std::size_t count) const {
+    return gradientflow::segment_bytes(how_.wire, how_.parts.dtype, count);
+  }
+  [[nodiscard]] std::size_t segment_values(std::size_t bytes) const {
+    return gradientflow::segment_values(how_.wire, how_.parts.dtype, bytes);
+  }
 
   // Computes this member's contribution for elements `range`: its only input, or the reduced inputs, in its output.
   // own() is the address of the contribution, until a function below overwrites it.
@@ -71,10 +77,10 @@ class Operands {
   // This rank's output, from which partial results are sent and into which final ones are received.
   [[nodiscard]] std::byte* partial(const Range& range) const { return outputs_.front() + range.begin * element_; }
 
-  // partial = received op inputs. `received` has the dtype of the wire.
+  // partial = received op inputs. `received` is a segment of the wire.
   void combine(const Range& range, const std::byte* received, std::byte* scratch);
 
-  // outputs = (received op inputs), divided for a mean: the final result. With a cast it is rounded to the wire dtype.
+  // outputs = (received op inputs), divided for a mean: the final result. With a cast it is rounded as for the wire.
   void conclude(const Range& range, const std::byte* received, std::byte* scratch);
 
   // The only member of a lane: outputs = inputs, reduced and divided.
@@ -84,14 +90,14 @@ class Operands {
   void merge(const Range& range, const std::byte* first, const std::byte* second, bool final);
 
   // outputs = all of `operands`, the contributions of all members, reduced and divided. With a cast the result is
-  // rounded to the wire's dtype, and `wire` holds it in that dtype.
+  // rounded, and `wire` holds its segment.
   void conclude_all(const Range& range, std::span<const std::byte* const> operands, std::byte* wire);
 
   // Copies the result, `received` or already in this rank's output (nullptr), to all outputs.
   void deliver(const Range& range, const std::byte* received);
 
-  // Conversion to and from the wire's dtype. Values are final, or partial sums: those of a mean are divided on the
-  // wire, so that they stay in the range of its dtype.
+  // Conversion to and from a segment of the wire. Values are final, or partial sums: those of a mean are divided on the
+  // wire, so that they stay in its range.
   void encode(std::byte* wire, const std::byte* values, std::size_t count, bool final) const;
   void decode(std::byte* values, const std::byte* wire, std::size_t count, bool final) const;
 

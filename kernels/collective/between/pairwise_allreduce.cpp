@@ -9,40 +9,34 @@ using transport::Request;
 }  // namespace
 
 PairwiseAllreduce::PairwiseAllreduce(const Lane& lane, Operands& operands, Scratch& scratch)
-    : lane_(lane),
-      operands_(operands),
-      scratch_(scratch),
-      element_(operands.element()),
-      wire_element_(operands.wire_element()),
-      incoming_(lane.size()),
-      outgoing_(lane.size()) {}
+    : lane_(lane), operands_(operands), scratch_(scratch), incoming_(lane.size()), outgoing_(lane.size()) {}
 
 Range PairwiseAllreduce::slice_of(std::size_t member) const {
-  return slice(operands_.count(), lane_.size(), member, 64 / element_);
+  return slice(operands_.count(), lane_.size(), member, 64 / operands_.element());
 }
 
-// Buffers of one slice each: contributions to the members; contributions or results from them; decoded values.
-std::byte* PairwiseAllreduce::slot(std::size_t index, std::size_t element) {
-  return scratch_.at(index, slice_of(0).size() * element);
+// Buffers of one slice each: segments of contributions to the members, of contributions or results from them; values.
+std::byte* PairwiseAllreduce::segment(std::size_t index) { return scratch_.at(index, largest_part()); }
+std::byte* PairwiseAllreduce::values(std::size_t index) {
+  return scratch_.at(index, slice_of(0).size() * operands_.element());
 }
 
 std::span<const std::byte> PairwiseAllreduce::part_for(std::size_t to) {
   const Range range = slice_of(to);
-  std::byte* const buffer = slot(to, wire_element_);
-  const std::byte* values =
-      operands_.contribute_apart(range, operands_.cast() ? slot(2 * lane_.size(), element_) : buffer);
+  std::byte* const buffer = segment(to);
+  const std::byte* part = operands_.contribute_apart(range, operands_.cast() ? values(2 * lane_.size()) : buffer);
   if (operands_.cast()) {
-    operands_.encode(buffer, values, range.size(), false);
-    values = buffer;
+    operands_.encode(buffer, part, range.size(), false);
+    part = buffer;
   }
-  return {values, range.size() * wire_element_};
+  return {part, operands_.segment_bytes(range.size())};
 }
 
 Request PairwiseAllreduce::receive_result(std::size_t from) {
   const Range range = slice_of(from);
-  std::byte* const to = operands_.cast() ? slot(lane_.size() + from, wire_element_) : operands_.partial(range);
-  return range.size() == 0 ? Request()
-                           : lane_.messages.receive(lane_.ranks[from], Purpose::data, to, range.size() * wire_element_);
+  std::byte* const to = operands_.cast() ? segment(lane_.size() + from) : operands_.partial(range);
+  const std::size_t bytes = operands_.segment_bytes(range.size());
+  return bytes == 0 ? Request() : lane_.messages.receive(lane_.ranks[from], Purpose::data, to, bytes);
 }
 
 void PairwiseAllreduce::finish(std::span<const std::byte* const> parts) {
@@ -55,27 +49,26 @@ void PairwiseAllreduce::finish(std::span<const std::byte* const> parts) {
     }
   };
   others([&](std::size_t peer) { incoming_[peer] = receive_result(peer); });
-  std::vector<const std::byte*> values(parts.begin(), parts.end());
-  values[me] = operands_.contribute_apart(mine, slot(2 * n, element_));
+  std::vector<const std::byte*> addends(parts.begin(), parts.end());
+  addends[me] = operands_.contribute_apart(mine, values(2 * n));
   if (operands_.cast()) {
     others([&](std::size_t peer) {
-      std::byte* const decoded = slot(2 * n + 1 + peer, element_);
+      std::byte* const decoded = values(2 * n + 1 + peer);
       operands_.decode(decoded, parts[peer], mine.size(), false);
-      values[peer] = decoded;
+      addends[peer] = decoded;
     });
   }
-  std::byte* const wire = slot(me, wire_element_);
-  operands_.conclude_all(mine, values, wire);
+  std::byte* const wire = segment(me);
+  operands_.conclude_all(mine, addends, wire);
   others([&](std::size_t peer) {
     if (mine.size() > 0) {
-      outgoing_[peer] =
-          lane_.messages.send(lane_.ranks[peer], Purpose::data, operands_.cast() ? wire : operands_.partial(mine),
-                              mine.size() * wire_element_);
+      outgoing_[peer] = lane_.messages.send(lane_.ranks[peer], Purpose::data,
+                                            operands_.cast() ? wire : operands_.partial(mine), part_bytes());
     }
   });
   others([&](std::size_t peer) {
     lane_.messages.wait(incoming_[peer]);
-    operands_.deliver(slice_of(peer), operands_.cast() ? slot(n + peer, wire_element_) : nullptr);
+    operands_.deliver(slice_of(peer), operands_.cast() ? segment(n + peer) : nullptr);
   });
   others([&](std::size_t peer) { lane_.messages.wait(outgoing_[peer]); });
 }

@@ -14,27 +14,26 @@ class PairwiseAllreduce {
  public:
   PairwiseAllreduce(const Lane& lane, Operands& operands, Scratch& scratch);
 
-  // This member's contribution to member `to`'s slice, in the dtype of the wire.
+  // This member's contribution to member `to`'s slice, as a segment.
   [[nodiscard]] std::span<const std::byte> part_for(std::size_t to);
 
   // Bytes of one contribution to this member's own slice, and a buffer for that of member `from`.
-  [[nodiscard]] std::size_t part_bytes() const { return slice_of(lane_.index).size() * wire_element_; }
-  [[nodiscard]] std::size_t largest_part() const { return slice_of(0).size() * wire_element_; }
-  [[nodiscard]] std::byte* room_for_part(std::size_t from) { return slot(3 * lane_.size() + 1 + from, wire_element_); }
+  [[nodiscard]] std::size_t part_bytes() const { return operands_.segment_bytes(slice_of(lane_.index).size()); }
+  [[nodiscard]] std::size_t largest_part() const { return operands_.segment_bytes(slice_of(0).size()); }
+  [[nodiscard]] std::byte* room_for_part(std::size_t from) { return segment(3 * lane_.size() + 1 + from); }
 
   // `parts`: the contributions of the others, by member; this member's own is not read. All members call it.
   void finish(std::span<const std::byte* const> parts);
 
  private:
   [[nodiscard]] Range slice_of(std::size_t member) const;
-  [[nodiscard]] std::byte* slot(std::size_t index, std::size_t element);
+  [[nodiscard]] std::byte* segment(std::size_t index);
+  [[nodiscard]] std::byte* values(std::size_t index);
   [[nodiscard]] transport::Request receive_result(std::size_t from);
 
   const Lane& lane_;
   Operands& operands_;
   Scratch& scratch_;
-  std::size_t element_;
-  std::size_t wire_element_;
   std::vector<transport::Request> incoming_;
   std::vector<transport::Request> outgoing_;
 };

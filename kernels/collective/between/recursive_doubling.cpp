@@ -28,8 +28,7 @@ std::vector<Round> doubling_rounds(std::size_t size, std::size_t index) {
 void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) {
   const std::vector<Round> rounds = doubling_rounds(lane.size(), lane.index);
   const std::size_t element = operands.element();
-  const std::size_t wire_element = operands.wire_element();
-  const std::size_t segment = lane.segments.bytes / wire_element;
+  const std::size_t segment = operands.segment_values(lane.segments.bytes);
   const std::size_t segments = std::max<std::size_t>(pieces(operands.count(), segment), 1);  // of the tensor
   const std::size_t window = std::min(lane.segments.window, segments);
 
@@ -53,7 +52,8 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
       return transport::Request();
     }
     std::byte* const to = is_finished(t) && !operands.cast() ? operands.partial(range) : slot(t);
-    return lane.messages.receive(lane.ranks[round.peer], transport::Purpose::data, to, range.size() * wire_element);
+    return lane.messages.receive(lane.ranks[round.peer], transport::Purpose::data, to,
+                                 operands.segment_bytes(range.size()));
   };
   const auto send = [&](std::size_t t) {
     const Round round = round_of(t);
@@ -66,7 +66,8 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
       operands.encode(sending_slot(t), from, range.size(), is_finished(t));
       from = sending_slot(t);
     }
-    return lane.messages.send(lane.ranks[round.peer], transport::Purpose::data, from, range.size() * wire_element);
+    return lane.messages.send(lane.ranks[round.peer], transport::Purpose::data, from,
+                              operands.segment_bytes(range.size()));
   };
   const auto exchanged = [&](std::size_t t) {
     const Range range = range_of(t);

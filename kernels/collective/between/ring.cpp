@@ -53,12 +53,11 @@ Request send_from(const Lane& lane, const std::byte* data, std::size_t bytes) {
 void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
   const std::size_t n = lane.size();
   const std::size_t element = operands.element();
-  const std::size_t wire_element = operands.wire_element();
   std::vector<Range> chunks;
   for (std::size_t c = 0; c < n; ++c) {
     chunks.push_back(slice(operands.count(), n, c, 64 / element));
   }
-  const std::size_t segment = lane.segments.bytes / wire_element;
+  const std::size_t segment = operands.segment_values(lane.segments.bytes);
   const Schedule schedule(lane, std::move(chunks), segment, 0);
   const std::size_t window = std::min(lane.segments.window, schedule.segments());
   const std::size_t last_sum = n - 2;  // the step in which sums become complete
@@ -72,7 +71,7 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
   const auto post = [&](std::size_t t) {
     const Range range = schedule.received(t);
     const bool in_place = schedule.step(t) > last_sum && !operands.cast();
-    return receive_into(lane, in_place ? operands.partial(range) : slot(t), range.size() * wire_element);
+    return receive_into(lane, in_place ? operands.partial(range) : slot(t), operands.segment_bytes(range.size()));
   };
   const auto take = [&](std::size_t t) {
     const Range range = schedule.received(t);
@@ -91,7 +90,7 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
       operands.encode(sending_slot(t), from, range.size(), schedule.step(t) > last_sum);
       from = sending_slot(t);
     }
-    return send_from(lane, from, range.size() * wire_element);
+    return send_from(lane, from, operands.segment_bytes(range.size()));
   };
   run_windowed(lane.messages, 2 * (n - 1) * schedule.segments(), window, post, take, send);
 }

@@ -116,12 +116,6 @@ struct Call {
   return hash_of(std::as_bytes(std::span(counts)));
 }
 
-// The requested wire dtype for a tensor of `dtype`, or nothing if it does not round.
-[[nodiscard]] inline std::optional<DType> rounding_wire(DType wire, DType dtype) {
-  const bool is_wider = wire == DType::float32 && is_floating(dtype) && size_of(dtype) < size_of(wire);
-  return wire == dtype || is_wider ? std::nullopt : std::optional(wire);
-}
-
 // The reduction of a result over `ranks` ranks.
 [[nodiscard]] inline compute::Reduction reduction(const transport::Signature& signature, int ranks,
                                                   compute::Store store) {

@@ -104,7 +104,10 @@ void DeviceGroup::find_nccl(const std::string& bus_id) {
 DeviceSituation DeviceGroup::situation(const Signature& signature, bool in_device_memory) const {
   return {.call = group_.situation(signature, in_device_memory),
           .shares_device = shares_device_,
-          .no_nccl = no_nccl_,
+          .no_nccl = signature.wire && !traits_of(*signature.wire).dtype
+                         ? "NCCL does not add values that share a scale, as those of " +
+                               std::string(traits_of(*signature.wire).name)
+                         : no_nccl_,
           .no_peers = no_peers_};
 }
 

@@ -46,9 +46,10 @@ HostStaging::~HostStaging() {
   }
 }
 
-// As on the host: only if values travel in messages. On one node they do not with hierarchical algorithms.
+// As on the host: only if values travel in messages. On one node they do not with hierarchical algorithms. Values that
+// share a scale are rounded on the host, where messages have it.
 bool HostStaging::rounds(const Signature& signature) const {
-  if (!signature.wire) {
+  if (!signature.wire || !traits_of(*signature.wire).dtype) {
     return false;
   }
   const Path path = group_.choose(on_host(signature), false).path;
@@ -66,7 +67,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   Call whole = call;
   whole.signature = on_host(call.signature);
   if (rounded) {
-    whole.signature.dtype = call.signature.wire.value_or(whole.signature.dtype);
+    whole.signature.dtype = *traits_of(*call.signature.wire).dtype;
     whole.signature.wire.reset();
     whole.signature.op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
   }
@@ -78,7 +79,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   runtime.record(begin_->get(), placement_of(call).stream);
   runtime.wait(down_->get(), begin_->get());
   runtime.wait(up_->get(), begin_->get());
-  std::size_t nonfinite = 0;
+  std::optional<std::size_t> nonfinite;
   try {
     std::optional<CallPiece> below;  // the piece that is being copied down, or has been
     for (std::size_t i = 0; i <= pieces.size(); ++i) {
@@ -91,9 +92,12 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
         const std::size_t slot = (i - 1) % slots;
         const Call piece = call_on_host(std::move(below->call), slots_[slot]);
         runtime.synchronize_event(slots_[slot].down.get());
-        group_.run(piece);
+        std::optional<std::size_t> found = group_.run(piece).nonfinite;
         if (rounded) {
-          nonfinite += compute::count_nonfinite(piece.output, piece.signature.dtype, piece.signature.count);
+          found = compute::count_nonfinite(piece.output, piece.signature.dtype, piece.signature.count);
+        }
+        if (found) {
+          nonfinite = nonfinite.value_or(0) + *found;
         }
         copy_up(call, *below, slot, rounded);
       }
@@ -106,7 +110,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   }
   runtime.record(end_->get(), up_->get());
   runtime.wait(placement_of(call).stream, end_->get());
-  return call.signature.wire && rounded ? std::optional(nonfinite) : std::nullopt;
+  return nonfinite;
 }
 
 // Waits, in its stream, until the slot's previous piece has been copied up.

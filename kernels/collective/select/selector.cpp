@@ -139,7 +139,7 @@ Choice select(const Situation& s, const Config& config) {
                "that its launcher has started, with MPI_THREAD_MULTIPLE, and none of ranks that recover() has left");
       }
       if (s.wire) {
-        refuse(s, "has no wire dtype");
+        refuse(s, "has no wire");
       }
       return {Path::mpi, asked};
     case Algorithm::ring:

@@ -15,20 +15,6 @@ std::string place_of(const Array& array) {
   return array.placement ? "on CUDA device " + std::to_string(array.placement->device) : "in memory of the host";
 }
 
-void check_wire(const Signature& signature) {
-  if (!signature.wire) {
-    return;
-  }
-  const std::string wire(name_of(*signature.wire));
-  if (signature.kind != CallKind::allreduce) {
-    throw Error(ErrorKind::value, std::string(name_of(signature.kind)) + " has no wire dtype, only allreduce has");
-  }
-  if (signature.dtype != DType::float32 || (*signature.wire != DType::float16 && *signature.wire != DType::bfloat16)) {
-    throw Error(ErrorKind::type, "a tensor of " + std::string(name_of(signature.dtype)) + " cannot travel as " + wire +
-                                     ": float32 can, as float16 or bfloat16");
-  }
-}
-
 std::size_t sum_of(const std::vector<std::size_t>& counts, std::size_t element) {
   std::size_t sum = 0;
   for (const std::size_t count : counts) {
@@ -176,8 +162,10 @@ Call make_call(const Communicator& communicator, const Request& request) {
     check_reducible(signature.dtype, signature.op);
   }
   if (request.wire) {
-    signature.wire = collective::rounding_wire(*request.wire, signature.dtype);
-    check_wire(signature);
+    if (request.kind != CallKind::allreduce) {
+      throw Error(ErrorKind::value, std::string(name_of(request.kind)) + " has no wire, only allreduce has");
+    }
+    signature.wire = rounding_wire(request.wire, signature.dtype);
   }
   if (puts_in && gets) {
     check_result(request, collective::output_count(signature, communicator.size(), communicator.rank()));

@@ -33,7 +33,7 @@ struct Request {
   ReduceOp op = ReduceOp::sum;
   int root = 0;
   transport::Algorithm algorithm = transport::Algorithm::automatic;
-  std::optional<DType> wire = {};
+  std::optional<Wire> wire = {};
   std::vector<std::size_t> counts = {};  // allgatherv: by rank
   std::optional<Label> label = {};
   Array input = {};   // as in collective::Call; ignored if the rank has none

@@ -30,9 +30,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
       nodes_(communicator.nodes()),
       fusion_threshold_(threshold_of(options.fusion_threshold)),
       active_(offsets_.size() - 1) {
-  if (options.wire) {
-    options_.wire = collective::rounding_wire(*options.wire, dtype);
-  }
+  options_.wire = rounding_wire(options.wire, dtype);
   lay_out_ranges();
   static_cast<void>(make_call_for(communicator, 0));  // throws errors before other ranks are waited for
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes",
@@ -102,7 +100,7 @@ std::string GradientPool::description(const std::vector<std::size_t>& counts) co
                      std::to_string(fusion_threshold_) + ", algorithm " + std::string(name_of(options_.algorithm)) +
                      ", layout " + std::to_string(collective::hash_of(counts));
   if (options_.wire) {
-    text += ", wire " + std::string(name_of(*options_.wire));
+    text += ", wire " + std::string(traits_of(*options_.wire).name);
   }
   if (options_.device) {
     text += ", on CUDA devices";
@@ -127,12 +125,12 @@ std::size_t GradientPool::threshold_of(std::optional<std::size_t> given) const {
   return given.value_or(automatic_threshold(bytes(), nodes_, progress_ == Progress::caller));
 }
 
-void GradientPool::regroup(std::optional<std::size_t> fusion_threshold, std::optional<DType> wire) {
+void GradientPool::regroup(std::optional<std::size_t> fusion_threshold, std::optional<Wire> wire) {
   check_open();
   const std::lock_guard not_reducing(reducing_);
   const std::lock_guard lock(mutex_);
   check_none_ready("a pool is regrouped");
-  options_.wire = wire ? collective::rounding_wire(*wire, dtype_) : wire;
+  options_.wire = rounding_wire(wire, dtype_);
   fusion_threshold_ = threshold_of(fusion_threshold);
   lay_out_ranges();
   make_calls();

@@ -30,7 +30,7 @@ class GradientPool final : public Pool {
  public:
   struct Options {
     std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse` and `automatic_threshold`
-    std::optional<DType> wire = {};                    // what float32 values are rounded to between nodes
+    std::optional<Wire> wire = {};                     // what float32 values are rounded to between nodes
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<int> device = {};  // the CUDA device that has the tensors; none: the host
     std::size_t extra = 0;           // number of extra numbers, averaged in every iteration
@@ -53,9 +53,9 @@ class GradientPool final : public Pool {
   // From the next iteration on only the first `tensors` take part; the same number on all ranks. Between iterations.
   void limit(std::size_t tensors);
 
-  // From the next iteration on, ranges have another threshold and wire dtype; the same on all ranks. Between
+  // From the next iteration on, ranges have another threshold and wire; the same on all ranks. Between
   // iterations; the contents of the tensors stay. Throws Error(value) once a tensor is ready.
-  void regroup(std::optional<std::size_t> fusion_threshold, std::optional<DType> wire);
+  void regroup(std::optional<std::size_t> fusion_threshold, std::optional<Wire> wire);
 
   // Tensor `tensor` is final for this iteration; on a device, after the work that is in the stream now. From any
   // thread. Throws Error(value) for an index out of range, or for a second call in one iteration.

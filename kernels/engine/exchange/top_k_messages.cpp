@@ -21,12 +21,13 @@ collective::Call TopKPool::make_average_of(const Communicator& communicator, Arr
   if (options_.device) {
     array.placement = collective::Placement{*options_.device, work_ != nullptr ? work_->stream() : nullptr};
   }
-  return make_call(communicator, {.kind = transport::CallKind::allreduce,
-                                  .op = ReduceOp::mean,
-                                  .algorithm = options_.algorithm,
-                                  .wire = array.dtype == DType::float32 ? std::optional(rules_.values) : std::nullopt,
-                                  .input = array,
-                                  .output = array});
+  return make_call(communicator,
+                   {.kind = transport::CallKind::allreduce,
+                    .op = ReduceOp::mean,
+                    .algorithm = options_.algorithm,
+                    .wire = array.dtype == DType::float32 ? std::optional(wire_of(rules_.values)) : std::nullopt,
+                    .input = array,
+                    .output = array});
 }
 
 collective::Call TopKPool::make_call_for(const TopKMessage& message) const {

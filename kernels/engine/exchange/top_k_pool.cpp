@@ -43,7 +43,8 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
                                               communicator.group().endpoint().limits().threads)),
       rules_{.ranks = static_cast<std::size_t>(communicator.size()),
              .gradients = dtype,
-             .values = options.wire.value_or(dtype == DType::bfloat16 ? dtype : DType::float32),
+             .values = dtype_of(options.wire.value_or(dtype == DType::bfloat16 ? Wire::bfloat16 : Wire::float32),
+                                "a top-k gradient pool"),
              .merge_bytes = merge_bytes_of(communicator, options),
              .trailer_bytes = sizeof(Trailer) + options.extra * sizeof(double)},
       selection_{.how = options.selection,
@@ -85,7 +86,6 @@ void TopKPool::check_options(const Communicator& communicator) const {
     throw Error(ErrorKind::value,
                 "the norm that gradients are clipped to is above 0, not " + format_number(*options_.clip));
   }
-  static_cast<void>(index_among_floats(rules_.values, "entries travel as float16, bfloat16 or float32"));
   // Checks the call of a dense layer: there may be one only with later ratios.
   static_cast<void>(make_average_of(communicator, {.count = 1, .dtype = DType::float32}));
 }

@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t default_threshold = 4 * mib;  // a piece of it is large enough for any link
 
-ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size_t threshold,
+ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size_t threshold, DType wire,
                      const ParameterServer::Options& options) {
   ServerRoles roles{options.workers.value_or(size), {}};
   if (roles.workers < 1 || roles.workers > size) {
@@ -35,8 +35,7 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
     return roles;
   }
   const auto workers = static_cast<std::size_t>(roles.workers);
-  const std::size_t servers =
-      options.servers.value_or(ServerLayout::servers_for(counts, workers, threshold, options.wire));
+  const std::size_t servers = options.servers.value_or(ServerLayout::servers_for(counts, workers, threshold, wire));
   if (servers < 1 || servers > workers) {
     throw Error(ErrorKind::value, "servers is 1 to " + std::to_string(workers) +
                                       ", as many as there are workers, not " + std::to_string(servers));
@@ -116,7 +115,7 @@ Entries entries_of(const std::vector<std::size_t>& counts, const ServerRoles& ro
   entries.emplace_back("the number of workers", std::to_string(roles.workers));
   entries.emplace_back("the number of servers", std::to_string(roles.servers.size()));
   entries.emplace_back("the fusion threshold", std::to_string(threshold));
-  entries.emplace_back("the wire", std::string(name_of(options.wire)));
+  entries.emplace_back("the wire", std::string(traits_of(options.wire).name));
   entries.emplace_back("the policy", options.policy);
   entries.emplace_back("the optimizer", described(options.optimizer));
   entries.emplace_back("the number of replicas", std::to_string(options.replicas));
@@ -129,13 +128,13 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
                                  const Options& options, Server::MakePolicy make_policy)
     : poll_signals_(options.poll_signals), forks_(count_forks()) {
   const std::size_t threshold = options.fusion_threshold.value_or(default_threshold);
-  static_cast<void>(index_among_floats(options.wire, "a wire is float32, float16 or bfloat16"));
+  const DType wire = dtype_of(options.wire, "a parameter server");
   const ServerOptimizer& optimizer = options.optimizer;
   if (optimizer.name != "sgd" && optimizer.name != "lars" && !optimizer.is_adam()) {
     throw Error(ErrorKind::value, "optimizer is 'sgd', 'lars' or 'adam', not '" + optimizer.name + "'");
   }
-  ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
-  const ServerLayout layout(counts, roles.servers.size(), threshold, options.wire);
+  ServerRoles roles = roles_of(everybody.size(), counts, threshold, wire, options);
+  const ServerLayout layout(counts, roles.servers.size(), threshold, wire);
   if (options.replicas < 0 || options.replicas > 1) {
     throw Error(ErrorKind::value, "replicas is 0 or 1, not " + std::to_string(options.replicas));
   }
@@ -155,8 +154,8 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
       transport::Mailbox::make(communicator_->split(0, communicator_->rank()), "the parameter server",
                                [communicator = communicator_](int rank) { return communicator->is_alive(rank); });
   ServerTags tags(*mailbox);
-  shared_ = std::make_unique<Server::Shared>(std::move(mailbox), tags, layout, roles, options.wire, optimizer,
-                                             options.names, ServerMemory(*communicator_, layout, roles, options.wire));
+  shared_ = std::make_unique<Server::Shared>(std::move(mailbox), tags, layout, roles, wire, optimizer, options.names,
+                                             ServerMemory(*communicator_, layout, roles, wire));
   const double timeout = communicator_->group().config().timeout;
   if (communicator_->rank() < roles.workers) {
     worker_ = std::make_unique<ServerWorker>(*shared_, timeout, options.poll_signals);

@@ -27,7 +27,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
     std::optional<int> workers = {};          // the first ranks; the others are servers. By default all are workers
     std::optional<std::size_t> servers = {};  // threads in the workers; by default as many as can have a shard each
     std::optional<std::size_t> fusion_threshold = {};   // bytes of a range; see `fuse`
-    DType wire = DType::float32;                        // in which gradients and weights travel
+    Wire wire = Wire::float32;                          // in which gradients and weights travel
     std::vector<std::string> names = {};                // of the tensors, for error messages; may be empty
     std::vector<std::vector<std::size_t>> shapes = {};  // of the tensors, the same on all ranks; may be empty
     ServerOptimizer optimizer = {};

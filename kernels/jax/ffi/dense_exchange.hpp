@@ -23,7 +23,7 @@ class DenseExchange final : public Exchange {
     std::optional<std::size_t> pool;  // none: where it is
     std::size_t tensor;               // of the pool
     std::string name;                 // for labels
-    std::optional<DType> wire;        // of gradients that stay where they are
+    std::optional<Wire> wire;         // of gradients that stay where they are
   };
 
   // `communicator`: for these calls alone. `places`: of the gradients, in the order of the operands. The first pool, if

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../../base/dtype.hpp"
+#include "../../base/wire.hpp"
 #include "../../engine/calls/request.hpp"
 #include "slots.hpp"
 #include "token.hpp"
@@ -24,7 +25,7 @@ void do_allreduce(CallFrame& frame) {
   communicator->run(
       engine::make_call(*communicator, {.kind = transport::CallKind::allreduce,
                                         .op = reduce_op_from_name(frame.text("op")),
-                                        .wire = wire.empty() ? std::nullopt : std::optional(dtype_from_name(wire)),
+                                        .wire = wire.empty() ? std::nullopt : std::optional(wire_from_name(wire)),
                                         .label = engine::Label{frame.text("label"), shape},
                                         .input = array_of(input),
                                         .output = array_of(frame.result(1))}));

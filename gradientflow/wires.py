@@ -1,0 +1,62 @@
+"""Wires: what values of float32 are rounded to on their way between nodes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from ._location import load_core
+from .errors import ArgumentError
+
+
+class Wire(NamedTuple):
+    """A wire, as the core knows it.
+
+    Attributes
+    ----------
+    element, header : int
+        Bytes of a value, and of what stands before the values of each message.
+    dtype : str or None
+        Of a value by itself; None where it needs the header, too.
+    """
+
+    element: int
+    header: int
+    dtype: str | None
+
+
+@cache
+def wires() -> dict[str, Wire]:
+    """Return all wires by name."""
+    return {name: Wire(*traits) for name, *traits in load_core().wires()}
+
+
+def check_wire(wire: Any) -> None:
+    """Raise unless it is the name of a wire, or None.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is neither.
+    """
+    if wire not in (None, *wires()):
+        raise ArgumentError(f"wire is one of {', '.join(wires())}, not {wire!r}")
+
+
+def check_single(wire: str | None, sender: str) -> None:
+    """Raise unless each value of a wire stands for itself, as it must where not all of a tensor travel together.
+
+    Parameters
+    ----------
+    wire : str or None
+        The name of a wire.
+    sender : str
+        What sends values one by one; it begins the message.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the values share a scale.
+    """
+    if wire is not None:
+        load_core().check_single(wire, sender)

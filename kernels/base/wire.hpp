@@ -1,0 +1,49 @@
+// Wires: what values of float32 are rounded to on their way between nodes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "dtype.hpp"
+
+namespace gradientflow {
+
+enum class Wire : std::uint8_t { float32, float16, bfloat16 };
+
+// A segment, the values of one message, is a header and its elements.
+struct WireTraits {
+  std::string_view name;
+  std::size_t element;         // bytes
+  std::size_t header;          // bytes
+  std::optional<DType> dtype;  // of an element; none where its value follows from the header, too
+};
+
+// In the order of enum class Wire; Python reads it as gradientflow.wires.
+inline constexpr std::array<WireTraits, 3> wires = {{
+    {.name = "float32", .element = 4, .header = 0, .dtype = DType::float32},
+    {.name = "float16", .element = 2, .header = 0, .dtype = DType::float16},
+    {.name = "bfloat16", .element = 2, .header = 0, .dtype = DType::bfloat16},
+}};
+
+[[nodiscard]] constexpr const WireTraits& traits_of(Wire wire) { return wires[static_cast<std::size_t>(wire)]; }
+[[nodiscard]] Wire wire_from_name(std::string_view name);  // throws Error(value) with the names
+
+[[nodiscard]] Wire wire_of(DType dtype);  // whose elements are of it; throws as wire_from_name
+
+// The dtype of values that travel one by one, each for itself. Throws Error(value) where a wire has none; `who` begins
+// the message and says what sends such values, in the singular.
+[[nodiscard]] DType dtype_of(Wire wire, std::string_view who);
+
+// The wire of a tensor of `dtype`, or none if that one does not round. Throws Error(type) unless the dtype is float32
+// or no wider than the wire.
+[[nodiscard]] std::optional<Wire> rounding_wire(std::optional<Wire> wire, DType dtype);
+
+// The bytes of a segment of `count` values, and the most values of one of `bytes` bytes. Without a wire the elements
+// are those of the tensor, `dtype`.
+[[nodiscard]] std::size_t segment_bytes(std::optional<Wire> wire, DType dtype, std::size_t count);
+[[nodiscard]] std::size_t segment_values(std::optional<Wire> wire, DType dtype, std::size_t bytes);
+
+}  // namespace gradientflow
