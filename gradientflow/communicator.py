@@ -335,10 +335,11 @@ class Communicator:
             others send messages. An algorithm that cannot serve the call is an error.
         out : array, optional
             Where the result goes instead; must not overlap `x` unless it is `x`.
-        wire : {"float32", "float16", "bfloat16"}, optional
+        wire : {"float32", "float16", "bfloat16", "float8_e4m3"}, optional
             What values of a float32 tensor are rounded to when they travel between nodes; by default they are not.
             Sums are computed in float32. A mean is divided before it travels; a sum of many values may overflow
-            float16. Inside a node nothing is rounded, unless `algorithm` is one that sends messages.
+            float16. Values of float8_e4m3 share a scale in each message: what is far below the largest becomes 0.
+            Inside a node nothing is rounded, unless `algorithm` is one that sends messages.
         label : str, optional
             A name for `x`. The ranks compare it, and the shape of `x`: if these differ, all raise
             `gradientflow.errors.MismatchError`, which names them, even if the numbers of elements are equal. All ranks

@@ -15,7 +15,7 @@ from .columns import Result
 
 # A colour for each algorithm and memory of ours, a line style for each wire.
 _OUR_MARKERS = ("o", "^", "D", "v")  # the next one each time the colours repeat
-_WIRE_STYLES = {"float16": "-.", "bfloat16": ":"}
+_WIRE_STYLES = {"float16": "-.", "bfloat16": ":", "float8_e4m3": "--"}
 _LEGEND_COLUMNS = 3
 
 

@@ -2,12 +2,12 @@
 
 All values are integers (stored in whatever element type), small enough for every order of addition to give the same
 bits, and every rank can produce every other rank's values from a seed. So the reference needs no communication, and a
-comparison needs no tolerance.
+comparison needs no tolerance, except on a wire whose values share a scale: there they are rounded whatever they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,8 @@ import numpy as np
 # Here, not when a measurement first uses it: as its modules begin, Cython's code drops any exception, Ctrl-C's too.
 from numpy.random import SFC64, Generator
 from numpy.typing import NDArray
+
+from gradientflow.wires import wires
 
 from .case import Case
 from .plan import PlanError
@@ -33,7 +35,12 @@ _REDUCTIONS: dict[str, np.ufunc] = {
 
 
 # Rounding to nearest: the largest relative error, and the largest error of subnormal values.
-_ROUNDING = {"float32": (2.0**-24, 2.0**-150), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
+_ROUNDING = {
+    "float32": (2.0**-24, 2.0**-150),
+    "float16": (2.0**-11, 2.0**-25),
+    "bfloat16": (2.0**-8, 2.0**-134),
+    "float8_e4m3": (2.0**-5, 2.0**-136),  # relative to the largest value
+}
 
 
 class Source(Protocol):
@@ -113,7 +120,7 @@ def alphabet(case: Case) -> Values:
     terms = case.ranks if case.op in ("sum", "mean") else 1
     step = case.ranks if case.op == "mean" else 1
     bounds = [(_exact(case.dtype) // (terms * step), case.dtype, "--dtype")]
-    bounds += [(_exact(wire) // terms, wire, "--wire") for wire in case.wires]
+    bounds += [(_exact(wire) // terms, wire, "--wire") for wire in case.wires if not shares_scale(wire)]
     bound, narrowest, option = min(bounds)
     if bound < 1:
         raise PlanError(f"a {case.op} over {case.ranks} ranks is not exact in {narrowest}: choose a wider {option}")
@@ -128,13 +135,28 @@ def fill(target: Values, source: Source, rank: int) -> None:
         target[begin:end] = source.values(rank, begin, end)
 
 
-def count_wrong(case: Case, source: Source, results: list[Values]) -> list[int]:
-    """Count wrong and missing elements of each contestant's result, by the exact reference of this rank."""
+def shares_scale(wire: str) -> bool:
+    """Tell whether the values of a message share a scale."""
+    return wire in wires() and wires()[wire].dtype is None
+
+
+def count_wrong(case: Case, source: Source, results: list[Values], over: Sequence[str] = ()) -> list[int]:
+    """Count wrong and missing elements of each contestant's result, by the exact reference of this rank.
+
+    `over` has the wires of the contestants. Where values share a scale, an element may be off by what rounding allows.
+    """
     wrong = [0] * len(results)
+    rounded = {index: wire for index, wire in enumerate(over) if shares_scale(wire) and case.op != "prod"}
+    largest = float(alphabet(case)[-1]) * (1 if case.op == "mean" else case.ranks) if rounded else 0.0
     for offset, expected in _reference(case, source):
         for contestant, result in enumerate(results):
             part = result[offset : offset + len(expected)]
-            wrong[contestant] += len(expected) - int(np.count_nonzero(part == expected[: len(part)]))
+            right = expected[: len(part)]
+            wrong[contestant] += len(expected) - len(part)
+            if wire := rounded.get(contestant):
+                wrong[contestant] += count_beyond_rounding(part, right, np.asarray(largest), case.ranks, wire)
+            else:
+                wrong[contestant] += int(np.count_nonzero(part != right))
     return wrong
 
 
@@ -162,6 +184,8 @@ def count_beyond_rounding(
         The number of wrong elements.
     """
     relative, smallest = _ROUNDING[dtype]
+    if shares_scale(dtype):
+        magnitudes = magnitudes.max(initial=0)
     allowed = (ranks + 1) * (relative * magnitudes + smallest)
     right = np.abs(means - exact) <= 1.01 * allowed
     return int(np.count_nonzero(~right))
@@ -176,6 +200,8 @@ def _exact(dtype: str) -> int:
 
 def _largest(dtype: str) -> float:
     """Give the number up to which a dtype represents all powers of two."""
+    if shares_scale(dtype):
+        return 2.0**17  # beside it, from 1 on
     if dtype == "bfloat16":
         return _largest("float32")
     return float(np.finfo(dtype).max) if np.dtype(dtype).kind == "f" else float(np.iinfo(dtype).max)

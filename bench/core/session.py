@@ -320,7 +320,8 @@ class Session(ABC, Generic[Block, C, R]):
             contestant.pull()
         parts = self.parts(case, contestants[0]) if contestants else []
         for index, (part, source) in enumerate(zip(parts, sources, strict=False)):
-            own += count_wrong(part, source, [contestant.results[index] for contestant in contestants])
+            results = [contestant.results[index] for contestant in contestants]
+            own += count_wrong(part, source, results, [getattr(each, "wire", "") for each in contestants])
         return sum_over_ranks(self.comm, own.tolist())
 
     def series(self, case: Case, contestants: list[C]) -> tuple[Series, Series | None]:

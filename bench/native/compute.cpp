@@ -11,6 +11,7 @@
 #include <gradientflow/compute/simd.hpp>
 #include <gradientflow/compute/sum_of_squares.hpp>
 #include <gradientflow/compute/top_k.hpp>
+#include <gradientflow/compute/wire.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -44,6 +45,18 @@ void cast(const std::string& level, std::uintptr_t destination, const std::strin
           std::uintptr_t source, const std::string& source_dtype, std::size_t count, float scale) {
   compute::cast_at(compute::simd_from_name(level), pointer_to(destination), dtype_from_name(destination_dtype),
                    pointer_to(source), dtype_from_name(source_dtype), count, scale);
+}
+
+void encode(const std::string& level, const std::string& wire, std::uintptr_t segment, std::uintptr_t values,
+            std::size_t count, float factor) {
+  compute::encode_at(compute::simd_from_name(level), wire_from_name(wire), pointer_to<std::byte>(segment),
+                     pointer_to<const std::byte>(values), count, factor);
+}
+
+void decode(const std::string& level, const std::string& wire, std::uintptr_t values, std::uintptr_t segment,
+            std::size_t count, float factor) {
+  compute::decode_at(compute::simd_from_name(level), wire_from_name(wire), pointer_to<std::byte>(values),
+                     pointer_to<const std::byte>(segment), count, factor);
 }
 
 void copy(const std::string& level, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes,
@@ -111,6 +124,10 @@ void bind(py::module_& module) {
              py::arg("dtype"), py::arg("op"), py::arg("divisor") = 1, py::arg("streaming") = false, without_gil);
   module.def("cast", &cast, py::arg("level"), py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),
              py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
+  module.def("encode", &encode, py::arg("level"), py::arg("wire"), py::arg("segment"), py::arg("values"),
+             py::arg("count"), py::arg("factor") = 1.0F, without_gil);
+  module.def("decode", &decode, py::arg("level"), py::arg("wire"), py::arg("values"), py::arg("segment"),
+             py::arg("count"), py::arg("factor") = 1.0F, without_gil);
   module.def("copy", &copy, py::arg("level"), py::arg("destination"), py::arg("source"), py::arg("bytes"),
              py::arg("streaming") = false, without_gil);
   module.def("copy_rep_movsb", &copy_rep_movsb, py::arg("destination"), py::arg("source"), py::arg("bytes"),

@@ -11,7 +11,7 @@
 
 namespace gradientflow {
 
-enum class Wire : std::uint8_t { float32, float16, bfloat16 };
+enum class Wire : std::uint8_t { float32, float16, bfloat16, float8_e4m3 };
 
 // A segment, the values of one message, is a header and its elements.
 struct WireTraits {
@@ -22,10 +22,11 @@ struct WireTraits {
 };
 
 // In the order of enum class Wire; Python reads it as gradientflow.wires.
-inline constexpr std::array<WireTraits, 3> wires = {{
+inline constexpr std::array<WireTraits, 4> wires = {{
     {.name = "float32", .element = 4, .header = 0, .dtype = DType::float32},
     {.name = "float16", .element = 2, .header = 0, .dtype = DType::float16},
     {.name = "bfloat16", .element = 2, .header = 0, .dtype = DType::bfloat16},
+    {.name = "float8_e4m3", .element = 1, .header = sizeof(float), .dtype = {}},  // the header is a scale
 }};
 
 [[nodiscard]] constexpr const WireTraits& traits_of(Wire wire) { return wires[static_cast<std::size_t>(wire)]; }

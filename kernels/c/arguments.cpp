@@ -98,8 +98,14 @@ engine::GradientPool::Options pool_options(const Given& options) {
 DType dtype_of(int dtype) { return meaning_of(dtype, GF_FLOAT16, dtypes, "gf_dtype of tensors", ErrorKind::type); }
 
 std::optional<Wire> given_wire(const gf_dtype& field) {
-  const int wire = number_of(field);
-  return wire == GF_NO_DTYPE ? std::nullopt : std::optional(wire_of(dtype_of(wire)));
+  switch (const int wire = number_of(field)) {
+    case GF_NO_DTYPE:
+      return {};
+    case GF_FLOAT8_E4M3:
+      return Wire::float8_e4m3;
+    default:
+      return wire_of(dtype_of(wire));
+  }
 }
 
 std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors, std::size_t element) {

@@ -143,7 +143,7 @@ int gf_nodes(const gf_communicator* communicator);
 // ---- arguments of calls ---------------------------------------------------------------------------------------------
 
 typedef enum gf_dtype {
-  GF_NO_DTYPE = 0,  // only as gf_call_options.wire
+  GF_NO_DTYPE = 0,  // only as a wire: none
   GF_FLOAT16 = 1,   // IEEE binary16
   GF_BFLOAT16 = 2,
   GF_FLOAT32 = 3,
@@ -152,7 +152,8 @@ typedef enum gf_dtype {
   GF_UINT8 = 6,
   GF_INT32 = 7,
   GF_INT64 = 8,
-  GF_BOOL = 9,  // one byte, 0 or 1
+  GF_BOOL = 9,          // one byte, 0 or 1
+  GF_FLOAT8_E4M3 = 10,  // only as a wire
 } gf_dtype;
 
 // Bytes of one element; 0 for GF_NO_DTYPE and unknown values.
@@ -177,7 +178,7 @@ typedef enum gf_algorithm {
 typedef struct gf_call_options {
   size_t size;  // sizeof(gf_call_options): tells the library which fields the program knows
   gf_algorithm algorithm;
-  gf_dtype wire;  // for allreduce of FLOAT32: FLOAT16 or BFLOAT16, to which values are rounded between nodes
+  gf_dtype wire;  // of allreduce: FLOAT32 is rounded to FLOAT16, BFLOAT16 or FLOAT8_E4M3 between nodes
   int device;     // the CUDA device of the arrays, the same in all calls of a communicator; or GF_HOST
   void* stream;   // a cudaStream_t of that device. The call sees work enqueued before it, and work enqueued after it
                   // sees the result; the host does not wait for the device

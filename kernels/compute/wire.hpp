@@ -9,9 +9,17 @@
 namespace gradientflow::compute {
 
 // A segment of `count` values, each multiplied by `factor`, and the values of a segment, likewise. Without a header an
-// element is rounded to nearest even, as by cast(). Values of a segment give the same segment again: ranks that pass a
-// result on do not change it. The bits are the same at every SIMD level.
+// element is rounded to nearest even, as by cast(). In float8_e4m3 the header is a scale, the largest finite magnitude
+// over 256, or the smallest normal number if that is larger; the elements are the values over the scale, rounded to
+// nearest even. Infinity becomes NaN. Values of a segment give the same segment again: ranks that pass a result on do
+// not change it. The bits are the same at every SIMD level.
 void encode(Wire wire, std::byte* segment, const std::byte* values, std::size_t count, float factor);
 void decode(Wire wire, std::byte* values, const std::byte* segment, std::size_t count, float factor);
+
+// The same at a given level, for tests that compare the levels. Throws Error(value) if `level` cannot run here.
+void encode_at(SimdLevel level, Wire wire, std::byte* segment, const std::byte* values, std::size_t count,
+               float factor);
+void decode_at(SimdLevel level, Wire wire, std::byte* values, const std::byte* segment, std::size_t count,
+               float factor);
 
 }  // namespace gradientflow::compute

@@ -255,6 +255,18 @@ def test_a_tiled_source_repeats_its_block() -> None:
     assert source.values(1, 3, 12).tolist() == [13, 14, 10, 11, 12, 13, 14, 10, 11]
 
 
+def test_values_that_share_a_scale_may_be_off_by_a_part_of_the_largest() -> None:
+    case = make_case("allreduce", 4 * CHUNK, op="mean", wires=("float8_e4m3",))
+    letters = alphabet(case)
+    source = RandomSource(letters, seed=3)
+    right = np.mean([source.values(rank, 0, CHUNK) for rank in range(case.ranks)], axis=0)
+    far = right.copy()
+    far[[0, 1, -1]] += letters[-1]
+    near = right + letters[-1] / 64
+    over = ["float8_e4m3", "float8_e4m3", "float32", "float8_e4m3"]
+    assert count_wrong(case, source, [near, far, near, right[:-2]], over) == [0, 3, CHUNK, 2]
+
+
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
 def test_every_wrong_element_is_counted(collective: str) -> None:
     case = make_case(collective, 4 * 3 * (CHUNK // 2 + 11), rank=0)
@@ -357,6 +369,7 @@ def test_rates_are_read_as_tc_writes_them(rate: str, bytes_a_second: float | Non
         ("allreduce", "float32", 1.5),
         ("allreduce", "float16", 0.75),
         ("allreduce", "bfloat16", 0.75),
+        ("allreduce", "float8_e4m3", 0.375),
         ("reduce-scatter", "float32", 0.75),
         ("allgather", "float32", 0.75),
         ("broadcast", "float32", 1.0),
@@ -705,7 +718,7 @@ def test_every_wire_is_a_contestant() -> None:
         *(("auto", wire, "float32", 0) for wire in WIRES),
         ("mpi", "float32", "float32", 0),
     ]
-    assert sum("no wire" in remark for remark in outcome.remarks) == 2
+    assert sum("no wire" in remark for remark in outcome.remarks) == len(WIRES) - 1
     assert any("nothing is rounded" in remark for remark in outcome.remarks)  # one node
 
 

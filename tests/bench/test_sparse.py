@@ -58,6 +58,7 @@ def make_plan(**changes: Any) -> SparsePlan:
         ({"chunk_sizes": ()}, "--chunk names nothing"),
         ({"momentum": 1.1}, "--momentum needs a number from 0 to 1, not 1.1"),
         ({"wires": ("int8",)}, "--wire does not know 'int8'"),
+        ({"wires": ("float8_e4m3",)}, "--wire does not know 'float8_e4m3'"),
         ({"peers": ("nccl",)}, "--compare does not know 'nccl'"),
         ({"iterations": 0}, "--iterations"),
         ({"seconds": 0.0}, "--seconds"),

@@ -881,7 +881,7 @@ class Other: ...
         (["--strategy", "dense; cscs"], "there is no strategy 'cscs': there are asgd, auto, csc, dense, "),
         (["--strategy", "csc(density=0.1, chunk=3)"], "the arguments of csc are density, chunk_size, "),
         (["--strategy", "csc(density=2)"], "'csc(density=2)': density is above 0 and at most 1, not 2"),
-        (["--strategy", "dense(wire='int8')"], "wire is one of float32, float16, bfloat16, not 'int8'"),
+        (["--strategy", "dense(wire='int8')"], "wire is one of float32, float16, bfloat16, float8_e4m3, not 'int8'"),
         (["--strategy", "dense(fusion_threshold='x')"], "'x'"),
         (["--strategy", "; "], "names no strategy"),
         (["--strategy", "nowhere.py:Mine"], "the file of a strategy cannot be read"),

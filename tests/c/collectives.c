@@ -177,6 +177,15 @@ static void wire(void) {
     allreduce(count, &options, 1);
   }
 
+  // In FLOAT8_E4M3 the largest value of a message is exact.
+  float* const equal = filled(count);
+  gf_call_options narrow = GF_CALL_OPTIONS_INIT;
+  narrow.wire = GF_FLOAT8_E4M3;
+  for (size_t i = 0; i < count; ++i) equal[i] = 3;
+  OK(gf_allreduce(communicator, equal, equal, count, GF_FLOAT32, GF_SUM, &narrow));
+  for (size_t i = 0; i < count; ++i) REQUIRE(equal[i] == 3.0F * (float)size);
+  free(equal);
+
   // 1e6 is no float16: infinite where it travels between nodes, untouched inside one.
   float* const x = filled(count);
   x[3] = x[4000] = 1e6F;

@@ -289,6 +289,7 @@ static void wrong_top_k_pools(void) {
   WRONG(momentum, NAN, GF_ERROR_VALUE, "from 0 to below 1");
   WRONG(clip, -1, GF_ERROR_VALUE, "above 0, not -1");
   WRONG(wire, GF_INT8, GF_ERROR_VALUE, "int8");
+  WRONG(wire, GF_FLOAT8_E4M3, GF_ERROR_VALUE, "sends values one by one, and those of float8_e4m3 share a scale");
   WRONG(algorithm, (gf_algorithm)99, GF_ERROR_VALUE, "99 is not");
   WRONG(extra, huge, GF_ERROR_VALUE, "more elements than");
 #undef WRONG
@@ -402,6 +403,7 @@ static void wrong_values(void) {
   REFUSED(gf_pool_create(communicator, counts, 2, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "more elements than");
   REFUSED(gf_pool_create(communicator, counts + 1, 1, (gf_dtype)77, NULL, &pool), GF_ERROR_TYPE, "77 is not");
   REFUSED(gf_pool_create(communicator, counts + 1, 1, GF_INT32, NULL, &pool), GF_ERROR_TYPE, "floating");
+  REFUSED(gf_pool_create(communicator, counts + 1, 1, GF_FLOAT8_E4M3, NULL, &pool), GF_ERROR_TYPE, "10 is not");
   REQUIRE(gf_dtype_size((gf_dtype)77) == 0 && gf_dtype_size(GF_BFLOAT16) == 2 && gf_dtype_size(GF_FLOAT64) == 8);
 }
 

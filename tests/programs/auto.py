@@ -116,7 +116,7 @@ def check_wires_only_if_allowed(comm: gf.Communicator) -> None:
     with trained(comm, words(allow="bfloat16")) as (each, _):
         each.load_state_dict(state)  # whose choice is not allowed here
         assert (chosen(each) is None) == (comm.nodes > 1)
-    with raises(ArgumentError, "allow is a sequence of the wires float16, bfloat16, not ('int8',)"):
+    with raises(ArgumentError, "allow is a sequence of the wires float16, bfloat16, float8_e4m3, not ('int8',)"):
         Auto(allow=("int8",))
     with raises(ArgumentTypeError, "allow is a sequence of wires, not None"):
         Auto(allow=None)  # type: ignore[arg-type]

@@ -331,6 +331,12 @@ def check_wire(comm: gf.Communicator) -> None:
     handle = comm.allreduce_async(x, "mean", wire="float16")
     handle.wait()
     np.testing.assert_allclose(x.get(), (SIZE + 1) / 2, rtol=2e-3)
+    everyone = [np.random.default_rng(rank).standard_normal(5000).astype(np.float32) for rank in range(SIZE)]
+    x = device.asarray(everyone[RANK], DEVICE)
+    handle = comm.allreduce_async(x, "mean", wire="float8_e4m3")
+    handle.wait()
+    assert np.abs(x.get() - np.mean(everyone, axis=0)).max() <= (SIZE + 1) / 64 * np.abs(everyone).max()
+    assert handle.nonfinite == (0 if comm.nodes > 1 else None)
     x.set(60_000)
     handle = comm.allreduce_async(x, "sum", wire="float16")
     handle.wait()

@@ -65,7 +65,9 @@ def trees_wires_and_nothing() -> None:
     assert found["a"].tolist() == [SIZE * (SIZE + 1) / 2] * 3
     assert int(found["b"][0]) == SIZE * (SIZE - 1) // 2
     assert found["b"][1].shape == (0, 2)
-    assert jax.jit(partial(reduce, wire="float16"))(jnp.full(4, RANK + 1.0)).tolist() == [SIZE * (SIZE + 1) / 2] * 4
+    for wire in ("float16", "float8_e4m3"):
+        assert jax.jit(partial(reduce, wire=wire))(jnp.full(4, RANK + 1.0)).tolist() == [SIZE * (SIZE + 1) / 2] * 4
+    raises("wire is one of float32, float16, bfloat16, float8_e4m3, not 'int8'", lambda: reduce(1.0, wire="int8"))
     raises("wire 'float16' goes with float32", lambda: reduce(jnp.ones(2, jnp.int32), wire="float16"))
 
 

@@ -27,6 +27,7 @@ RANK, SIZE = comm.rank, comm.size
 STRATEGIES = (
     "dense",
     "dense(wire='bfloat16')",
+    "dense(wire='float8_e4m3')",
     "dense(fusion_threshold=64)",
     "csc(density=0.3, chunk_size=32, momentum=0.9)",
     "top_k(ratio=8)",

@@ -173,6 +173,14 @@ def check_wire(comm: gf.Communicator) -> None:
         assert np.isfinite(found[3:]).all()
         comm.allreduce(mean, "mean", algorithm=algorithm, wire="float16")
         assert np.allclose(mean.get(), values, rtol=3e-3), "a mean is divided before it can be too large"
+    if SIZE > 1:
+        with raises(ArgumentError, "NCCL does not add values that share a scale, as those of float8_e4m3"):
+            comm.allreduce(mean, algorithm="nccl", wire="float8_e4m3")
+        mean.set(2.0)
+        handle = comm.allreduce_async(mean, wire="float8_e4m3")
+        handle.wait()
+        assert not handle.path.startswith("nccl")
+        assert (mean.get() == 2 * SIZE).all()
 
 
 def check_streams(comm: gf.Communicator) -> None:

@@ -447,8 +447,10 @@ def check_arguments(comm: gf.Communicator) -> None:
     if SIZE > 1:
         with raises(ArgumentError, "fewer servers"):
             make(comm, [np.zeros(3, np.float32)], servers=SIZE)
-    with raises(ArgumentError, "wire is one of float32, float16, bfloat16, not 'float64'"):
+    with raises(ArgumentError, "wire is one of float32, float16, bfloat16, float8_e4m3, not 'float64'"):
         make(comm, weights, wire="float64")
+    with raises(ArgumentError, "a parameter server sends values one by one, and those of float8_e4m3 share a scale"):
+        make(comm, weights, wire="float8_e4m3")
     with raises(ArgumentError, "names"):
         make(comm, weights, names=["a"])
     with raises(ArgumentError, "nobody"):

@@ -211,7 +211,7 @@ def check_wires_between_nodes(comm: gf.Communicator, digests: Digests, settings:
     """What was rounded on its way is the same everywhere, too: a rank keeps what it sent to the others."""
     inputs = wild_inputs("float32", 3)
     pool, array = comm.empty(COUNT), np.empty(COUNT, np.float32)
-    for wire in ("float16", "bfloat16"):
+    for wire in ("float16", "bfloat16", "float8_e4m3"):
         for algorithm in ALGORITHMS[:-1]:
             for op in OPS:
                 for count, memory in ((1, pool), (1000, array), (COUNT, pool if op == "sum" else array)):

@@ -37,7 +37,8 @@ def main() -> None:
     for count in COUNTS:
         for algorithm in ("auto", "ring", "recursive_doubling", "hierarchical", "hierarchical_lanes"):
             compare("allreduce", "allreduce", count, algorithm)
-            compare("allreduce in float16", "allreduce", count, algorithm, "float16")
+            for wire in ("float16", "float8_e4m3"):
+                compare(f"allreduce in {wire}", "allreduce", count, algorithm, wire)
         compare("allgather", "allgather", count)
     compare("barrier", "barrier", 0)
     comm.close()

@@ -290,9 +290,11 @@ def check_blocks(comm: gf.Communicator) -> None:
 @on_ranks(1, 3)
 def check_wires(comm: gf.Communicator) -> None:
     """Only float32 can travel as something shorter, only in allreduce, and only in messages of our own."""
-    for wire in ("float16", "bfloat16"):
+    for wire in ("float16", "bfloat16", "float8_e4m3"):
         for dtype in (np.float64, np.int32, np.int8, np.bool_):
-            with raises(ArgumentTypeError, f"cannot travel as {wire}: float32 can, as float16 or bfloat16"):
+            with raises(
+                ArgumentTypeError, f"cannot travel as {wire}: float32 can, as float16, bfloat16 or float8_e4m3"
+            ):
                 comm.allreduce(mine(dtype), "max", wire=wire)
             with raises(ArgumentTypeError, "cannot travel"):
                 comm.allreduce_async(mine(dtype), "max", wire=wire)
@@ -301,7 +303,7 @@ def check_wires(comm: gf.Communicator) -> None:
     with raises(ArgumentTypeError, "a tensor of float16 cannot travel as bfloat16"):
         comm.allreduce(mine(np.float16), wire="bfloat16")
     for wire in ("float64", "int8", "float8", "half", "Float16"):
-        with raises(ArgumentError, f"wire is one of float32, float16, bfloat16, not '{wire}'"):
+        with raises(ArgumentError, f"wire is one of float32, float16, bfloat16, float8_e4m3, not '{wire}'"):
             comm.allreduce(mine(), wire=wire)
     for call in (comm.broadcast, comm.reduce, comm.allgather, comm.reduce_scatter):
         try:

@@ -117,7 +117,7 @@ def check_whole_numbers_are_exact(comm: gf.Communicator) -> None:
 
 
 def check_wire(comm: gf.Communicator) -> None:
-    models = {wire: seeded(lambda: nn.Linear(6, 500)) for wire in (None, "float16", "bfloat16")}
+    models = {wire: seeded(lambda: nn.Linear(6, 500)) for wire in (None, "float16", "bfloat16", "float8_e4m3")}
     sent = {}
     for wire, model in models.items():
         optimizer = gft.DistributedOptimizer(sgd(model), model, comm, wire=wire)
@@ -129,8 +129,9 @@ def check_wire(comm: gf.Communicator) -> None:
         sent[wire] = WORLD.allreduce(optimizer.bytes_sent)
     assert_close(models["float16"], models[None], 1e-3)
     assert_close(models["bfloat16"], models[None], 1e-2)
+    assert_close(models["float8_e4m3"], models[None], 5e-2)
     if comm.nodes > 1:
-        assert sent["float16"] < sent[None]
+        assert sent["float8_e4m3"] < sent["float16"] < sent[None]
 
 
 @on_ranks(1, 3)
@@ -577,8 +578,14 @@ def check_clipping_and_gradients_by_hand(comm: gf.Communicator) -> None:
 
 def check_grad_scaler(comm: gf.Communicator) -> None:
     """An overflow on one rank: all ranks skip the step, and go on with the same scale."""
+    for wire in (None, "float8_e4m3"):  # which has no infinity, but NaN
+        scale_with_an_overflow(comm, wire)
+
+
+def scale_with_an_overflow(comm: gf.Communicator, wire: str | None) -> None:
     model = seeded(Tied)
-    optimizer = gft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, fused=True), model, comm)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    optimizer = gft.DistributedOptimizer(inner, model, comm, wire=wire)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     for step in range(4):
         before = copy.deepcopy(model)
@@ -974,7 +981,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
         gft.DistributedOptimizer(sgd(m := nn.LazyLinear(2)), m, comm)
     with raises(ArgumentError, "no parameter that requires gradients"):
         gft.DistributedOptimizer(sgd(m := nn.Linear(2, 2).requires_grad_(False)), m, comm)
-    with raises(ArgumentError, "wire is one of float32, float16, bfloat16, not 'int4'"):
+    with raises(ArgumentError, "wire is one of float32, float16, bfloat16, float8_e4m3, not 'int4'"):
         gft.DistributedOptimizer(sgd(model), model, comm, wire="int4")
     with raises(ArgumentError, "8 apples"):
         gft.DistributedOptimizer(sgd(model), model, comm, fusion_threshold="8 apples")

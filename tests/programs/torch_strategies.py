@@ -612,6 +612,7 @@ def check_training_in_16_bits_learns(comm: gf.Communicator) -> None:
         (torch.bfloat16, None, CSC(0.4, chunk_size=16)),
         (torch.half, "dynamic", CSC(0.4, chunk_size=16)),
         (torch.half, 1024, Dense()),
+        (torch.float, "dynamic", Dense(wire="float8_e4m3")),
     ):
         model = seeded(Net).to(dtype)
         optimizer = gft.DistributedOptimizer(sgd(model, 0.2), model, comm, strategy=strategy, loss_scale=scale)

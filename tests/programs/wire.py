@@ -96,6 +96,39 @@ def check_two_ranks_to_the_bit(comm: gf.Communicator) -> None:
         assert (found == wanted).all(), f"mean of {count} by {algorithm} as {wire}"
 
 
+def check_float8_is_within_its_half_steps(comm: gf.Communicator) -> None:
+    """A value is rounded to a 32nd of the largest in its segment, and a sum likewise each time that it travels on."""
+    for algorithm, (count, unit) in itertools.product(ALGORITHMS, [*((count, 1) for count in COUNTS), (1009, 2e-42)]):
+        inputs = [each * np.float32(unit) for each in inputs_of(count, 8)]
+        exact = np.sum(inputs, axis=0, dtype=np.float64)
+        allowed = (SIZE + 1) / 2 * (np.max(np.abs(inputs), initial=0) / 32 * 1.001 + 2.0**-136)
+        for op, divisor in (("sum", 1), ("mean", SIZE)):
+            found, nonfinite = reduce_over(comm, inputs[RANK], op, algorithm, "float8_e4m3")
+            what = f"{op} of {count} by {algorithm}"
+            assert (np.abs(found - exact / divisor) <= allowed * SIZE / divisor).all(), f"{what} is not near to NumPy"
+            assert nonfinite == 0
+            assert len(set(WORLD.allgather(found.tobytes()))) == 1, f"{what} differs between ranks"
+        for lost in (np.inf, -np.inf, np.nan):
+            x = inputs[RANK].copy()
+            x[: 1 if RANK == SIZE - 1 else 0] = lost
+            found, nonfinite = reduce_over(comm, x, "mean", algorithm, "float8_e4m3")
+            assert nonfinite == min(count, 1)
+            assert np.isnan(found[:1]).all()
+
+
+@on_ranks(2, 3)
+def check_a_large_value_coarsens_its_own_segment(_: gf.Communicator) -> None:
+    inputs = inputs_of(30_011, 9)
+    for each in inputs:
+        each[0] = 1e6
+    exact = np.mean(inputs, axis=0, dtype=np.float64)
+    allowed = (SIZE + 1) / 64 * np.max(np.abs(inputs)[:, -3000:]) * 1.001
+    with gf.init(config={"node_size": "1", "segment_bytes": "1024", "doubling_bytes": "0"}) as comm:
+        for algorithm in ALGORITHMS:
+            found, _ = reduce_over(comm, inputs[RANK], "mean", algorithm, "float8_e4m3")
+            assert (np.abs(found - exact)[-1000:] <= allowed).all(), algorithm
+
+
 # ---- range -----------------------------------------------------------------------------------------------------------
 
 
@@ -191,5 +224,7 @@ def check_inside_a_node_nothing_is_rounded(_: gf.Communicator) -> None:
 
 
 run_checks(
-    SETTINGS, once=[check_inside_a_node_nothing_is_rounded], by_mpi=[check_where_nothing_is_rounded_nothing_is_counted]
+    SETTINGS,
+    once=[check_inside_a_node_nothing_is_rounded, check_a_large_value_coarsens_its_own_segment],
+    by_mpi=[check_where_nothing_is_rounded_nothing_is_counted],
 )

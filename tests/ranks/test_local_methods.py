@@ -31,10 +31,10 @@ def test_local_methods(check: Callable[..., Any], ranks: int) -> None:
         ("diloco(mixing=1.0)", "mixing is from 0 to below 1, not 1.0"),
         ("diloco(outer_rate=-1.0)", "outer_rate is above 0, not -1.0"),
         ("diloco(outer_momentum=1.0)", "outer_momentum is from 0 to below 1"),
-        ("diloco(wire='float64')", "wire is one of float32, float16, bfloat16, not 'float64'"),
+        ("diloco(wire='float64')", "wire is one of float32, float16, bfloat16, float8_e4m3, not 'float64'"),
         ("sparse_loco(decay=1.5)", "decay is from 0 to 1, not 1.5"),
         ("powersgd(rank=0)", "rank is 1 or more"),
-        ("powersgd(wire='int8')", "wire is one of float32, float16, bfloat16, not 'int8'"),
+        ("powersgd(wire='int8')", "wire is one of float32, float16, bfloat16, float8_e4m3, not 'int8'"),
     ],
 )
 def test_bad_arguments_are_refused(words: str, message: str) -> None:

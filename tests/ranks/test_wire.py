@@ -1,4 +1,4 @@
-"""Values that travel between nodes as float16 or bfloat16."""
+"""Values that travel between nodes as float16, bfloat16 or float8_e4m3."""
 
 from __future__ import annotations
 

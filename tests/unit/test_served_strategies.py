@@ -43,6 +43,8 @@ def test_words_and_policies() -> None:
         ("ssd_sgd(decay=1.0)", "decay is from 0 to below 1"),
         ("ssd_sgd(epsilon=0.0)", "epsilon is above 0"),
         ("ssgd(wire='int8')", "wire is one of float32, float16, bfloat16"),
+        ("ssgd(wire='float8_e4m3')", "ssgd sends values one by one, and those of float8_e4m3 share a scale"),
+        ("lags(wire='float8_e4m3')", "lags sends values one by one, .* take float32, float16 or bfloat16"),
         ("ssgd(optimizer='sdg')", "did you mean sgd"),
         ("asgd(servers=0)", "servers is 1 or more"),
         ("dssp(4, 3)", "high is 4 or more"),

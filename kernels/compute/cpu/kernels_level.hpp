@@ -4,6 +4,7 @@
 #include "cast_kernel.hpp"
 #include "chunk_kernel.hpp"
 #include "copy_kernel.hpp"
+#include "float8.hpp"
 #include "nonfinite_kernel.hpp"
 #include "norm_kernel.hpp"
 #include "reduce_kernel.hpp"
@@ -43,6 +44,9 @@ constinit const KernelTable kernels = {
             {cast<BFloat16, Float16>, cast<BFloat16, BFloat16>, cast<BFloat16, Float32>},
             {cast<Float32, Float16>, cast<Float32, BFloat16>, cast<Float32, Float32>},
         },
+    .to_float8 = cast<Float8, Float32>,
+    .from_float8 = cast<Float32, Float8>,
+    .largest_finite = largest_finite,
     .count_nonfinite = {count_nonfinite<std::uint16_t, 0x7c00u>, count_nonfinite<std::uint16_t, 0x7f80u>,
                         count_nonfinite<std::uint32_t, 0x7f800000u>},
     .copy = {copy<false>, copy<true>},

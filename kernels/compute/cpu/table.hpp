@@ -46,6 +46,7 @@ struct CorrectCall {
 
 using ReduceKernel = void (*)(const ReduceCall& call);
 using CastKernel = void (*)(void* destination, const void* source, std::size_t count, float scale);
+using LargestKernel = float (*)(const void* source, std::size_t count);
 using CountKernel = std::size_t (*)(const void* source, std::size_t count);
 using CopyKernel = void (*)(void* destination, const void* source, std::size_t bytes);
 using UpdateResidualKernel = double (*)(const UpdateResidual& call);
@@ -70,6 +71,9 @@ using StepTable = AllSteps::All<StepKernels>;
 struct KernelTable {
   ReduceKernel reduce[9][5];
   CastKernel cast[3][3];  // [destination][source]
+  CastKernel to_float8;   // from float32
+  CastKernel from_float8;
+  LargestKernel largest_finite;  // of float32
   CountKernel count_nonfinite[3];
   CopyKernel copy[2];  // cached, streaming
   UpdateResidualKernel update_residual[3];
