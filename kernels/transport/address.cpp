@@ -25,7 +25,7 @@ Place parse_place(const std::string& text) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   } else if (host.find_first_of(":[] ") != std::string::npos) {
-    host.clear();  // such as an address of IPv6 without brackets, whose last part is no port
+    host.clear();  // such as an IPv6 address without brackets, whose last part is no port
   }
   if (host.empty() || error != std::errc() || end != last || port < 0 || port > 65535) {
     throw Error(ErrorKind::value,

@@ -8,7 +8,7 @@
 
 namespace gradientflow::transport {
 
-// Where its endpoint may still use it, because a request was given up, it stays for good: declare it before the
+// Buffer that is never freed if its endpoint may still use it, because a request was abandoned. Declare it before the
 // requests that use it.
 class Buffer {
  public:

@@ -1,5 +1,5 @@
-// Open files that belong to one process: a process that is forked off does not keep them open, so that others see when
-// this one ends, and does not use them.
+// Open files owned by one process. A forked process closes its copies and cannot use them, so peers see when the owner
+// ends.
 #pragma once
 
 #include <utility>
@@ -11,7 +11,7 @@ namespace gradientflow::transport {
 class Descriptor {
  public:
   Descriptor() = default;
-  explicit Descriptor(int number);  // takes it over; negative: none
+  explicit Descriptor(int number);  // takes ownership; negative: no file
   Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)), forks_(other.forks_) {}
   Descriptor& operator=(Descriptor&& other) noexcept;
   Descriptor(const Descriptor&) = delete;

@@ -1,8 +1,8 @@
-// What moves messages between the ranks of a communicator: the one interface under Messages and Mailbox. MPI is behind
-// it (mpi/), or connections of our own (tcp/).
+// Transport of messages between the ranks of a communicator: the one interface under Messages and Mailbox. The
+// implementation is MPI (mpi/) or our own connections (tcp/).
 //
 // Messages with one tag between two ranks are received in the order in which they were sent. Every call may be made by
-// any thread, if the limits say so; none blocks but the set-up calls and pause().
+// any thread, if the limits say so. None blocks except the set-up calls and pause().
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ namespace gradientflow::transport {
 
 class Endpoint;
 
-// What is known of a message before it is received.
+// Source, tag and size of a message, known before it is received.
 struct Envelope {
   int source = -1;
   int tag = -1;
@@ -36,10 +36,10 @@ struct Envelope {
   [[nodiscard]] bool is_from(int rank) const noexcept { return rank == any_source || rank == source; }
 };
 
-// Of memory that is sent or received into: kept until the transport is done with it, perhaps for ever.
+// Owner of memory that is sent or received into: kept until the transport is done with it, perhaps forever.
 using Owner = std::shared_ptr<const void>;
 
-// A send or receive under way, which its endpoint must outlive. If it is destroyed before it has ended, it is given up.
+// A send or receive under way, which its endpoint must outlive. Destroying it early gives it up.
 class Request {
  public:
   enum class Kind : std::uint8_t { send, receive };
@@ -70,13 +70,12 @@ class Request {
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] Kind kind() const noexcept { return kind_; }
 
-  // Forgets a receive, whose memory is not written to any more once this returns, if the endpoint can see to that. The
-  // memory of a send is kept until it may go: by `owner`, or by a copy, or, if the endpoint can do neither, it must
-  // stay for good (Endpoint::has_abandoned_requests). Without an owner, a message that has only been announced may be
-  // withdrawn.
+  // Abandons the request. A receive's memory is not written to after this returns, if the endpoint can prevent it. A
+  // send's memory is kept until it may be freed, by `owner` or by a copy; if the endpoint can do neither, it must stay
+  // for good (Endpoint::has_abandoned_requests). Without an owner, a message only announced may be withdrawn.
   void give_up(Owner owner = {}) noexcept;
 
-  // For endpoints: what stands for the request there, and that it has ended.
+  // Used by endpoints: their handle of the request, and the mark that it has ended.
   [[nodiscard]] std::uint64_t handle() const noexcept { return handle_; }
   void end() noexcept { endpoint_ = nullptr; }
 
@@ -87,8 +86,8 @@ class Request {
   Kind kind_ = Kind::send;
 };
 
-// A message that nobody had posted a receive for, taken out of its endpoint, which must outlive it. If it is destroyed
-// before it is received, it is discarded, and its sender need not wait.
+// A message without a posted receive, taken out of its endpoint, which must outlive it. Destroying it before it is
+// received discards the message; its sender need not wait.
 class Arrival {
  public:
   Arrival(Endpoint& endpoint, std::uint64_t handle, const Envelope& envelope)
@@ -102,7 +101,7 @@ class Arrival {
 
   [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
 
-  // For endpoints.
+  // Used by endpoints.
   [[nodiscard]] std::uint64_t handle() const noexcept { return handle_; }
   void end() noexcept { endpoint_ = nullptr; }
 
@@ -113,50 +112,50 @@ class Arrival {
 };
 
 struct Limits {
-  int tags = 0;                    // 0 to tags - 1
-  std::size_t part_bytes = 0;      // large messages that cross travel best in parts of so many bytes; 0: whole
+  int tags = 0;                    // valid tags are 0 to tags - 1
+  std::size_t part_bytes = 0;      // large messages in both directions travel best in parts of this size; 0: whole
   int window = 16;                 // messages of one stream that a rank best has under way at once
-  bool wakes = false;              // whether pause() returns as soon as something has come
-  bool threads = true;             // whether several threads may call at once
-  const char* thread_advice = "";  // the end of an error about a call for which they would have to
+  bool wakes = false;              // pause() returns as soon as something has arrived
+  bool threads = true;             // several threads may call at once
+  const char* thread_advice = "";  // end of the error about a call that needs several threads
 };
 
-// Up to so many ranks, all may exchange messages with all others, where that makes an error clearer.
+// Largest number of ranks that may all exchange messages with each other, to make an error clearer.
 inline constexpr int few_ranks = 64;
 
-// A rank with which nothing can be exchanged any more, because its process or host has died.
+// A rank that cannot exchange messages any more, because its process or host has died.
 struct Death {
   int rank;
-  std::string how = "has died";  // and perhaps more: "has died: the connection to 10.0.0.2:4123 has ended: ..."
+  std::string how = "has died";  // perhaps with details: "has died: the connection to 10.0.0.2:4123 has ended: ..."
 
   [[nodiscard]] std::string text() const { return "rank " + std::to_string(rank) + " " + how; }
 };
 
-// What a process has to know to become a rank of an endpoint.
+// Everything a process must know to become a rank of an endpoint.
 struct Invitation {
-  std::string token;                   // of the job
-  std::vector<std::string> addresses;  // by rank of the job; empty where nobody has ever been
-  std::vector<int> members;            // ranks of the job, by rank
-  std::uint64_t id = 0;                // of the endpoint
+  std::string token;                   // token of the job
+  std::vector<std::string> addresses;  // address of each rank of the job; empty where it never existed
+  std::vector<int> members;            // ranks in the job, by rank
+  std::uint64_t id = 0;                // id of the endpoint
 };
 
-// What an endpoint is for that is made where ranks have died: to find out who is left, to agree that all of these have
-// set up a new one, and the new one itself.
+// Purpose of an endpoint made after ranks have died: to find out which are left, to agree that these have set up a new
+// endpoint, or that new endpoint itself.
 enum class Stage : std::uint8_t { begin, agree, work };
 
 // A transport, by the properties that its callers ask for.
 struct Transport {
-  std::string_view name;       // in settings and tables
-  const char* end_notice;      // begins the error of a call after the transport has ended for the whole process
-  bool is_mpi;                 // its messages are those of the MPI library
-  std::size_t eager_segments;  // a message of so many segments is as fast without an agreement before it
+  std::string_view name;       // name in settings and tables
+  const char* end_notice;      // start of the error about a call after the transport has ended for the whole process
+  bool is_mpi;                 // its messages go through the MPI library
+  std::size_t eager_segments;  // messages of up to this many segments are as fast without an agreement
 };
 
 inline constexpr Transport mpi_transport{"mpi", "MPI has been finalized", true, 1};
 inline constexpr Transport tcp_transport{"tcp", "TCP has ended", false, 2};
 inline constexpr std::array transports = {mpi_transport, tcp_transport};
 
-// Throws Error(value).
+// Returns the transport with this name. Throws Error(value).
 [[nodiscard]] const Transport& transport_named(std::string_view name);
 
 class Endpoint {
@@ -166,63 +165,63 @@ class Endpoint {
   Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
-  // The messages of an endpoint that has not been closed, and that may still be under way to it, are lost.
+  // Messages still under way to an endpoint that was not closed are lost.
   virtual ~Endpoint() = default;
 
   [[nodiscard]] virtual const Transport& transport() const noexcept = 0;
-  // One of the same ranks whose communicator the MPI library has: this one, or one that is kept beside it; or nullptr.
+  // Returns the endpoint of the same ranks over the MPI library: this one, or the one kept beside it; or nullptr.
   [[nodiscard]] virtual const Endpoint* by_mpi() const noexcept { return kept_.get(); }
-  // Keeps one over MPI. Returns the one that was kept before.
+  // Keeps an endpoint over MPI beside this one. Returns the previous one.
   std::unique_ptr<Endpoint> keep(std::unique_ptr<Endpoint> by_mpi) noexcept {
     return std::exchange(kept_, std::move(by_mpi));
   }
-  // Why messages travel as they do; empty where there was nothing to choose.
+  // Returns why this transport was chosen; empty where there was no choice.
   [[nodiscard]] const std::string& remark() const noexcept { return remark_; }
   void set_remark(const std::string& remark) { remark_ = remark; }
   [[nodiscard]] virtual Limits limits() const = 0;
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  // This process's rank in the whole job.
+  // Returns this process's rank in the whole job.
   [[nodiscard]] int job_rank() const noexcept { return job_rank_; }
 
-  // Starts to send, or to receive a message of at most `bytes` bytes. The memory must stay until the request has ended.
-  // `until_taken`: the send ends when its message has been received or taken, not as soon as its memory is free.
+  // Starts a send, or a receive of a message of at most `bytes` bytes. The memory must stay until the request has
+  // ended. `until_taken`: the send ends when its message has been received or taken, not as soon as its memory is free.
   [[nodiscard]] virtual Request send(int to, int tag, const void* data, std::size_t bytes,
                                      bool until_taken = false) = 0;
   [[nodiscard]] virtual Request receive(int from, int tag, void* data, std::size_t bytes) = 0;
 
-  // The oldest message, of this tag if one is given, for which nobody has posted a receive; and the receive of it, for
-  // as many bytes as it has.
+  // Takes out the oldest message, of this tag if one is given, for which no receive was posted. receive() then receives
+  // all of its bytes.
   [[nodiscard]] virtual std::optional<Arrival> next(std::optional<int> tag = {}) = 0;
   [[nodiscard]] virtual Request receive(Arrival& arrival, void* data) = 0;
 
-  // Carries everything on. Returns the bytes received (sent) once the request has ended, which it then has for good.
-  // Throws, ending it, Error(peer) where the other rank has died, Error(mpi), Error(mismatch) where a message is longer
-  // than its receive.
+  // Drives all transfers. Returns the bytes received (sent) once the request has ended, which is final. Throws, ending
+  // the request, Error(peer) where the peer has died, Error(mpi), or Error(mismatch) where a message is longer than its
+  // receive.
   [[nodiscard]] virtual std::optional<std::size_t> test(Request& request) = 0;
 
-  // Whether a test could find that the request has ended, for whoever tests many, and carries everything on by next()
-  // or pause(). Carries nothing on.
+  // Reports whether test() might find the request ended, without driving transfers. For callers that test many
+  // requests, and drive transfers by next() or pause().
   [[nodiscard]] virtual bool may_have_ended(const Request& /*request*/) const noexcept { return true; }
 
-  // Carries everything on and lets a little time pass, the more the longer the wait has lasted. Returns true from time
-  // to time, for the caller to look for what can go wrong. Returns early where something has come.
+  // Drives all transfers and lets a little time pass, more the longer the wait has lasted. Returns true from time to
+  // time, for the caller to look for failures. Returns early where something has arrived.
   virtual bool pause(Patience& patience) = 0;
 
   virtual void give_up(Request& request, Owner owner) noexcept = 0;  // see Request
   virtual void discard(Arrival& arrival) noexcept = 0;               // see Arrival
 
-  // The ranks that are known to have died, as far as the transport can tell.
+  // Returns the ranks known to have died, as far as the transport can tell.
   [[nodiscard]] virtual std::vector<Death> dead() = 0;
 
-  // Whether the transport has ended for the whole process; then nothing of it may be called any more.
+  // Reports whether the transport has ended for the whole process; then it must not be called any more.
   [[nodiscard]] virtual bool has_ended() const noexcept = 0;
   void check_not_ended() const;      // throws Error(closed)
-  void check_mpi_not_ended() const;  // likewise, about that of by_mpi(), if there is one
+  void check_mpi_not_ended() const;  // likewise, for the endpoint of by_mpi(), if there is one
 
-  // Every rank's `bytes` bytes, in rank order. Collective. For set-up and rare cases: it sends something to every rank.
-  // `timeouts`: how many timeouts it may take, where the others may have to wait for something else before they come.
-  // Throws Error(timeout) that names the missing ranks, Error(peer), Error(closed) after an interrupt.
+  // Gathers `bytes` bytes of every rank, in rank order. Collective. For set-up and rare cases: it sends to every rank.
+  // `timeouts`: the timeouts that it may take, where ranks may have to wait for something else first. Throws
+  // Error(timeout) with the missing ranks, Error(peer), or Error(closed) after an interrupt.
   [[nodiscard]] virtual std::vector<std::byte> allgather(const void* mine, std::size_t bytes,
                                                          int timeouts = 1) const = 0;
   template <class T>
@@ -233,49 +232,50 @@ class Endpoint {
     return all;
   }
 
-  // An endpoint of the ranks with the same `color`, in the order of `key`; nullptr for a negative color. And one of the
-  // same ranks, whose messages do not meet those of this one. Collective; all ranks get theirs or none does. Throws as
-  // allgather does. `check_peers`: called several times a second, to throw where a rank is missing.
+  // split() returns an endpoint of the ranks with the same `color`, ordered by `key`; nullptr for a negative color.
+  // duplicate() returns an endpoint of the same ranks with separate messages. Collective; all ranks get theirs or none
+  // does. They throw as allgather does. `check_peers` is called several times a second, to throw where a rank is
+  // missing.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const = 0;
   [[nodiscard]] virtual std::unique_ptr<Endpoint> duplicate() const = 0;
 
-  // Whether the process of a rank lives, as far as is known otherwise.
+  // Liveness of a rank's process, as known from elsewhere.
   using IsAlive = std::function<bool(int)>;
 
-  // For those who go on without ranks that have died, see recovery/.
+  // Calls for continuing without dead ranks, see recovery/.
   [[nodiscard]] virtual bool can_lose_ranks() const { return false; }
-  // An endpoint of `ranks`, this one among them, in this order. Not collective; for each stage once.
+  // Returns an endpoint of `ranks`, this one among them, in this order. Not collective; call it once for each stage.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> among(std::span<const int> ranks, Stage stage) const;
-  // The ranks that are lost, as far as it is known what has become of them. Looks for more: to be asked again and
-  // again.
+  // Returns the lost ranks, as far as their fate is known. Looks for more: poll it.
   [[nodiscard]] virtual std::vector<Sign> signs(const IsAlive& /*is_alive*/) { return {}; }
-  // Takes a rank for dead: nothing is exchanged with it any more, in the whole job. It is told so, unless its process
-  // has ended or it has taken this rank for dead.
+  // Takes a rank for dead: nothing is exchanged with it any more, in the whole job. Tells it so, unless its process has
+  // ended or has taken this rank for dead.
   virtual void exclude(const Sign& /*lost*/) {}
-  // Whether all that have been excluded have been told, or cannot be reached: to be asked again and again. Then
-  // signs() finds each of them that has told this rank the same before.
+  // Reports whether each excluded rank has been told so, or cannot be reached: poll it. Then signs() finds each of them
+  // that excluded this rank before.
   [[nodiscard]] virtual bool has_told_excluded() { return true; }
 
-  // For those who let others in, see recovery/. How many ranks the whole job has had, as far as this process knows.
+  // Calls for admitting ranks, see recovery/. Returns the number of ranks that the job has had, as far as this process
+  // knows.
   [[nodiscard]] virtual int job_size() const { return 0; }
-  // Takes in processes that listen at `addresses`, as ranks of the job from `first` on, which is at least job_size() on
-  // every rank. Not collective. Returns an endpoint of the same ranks and, behind them, of these.
+  // Admits processes that listen at `addresses`, as ranks of the job from `first`, at least job_size() on every rank.
+  // Not collective. Returns an endpoint of the same ranks, followed by the new ones.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> widen(std::span<const std::string> addresses, int first) const;
-  // What they have to know to make it, too. Only over TCP.
+  // Returns everything that new processes must know to make it, too. Only over TCP.
   [[nodiscard]] virtual Invitation invitation() const;
 
-  // Before it is destroyed: no message is sent or received any more. A last message with `tag` is still to come from
-  // each of `awaited`. `has_lost_messages`: some that have come were never received.
+  // Ends all sends and receives, before the destructor. A last message with `tag` is still to come from each of
+  // `awaited`. `has_lost_messages`: some were never received.
   virtual void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept = 0;
-  // After that, once no request or arrival of it is left: closes sockets that no other endpoint needs.
+  // Closes sockets that no other endpoint needs. Call it after close(), once no request or arrival is left.
   virtual void let_go() noexcept {}
 
-  // Whether memory of a request that was given up may still be read or written.
+  // Reports whether memory of an abandoned request may still be read or written.
   [[nodiscard]] bool has_abandoned_requests() const noexcept {
     return has_abandoned_requests_.load() || (kept_ != nullptr && kept_->has_abandoned_requests());
   }
 
-  // Makes a wait, now or later, throw Error(closed).
+  // Makes the current or next wait throw Error(closed).
   void interrupt() noexcept {
     interrupted_.store(true);
     if (kept_ != nullptr) {

@@ -18,7 +18,7 @@ namespace {
 constexpr double time_for_the_verdict = 1.0;
 constexpr std::size_t longest_reason = 2048;
 
-struct Verdict {  // of rank 0; what was gathered, or a reason, follows
+struct Verdict {  // rank 0's verdict; the gathered data, or a reason, follows
   std::uint32_t kind = 0;
   std::uint32_t is_complete = 1;
 };
@@ -57,8 +57,8 @@ class Gathering {
     return {all, all + ranks_ * mine_.bytes};
   }
 
-  // Rank 0 may come as late as any other, and then waits for those that are later still: who does not wait for that
-  // leaves it behind, in a call that the others have given up.
+  // Rank 0 may arrive as late as any rank, and then wait for later ones. A rank that gives up sooner leaves it behind
+  // in the call.
   std::vector<std::byte> contribute() {
     std::vector<Request> requests(ranks_);
     std::vector<std::byte> reply(sizeof(Verdict) + std::max(ranks_ * mine_.bytes, longest_reason));
@@ -83,7 +83,7 @@ class Gathering {
     }
   }
 
-  // What is long is fetched, for which the others may need some time. What has not left then goes on by itself.
+  // A long message is fetched, which may take some time. Sends that have not left by then continue by themselves.
   void tell(const std::shared_ptr<std::vector<std::byte>>& reply, double seconds) {
     std::vector<Request> sends(ranks_);
     for (std::size_t r = 1; r < ranks_; ++r) {
@@ -98,8 +98,8 @@ class Gathering {
     }
   }
 
-  // Returns the bytes of the last message. The time is looked at before what has come: this process may have stood
-  // still meanwhile.
+  // Returns the bytes of the last message. Looks at the time before arrivals, as this process may have been stopped
+  // meanwhile.
   std::size_t wait(std::vector<Request>& requests, double seconds) {
     Patience patience(seconds);
     std::size_t bytes = 0;

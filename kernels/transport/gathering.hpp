@@ -1,4 +1,4 @@
-// What every rank contributes, given to every rank: through rank 0, which knows who is missing and tells the others.
+// Gathering of every rank's contribution at every rank, through rank 0, which tells all if some are missing.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +11,18 @@ namespace gradientflow::transport {
 
 struct Contribution {
   const void* data;
-  std::size_t bytes;  // the same on all ranks
-  std::string what;   // is gathered, for errors
+  std::size_t bytes;  // size, the same on all ranks
+  std::string what;   // name of the data, used in errors
   double timeout;     // seconds, as in the settings
-  int timeouts;       // that it may take
+  int timeouts;       // number of timeouts that it may take
 };
 
-// Collective. `tag`: of its messages, the same on all ranks; another one for the next gathering, as messages of one
-// that has failed may still come. Throws as Endpoint::allgather does. `check_peers`: see Endpoint::split.
+// Gathers all contributions. Collective. `tag`: the same on all ranks; the next gathering needs another, as messages of
+// a failed one may still arrive. Throws as Endpoint::allgather does. `check_peers`: see Endpoint::split.
 [[nodiscard]] std::vector<std::byte> gather(Endpoint& endpoint, int tag, const Contribution& mine,
                                             const Endpoint::CheckPeers& check_peers);
 
-// The ranks that split() puts together: those whose color is that of `rank`, in the order of their keys.
+// Arguments of one rank's split(). together() returns the ranks with the color of `rank`, in the order of their keys.
 struct Wish {
   int color;
   int key;

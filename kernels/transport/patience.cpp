@@ -12,15 +12,15 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int spins = 20;
-constexpr auto yielding = 100us;     // a message between two hosts takes about half of it
-constexpr auto a_long_wait = 250us;  // a segment takes twice as long on a link of 1 Gbit/s, and 50 on one of 10 Gbit/s
+constexpr auto yielding = 100us;     // about twice the time of a message between two hosts
+constexpr auto a_long_wait = 250us;  // a segment takes 500 us on a link of 1 Gbit/s, and 50 us at 10 Gbit/s
 constexpr auto looking = 5ms;
 
 constexpr auto longest_nap = 1ms;
 constexpr int naps_of_a_wait = 16;
 
-// A nap takes a quarter of the expected wait, later a sixteenth of the wait so far: a rank that wakes up too often
-// takes time from others, one that sleeps too long loses some of its own.
+// Returns the length of a nap: a quarter of the expected wait, later a sixteenth of the wait so far. A rank that wakes
+// too often takes time from others; a rank that sleeps too long loses its own.
 long nap_for(Patience::Clock::duration expected) {
   return static_cast<long>(
       std::chrono::nanoseconds(std::clamp<Patience::Clock::duration>(expected / 4, 20us, 200us)).count());

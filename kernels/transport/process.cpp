@@ -53,7 +53,7 @@ void Process::read(void* destination, const void* address, std::size_t bytes) co
   const auto* from = static_cast<const std::byte*>(address);
   while (bytes > 0) {
     const iovec local{to, bytes};
-    // The remote side is only read; iovec has no const form.
+    // The remote memory is only read; iovec has no const form.
     const iovec remote{const_cast<std::byte*>(from), bytes};  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     const ssize_t copied = process_vm_readv(pid_, &local, 1, &remote, 1, 0);
     if (copied <= 0) {

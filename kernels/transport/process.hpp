@@ -1,4 +1,4 @@
-// Another process of this host: whether it still lives, and its memory; and the name of this one.
+// Another process of this host: its liveness and its memory. Also the name of this process.
 #pragma once
 
 #include <sys/types.h>
@@ -19,11 +19,11 @@ class Process {
   ~Process();
 
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
-  [[nodiscard]] bool alive() const noexcept;  // false from the moment it exits, also while nobody has reaped it
-  void release() noexcept;                    // lets go of the descriptor; alive() opens another one from now on
+  [[nodiscard]] bool alive() const noexcept;  // false as soon as it exits, even if it has not been reaped
+  void release() noexcept;                    // closes the descriptor; from then on, alive() opens another one
 
-  // Copies `bytes` bytes at `address` of the other process to `destination`. Throws Error(system) where the kernel
-  // refuses (containers often do) or the memory is gone.
+  // Copies `bytes` bytes at `address` of that process to `destination`. Throws Error(system) where the kernel refuses
+  // (containers often do) or the memory is gone.
   void read(void* destination, const void* address, std::size_t bytes) const;
 
  private:
@@ -31,7 +31,7 @@ class Process {
   int descriptor_;  // a pidfd, or -1 on kernels without them
 };
 
-// How this process is called in errors that others get: "process 4242 on host0".
+// Returns this process's name in errors on other ranks: "process 4242 on host0".
 [[nodiscard]] std::string name_of_this_process();
 
 }  // namespace gradientflow::transport

@@ -1,4 +1,4 @@
-// What a rank says about a collective call it makes, so that every rank can see that all ranks make the same one.
+// Description of a collective call, by which ranks check that all make the same one.
 #pragma once
 
 #include <array>
@@ -40,7 +40,7 @@ enum class Algorithm : std::uint8_t {
 };
 inline constexpr int algorithm_count = 8;
 
-// Where a tensor is: in memory of the host, or on a CUDA device.
+// Location of a tensor: in memory of the host, or on a CUDA device.
 enum class Memory : std::uint8_t { host, device };
 
 // The ranks that have an operand of a call: a tensor, one block of a tensor, or the blocks of all ranks.
@@ -54,7 +54,7 @@ struct Operand {
   }
 };
 
-// What follows from the kind of a call. call_kinds is the only list of these.
+// Properties of a kind of call. call_kinds is their only list.
 struct KindTraits {
   std::string_view name;
   Operand input = {};
@@ -62,9 +62,10 @@ struct KindTraits {
   bool has_op = false;
   bool has_root = false;
   bool is_in_place = false;        // the output may be the input
-  bool counts_all_blocks = false;  // the signature's count is that of all blocks, which may differ, not of each
+  bool counts_all_blocks = false;  // the signature counts all blocks together, which may differ in size
 
-  // Whether a rank gives an input, and whether it gets a result. In place, the tensor is the input on every rank.
+  // Report whether a rank gives an input, and whether it gets a result. In place, the tensor is the input on every
+  // rank.
   [[nodiscard]] constexpr bool has_input(bool is_root) const { return input.is_held(is_root) || is_in_place; }
   [[nodiscard]] constexpr bool has_result(bool is_root) const { return output.is_held(is_root); }
 };
@@ -108,10 +109,10 @@ struct Signature {
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  std::uint32_t detail = 0;                 // what else they must agree on, see below
-  std::optional<Wire> wire = std::nullopt;  // of values between nodes; empty: they are not rounded
+  std::uint32_t detail = 0;                 // further settings on which the ranks must agree, see below
+  std::optional<Wire> wire = std::nullopt;  // rounding of values on their way between nodes; empty: not rounded
   Memory memory = Memory::host;
-  bool idle : 1 = false;       // this rank adds zeros only: ranks may differ here, and all hear whether all are idle
+  bool idle : 1 = false;       // this rank adds zeros only: ranks may differ in this, and all learn if all are idle
   bool labelled : 1 = false;   // the detail is a hash of the call's label
   bool allocates : 1 = false;  // not a call: memory for every rank of a node, `count` bytes
   bool splits : 1 = false;     // not a call: communicators of some of the ranks
@@ -124,38 +125,40 @@ struct Signature {
 };
 static_assert(sizeof(Signature) == 24);
 
-// The detail of a gradient pool's allreduce, or of the barrier at which its ranks meet. Of an allgatherv it is a hash
-// of the counts, of an allgather or a barrier of a top-k pool a hash of its settings.
+// Detail of a gradient pool's allreduce, or of the barrier at which its ranks meet. For an allgatherv, the detail is a
+// hash of the counts; for an allgather or a barrier of a top-k pool, a hash of its settings.
 [[nodiscard]] constexpr std::uint32_t pool_detail(std::size_t range) { return static_cast<std::uint32_t>(range) + 1; }
-inline constexpr std::uint32_t norms_detail = UINT32_MAX;  // of the allreduce of norms of a sparse pool
+inline constexpr std::uint32_t norms_detail = UINT32_MAX;  // detail of the allreduce of a sparse pool's norms
 
-// The detail of a split: what the communicator is for.
+// Detail of a split: the purpose of the communicator.
 enum class MadeFor : std::uint32_t { user, gradient_pool, sparse_pool, top_k_pool, parameter_server };
 inline constexpr int made_for_count = 5;
 
-// "allreduce of 1024 float32, op sum"; with its label "allreduce of 'fc1.weight' (32, 32), 1024 float32, op sum".
+// Describes a call: "allreduce of 1024 float32, op sum"; with its label "allreduce of 'fc1.weight' (32, 32), 1024
+// float32, op sum".
 [[nodiscard]] std::string describe(const Signature& signature, std::string_view label = {});
 
-// How errors describe a rank that has closed what a call needs: "has closed its communicator", or its gradient pool.
+// Describes, for errors, a rank that has closed something a call needs: "has closed its communicator", or its gradient
+// pool.
 [[nodiscard]] const char* closing_of(const Signature& signature);
 
-// "rank 3" or "ranks 1, 2, 5"
+// Returns "rank 3" or "ranks 1, 2, 5".
 [[nodiscard]] std::string name_ranks(std::span<const int> ranks);
 
-// An Error of kind mismatch: "the ranks made different WHAT: ranks 0, 2: this; rank 1: that".
+// Returns an Error of kind mismatch: "the ranks made different WHAT: ranks 0, 2: this; rank 1: that".
 [[nodiscard]] Error difference_error(std::string_view what, std::span<const std::string> of_each,
                                      std::span<const int> ranks);
 
-// What each rank tells the others about its call once the calls are known to differ.
+// Call of one rank, sent to all ranks once the calls are known to differ.
 struct CallReport {
   CallReport() = default;
   CallReport(const Signature& of_call, std::string_view its_label);
   Signature signature;
-  std::array<char, 192> label{};  // ends with a zero
+  std::array<char, 192> label{};  // text that ends with a zero
 };
 inline constexpr std::size_t longest_label = sizeof(CallReport::label) - 1;
 
-// difference_error() for calls: reports[i] is that of ranks[i].
+// Returns difference_error() for calls: reports[i] belongs to ranks[i].
 [[nodiscard]] Error mismatch_error(std::span<const CallReport> reports, std::span<const int> ranks);
 
 }  // namespace gradientflow::transport

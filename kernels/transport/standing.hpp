@@ -1,4 +1,4 @@
-// What one rank knows of the life of another.
+// Liveness of a rank, as another rank sees it.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,13 @@
 
 namespace gradientflow::transport {
 
-// The later ones outweigh the earlier ones.
+// State of a rank. Later values outweigh earlier ones.
 enum class Standing : std::uint8_t {
-  alive,   // as far as anybody knows
-  silent,  // nothing can be exchanged with it; it may live
-  left,    // it has closed the communicator, and its process may live
+  alive,   // alive, as far as is known
+  silent,  // no message can be exchanged with it; its process may live
+  left,    // the rank has closed the communicator, and its process may live
   gone,    // its process has ended
-  apart,   // it lives, and has taken another rank for dead
+  apart,   // the process lives, and has taken another rank for dead
 };
 
 struct Sign {

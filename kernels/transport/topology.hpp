@@ -1,4 +1,4 @@
-// Which ranks share a node, that is: can map each other's memory.
+// Nodes: groups of ranks that can map each other's memory.
 #pragma once
 
 #include <sys/types.h>
@@ -9,14 +9,14 @@
 
 namespace gradientflow::transport {
 
-// The ranks of a communicator, grouped into nodes. Nodes are numbered in the order of their lowest rank; the ranks of
-// a node are in ascending order, the first of them is its leader.
+// The ranks of a communicator, grouped into nodes. Nodes are numbered in the order of their lowest rank. The ranks of a
+// node ascend; the first is its leader.
 struct Topology {
   int rank = 0;
-  std::vector<int> node_of;               // by rank
-  std::vector<std::vector<int>> members;  // by node: its ranks
-  std::vector<pid_t> pids;                // by rank
-  std::string remark;                     // why the nodes are not the hosts, if they are not
+  std::vector<int> node_of;               // node of each rank
+  std::vector<std::vector<int>> members;  // ranks of each node
+  std::vector<pid_t> pids;                // process of each rank
+  std::string remark;                     // reason why the nodes are not the hosts, if they are not
 
   [[nodiscard]] int nodes() const { return static_cast<int>(members.size()); }
   [[nodiscard]] int node() const { return node_of[static_cast<std::size_t>(rank)]; }
@@ -24,15 +24,15 @@ struct Topology {
   [[nodiscard]] int local_rank() const;
 };
 
-// Ranks with equal keys run on one host (boot, host name and PID namespace), as one user, and see each other under
-// /proc.
+// Returns a key of this host. Ranks with equal keys run on one host (boot, host name and PID namespace), as one user,
+// and see each other under /proc.
 [[nodiscard]] std::size_t host_key();
 
-// Pure: groups ranks with equal keys; each group is cut into nodes of `node_size` ranks (0: not cut). `pids` is left
+// Groups ranks with equal keys, and cuts each group into nodes of `node_size` ranks (0: not cut). Pure. `pids` is left
 // empty.
 [[nodiscard]] Topology group_ranks(const std::vector<std::size_t>& host_keys, int rank, int node_size);
 
-// The same ranks, each a node of its own, for hosts that do not let processes share memory.
+// Returns the same ranks, each a node of its own, for hosts that do not let processes share memory.
 [[nodiscard]] Topology isolate_ranks(const Topology& topology, const std::string& remark);
 
 }  // namespace gradientflow::transport
