@@ -26,7 +26,7 @@
 namespace gradientflow::transport {
 namespace {
 
-// Addresses of the networks that stand for examples: whatever leads there is the default route.
+// Addresses of the networks reserved for examples: the route to them is the default route.
 constexpr std::array<const char*, 2> somewhere = {"192.0.2.1", "2001:db8::1"};
 
 constexpr std::chrono::milliseconds between_lookups{100};
@@ -36,7 +36,7 @@ struct InterfaceAddress {
   SocketAddress address;
 };
 
-// Of interfaces that are up, in the order of the system.
+// Returns the addresses of interfaces that are up, in the order of the system.
 std::vector<InterfaceAddress> addresses_of_interfaces() {
   std::vector<InterfaceAddress> found;
   ifaddrs* list = nullptr;
@@ -54,7 +54,7 @@ std::vector<InterfaceAddress> addresses_of_interfaces() {
   return found;
 }
 
-// Whether an address begins with the same bits.
+// Reports whether an address begins with the same bits.
 bool is_within(const std::string& address, const std::string& network, int bits) {
   if (address.size() != network.size()) {
     return false;
@@ -68,7 +68,7 @@ bool is_within(const std::string& address, const std::string& network, int bits)
   return true;
 }
 
-// Whether an address is of an interface, or of a network, by one name of the setting `interface`.
+// Reports whether an address belongs to an interface, or to a network, by one name of the setting `interface`.
 bool is_named(const InterfaceAddress& each, const std::string& name) {
   const std::size_t slash = name.find('/');
   const std::optional<SocketAddress> network = parse_address(name.substr(0, slash), 0);
@@ -87,10 +87,10 @@ bool is_named(const InterfaceAddress& each, const std::string& name) {
   return network ? is_within(each.address.bytes(), network->bytes(), bits) : each.interface == name;
 }
 
-// `usual`: the address without the setting, where that names interfaces to leave out.
+// `usual`: the address without the setting, where the setting names interfaces to leave out.
 std::string address_by_setting(const std::string& interface, const std::string& usual) {
   std::vector<InterfaceAddress> all = addresses_of_interfaces();
-  // Of an interface's addresses that of IPv4; of others one that needs no interface beside it.
+  // Of an interface's addresses, prefer IPv4, then addresses that need no interface beside them.
   std::stable_sort(all.begin(), all.end(), [&](const InterfaceAddress& one, const InterfaceAddress& other) {
     const auto order = [&](const SocketAddress& address) {
       return address.host() == usual ? -1 : address.family() == AF_INET ? 0 : address.is_link_local() ? 2 : 1;
@@ -133,7 +133,7 @@ std::optional<std::string> address_towards(const Place& place, const Until& unti
   } catch (const Error&) {  // other ways are left
     return std::nullopt;
   }
-  // A name that means loopback here is this host's own name: it does not say how others reach this host.
+  // A name that means loopback here is this host's own: it does not tell how other hosts reach this one.
   const bool is_loopback_meant = place.host == "localhost" || parse_address(place.host, 0);
   for (SocketAddress& each : addresses) {
     const std::optional<SocketAddress> source = source_towards(each);
@@ -146,7 +146,7 @@ std::optional<std::string> address_towards(const Place& place, const Until& unti
 
 }  // namespace
 
-// The system may ask other hosts, for many seconds, and cannot be told for how many: so it does so in a thread.
+// Looks up in a thread, as the system may ask other hosts for many seconds, and takes no limit.
 std::vector<SocketAddress> resolve(const Place& place, const Until& until) {
   if (const auto address = parse_address(place.host, place.port)) {
     return {*address};
@@ -159,7 +159,7 @@ std::vector<SocketAddress> resolve(const Place& place, const Until& until) {
   const auto answer = std::make_shared<Answer>();
   start_thread("a thread that looks up " + place.host, [answer, place] {
     HostAddresses found = look_up(place.host, place.port, AI_ADDRCONFIG);
-    if (found.error != 0) {  // without a network there is loopback
+    if (found.error != 0) {  // without a network, loopback is left
       found = look_up(place.host, place.port, 0);
     }
     const std::lock_guard lock(answer->mutex);
@@ -202,7 +202,7 @@ void await_name(const std::vector<Place>& places, const Until& until) {
         if (causes.find(error.what()) == std::string::npos) {
           causes += (causes.empty() ? "" : "; ") + std::string(error.what());
         }
-      } catch (const Error&) {  // which may pass
+      } catch (const Error&) {  // the error may pass
         return;
       }
     }

@@ -19,14 +19,14 @@ namespace {
 constexpr const char* invited = "invited";
 constexpr const char* refused = "refused";
 
-// What a newcomer says: its version, which comes first in all versions, its address, and its network.
+// Parts of a newcomer's card: its version, which comes first in all versions, its address, and its network.
 constexpr std::size_t card_parts = 3;
 
-// What it is told when it is invited: that, the token, the id of the endpoint, its own rank in the job, how many
-// newcomers there are, the ranks, and the addresses.
+// Parts of an invitation: the word `invited`, the token, the id of the endpoint, the newcomer's rank in the job, the
+// number of newcomers, the ranks, and the addresses.
 constexpr std::size_t answer_parts = 7;
 
-constexpr int tag_of_meeting = tcp::first_gathering_tag + (1 << 20) - 1;  // which no other gathering has so soon
+constexpr int tag_of_meeting = tcp::first_gathering_tag + (1 << 20) - 1;  // no other gathering has this tag so soon
 
 [[noreturn]] void throw_nonsense() {
   throw Error(ErrorKind::mismatch, "what has come from a job to join cannot be read: it runs another version");

@@ -1,4 +1,5 @@
-// How a process comes to others that it has not met: it says where it listens, and is told what it has to know.
+// Admission of a new process to ranks that it has not met: it publishes its address, and receives an invitation or a
+// refusal.
 #pragma once
 
 #include <memory>
@@ -19,17 +20,17 @@ class Newcomer {
 
   [[nodiscard]] std::string card() const;
 
-  // The endpoint that it has been invited to, among ranks that were there before. Throws Error(mismatch) with the
-  // reason where it has been refused. Once.
+  // Joins the endpoint of the invitation, among ranks that were there before. Throws Error(mismatch) with the reason
+  // after a refusal. Call it once.
   struct Place {
     std::unique_ptr<Endpoint> endpoint;
-    int former = 0;  // how many of the ranks, the first ones, were there before
+    int former = 0;  // number of earlier ranks; they come first
   };
   [[nodiscard]] Place enter(const std::string& answer) const;
 
-  // The endpoint of the processes that listen at these addresses, by rank, of which this one is `rank`. All have the
-  // same addresses and secret, of 32 bytes, from elsewhere. Collective. Throws Error(timeout), which names who has not
-  // come, and Error(peer). Once.
+  // Returns the endpoint of the processes that listen at these addresses; this one is `rank`. All have the same
+  // addresses and secret, of 32 bytes, from elsewhere. Collective. Throws Error(timeout) with the missing ranks, and
+  // Error(peer). Call it once.
   [[nodiscard]] std::unique_ptr<Endpoint> meet(int rank, std::vector<std::string> addresses, const std::string& secret,
                                                const Until& until) const;
 
@@ -37,8 +38,9 @@ class Newcomer {
   std::shared_ptr<tcp::Network> network_;
 };
 
-// For the ranks of the job. Why a newcomer cannot take part, for one with this card; empty if it can. The address at
-// which it listens. And the answers: to the newcomer with this number of those whom `widened` has taken in; and no.
+// For the ranks of the job. objection_to() returns why the newcomer with this card cannot take part; empty if it can.
+// address_on() returns the card's address. invitation_for() answers newcomer `number` of `newcomers` in `widened`;
+// refusal() refuses it.
 [[nodiscard]] std::string objection_to(const std::string& card);
 [[nodiscard]] std::string address_on(const std::string& card);
 [[nodiscard]] std::string invitation_for(const Endpoint& widened, int newcomers, int number);

@@ -36,7 +36,7 @@ std::vector<std::string> rdma_devices(const std::string& classes) {
       found.push_back(device.filename());
     }
   }
-  for (const fs::path& device : entries(fs::path(classes) / "cxi")) {  // Slingshot's have no ports there
+  for (const fs::path& device : entries(fs::path(classes) / "cxi")) {  // Slingshot devices have no ports there
     found.push_back(device.filename());
   }
   return found;

@@ -1,4 +1,4 @@
-// Network devices that an MPI library uses and connections of our own do not.
+// Network devices used by MPI libraries and not by our own connections.
 #pragma once
 
 #include <string>
@@ -6,10 +6,10 @@
 
 namespace gradientflow::transport {
 
-// Where the system describes devices by class.
+// Folder in which the system describes devices by class.
 inline constexpr const char* device_classes = "/sys/class";
 
-// The names of those on which messages can pass: InfiniBand, RoCE, EFA, Omni-Path, Slingshot.
+// Returns the names of active RDMA devices: InfiniBand, RoCE, EFA, Omni-Path, Slingshot.
 [[nodiscard]] std::vector<std::string> rdma_devices(const std::string& classes = device_classes);
 
 }  // namespace gradientflow::transport

@@ -29,15 +29,16 @@ Number number_in(const std::string& text) {
   return number;
 }
 
-// Clocks of hosts may differ a little: then a process waits for the others in vain, or hears of their failure in vain.
+// Clocks of hosts may differ a little: then a process waits for other ranks in vain, or is told of their failure in
+// vain.
 std::int64_t milliseconds_now() noexcept {
   using std::chrono::milliseconds;
   return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 const std::int64_t start_of_library = milliseconds_now();
 
-// When this process began, long before its imports were done; or when the library was loaded, if the system does not
-// say.
+// Returns the time when this process began, long before its imports were done; or when the library was loaded, if the
+// system does not tell.
 std::int64_t start_of_process() {
   std::ifstream file("/proc/self/stat");
   std::string text;
@@ -101,11 +102,11 @@ std::vector<std::string> EndpointExchange::all(const std::string& mine, const Un
   return texts;
 }
 
-// How a meeting ends, for all alike: whoever sets its verdict first decides.
+// End of a meeting, the same for all ranks: the first verdict set holds.
 struct StoreExchange::Verdict {
   ErrorKind kind = ErrorKind::internal;
   std::string error;               // empty: all have come
-  std::vector<std::string> texts;  // of all ranks
+  std::vector<std::string> texts;  // bytes of all ranks
   std::int64_t time = milliseconds_now();
 
   [[nodiscard]] std::string packed() const {
@@ -162,9 +163,9 @@ std::vector<std::string> StoreExchange::all(const std::string& mine, const Until
   return std::move(end.texts);
 }
 
-// The meetings of a store are numbered. The current one is that of whoever comes, until it has ended. After a failure,
-// who has not come to that meeting still does, and hears of it, once; but not processes that were started afterwards:
-// somebody tries again with these.
+// Opens the current meeting, or the next if that has ended. Meetings of a store are numbered. After a failure, a rank
+// that has not come to that meeting still enters it, and is told why, once; but not a process started after the
+// failure, which belongs to a retry.
 void StoreExchange::open_meeting(const Until& until) {
   const std::string current = prefix_ + "/meeting";
   meeting_ = number_in(store_.compare_set(current, std::nullopt, "1", until).value_or("1"));
@@ -178,14 +179,15 @@ void StoreExchange::open_meeting(const Until& until) {
   }
 }
 
-// Says that this rank has come. The last one ends the meeting, as does one that sees why it must fail: they return how.
+// Announces that this rank has come. The last rank ends the meeting, as does a rank that sees why it must fail: they
+// return the verdict.
 std::optional<std::string> StoreExchange::come(const std::string& mine, const Until& until) {
   const std::string rank = "rank " + std::to_string(rank_);
   const std::string size = std::to_string(size_);
   const std::vector<std::string> own = {name_of_this_process(), size, rank, random_hex(), mine};
   const auto fail = [&](const std::string& why) {
     std::string verdict = decide({ErrorKind::mismatch, why, {}}, until);
-    if (Verdict::from(verdict).error.empty()) {  // the others have met without it
+    if (Verdict::from(verdict).error.empty()) {  // too late: all have met without it
       throw Error(ErrorKind::mismatch, why);
     }
     return verdict;
@@ -201,7 +203,7 @@ std::optional<std::string> StoreExchange::come(const std::string& mine, const Un
   }
   const auto present =
       unpack(store_.compare_set(key(std::to_string(rank_)), std::nullopt, pack(own), until).value_or(pack(own)));
-  if (present != own && replaces_) {  // which has been counted
+  if (present != own && replaces_) {  // already counted
     store_.compare_set(key(std::to_string(rank_)), pack(present), pack(own), until);
     return std::nullopt;
   }
@@ -238,7 +240,7 @@ std::vector<int> StoreExchange::missing(const Until& until) {
   return ranks;
 }
 
-// Whatever has become of the store, the meeting has ended.
+// Leaves the meeting, which has ended even if the store fails now.
 void StoreExchange::leave(bool have_met, const Until& until) {
   try {
     if (have_met) {
@@ -256,7 +258,8 @@ void StoreExchange::leave(bool have_met, const Until& until) {
   }
 }
 
-// Where the store ends with this process, it stays until all who have come know how the meeting ended, or for a moment.
+// Waits, where the store ends with this process, until all ranks that have come know how the meeting ended, or for a
+// moment.
 void StoreExchange::await_others(int count, const Until& until) {
   std::optional<std::string> gone;
   do {
@@ -264,8 +267,8 @@ void StoreExchange::await_others(int count, const Until& until) {
   } while (gone && number_in(*gone) < count && until.sleep(nap_for_others));
 }
 
-// Nobody looks any more at what meetings have left before this one, nor at anything of this one except its end: whoever
-// has yet to hear that it has ended takes part in the next one.
+// Removes the values of earlier meetings, and all of this one except its end. No rank reads them any more: a rank that
+// has yet to learn of this meeting's end takes part in the next.
 void StoreExchange::clean(const Until& until) {
   for (const char* const what : {"first", "come", "gone"}) {
     store_.remove(key(what), until);

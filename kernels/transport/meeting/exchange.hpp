@@ -1,4 +1,4 @@
-// How ranks that have no messages yet tell each other something.
+// Exchange of texts between ranks that cannot send messages yet.
 #pragma once
 
 #include <optional>
@@ -18,11 +18,11 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
   virtual ~Exchange() = default;
 
-  // Every rank's bytes, in the order of the ranks. Collective. Throws where not all ranks come in time.
+  // Returns every rank's bytes, in the order of the ranks. Collective. Throws where not all ranks come in time.
   [[nodiscard]] virtual std::vector<std::string> all(const std::string& mine, const Until& until) = 0;
 };
 
-// Over an endpoint, whose own timeout holds.
+// Exchange over an endpoint, whose own timeout holds.
 class EndpointExchange : public Exchange {
  public:
   explicit EndpointExchange(const Endpoint& endpoint) : endpoint_(endpoint) {}
@@ -33,19 +33,19 @@ class EndpointExchange : public Exchange {
   const Endpoint& endpoint_;
 };
 
-// Over a store. All who come get the same: the bytes of all ranks, or the same Error: (timeout) that names the ranks
-// that have not come, (mismatch) where two processes have the same rank, or the ranks differ about their number. Ranks
-// may meet again and again: each time is a meeting of its own, and who comes late to one that failed hears why.
+// Exchange over a store. All ranks that come get the same: the bytes of all, or the same Error. Error(timeout) names
+// the missing ranks. Error(mismatch): two processes have the same rank, or ranks differ about their number. Ranks may
+// meet repeatedly, in separate meetings; a rank that comes late to a failed one is told why it failed.
 //
 // `prefix` begins the names of all values. Once all have met, the store keeps only the last meeting's number and end.
 class StoreExchange : public Exchange {
  public:
-  // `replaces`: this process was started in place of one that has ended, and may have come already.
+  // `replaces`: this process replaces an ended one, which may have come already.
   StoreExchange(Store& store, int rank, int size, std::string prefix = "gradientflow", bool replaces = false);
 
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;
 
-  // For whoever knows that a rank will not come: ends a meeting under way with Error(peer).
+  // Ends a meeting under way with Error(peer), for a caller that knows that a rank will not come.
   static void fail(Store& store, const std::string& why, const Until& until,
                    const std::string& prefix = "gradientflow");
 
@@ -68,10 +68,10 @@ class StoreExchange : public Exchange {
   int size_;
   std::string prefix_;
   bool replaces_;
-  int meeting_ = 0;  // its number
+  int meeting_ = 0;  // number of the current meeting
 };
 
-// Texts as one, and back. The latter throws Error(mismatch) where it is none.
+// Pack texts into one, and unpack it. unpack() throws Error(mismatch) where the text was not packed.
 [[nodiscard]] std::string pack(const std::vector<std::string>& texts);
 [[nodiscard]] std::vector<std::string> unpack(const std::string& packed);
 

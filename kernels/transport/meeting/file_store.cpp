@@ -23,10 +23,10 @@ namespace {
 constexpr std::string_view first_line = "GradientFlow store 1\n";
 constexpr std::chrono::milliseconds shortest_nap{1};
 
-using RecordHead = std::array<std::uint32_t, 2>;       // the bytes of key and value
-constexpr std::uint32_t no_value = ~std::uint32_t{0};  // in place of the bytes of a value: it has been removed
+using RecordHead = std::array<std::uint32_t, 2>;       // sizes of key and value
+constexpr std::uint32_t no_value = ~std::uint32_t{0};  // marks a removed value, in place of its size
 
-// A process that closes a file loses all its locks of it: so its threads take turns.
+// Lock by which this process's threads take turns: a process that closes a file loses all its locks of it.
 std::mutex& turn_in_process() {
   static auto* const mutex = new std::mutex;  // NOLINT(*-owning-memory): lives as long as any thread
   return *mutex;
@@ -38,7 +38,7 @@ std::chrono::milliseconds longer(std::chrono::milliseconds nap) { return std::mi
 
 class FileStore::Opened {
  public:
-  // Where no time is left there is some: whoever has waited in vain still tells the others so.
+  // Takes some time even if none is left: a rank that has waited in vain still tells other ranks so.
   Opened(const std::string& path, const Until& limit)
       : path_(path),
         until_(limit.over() ? limit.anew(waits::store_answer.seconds()) : limit),
@@ -123,7 +123,7 @@ class FileStore::Opened {
 void FileStore::read_on(const Opened& file) {
   const std::size_t size = file.size();
   if (read_ == 0) {
-    if (size < first_line.size()) {  // it is new, or whoever made it was killed
+    if (size < first_line.size()) {  // the file is new, or its maker was killed
       file.write(0, first_line);
       read_ = first_line.size();
       return;
@@ -147,7 +147,7 @@ void FileStore::read_on(const Opened& file) {
     const std::size_t value_bytes = head[1] == no_value ? 0 : head[1];
     const std::size_t bytes = head[0] + value_bytes;
     if (data.size() - at < sizeof head || left < bytes) {
-      file.shorten(read_ + at);  // whoever wrote it was killed: nobody else writes while the file is locked
+      file.shorten(read_ + at);  // its writer was killed: no other process writes while the file is locked
       break;
     }
     at += sizeof head;

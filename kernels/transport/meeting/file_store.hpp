@@ -1,4 +1,4 @@
-// A store in a file that all processes can write, in a folder that their hosts share.
+// Store in a file that all processes can write, in a folder shared by their hosts.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace gradientflow::transport {
 
-// Every change is a record at the end of the file, written under a lock (fcntl). What a process leaves half written
-// that is killed meanwhile, the next one removes. The file stays: another job needs another one.
+// Every change is a record at the end of the file, written under a lock (fcntl). A record left half written by a killed
+// process is removed by the next one. The file stays: another job needs another file.
 class FileStore : public Store {
  public:
   explicit FileStore(std::string path) : path_(std::move(path)) {}
@@ -29,12 +29,12 @@ class FileStore : public Store {
   class Opened;  // the file, locked
 
   void read_on(const Opened& file);
-  void write(const Opened& file, const std::string& key, const std::optional<std::string>& value);  // nothing: removed
+  void write(const Opened& file, const std::string& key, const std::optional<std::string>& value);  // no value: removed
   [[nodiscard]] std::optional<std::string> value_of(const std::string& key) const;
 
   std::string path_;
   std::unordered_map<std::string, std::string> values_;
-  std::size_t read_ = 0;  // bytes of the file
+  std::size_t read_ = 0;  // bytes of the file read so far
 };
 
 }  // namespace gradientflow::transport

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t most_tried = 8;  // hosts that a host tries to connect to
 
-// Why hosts could not connect to each other before: they do not try again.
+// Earlier failure of hosts to connect to each other: they do not try again.
 struct Failure {
   std::mutex mutex;
   std::string why;
@@ -71,9 +71,9 @@ std::vector<Candidate> all_candidates(Exchange& exchange, const Candidate& mine,
   return ranks;
 }
 
-// The first rank of each host tries those of the next hosts: all, where they are few, so that a firewall is found in
-// either direction. Nobody accepts these connections yet, so there are no more than a queue holds. Returns what has
-// gone wrong, the same on all ranks.
+// Tries connections from the first rank of each host to the first ranks of the next hosts: all, where they are few, so
+// that a firewall is found in either direction. No rank accepts these connections yet, so there are no more than a
+// queue holds. Returns the failure, the same on all ranks.
 std::string try_connections(Exchange& exchange, const std::vector<Candidate>& ranks, const Endpoint& over_tcp,
                             const Until& until) {
   const auto me = static_cast<std::size_t>(over_tcp.rank());
@@ -122,7 +122,7 @@ std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Con
     std::unique_ptr<Endpoint> over_tcp;
     try {
       over_tcp = meet(exchange, rank, settings, "", check, choice.is_asked_for);
-    } catch (const Unreachable& error) {  // on all ranks
+    } catch (const Unreachable& error) {  // thrown on all ranks
       if (choice.is_asked_for || error.kind() == ErrorKind::value) {
         throw;
       }

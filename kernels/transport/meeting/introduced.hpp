@@ -1,4 +1,4 @@
-// The endpoint of ranks that MPI has introduced to each other.
+// Endpoint of ranks that MPI has introduced to each other.
 #pragma once
 
 #include <memory>
@@ -10,9 +10,9 @@
 
 namespace gradientflow::transport {
 
-// `by_mpi`, an endpoint over MPI, or one of the same ranks over TCP, which keeps it for calls that are handed over to
-// the MPI library: as choose_transport() says; and over MPI where hosts cannot connect to each other, which rank 0 says
-// once. The endpoint's remark says why. Collective, and the same on all ranks.
+// Returns `by_mpi`, an endpoint over MPI, or an endpoint of the same ranks over TCP, which keeps `by_mpi` for calls
+// handed over to the MPI library. choose_transport() decides; but where hosts cannot connect to each other, MPI is
+// used, and rank 0 says so once. The endpoint's remark gives the reason. Collective, and the same on all ranks.
 [[nodiscard]] std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Config& config,
                                                    const Until::Check& check = {},
                                                    const std::string& classes = device_classes);

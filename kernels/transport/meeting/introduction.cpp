@@ -13,20 +13,20 @@
 namespace gradientflow::transport {
 namespace {
 
-// What a rank says of itself. The version comes first in all versions.
+// Description of one rank. The version comes first in all versions.
 struct Card {
   std::string version = library_version();
   std::string address;
   std::string network = network_id();
-  std::string token;  // of rank 0
-  std::string error;  // why it cannot take part
+  std::string token;  // token of the job, on rank 0
+  std::string error;  // reason why it cannot take part
   int error_kind = 0;
 
   [[nodiscard]] std::string packed() const {
     return pack({version, address, network, token, error, std::to_string(error_kind)});
   }
 
-  // Of a card of another version, only that.
+  // Unpacks a card; for another version, only the version.
   static Card from(const std::string& packed) {
     std::vector<std::string> parts = unpack(packed);
     Card card;
@@ -72,7 +72,8 @@ void check_cards(const std::vector<Card>& cards) {
   }
 }
 
-// Only an address with a zone, such as [fe80::1%eth0]:41234, may be one on some ranks and none on others.
+// Checks addresses with a zone, such as [fe80::1%eth0]:41234. Only these may be valid on some ranks and invalid on
+// others.
 void check_zones(Exchange& exchange, const std::vector<std::string>& addresses, const Until& until) {
   if (std::none_of(addresses.begin(), addresses.end(), [](const auto& each) { return each.find('%') != each.npos; })) {
     return;

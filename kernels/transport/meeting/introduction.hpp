@@ -1,4 +1,4 @@
-// What ranks must know of each other before they can exchange messages over TCP.
+// Introduction of ranks to each other, before they can exchange messages over TCP.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,13 @@
 
 namespace gradientflow::transport {
 
-// What every rank knows afterwards.
+// Result of introduce(), the same on every rank.
 struct Introduction {
-  std::vector<std::string> addresses;  // by rank
-  tcp::Token token{};                  // of rank 0
+  std::vector<std::string> addresses;  // address of each rank
+  tcp::Token token{};                  // token of rank 0
 };
 
-// A rank that others cannot reach, of the kind of its error, or that cannot reach others. All ranks get it.
+// Error on all ranks: others cannot reach a rank (of the kind of its error), or it cannot reach others.
 class Unreachable : public Error {
  public:
   using Error::Error;
@@ -27,8 +27,8 @@ class Unreachable : public Error {
 // Throws Error(mismatch) where ranks run different versions of the library.
 void check_versions(const std::vector<std::string>& versions);
 
-// Calls `listen`, which gives the address at which this rank listens, and exchanges the addresses. Throws Unreachable
-// where it throws on a rank, or ranks cannot reach each other at these addresses; Error(mismatch) as check_versions.
+// Calls `listen`, which returns this rank's address, and exchanges the addresses. Throws Unreachable where `listen`
+// throws on a rank, or ranks cannot reach each other; Error(mismatch) as check_versions.
 [[nodiscard]] Introduction introduce(Exchange& exchange, int rank, const std::function<std::string()>& listen,
                                      const Until& until);
 

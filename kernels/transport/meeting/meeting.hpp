@@ -1,4 +1,4 @@
-// The meeting of the ranks of a job over TCP: each listens, all hear where the others do.
+// Meeting of the ranks of a job over TCP: each listens, and all learn all addresses.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace gradientflow::transport {
 
-// An endpoint of all ranks. `near`: as for choose_address. `check` is called several times a second, and may throw.
-// `can_lose_ranks`: whether the job lives on when a rank dies.
+// Returns an endpoint of all ranks. `near`: as for choose_address. `check` is called several times a second, and may
+// throw. `can_lose_ranks`: the job survives when a rank dies.
 [[nodiscard]] std::unique_ptr<Endpoint> meet(Exchange& exchange, int rank, const Config& config,
                                              const std::string& near, const Until::Check& check = {},
                                              bool can_lose_ranks = true);

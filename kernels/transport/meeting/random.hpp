@@ -1,4 +1,4 @@
-// Random bits that nobody can guess.
+// Random bits that cannot be guessed.
 #pragma once
 
 #include <array>
@@ -11,6 +11,6 @@ using RandomBits = std::array<std::byte, 32>;
 
 // Throws Error(system).
 [[nodiscard]] RandomBits random_bits();
-[[nodiscard]] std::string random_hex();  // as 64 digits
+[[nodiscard]] std::string random_hex();  // 64 hexadecimal digits
 
 }  // namespace gradientflow::transport

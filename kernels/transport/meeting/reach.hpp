@@ -1,4 +1,4 @@
-// Whether this host can connect to others: firewalls may let MPI's messages through, and no others.
+// Check that this host can connect to others: firewalls may let MPI's messages through, and no others.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace gradientflow::transport {
 
-// Connects to all these addresses at once, and hangs up. Returns what has gone wrong, "could not connect to
-// 10.0.0.2:41234 within 5 s"; empty if nothing has.
+// Connects to all these addresses at once, and hangs up. Returns the failure, "could not connect to 10.0.0.2:41234
+// within 5 s"; empty if there is none.
 [[nodiscard]] std::string find_unreached(const std::vector<std::string>& addresses, const Until& until);
 
 }  // namespace gradientflow::transport

@@ -1,4 +1,4 @@
-// Values by name, shared by the processes of a job: where ranks meet that know nothing of each other yet.
+// Values by name, shared by the processes of a job, by which ranks meet before they know each other.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace gradientflow::transport {
 
-// Keys and values are bytes. Any thread may call. Every call throws Error(timeout) where the store does not answer in
-// time, Error(peer) where it has ended, Error(value) for a key or value that is too long.
+// A store of values. Keys and values are bytes. Any thread may call. Every call throws Error(timeout) where the store
+// does not answer in time, Error(peer) where it has ended, Error(value) for a key or value that is too long.
 class Store {
  public:
   Store() = default;
@@ -21,30 +21,30 @@ class Store {
 
   virtual void set(const std::string& key, const std::string& value, const Until& until) = 0;
 
-  // Waits until there is a value. Returns nothing if there is none when the time is up. By default it looks again and
-  // again.
+  // Waits until there is a value. Returns nothing if there is none when the time is up. By default it polls with
+  // look().
   [[nodiscard]] virtual std::optional<std::string> get(const std::string& key, const Until& until);
 
-  // The value that there is now, if there is one.
+  // Returns the present value, if there is one.
   [[nodiscard]] virtual std::optional<std::string> look(const std::string& key, const Until& until) = 0;
 
   // Adds to a value that is a decimal number, 0 if there is none. Returns the sum.
   virtual std::int64_t add(const std::string& key, std::int64_t amount, const Until& until) = 0;
 
-  // Sets the value if it is `expected` (nothing: if there is none). Returns the value that there is afterwards.
+  // Sets the value if it is `expected` (nothing: if there is none). Returns the value afterwards.
   virtual std::optional<std::string> compare_set(const std::string& key, const std::optional<std::string>& expected,
                                                  const std::string& desired, const Until& until) = 0;
 
-  // Removes a value. Returns whether there was one. A store that cannot keeps it, and says that there was none.
+  // Removes a value. Returns true if there was one. A store that cannot remove keeps the value and returns false.
   virtual bool remove(const std::string& key, const Until& until) = 0;
 
-  // What it is in errors: "the store at 10.0.0.1:29400".
+  // Returns its name in errors: "the store at 10.0.0.1:29400".
   [[nodiscard]] virtual std::string name() const = 0;
 
-  // Whether the store ends with this process.
+  // Reports whether the store ends with this process.
   [[nodiscard]] virtual bool is_served_here() const { return false; }
 
-  // What only this process knows about why others have not come, as the end of a sentence; mostly empty.
+  // Returns why other ranks have not come, as far as only this process knows, as the end of a sentence; mostly empty.
   [[nodiscard]] virtual std::string remark() { return ""; }
 };
 
@@ -55,7 +55,7 @@ inline constexpr std::size_t longest_value = std::size_t{16} << 20;
 void check_key(const std::string& key);
 void check_value(const std::string& value);
 
-// The sum as a store keeps it. Throws Error(value) where the value is no number, or the sum too large.
+// Returns the sum as a store keeps it. Throws Error(value) where the value is no number, or the sum too large.
 [[nodiscard]] std::int64_t sum_of(const std::optional<std::string>& value, std::int64_t amount);
 
 }  // namespace gradientflow::transport

@@ -20,7 +20,7 @@ void append(std::string& bytes, Number number) {
   }
 }
 
-// Of bytes that are there.
+// Reads a number; its bytes must be there.
 template <std::unsigned_integral Number>
 Number number_at(std::string_view bytes, std::size_t at) {
   Number number = 0;
@@ -103,7 +103,8 @@ Parsed<Welcome> parse_welcome(std::string_view bytes) {
   return complete(Welcome{number_at<std::uint32_t>(bytes, 8), static_cast<Admission>(admission)}, greeting_bytes);
 }
 
-// Kind and whether a value is expected, the lengths of key, value and expected value, the amount; then these three.
+// Encodes the kind and whether a value is expected, the lengths of key, value and expected value, the amount; then
+// these three texts.
 std::string encode(const StoreRequest& request) {
   std::string bytes;
   append(bytes, static_cast<std::uint32_t>(request.kind) | (request.expected ? 0x100U : 0U));

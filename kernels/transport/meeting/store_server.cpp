@@ -23,22 +23,22 @@
 namespace gradientflow::transport {
 namespace {
 
-// What epoll tells of, beside connections.
+// Numbers of epoll's events, beside connections.
 constexpr std::uint64_t the_listener = 0;
 constexpr std::uint64_t the_stop = 1;
 
-constexpr auto before_accepting_again = std::chrono::milliseconds(100);  // where the process has too many files open
+constexpr auto before_accepting_again = std::chrono::milliseconds(100);  // pause when too many files are open
 constexpr std::size_t bytes_at_once = std::size_t{64} * 1024;
 constexpr std::size_t bytes_of_a_stranger = 2048;
-constexpr int turns_at_once = 4;         // of reading for one connection
-constexpr int connections_at_once = 64;  // that are accepted
+constexpr int turns_at_once = 4;         // reads for one connection at a time
+constexpr int connections_at_once = 64;  // connections accepted at a time
 constexpr std::size_t kept_capacity = bytes_at_once;
 
 void set_option(int socket, int level, int option, int value) noexcept {
   setsockopt(socket, level, option, &value, sizeof value);
 }
 
-// Where to listen, the best first.
+// Returns the addresses to listen at, the best first.
 std::vector<SocketAddress> addresses_to_listen_at(const Place& place) {
   std::vector<SocketAddress> addresses;
   for (const char* const host : {"127.0.0.1", "::1"}) {
@@ -50,14 +50,14 @@ std::vector<SocketAddress> addresses_to_listen_at(const Place& place) {
     addresses.push_back(*address);
   }
   if (place.host != "localhost") {
-    addresses.push_back(numeric_address("::", place.port));  // IPv4, too
+    addresses.push_back(numeric_address("::", place.port));  // serves IPv4, too
     addresses.push_back(numeric_address("0.0.0.0", place.port));
   }
   return addresses;
 }
 
-// Where two sockets that are bound to one address begin at the same moment, Linux may refuse both: then they try again,
-// each after a pause of its own.
+// Starts to listen. Where two sockets bound to one address begin at the same moment, Linux may refuse both: then they
+// try again, each after a random pause.
 bool starts_to_listen(const Descriptor& socket) {
   std::random_device random;
   std::uniform_int_distribution<int> milliseconds(1, 20);
@@ -109,7 +109,7 @@ StoreServer::StoreServer(const Place& place, std::string token, const Limits& li
       throw system_error("cannot make a store", errno);
     }
   }
-  // Signals are for the threads of the program.
+  // Signals go to the threads of the program.
   sigset_t all{};
   sigset_t before{};
   sigfillset(&all);
@@ -153,7 +153,7 @@ void StoreServer::listen_at(const Place& place) {
   address_ = SocketAddress::of_socket(listener_.get());
   if (address_.is_any()) {
     const int port = address_.port();
-    // Through a socket for both, IPv4 is there in any case, IPv6 perhaps not.
+    // A socket for both families has IPv4 in any case, IPv6 perhaps not.
     address_ = numeric_address("127.0.0.1", port);
   }
 }
@@ -223,7 +223,7 @@ void StoreServer::accept_all() {
       drop(*strangers_.begin());
     }
     set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);  // a host that is gone does not say so
+    set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);  // a dead host does not say so
     set_option(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, 10);
     set_option(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, 5);
     const std::uint64_t number = next_number_++;
@@ -262,7 +262,7 @@ void StoreServer::serve(std::uint64_t number, std::uint32_t events) {
   if (stays && connection.reads && (has_gone || (events & EPOLLIN) != 0)) {
     stays = receive(number, connection);
   }
-  if (has_gone && !connection.reads) {  // in mid-answer, or it waits for one
+  if (has_gone && !connection.reads) {  // cut off in mid-answer, or waiting for an answer
     stays = false;
   }
   if (stays) {
@@ -391,7 +391,7 @@ bool StoreServer::handle(std::uint64_t number, Connection& connection, StoreRequ
         put(request.key, std::move(request.value));
       }
       break;
-    case Kind::remove:  // a value, though an empty one, if there was one
+    case Kind::remove:  // answers with an empty value if there was one
       if (present != nullptr) {
         stored_ -= request.key.size() + present->size();
         values_.erase(found);

@@ -1,6 +1,7 @@
-// A store that other processes reach over TCP: one thread, which waits for nobody in particular.
+// A store that other processes reach over TCP: one thread, which never waits for a single connection.
 //
-// Who has not shown the token is a stranger. A stranger can take a connection for a few seconds, and a kilobyte.
+// A stranger is an unauthenticated connection: it has not shown the token. It may last a few seconds, and take a
+// kilobyte.
 #pragma once
 
 #include <atomic>
@@ -25,12 +26,12 @@ namespace gradientflow::transport {
 class StoreServer {
  public:
   struct Limits {
-    std::size_t strangers = 128;                 // at a time; the oldest makes room
-    double seconds = 5.0;                        // for a stranger to show the token
-    std::size_t bytes = std::size_t{256} << 20;  // of keys and values; as many of requests on their way
+    std::size_t strangers = 128;                 // unauthenticated connections at a time; the oldest makes room
+    double seconds = 5.0;                        // time for a stranger to show the token
+    std::size_t bytes = std::size_t{256} << 20;  // keys and values; requests on their way may add as much
   };
 
-  // Listens at a place: at its address, if that is one of this host or localhost, else at all addresses of this host,
+  // Listens at a place: at its address, if this host has it or it is localhost, else at all addresses of this host,
   // since this host's name may mean another address here than elsewhere. Port 0: a free one. Throws Error(system).
   StoreServer(const Place& place, std::string token, const Limits& limits);
   StoreServer(const StoreServer&) = delete;
@@ -38,8 +39,8 @@ class StoreServer {
   ~StoreServer();
 
   [[nodiscard]] int port() const noexcept { return address_.port(); }
-  [[nodiscard]] const SocketAddress& address() const noexcept { return address_; }                 // for this host
-  [[nodiscard]] int refused() const noexcept { return refused_.load(std::memory_order_relaxed); }  // for their token
+  [[nodiscard]] const SocketAddress& address() const noexcept { return address_; }  // address for clients on this host
+  [[nodiscard]] int refused() const noexcept { return refused_.load(std::memory_order_relaxed); }  // for a wrong token
   [[nodiscard]] int admitted() const noexcept { return admitted_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool has_token(std::string_view token) const noexcept { return same_token(token, token_); }
 
@@ -51,21 +52,21 @@ class StoreServer {
     enum class State : std::uint8_t {
       stranger,
       member,
-      leaving,  // was refused: what it still sends is thrown away until it closes, so that it can read why
+      leaving,  // refused: further input is thrown away until it closes, so that it can read the reason
     };
 
     Descriptor socket;
     Clock::time_point since;
     State state = State::stranger;
-    bool reads = true;         // whether it may send its next request
-    std::string received;      // of a request
-    std::string waits_for;     // a key; empty: none
-    std::string head;          // of an answer
-    Value body;                // what follows the head
-    std::size_t sent = 0;      // of both
-    std::uint32_t events = 0;  // that epoll watches for
+    bool reads = true;         // true if it may send its next request
+    std::string received;      // part of a request
+    std::string waits_for;     // key that it waits for; empty: none
+    std::string head;          // head of an answer
+    Value body;                // value after the head
+    std::size_t sent = 0;      // bytes sent of both
+    std::uint32_t events = 0;  // events that epoll watches for
   };
-  using Connections = std::map<std::uint64_t, Connection>;  // in the order in which they came
+  using Connections = std::map<std::uint64_t, Connection>;  // ordered by arrival
 
   void listen_at(const Place& place);
   void run() noexcept;
@@ -93,12 +94,12 @@ class StoreServer {
   Descriptor epoll_;
   Descriptor stop_;  // an eventfd
   Connections connections_;
-  std::set<std::uint64_t> strangers_;  // and those that leave
+  std::set<std::uint64_t> strangers_;  // strangers, and connections in state leaving
   std::uint64_t next_number_ = 2;
   std::unordered_map<std::string, Value> values_;
-  std::unordered_map<std::string, std::set<std::uint64_t>> waiting_;  // for a value
+  std::unordered_map<std::string, std::set<std::uint64_t>> waiting_;  // connections, by the key they wait for
   std::size_t stored_ = 0;                                            // bytes
-  std::size_t received_ = 0;                                          // bytes, of requests that are not complete
+  std::size_t received_ = 0;                                          // bytes of incomplete requests
   std::optional<Clock::time_point> accepts_again_;
   std::string buffer_;
   std::atomic<int> refused_{0};

@@ -23,10 +23,10 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr const char* other_server = "gradientflow/could not serve";
-constexpr auto first_pause = 10ms;  // between attempts
+constexpr auto first_pause = 10ms;  // pause between attempts
 constexpr auto longest_pause = 500ms;
 
-// The stores that this process serves, by port.
+// Stores that this process serves, by port.
 struct Servers {
   std::mutex mutex;
   int forks = 0;
@@ -46,7 +46,7 @@ bool is_here(const Place& place, const Until& until) {
         return true;
       }
     }
-  } catch (const Error&) {  // then it is not
+  } catch (const Error&) {  // then it is not here
   }
   return false;
 }
@@ -127,8 +127,8 @@ TcpStore::TcpStore(const std::string& places, bool serves, std::string token, co
   connect(until);
 }
 
-// At the first place of this host that is free; if none seems to be here, at any. Where this job is served already,
-// there is no other place to look for.
+// Serves at the first place of this host that is free; if none seems to be here, at any. Where this job is served
+// already, it looks for no other place.
 void TcpStore::serve(const Until& until) {
   std::vector<Place*> here;
   for (Place& each : places_) {
@@ -154,7 +154,8 @@ void TcpStore::serve(const Until& until) {
               EADDRINUSE);
 }
 
-// Tells the store at a place, if it is one of this job, who could not serve beside it. Returns whether it is one.
+// Tells the store at a place, if it belongs to this job, which process could not serve beside it. Returns true if it
+// belongs.
 bool TcpStore::leave_word(const Place& place, const Until& until) {
   const Until soon = until.anew(std::min(until.remaining(), waits::store_word.seconds()));
   bool is_ours = false;
@@ -168,7 +169,7 @@ bool TcpStore::leave_word(const Place& place, const Until& until) {
   return is_ours;
 }
 
-// Nobody comes to a name that nobody knows. Where others come, this host alone does not know it.
+// No rank can come to an unknown name. Where others come, only this host does not know it.
 void TcpStore::await_names(const Until& until) const {
   if (server_ != nullptr && names_may_come_late()) {
     return;
@@ -259,7 +260,7 @@ std::optional<std::string> TcpStore::call(const StoreRequest& request, const Unt
   check_key(request.key);
   check_value(request.value);
   check_value(request.expected.value_or(""));
-  // Whoever only wants to know what there is gets an answer, even if no time is left.
+  // A call that only reads gets an answer, even if no time is left.
   const Until& limit = until.over() ? until.anew(waits::store_answer.seconds()) : until;
   const std::unique_lock lock = limit.lock(mutex_);
   if (!lock) {
@@ -271,7 +272,7 @@ std::optional<std::string> TcpStore::call(const StoreRequest& request, const Unt
   try {
     return exchange(request, limit);
   } catch (...) {
-    socket_.close();  // the answer may still come, and is not that of the next call
+    socket_.close();  // the answer may still come, and does not belong to the next call
     throw;
   }
 }
@@ -313,7 +314,8 @@ void TcpStore::connect(const Until& until) {
     }
     return;
   }
-  // Something else at one of several places is to be left soon, but a slow network needs more time than a fast one.
+  // Several places are tried briefly, as other programs may listen there; but a slow network needs more time than a
+  // fast one.
   double patience = (places_.size() > 1 ? waits::store_first_attempt : waits::store_attempt).seconds();
   auto pause = first_pause;
   while (true) {
@@ -335,7 +337,7 @@ void TcpStore::connect(const Until& until) {
 
 // Each of these returns why there is no connection, or nothing if there is one now.
 
-// Whoever refuses this process at the only place decides; at one of several, the job may be served at another one.
+// A refusal at the only place is final; otherwise the job may be served at another place.
 std::optional<std::string> TcpStore::try_place(const Place& place, const Until& until) {
   std::vector<SocketAddress> addresses;
   try {
@@ -371,7 +373,7 @@ std::optional<std::string> TcpStore::try_address(const SocketAddress& address, c
     setsockopt(socket.get(), level, option, &value, sizeof value);
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);  // a host that is gone does not say so
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);  // a dead host does not say so
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
@@ -387,7 +389,7 @@ std::optional<std::string> TcpStore::try_address(const SocketAddress& address, c
     return std::strerror(error);
   }
   const SocketAddress here = SocketAddress::of_socket(socket.get());
-  if (here.port() == address.port() && here.bytes() == address.bytes()) {  // where nobody listens, TCP may meet itself
+  if (here.port() == address.port() && here.bytes() == address.bytes()) {  // TCP may connect a socket to itself
     return std::strerror(ECONNREFUSED);
   }
   std::string cause;

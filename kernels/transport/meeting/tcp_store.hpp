@@ -15,14 +15,14 @@
 
 namespace gradientflow::transport {
 
-// A connection to a store, made again after a call that was given up. Calls are made in turn: one that waits for a
-// value lets others wait. In a forked process every call throws Error(closed).
+// A connection to a store, made again after a call that was given up. Calls are made in turn; a call that waits for a
+// value delays other calls. In a forked process every call throws Error(closed).
 class TcpStore : public Store {
  public:
-  // `places`: where it is, as in parse_places; several are tried in turn, until a store takes this process in. Throws
-  // Error(timeout) with the causes, Error(system) where no name of them is known, Error(mismatch) where the store at
-  // the only one refuses the token or speaks another version. `serves`: this process serves, at the first place that is
-  // here and free, as long as there is a TcpStore in it that serves there.
+  // Connects to the store. `places`: its addresses, as in parse_places; several are tried in turn, until a store admits
+  // this process. Throws Error(timeout) with the causes, Error(system) where none of their names is known,
+  // Error(mismatch) where the store at the only place refuses the token or speaks another version. `serves`: this
+  // process serves at the first place that is here and free, as long as it has a TcpStore that serves there.
   TcpStore(const std::string& places, bool serves, std::string token, const Until& until);
 
   void set(const std::string& key, const std::string& value, const Until& until) override;
@@ -36,7 +36,7 @@ class TcpStore : public Store {
   [[nodiscard]] bool is_served_here() const override { return server_ != nullptr; }
   [[nodiscard]] std::string remark() override;
 
-  // Where the store is: the places with, if it is served here, the port that was found for them.
+  // Returns the places, with the port that was found if the store is served here.
   [[nodiscard]] std::string address() const;
 
  private:

@@ -16,8 +16,8 @@ namespace {
 
 constexpr const char* devices_of_ucx = "UCX_NET_DEVICES";
 
-// By which users choose interfaces for MPI, with what comes before the same list in the setting `interface`. Not those
-// of launchers, whose own messages may take another network.
+// Variables by which users choose interfaces for MPI, each with the prefix for its list in the setting `interface`.
+// Variables of launchers are left out, as their messages may take another network.
 constexpr std::array<std::pair<const char*, const char*>, 4> variables_of_mpi = {
     {{"OMPI_MCA_btl_tcp_if_include", ""},
      {devices_of_ucx, ""},
@@ -29,14 +29,14 @@ std::string value_of(const char* variable) {
   return text == nullptr || std::string(text) == "all" ? "" : text;
 }
 
-// Whether a list with commas has the name; entries of UCX end with the port of a device.
+// Reports whether a list with commas has the name; entries of UCX end with the port of a device.
 bool has_name(const std::string& list, const std::string& name) {
   const std::vector<std::string> entries = split_list(list);
   return std::any_of(entries.begin(), entries.end(),
                      [&](const std::string& each) { return each.substr(0, each.find(':')) == name; });
 }
 
-// Whether the user lets MPI use an RDMA device.
+// Reports whether the user lets MPI use an RDMA device.
 bool is_allowed(const std::string& device) {
   const std::string chosen = value_of(devices_of_ucx);
   const bool leaves_out = chosen.starts_with('^');

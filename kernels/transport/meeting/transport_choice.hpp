@@ -1,5 +1,5 @@
-// What moves the messages of ranks that MPI has introduced to each other: MPI inside one host, and where it has a
-// network device that connections of our own do not use; else these.
+// Choice of the transport for ranks introduced by MPI: MPI inside one host, and where it has a network device that our
+// own connections do not use; otherwise our own connections.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@
 
 namespace gradientflow::transport {
 
-// What a rank says of itself.
+// Description of one rank.
 struct Candidate {
   std::string asked;         // "auto", "mpi" or "tcp"
   std::size_t host_key = 0;  // see host_key()
-  std::string host;          // its name
-  std::string device;        // one that MPI may use and TCP cannot; empty without one
-  std::string objection;     // why it keeps to MPI; empty if it need not
-  bool threads = true;       // whether several threads may call its MPI at once, which is kept beside TCP
+  std::string host;          // name of the host
+  std::string device;        // device that MPI may use and TCP cannot; empty without one
+  std::string objection;     // reason for using MPI only; empty if there is none
+  bool threads = true;       // several threads may call its MPI at once, which is kept beside TCP
 };
 
 struct TransportChoice {
@@ -31,10 +31,11 @@ struct TransportChoice {
   [[nodiscard]] const Transport& transport() const { return is_tcp ? tcp_transport : mpi_transport; }
 };
 
-// Pure, so that all ranks choose alike. Throws Error(mismatch) where some ask for MPI and some for TCP.
+// Chooses the transport. Pure, so that all ranks choose alike. Throws Error(mismatch) where some ask for MPI and some
+// for TCP.
 [[nodiscard]] TransportChoice choose_transport(const std::vector<Candidate>& ranks);
 
-// This process. Where the user has chosen interfaces for MPI, `config.interface` becomes these.
+// Describes this process. Where the user has chosen interfaces for MPI, sets `config.interface` to these.
 [[nodiscard]] Candidate candidate(Config& config, const Until& until, const std::string& classes = device_classes);
 
 }  // namespace gradientflow::transport

@@ -1,4 +1,4 @@
-// How long a call may wait.
+// Time limit of a call.
 #pragma once
 
 #include <poll.h>
@@ -25,7 +25,7 @@ class Until {
         end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds_))),
         check_(std::move(check)) {}
 
-  // From now on, with the same check.
+  // Returns a limit that starts now, with the same check.
   [[nodiscard]] Until anew(double seconds) const { return Until(seconds, check_); }
 
   [[nodiscard]] double seconds() const noexcept { return seconds_; }
@@ -34,7 +34,7 @@ class Until {
     return std::max(0.0, std::chrono::duration<double>(end_ - Clock::now()).count());
   }
 
-  // Makes the check. Returns for how long to wait before the next one; nothing once the time is up.
+  // Makes the check. Returns the time to wait before the next one; zero once the time is up.
   [[nodiscard]] std::chrono::milliseconds step(std::chrono::milliseconds longest = longest_nap) const {
     if (check_) {
       check_();
@@ -50,7 +50,7 @@ class Until {
     return !over();
   }
 
-  // Waits for a mutex; the lock is none if the time is up.
+  // Waits for a mutex. The lock is not held if the time is up.
   [[nodiscard]] std::unique_lock<std::mutex> lock(std::mutex& mutex) const {
     std::unique_lock lock(mutex, std::try_to_lock);
     for (auto nap = std::chrono::milliseconds(1); !lock && sleep(nap); nap = std::min(2 * nap, longest_nap)) {
@@ -59,7 +59,7 @@ class Until {
     return lock;
   }
 
-  // Waits until a descriptor has one of these events (of poll), or an error. Returns false if the time is up.
+  // Waits until a descriptor has any of these events (of poll), or an error. Returns false if the time is up.
   [[nodiscard]] bool ready(int descriptor, short events) const {
     while (true) {
       const auto wait = step();
