@@ -63,7 +63,7 @@ Mailbox::~Mailbox() {
   for (Incoming& each : incoming_) {
     each.request.give_up(std::move(each.notice));
   }
-  // Messages that have been drawn and not received stay with the endpoint; and of many ranks, not all send notices.
+  // Messages drawn and not received stay with the endpoint; and of many ranks, not all send notices.
   endpoint_->close(std::move(awaited), notice_tag_, !arrived_.empty() || taken_ > 0 || size() > few_ranks);
 }
 
@@ -75,7 +75,7 @@ void Mailbox::check_process() const {
   }
 }
 
-// In a forked process the lock may be held by a thread that does not exist there.
+// Locks the mailbox. In a forked process the lock may be held by a thread that does not exist there.
 std::unique_lock<std::mutex> Mailbox::lock() const {
   check_process();
   return std::unique_lock(mutex_);
@@ -110,7 +110,7 @@ Tags Mailbox::draw_rest() {
   return {0, std::exchange(tags_left_, 0)};
 }
 
-// Releases the memory of transfers that have ended and runs their callbacks, while no lock is held.
+// Releases the memory of ended transfers and has their callbacks run, while no lock is held.
 void Mailbox::finish(std::unique_lock<std::mutex>& lock) {
   std::vector<Owner> owners;
   owners.reserve(ended_.size());
@@ -164,7 +164,7 @@ void Mailbox::close(bool orderly, const std::optional<Error>& reason) noexcept {
     for (const auto& callback : callbacks) {
       callback();
     }
-  } catch (const std::exception&) {  // no memory to tell the others with
+  } catch (const std::exception&) {  // no memory to tell other ranks with
     has_left_ = true;
   }
 }

@@ -9,10 +9,10 @@
 
 namespace gradientflow::transport {
 
-// What a mailbox's thread sleeps on. It outlives the mailbox, which may be destroyed by a callback, for example.
+// Alarm that a mailbox's thread sleeps on. It outlives the mailbox, which may be destroyed by a callback, for example.
 class Mailbox::Alarm {
  public:
-  // For so long, or until it rings; while nothing is pending, until it rings.
+  // Sleeps for this time, or until it rings; while nothing is pending, until it rings.
   void sleep(std::chrono::nanoseconds nap) {
     std::unique_lock lock(mutex_);
     const auto is_over = [this] { return has_rung_; };
@@ -29,7 +29,7 @@ class Mailbox::Alarm {
     is_idle_ = false;
     rings_.notify_one();
   }
-  // Both with the mailbox's mutex_ held. ring_if_idle() costs nothing while the thread only naps.
+  // Called with the mailbox's mutex_ held. ring_if_idle() costs nothing while the thread only naps.
   void rest() noexcept { is_idle_ = true; }
   void ring_if_idle() {
     if (is_idle_) {

@@ -1,4 +1,4 @@
-// The messages that a mailbox draws from its endpoint, and those that wait to be asked for.
+// Messages that a mailbox draws from its endpoint, and messages that wait to be asked for.
 #include <algorithm>
 
 #include "mailbox.hpp"
@@ -52,7 +52,7 @@ void Mailbox::deliver(transport::Arrival message) {
     return transfer->tag_ == envelope.tag && envelope.is_from(transfer->peer_);
   });
   if (found != posted_.end()) {
-    begin_receive(std::shared_ptr<Transfer>(*found), message);  // which may take it out of the list
+    begin_receive(std::shared_ptr<Transfer>(*found), message);  // may take it out of the list
     return;
   }
   arrived_.push_back(std::move(message));

@@ -1,4 +1,4 @@
-// What a mailbox knows of the other ranks: who has closed, given up or died, and what follows for transfers.
+// State of other ranks, known to a mailbox: closed, given up or died; and its effect on transfers.
 #include <algorithm>
 #include <cstring>
 #include <string_view>
@@ -10,7 +10,7 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr std::size_t longest_reason = 3000;  // bytes: MPI sends so much at once
+constexpr std::size_t longest_reason = 3000;  // bytes; MPI sends this much at once
 
 }  // namespace
 
@@ -84,7 +84,7 @@ void Mailbox::end_posted_in_vain() {
   });
 }
 
-// Why rank `peer`, or every other rank, cannot take part any more.
+// Returns why rank `peer`, or every other rank, cannot take part any more.
 std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   if (lost_ == 0 || (peer == any_source && lost_ < size() - 1)) {
     return std::nullopt;
@@ -111,7 +111,7 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
 }
 
 // Notes ranks that have died, and gives up messages under way to or from ranks that left a while ago. A receive from a
-// rank that has closed goes on: its message may still be arriving, however long that takes.
+// rank that has closed continues: its message may still be arriving, however long that takes.
 void Mailbox::check_peers() {
   std::vector<Death> deaths = endpoint_->dead();
   std::erase_if(
@@ -122,7 +122,7 @@ void Mailbox::check_peers() {
     }
   }
   if (!deaths.empty()) {
-    while (draw_messages() || draw_messages()) {  // what they have sent: MPI finds it when it is asked the second time
+    while (draw_messages() || draw_messages()) {  // gets their last messages: MPI finds them on the second attempt
     }
   }
   for (Death& death : deaths) {
@@ -158,7 +158,7 @@ void Mailbox::tell(State state, const std::optional<Error>& reason) {
     }
     try {
       endpoint_->send(r, notice_tag_, notice->data(), notice->size()).give_up(notice);
-    } catch (const Error&) {  // it cannot be told
+    } catch (const Error&) {  // the rank cannot be told
     }
   }
 }

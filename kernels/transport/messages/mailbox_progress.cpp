@@ -1,4 +1,4 @@
-// The progress of a mailbox: by those who wait, and by its own thread while nobody does.
+// Progress of a mailbox: by waiting threads, and by its own thread while none waits.
 #include <algorithm>
 #include <utility>
 
@@ -40,8 +40,8 @@ bool Mailbox::until(const std::function<bool()>& done, const Deadline& deadline)
   return wait_until(deadline, [&done] { return done(); });
 }
 
-// Tests what is in flight, and draws what has come. Looks for ranks that are lost, too, if `look`, or the last time was
-// a while ago: who is kept busy by some ranks has to learn of others. Returns whether anything has happened.
+// Tests transfers in flight, and draws messages. Looks for lost ranks, too, if `look`, or if the last time was a while
+// ago: a rank kept busy by some ranks has to learn of others. Returns true if anything has happened.
 bool Mailbox::progress(bool look) {
   if (closed_ && in_flight_.empty() && lost_with_.empty()) {
     return false;
@@ -68,7 +68,7 @@ bool Mailbox::progress(bool look) {
 void Mailbox::attend(bool look) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) {
-    return;  // another thread does it
+    return;  // another thread makes progress
   }
   progress(look);
   finish(lock);
@@ -134,15 +134,15 @@ Error Mailbox::timeout_error(const Transfer& transfer, double seconds) const {
   return {ErrorKind::timeout, text};
 }
 
-// The thread holds the mailbox only while it works, and uses the endpoint only before the mailbox is closed: nobody has
-// to wait for it to end.
+// The thread holds the mailbox only while it works, and uses the endpoint only before the mailbox is closed: no caller
+// has to wait for it to end.
 void Mailbox::thread_main(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm) {
   std::chrono::nanoseconds nap = shortest_nap;
   const auto work = [&] {
     const std::shared_ptr<Mailbox> self = mailbox.lock();
     try {
       return self != nullptr && self->work(nap);
-    } catch (const std::bad_alloc&) {  // another time
+    } catch (const std::bad_alloc&) {  // tries again later
       return true;
     }
   };
@@ -151,7 +151,7 @@ void Mailbox::thread_main(const std::weak_ptr<Mailbox>& mailbox, const std::shar
   }
 }
 
-// Returns whether to call it again, after a nap.
+// Returns true if it is to be called again, after a nap.
 bool Mailbox::work(std::chrono::nanoseconds& nap) {
   std::unique_lock lock(mutex_);
   if (closed_) {
@@ -166,7 +166,7 @@ bool Mailbox::work(std::chrono::nanoseconds& nap) {
   } else if (is_pending && waiters_ == 0) {
     nap = moved ? shortest_nap : std::min<std::chrono::nanoseconds>(nap * 5 / 4, longest_nap);
   } else if (is_pending || moved || nap != longest_nap) {
-    nap = longest_nap;  // before it rests: messages that are soon done, one after the other, would wake it each time
+    nap = longest_nap;  // naps once more before it rests: short messages, one after another, would wake it each time
   } else {
     alarm_->rest();
     nap = shortest_nap;

@@ -9,12 +9,12 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr std::size_t largest_unasked = std::size_t{64} << 10;  // the receiver has no memory for it yet
-constexpr std::size_t most_parts_under_way = 16;  // enough to fill a link on which messages wait for others
+constexpr std::size_t largest_unasked = std::size_t{64} << 10;  // larger messages wait for the receiver's memory
+constexpr std::size_t most_parts_under_way = 16;                // enough to fill a link where messages wait for others
 
 }  // namespace
 
-// In how many parts so many bytes travel; 0: whole.
+// Returns the number of parts in which so many bytes travel; 0: whole.
 std::size_t Mailbox::parts_of(std::size_t bytes, Route route) const {
   const std::size_t part = limits_.part_bytes;
   return route == Route::whole || part == 0 ? 0 : std::max<std::size_t>((bytes + part - 1) / part, 1);
@@ -24,7 +24,7 @@ std::shared_ptr<Transfer> Mailbox::make_transfer(Request::Kind kind, int peer, s
                                                  Owner owner) {
   check_usable();
   check_rank(peer, kind == Request::Kind::receive);
-  if (!has_thread_) {  // before the endpoint has the memory
+  if (!has_thread_) {  // started before the endpoint has the memory
     start_thread("the thread of a mailbox", [mailbox = self_, alarm = alarm_] {
       take_short_turns();
       thread_main(mailbox, alarm);
@@ -60,7 +60,7 @@ std::shared_ptr<Transfer> Mailbox::send(int to, std::int64_t tag, const void* da
   return transfer;
 }
 
-// The next part that has not begun.
+// Makes the next part that has not begun.
 std::shared_ptr<Transfer> Mailbox::next_part(const std::shared_ptr<Transfer>& whole) const {
   auto part = std::make_shared<Transfer>();
   const std::size_t begin = whole->parts_begun_++ * limits_.part_bytes;
@@ -74,8 +74,8 @@ std::shared_ptr<Transfer> Mailbox::next_part(const std::shared_ptr<Transfer>& wh
   return part;
 }
 
-// Begins as many parts as may be under way. Their sends end when the receiver has taken them: that bounds what
-// waits there.
+// Begins as many parts as may be under way. Their sends end when the receiver has taken them, which limits the data
+// that waits there.
 void Mailbox::send_parts() {
   for (const std::shared_ptr<Transfer>& whole : leaving_) {
     std::size_t& under_way = parts_under_way_[static_cast<std::size_t>(whole->peer_)];
@@ -155,7 +155,7 @@ std::shared_ptr<Transfer> Mailbox::receive(Arrival& arrival, void* data, Owner o
   return transfer;
 }
 
-// The thread need not look after what the endpoint has done at once.
+// The thread need not look after a transfer that ends at once.
 void Mailbox::start(const std::shared_ptr<Transfer>& transfer) {
   if (!test(transfer)) {
     in_flight_.push_back(transfer);
@@ -193,7 +193,7 @@ void Mailbox::end(const std::shared_ptr<Transfer>& transfer, std::optional<Error
   }
 }
 
-// The whole ends with its last part, or with the first one that fails.
+// The whole ends with its last part, or with the first failure.
 void Mailbox::end_part(const Transfer& part) {
   const std::shared_ptr<Transfer>& whole = part.whole_;
   if (part.kind_ == Request::Kind::send) {
@@ -206,9 +206,9 @@ void Mailbox::end_part(const Transfer& part) {
   }
 }
 
-// Whether it need not be tested any more.
+// Returns true if it need not be tested any more.
 bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
-  if (!closed_ && !endpoint_->may_have_ended(transfer->request_)) {  // closed, it does not draw messages any more
+  if (!closed_ && !endpoint_->may_have_ended(transfer->request_)) {  // a closed mailbox does not draw messages any more
     return false;
   }
   try {
@@ -227,8 +227,8 @@ bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
   return true;
 }
 
-// What a rank has said about itself, which is known once its messages have been drawn, explains best why a transfer
-// with it has failed.
+// Ends transfers whose ranks were lost. The best explanation is the rank's own notice, known once its messages have
+// been drawn.
 void Mailbox::end_lost() {
   for (const auto& transfer : std::exchange(lost_with_, {})) {
     const int peer = transfer->kind_ == Request::Kind::send ? transfer->peer_ : transfer->envelope_.source;
@@ -241,7 +241,7 @@ void Mailbox::end_lost() {
   }
 }
 
-// Parts sent to one rank end in their order, and each test looks for messages: so only the first one is tested.
+// Parts sent to one rank end in their order, and each test looks for messages: so only the first part is tested.
 void Mailbox::test_all() {
   std::vector<bool> waits(peers_.size());
   std::erase_if(in_flight_, [&](const auto& transfer) {

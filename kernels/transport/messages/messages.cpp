@@ -10,7 +10,8 @@
 namespace gradientflow::transport {
 namespace {
 
-// On a machine whose cores have gone to sleep a nap takes a tenth of a millisecond, which short calls would feel.
+// Calls this short do not sleep: where cores have gone to sleep, a nap takes a tenth of a millisecond, which such calls
+// would feel.
 constexpr std::chrono::milliseconds short_call{4};
 
 }  // namespace
@@ -76,7 +77,7 @@ Request Messages::receive(int from, Purpose purpose, void* data, std::size_t byt
   return endpoint_->receive(from, Tag(purpose, call).value(), data, bytes);
 }
 
-// What a rank has said about itself explains best why its messages do not come. A message that is longer than expected
+// Tests a message. The best explanation of a failure is the notice of the rank itself. A message longer than expected
 // means that the ranks are in different states.
 template <class Describe>
 std::optional<std::size_t> Messages::test(Request& message, bool collective, Describe describe) {
@@ -96,7 +97,7 @@ std::optional<std::size_t> Messages::test(Request& message, bool collective, Des
   }
 }
 
-// What a rank has sent before it left or died arrives.
+// Messages that a rank sent before it left or died still arrive.
 template <class Describe>
 std::size_t Messages::wait(Request& message, Patience& patience, bool collective, Describe describe) {
   const int peer = message.peer();
@@ -138,8 +139,8 @@ std::size_t Messages::wait_apart(Request& message, const std::string& what) {
   return wait(message, patience, false, [&what] { return what; });
 }
 
-// A failed rank ends the collective call wherever it is awaited. A rank that has closed or died is an error, which is
-// returned, for those that wait for it; its last messages may have come meanwhile.
+// A failed rank ends the collective call wherever it is awaited. A closed or dead rank is an error only for ranks that
+// wait for it; the error is returned, as its last messages may have come meanwhile.
 std::optional<Error> Messages::check_peers(int awaited, const std::string& what, bool collective) {
   if (endpoint_->interrupted()) {
     throw Error(ErrorKind::closed, "the communicator was closed during " + what);
@@ -161,7 +162,7 @@ std::optional<Error> Messages::check_peers(int awaited, const std::string& what,
   }
   if (collective) {
     node_->check_nobody_failed();
-    node_->pulse();  // the others of the node wait for this rank, which itself waits within a timeout
+    node_->pulse();  // ranks of the node wait for this rank, which waits within a timeout
   }
   return find_death(awaited, what, collective);
 }
@@ -203,8 +204,8 @@ Error Messages::failure_of(int rank, const std::string& what) {
               what + ": " + peer.text};
 }
 
-// Why a rank sends no more messages, if it has said so. A rank of this node says so in the node's memory as well, ahead
-// of messages that are on their way: this counts where none can come any more, as it `is_lost`.
+// Returns why a rank sends no more messages, if it has told. A rank of this node tells it in the node's memory, too,
+// ahead of messages on their way: that counts only if none can come any more (`is_lost`).
 std::optional<Error> Messages::departure_of(int rank, const std::string& what, bool collective, bool is_lost) {
   if (has_failed(rank)) {
     return failure_of(rank, what);
@@ -220,7 +221,7 @@ std::optional<Error> Messages::departure_of(int rank, const std::string& what, b
                                     std::to_string(this->rank()) + " waited for it in " + what);
 }
 
-// In the order in which each rank has sent them.
+// Reads notices, in the order in which each rank has sent them.
 void Messages::read_notices() {
   const std::lock_guard lock(peers_mutex_);
   for (const Purpose purpose : {Purpose::roll_call, Purpose::leave}) {
@@ -336,13 +337,13 @@ void Messages::leave(State state, ErrorKind kind, const char* text) noexcept {
     if (!endpoint_->has_ended()) {
       tell(ranks_to_tell(), state, kind, text);
     }
-  } catch (const Error&) {  // they will find out when their time is up
+  } catch (const Error&) {  // they find out when their time is up
   } catch (const std::bad_alloc&) {
   }
 }
 
-// Ranks that wait in the same call answer the roll; those that do not answer in time are missing. Where no rank of a
-// node answers, all of its ranks are missing.
+// Calls the roll. Ranks that wait in the same call answer; ranks that do not answer in time are missing. Where no rank
+// of a node answers, all of its ranks are missing.
 std::vector<int> Messages::missing_ranks(int awaited) {
   std::vector<int> others;
   std::copy_if(participants_->begin(), participants_->end(), std::back_inserter(others),
@@ -355,7 +356,7 @@ std::vector<int> Messages::missing_ranks(int awaited) {
     read_notices();
     answer_the_roll();
     for (int r = 0; r < size(); ++r) {
-      if (has_failed(r)) {  // it knows better who is missing
+      if (has_failed(r)) {  // the failed rank knows better which ranks are missing
         throw failure_of(r, describe(signature_));
       }
     }

@@ -1,10 +1,10 @@
 // Messages between the ranks of a communicator, over its endpoint.
 //
 // A collective call sends many messages, segments of its tensors. Between two ranks, messages of one call and one
-// purpose arrive in the order in which they were sent; the tag keeps the calls apart, so a rank may be ahead of others.
+// purpose arrive in the order in which they were sent. The tag keeps calls separate, so a rank may be ahead of others.
 //
 // A rank that closes its communicator, or gives up after an error, sends all others a notice, for which they look in
-// long waits. When the time is up, the ranks that still wait call a roll, and those that do not answer are named.
+// long waits. When the time is up, the ranks that still wait call a roll, and ranks that do not answer are named.
 #pragma once
 
 #include <array>
@@ -26,12 +26,12 @@
 
 namespace gradientflow::transport {
 
-// What a message is for.
+// Purpose of a message.
 enum class Purpose : std::uint8_t { agreement, data, user, roll_call, leave };
 
 // The tag of a message. It fits into the 15 bits that every MPI library has (MPI_TAG_UB is at least 32767): 3 for the
-// purpose, 12 for the number of the call, which wraps around. That mixes nothing up: messages with one tag are received
-// in the order in which they were sent, and a call that leaves messages behind breaks the communicator.
+// purpose, 12 for the number of the call, which wraps around. That is safe: messages with one tag are received in the
+// order in which they were sent, and a call that leaves messages behind breaks the communicator.
 class Tag {
  public:
   Tag(Purpose purpose, std::uint32_t call) : call_(call), purpose_(purpose) {}
@@ -49,39 +49,39 @@ class Tag {
 
 class Messages {
  public:
-  // Collective. `node`: this rank's, which is told about progress, and asked for ranks that have failed.
+  // Collective. `node`: this rank's, which is told about progress, and reports failed ranks.
   Messages(Endpoint& endpoint, Node& node, const Topology& topology, double timeout);
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
   ~Messages() { end(); }
 
-  // Rank `peer` may wait for this one before any message has passed between them: it is told, too, when this one
-  // leaves.
+  // Notes that rank `peer` may wait for this one before any message has passed between them: it is told, too, when this
+  // one leaves.
   void add_peer(int peer) { known_peers_[static_cast<std::size_t>(peer)] = true; }
 
   // Begins the next collective call; its number becomes part of the tags. `participants`: the ranks that exchange
   // messages in it, among which the roll is called when it stalls. The vector must outlive the call.
   void begin(const Signature& signature, const std::vector<int>& participants);
 
-  // Sets other participants: those between which the data pass, not those that agreed on the call.
+  // Sets other participants: the ranks that exchange data, instead of the ranks that agreed on the call.
   void expect(const std::vector<int>& participants) { participants_ = &participants; }
 
-  // Throws Error(mpi).
+  // Start a message. Throw Error(mpi).
   [[nodiscard]] Request send(int to, Purpose purpose, const void* data, std::size_t bytes) const;
   [[nodiscard]] Request receive(int from, Purpose purpose, void* data, std::size_t bytes) const;
 
-  // Waits until the message is sent (its memory may change) or received, and returns the bytes received. Nothing to
-  // wait for: 0. Throws Error(timeout) that names the missing ranks, Error(peer) where a rank has left or died,
+  // Waits until the message is sent (its memory may change) or received. Returns the bytes received, 0 if nothing was
+  // under way. Throws Error(timeout) that names the missing ranks, Error(peer) where a rank has left or died,
   // Error(closed) after an interrupt.
   std::size_t wait(Request& message);
 
-  // The same for messages of users, which belong to no collective call; `what` describes it. From any thread.
+  // Likewise for messages of users, which belong to no collective call; `what` describes it. Any thread may call.
   std::size_t wait_apart(Request& message, const std::string& what);
 
-  // For a part of the collective call that waits elsewhere: throws as wait() does where a rank has given up or died.
+  // Throws as wait() does where a rank has given up or died. For a part of the collective call that waits elsewhere.
   void check_peers();
 
-  // Of collective calls, so far.
+  // Totals of collective calls so far.
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t messages_sent() const { return messages_sent_.load(std::memory_order_relaxed); }
 
@@ -89,18 +89,18 @@ class Messages {
   [[nodiscard]] int rank() const { return endpoint_->rank(); }
   [[nodiscard]] int size() const { return endpoint_->size(); }
 
-  // Tells the other ranks (of many: those that this one has exchanged messages with) that it has left, and why.
+  // Tell other ranks that this rank has left, and why; of many ranks, only its peers.
   void tell_closed() noexcept;
   void tell_failed(const Error& error) noexcept;
-  // Closes the endpoint, once no message is sent or received any more; the destructor does so, too.
+  // Closes the endpoint, once no message is sent or received any more. The destructor does so, too.
   void end() noexcept;
-  // The ranks that have said so far that they have left, with no error before.
+  // Returns the ranks that have announced so far that they have left, with no error before.
   [[nodiscard]] std::vector<int> closed();
 
  private:
   enum class State : std::uint32_t { open, asking, here, closed, failed };
 
-  // What a rank says about itself.
+  // Message of a rank about its own state.
   struct Notice {
     State state;
     ErrorKind kind;
@@ -109,10 +109,10 @@ class Messages {
   };
   static_assert(sizeof(Notice) == 512);
 
-  struct PeerState {  // of a rank of another node
+  struct PeerState {  // state of a rank of another node
     State state = State::open;
-    std::uint32_t present = 0;  // the last call in which it said that it was there
-    bool asks = false;          // it asks who else is there
+    std::uint32_t present = 0;  // last call in which it answered the roll
+    bool asks = false;          // true if it calls the roll
     ErrorKind kind = ErrorKind::peer;
     std::string text;
   };
@@ -136,7 +136,7 @@ class Messages {
   void take(Purpose purpose, int source, const Notice& notice);
   void answer_the_roll();
   void leave(State state, ErrorKind kind, const char* text) noexcept;
-  [[nodiscard]] std::vector<int> ranks_to_tell() const;  // when this rank leaves; they tell this one, too
+  [[nodiscard]] std::vector<int> ranks_to_tell() const;  // ranks to tell when this rank leaves; they tell this one, too
   void tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text);
   [[nodiscard]] std::vector<int> missing_ranks(int awaited);
 
@@ -145,15 +145,15 @@ class Messages {
   const Topology* topology_;
   double timeout_;
   std::uint32_t call_ = 0;
-  Patience::Clock::time_point awake_{};  // until when waits do not sleep
+  Patience::Clock::time_point awake_{};  // time until which waits do not sleep
   Patience::Clock::duration last_wait_{};
   Signature signature_;
   const std::vector<int>* participants_ = nullptr;
-  std::vector<PeerState> peers_;                 // by rank
+  std::vector<PeerState> peers_;                 // state of each rank
   std::array<std::list<Incoming>, 2> incoming_;  // roll calls, leaves
   std::mutex peers_mutex_;
-  std::mutex leave_mutex_;  // a thread may say that this rank gives up while another one closes
-  mutable std::vector<std::atomic<bool>> known_peers_;  // by rank
+  std::mutex leave_mutex_;  // a thread may announce that this rank gives up while another thread closes
+  mutable std::vector<std::atomic<bool>> known_peers_;  // each rank with which messages have passed
   mutable std::atomic<std::uint64_t> bytes_sent_{0};
   mutable std::atomic<std::uint64_t> messages_sent_{0};
   bool told_ = false;

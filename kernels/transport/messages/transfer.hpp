@@ -1,4 +1,4 @@
-// What a mailbox transfers: messages, known by their envelopes, in sends and receives that go on by themselves.
+// Transfers of a mailbox: sends and receives that continue by themselves, of messages known by their envelopes.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace gradientflow::transport {
 
 class Mailbox;
 
-// How a message travels. Sender and receiver give the same.
+// Form in which a message travels. Sender and receiver give the same.
 enum class Route : std::uint8_t { whole, in_parts };
 
 // A range of a mailbox's tags, for one purpose.
@@ -24,23 +24,23 @@ struct Tags {
   int first = 0;
   int count = 0;
 
-  // The tag with this number of the range. Throws Error(value) where it has none.
+  // Returns the tag with this number of the range. Throws Error(value) where it has none.
   [[nodiscard]] int at(std::int64_t number) const;
   [[nodiscard]] bool has(int tag) const noexcept { return tag >= first && tag - first < count; }
 };
 
-// A send or receive, under way or ended. It goes on, and keeps the owner of its memory, even if no caller holds it.
+// A send or receive, under way or ended. It continues, and keeps the owner of its memory, even if no caller holds it.
 class Transfer {
  public:
-  // Whether it has ended, well or badly. Makes no progress: see Mailbox::poll.
+  // Reports whether it has ended, well or badly. Makes no progress: see Mailbox::poll.
   [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
 
-  // Once it has ended: throws its error, if it has one. Error(mismatch): a message of another size came, and is
-  // dropped. Error(peer): the other rank has closed its mailbox, given up, or died; if it gave a reason, that error
-  // instead. Error(closed): this mailbox has closed.
+  // Throws the error of an ended transfer, if it has one. Error(mismatch): a message of another size came, and is
+  // dropped. Error(peer): the peer has closed its mailbox, given up, or died; if it gave a reason, that error instead.
+  // Error(closed): this mailbox has closed.
   void check() const;
 
-  // Of a receive, once it has ended: what came.
+  // Returns the envelope of the received message, once a receive has ended.
   [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
 
  private:
@@ -51,12 +51,12 @@ class Transfer {
   Kind kind_ = Kind::send;
   int peer_ = -1;
   int tag_ = 0;
-  void* data_ = nullptr;  // of a receive, or of a send in parts
+  void* data_ = nullptr;  // memory of a receive, or of a send in parts
   std::size_t bytes_ = 0;
-  std::size_t parts_ = 0;  // in which it travels; 0: it is a part, or travels whole
+  std::size_t parts_ = 0;  // number of parts in which it travels; 0: it is a part, or travels whole
   std::size_t parts_begun_ = 0;
   std::size_t parts_ended_ = 0;
-  std::shared_ptr<Transfer> whole_;  // of a part
+  std::shared_ptr<Transfer> whole_;  // transfer of which this is a part
   Request request_;
   Owner owner_;
   Envelope envelope_;
