@@ -10,7 +10,7 @@
 
 namespace gradientflow::transport {
 
-// `bytes` bytes as MPI counts them, in an int: from 2 GiB on, one element of a type made of blocks.
+// Number of bytes as MPI counts them, in an int: from 2 GiB on, one element of a type made of blocks.
 class Extent {
  public:
   explicit Extent(std::size_t bytes) {
@@ -33,7 +33,7 @@ class Extent {
   Extent& operator=(const Extent&) = delete;
   ~Extent() {
     if (type_ != MPI_BYTE) {
-      MPI_Type_free(&type_);  // once MPI is done with it
+      MPI_Type_free(&type_);  // takes effect once MPI is done with it
     }
   }
   [[nodiscard]] int count() const noexcept { return count_; }

@@ -22,7 +22,8 @@ constexpr std::array<Launcher, 3> launchers = {{{"OMPI_COMM_WORLD_RANK", "OMPI_C
                                                 {"PMI_RANK", "PMI_SIZE", "the mpirun of MPICH or a relative of it"},
                                                 {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm's srun"}}};
 
-// PyTorch's own, which knows nothing of MPI. Below a launcher of MPI its variables say nothing: programs set them, too.
+// PyTorch's launcher, which knows nothing of MPI. Below an MPI launcher its variables mean nothing: programs set them,
+// too.
 constexpr Launcher torchrun = {"RANK", "WORLD_SIZE", "torchrun, or what sets the same variables,"};
 
 std::optional<int> number_in(const char* variable) {
@@ -41,7 +42,7 @@ struct Place {
   int size;
 };
 
-// The place that a launcher gave this process; none where it started nothing.
+// Returns the rank and size given by a launcher; nothing where it started nothing.
 std::optional<Place> place_by(const Launcher& launcher) {
   const auto rank = number_in(launcher.rank);
   const auto size = number_in(launcher.size);
@@ -50,7 +51,7 @@ std::optional<Place> place_by(const Launcher& launcher) {
 
 constexpr std::string_view alone = "give MPI_COMM_SELF where every process is to work alone";
 
-// How `srun` and the program's library can understand each other.
+// Advice for `srun` and the program's library to understand each other.
 std::string advice_for_srun(std::string_view used) {
   const std::string_view spoken = library_version().starts_with("Open MPI") ? "pmix" : "pmi2";
   const std::string other = used == spoken ? "" : "start it with --mpi=" + std::string(spoken) + ", or ";
@@ -67,14 +68,14 @@ std::string started_by(std::string_view name, const Launcher& launcher, const Pl
 bool is_alone() {
   int size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  MPI_Comm parent = MPI_COMM_NULL;  // of a spawned process, whose variables may be those of the program that spawned it
+  MPI_Comm parent = MPI_COMM_NULL;  // a spawned process may have the variables of its parent
   MPI_Comm_get_parent(&parent);
   return size == 1 && parent == MPI_COMM_NULL;
 }
 
 }  // namespace
 
-// The variables of one launcher stay set where another is started below it, so one that says 1 is enough.
+// The variables of one launcher stay set where another is started below it, so a single size of 1 is enough.
 std::string launcher_mismatch(MPI_Comm comm) {
   if (comm == MPI_COMM_SELF || !is_alone()) {
     return {};

@@ -15,7 +15,7 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr int fewest_tags = 32768;  // that every MPI library offers
+constexpr int fewest_tags = 32768;  // offered by every MPI library
 
 }  // namespace
 
@@ -44,7 +44,7 @@ std::vector<int> failed_ranks([[maybe_unused]] MPI_Comm comm) {
     MPI_Group_translate_ranks(failed, 1, &i, all, &ranks.emplace_back());
   }
   MPI_Group_free(&all);
-  if (count > 0) {  // otherwise it may be a constant
+  if (count > 0) {  // otherwise the group may be a constant
     MPI_Group_free(&failed);
   }
 #endif

@@ -1,4 +1,4 @@
-// An endpoint whose messages the MPI library moves, on a communicator of its own, whose errors come back as exceptions.
+// Endpoint over the MPI library, on its own communicator, whose errors come back as exceptions.
 #pragma once
 
 #include <mpi.h>
@@ -18,15 +18,15 @@ namespace gradientflow::transport {
 
 class SharedMessages;
 
-// The tag of what an MpiEndpoint itself sends; other tags differ from it.
+// Tag of the messages that an MpiEndpoint itself sends; other tags differ from it.
 inline constexpr int set_up_tag = 7;
 
 class MpiEndpoint final : public MpiMessages {
  public:
   // Duplicates `original`, so that our messages never meet the user's. Collective. Throws Error(timeout) that names the
-  // ranks that have not come within `timeout` seconds, Error(peer) on a rank for which others have not waited. Both
-  // leave `original` as it was. Beyond few_ranks, no rank is named. Throws Error(closed) in a process that was forked
-  // off one with MPI, as far as this is known.
+  // ranks that have not come within `timeout` seconds, or Error(peer) on a rank for which others have not waited. Both
+  // leave `original` as it was. Beyond few_ranks, no rank is named. Throws Error(closed) in a process forked from a
+  // process with MPI, as far as this is known.
   MpiEndpoint(MPI_Comm original, double timeout);
   MpiEndpoint(const MpiEndpoint&) = delete;
   MpiEndpoint& operator=(const MpiEndpoint&) = delete;
@@ -35,29 +35,29 @@ class MpiEndpoint final : public MpiMessages {
   [[nodiscard]] const Endpoint* by_mpi() const noexcept override { return this; }
   [[nodiscard]] MPI_Comm get() const noexcept { return comm_; }
 
-  // Gives the communicator away; whoever gets it frees it. For an endpoint that has not been used.
+  // Gives the communicator to the caller, which frees it. For an endpoint that has not been used.
   [[nodiscard]] MPI_Comm release() noexcept { return std::exchange(comm_, MPI_COMM_NULL); }
 
   using Endpoint::allgather;
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts) const override;
 
-  // Throws Error(timeout) that names the ranks whose split has not ended in time; beyond few_ranks, no rank is named.
-  // Where MPI cannot be called from several threads it has no timeout, once all have come.
+  // Throws Error(timeout) that names the ranks with a split that has not ended in time; beyond few_ranks, no rank is
+  // named. Where MPI cannot be called from several threads, it has no timeout once all have come.
   [[nodiscard]] std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const override;
   [[nodiscard]] std::unique_ptr<Endpoint> duplicate() const override;
 
-  // Once some endpoint has been made of it in this way, the communicator is never freed.
+  // Once an endpoint has been made by among(), the communicator is never freed.
   [[nodiscard]] bool can_lose_ranks() const override;
   [[nodiscard]] std::unique_ptr<Endpoint> among(std::span<const int> ranks, Stage stage) const override;
 
   void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept override;
 
-  // Waits for a request of MPI's own as long as the timeout allows, or so many seconds. Throws Error(timeout) naming
-  // `what`; the request is then still under way, and the communicator is never freed.
+  // Waits for a request of MPI's own, for the timeout or for `seconds`. Throws Error(timeout) naming `what`; the
+  // request is then still under way, and the communicator is never freed.
   void wait(MPI_Request& request, const std::string& what, std::optional<double> seconds = {}) const;
 
  private:
-  struct Own {};  // takes over a communicator
+  struct Own {};  // tag of the constructor that takes over a communicator
 
   MpiEndpoint(Own own, MPI_Comm comm, double timeout);
   void set_up(MPI_Comm comm);
@@ -77,7 +77,7 @@ class MpiEndpoint final : public MpiMessages {
   [[nodiscard]] MPI_Comm split_off(int color, int key, const CheckPeers& check_peers) const;
 
   bool stays_ = false;                              // the communicator is never freed
-  mutable std::shared_ptr<SharedMessages> shared_;  // by those that have been made by among(); then it stays, too
+  mutable std::shared_ptr<SharedMessages> shared_;  // shared with endpoints of among(); keeps comm_, too
   std::vector<int> awaited_;
   int awaited_tag_ = 0;
 };

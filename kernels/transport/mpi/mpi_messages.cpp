@@ -13,11 +13,11 @@
 namespace gradientflow::transport {
 namespace {
 
-// Below Open MPI's eager limit over TCP, 64 KiB with a header. Where large messages cross there, handshakes wait behind
-// data, and links are idle: parts of this size, each sent at once, fill them.
+// Size below Open MPI's eager limit over TCP, 64 KiB with a header. Where large messages cross there, handshakes wait
+// behind data, and links are idle: parts of this size, each sent at once, fill them.
 constexpr std::size_t eager_bytes = std::size_t{60} << 10;
 
-constexpr int most_looks = 64;  // after deaths that MPI tells of one by one
+constexpr int most_looks = 64;  // limit of probes when MPI reports deaths one by one
 
 std::size_t bytes_of(const MPI_Status& status) {
   MPI_Count bytes = 0;
@@ -39,7 +39,7 @@ void MpiMessages::use(MPI_Comm comm, std::vector<int> places, int first_tag, std
              .thread_advice = thread_level_advice()};
 }
 
-// In a forked process, and once MPI has ended, it must not be called.
+// In a forked process, and once MPI has ended, MPI must not be called.
 bool MpiMessages::is_usable() const noexcept { return forks_ == count_forks() && !mpi_finalized(); }
 
 bool MpiMessages::has_ended() const noexcept { return mpi_finalized(); }
@@ -83,7 +83,7 @@ std::optional<Arrival> MpiMessages::next(std::optional<int> tag) {
   return std::nullopt;
 }
 
-// MPI tells of ranks that have died whenever it is asked about any rank, until that is acknowledged.
+// Finds a message. MPI reports dead ranks whenever it is asked about any rank, until that is acknowledged.
 std::optional<Found> MpiMessages::find(int tag) {
   if (has_unwanted_.load(std::memory_order_relaxed)) {
     drop_received();
@@ -183,7 +183,7 @@ void MpiMessages::discard(Arrival& arrival) noexcept {
     const Extent extent(bytes);
     check(MPI_Imrecv(unwanted.memory.get(), extent.count(), extent.type(), &message, &unwanted.request), "MPI_Imrecv");
     has_unwanted_ = true;
-  } catch (const std::exception&) {  // MPI keeps it
+  } catch (const std::exception&) {  // MPI keeps the message
     note_abandoned_request();
   }
 }

@@ -1,5 +1,4 @@
-// What all endpoints over MPI have in common: their messages, on a communicator of MPI, of whose ranks and tags they
-// have all or some.
+// Common base of all endpoints over MPI: their messages, with all ranks and tags of an MPI communicator, or some.
 #pragma once
 
 #include <mpi.h>
@@ -34,12 +33,12 @@ class MpiMessages : public Endpoint {
   [[nodiscard]] std::optional<std::size_t> test(Request& request) override;
   bool pause(Patience& patience) override { return patience.pause(); }
 
-  // Only a receive can be cancelled; of a send MPI may still read the memory. Without an owner, the communicator is
-  // then stuck.
+  // Only a receive can be canceled; MPI may still read the memory of a send. Without an owner, the communicator is then
+  // stuck.
   void give_up(Request& request, Owner owner) noexcept override;
   void discard(Arrival& arrival) noexcept override;
 
-  // What MPI has told so far: see failed_ranks.
+  // Returns the deaths that MPI has reported so far: see failed_ranks.
   [[nodiscard]] std::vector<Death> dead() override;
   [[nodiscard]] bool has_ended() const noexcept override;
 
@@ -48,8 +47,8 @@ class MpiMessages : public Endpoint {
 
  protected:
   explicit MpiMessages(double timeout);
-  // Begins to use a communicator. `places`: what the ranks are there, or none, if they are the same; `first_tag`: what
-  // tag 0 is there, of `tags` at most.
+  // Begins to use a communicator. `places`: its ranks there; empty if they are the same. `first_tag`: the
+  // communicator's tag that is tag 0 here; at most `tags` are used.
   void use(MPI_Comm comm, std::vector<int> places, int first_tag, std::optional<int> tags);
 
   [[nodiscard]] std::optional<Found> find(int tag);
@@ -57,7 +56,7 @@ class MpiMessages : public Endpoint {
   [[nodiscard]] Request receive(Found found, void* data, std::size_t bytes);
   [[nodiscard]] std::vector<int> failed() const;
   [[nodiscard]] int place_of(int rank) const;
-  [[nodiscard]] int rank_at(int place) const;  // -1: none
+  [[nodiscard]] int rank_at(int place) const;  // -1: none here
   void cancel(MPI_Request request, bool receives) const noexcept;
   void drop_received() noexcept;
   void leave_unwanted() noexcept;
@@ -67,12 +66,12 @@ class MpiMessages : public Endpoint {
   double timeout_;
   Limits limits_;
   int first_tag_ = 0;
-  int forks_;  // how often the process had forked when this was made
+  int forks_;  // number of forks of the process when this was made
   std::atomic<bool> has_deaths_{false};
   std::atomic<bool> closed_{false};
 
  private:
-  struct Unwanted {  // a message that is received to be dropped, because its sender waits
+  struct Unwanted {  // message received only to be dropped, because its sender waits
     std::unique_ptr<std::byte[]> memory;
     MPI_Request request;
   };

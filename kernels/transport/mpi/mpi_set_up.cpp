@@ -14,7 +14,7 @@
 
 namespace gradientflow::transport {
 
-// A rank that gives up says so in a second roll call, which all ranks make that come at all: so each of them makes the
+// A rank that gives up says so in a second roll call, made by all ranks that come at all. So each of them makes the
 // same calls on `comm`, and none is left alone in the duplication or split that follows, which MPI cannot cancel.
 void MpiEndpoint::assemble(MPI_Comm comm, const std::string& what, const CheckPeers& check_peers) const {
   try {
@@ -68,7 +68,7 @@ std::vector<std::byte> MpiEndpoint::gather(const void* mine, std::size_t bytes, 
                              : gather_by_mpi(mine, bytes, what, seconds);
 }
 
-// Straight from every rank to every other, so that it is clear who is missing.
+// Gathers by messages from every rank to every other, so that the missing ranks are known.
 std::vector<std::byte> MpiEndpoint::gather_by_messages(const void* mine, std::size_t bytes, const std::string& what,
                                                        double seconds) const {
   const auto ranks = static_cast<std::size_t>(size());
@@ -115,7 +115,7 @@ std::vector<std::byte> MpiEndpoint::gather_by_messages(const void* mine, std::si
       cancel(receives[r], true);
       cancel(sends[r], false);
     }
-    note_abandoned_request();  // what others have sent may still come
+    note_abandoned_request();  // messages of other ranks may still come
     throw;
   }
   return all;
@@ -140,7 +140,7 @@ void MpiEndpoint::wait_until(Done done, const std::string& what, Missing missing
   Patience patience(seconds);
   while (!done()) {
     const bool has_slept = patience.pause();
-    if (mpi_finalized()) {  // by another thread, at the end of the process: MPI must not be asked any more
+    if (mpi_finalized()) {  // another thread did so, at the end of the process: MPI must not be asked any more
       throw Error(ErrorKind::closed, "MPI has been finalized during " + what);
     }
     if (!has_slept) {
@@ -177,9 +177,9 @@ void MpiEndpoint::wait(MPI_Request& request, const std::string& what, std::optio
   }
 }
 
-// Nobody is in MPI_Comm_split before all have come, and have what it takes. A rank whose MPI_Comm_split has ended, or
-// that gives up, says so to all others; it returns its part once all have said that theirs has ended: so all return, or
-// none. Until then no rank goes on, so one that has left is missing.
+// No rank is in MPI_Comm_split before all have come, and have everything it needs. A rank whose MPI_Comm_split has
+// ended, or that gives up, says so to all others. It returns its part once all have said that theirs has ended: so all
+// return, or none. Until then no rank continues, so a rank that has left is missing.
 MPI_Comm MpiEndpoint::split_off(int color, int key, const CheckPeers& check_peers) const {
   const int mpi_color = color < 0 ? MPI_UNDEFINED : color;
   const std::string what = "a split of " + std::to_string(size()) + " ranks";
@@ -228,8 +228,8 @@ MPI_Comm MpiEndpoint::split_off(int color, int key, const CheckPeers& check_peer
   return part;
 }
 
-// Tells the others that this rank gives up. Returns `error`, or after a timeout the error that names the silent ranks.
-// Many ranks cannot be told: that would be a collective call beside the one that is stuck.
+// Tells other ranks that this rank gives up. Returns `error`, or after a timeout the error that names the silent ranks.
+// Many ranks cannot be told: that would be a second collective call beside the stuck one.
 Error MpiEndpoint::give_up_in(const std::string& what, const Error& error) const {
   if (size() > few_ranks || mpi_finalized()) {
     return error;

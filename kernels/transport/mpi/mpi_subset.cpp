@@ -10,17 +10,17 @@
 namespace gradientflow::transport {
 namespace {
 
-// A tag of MPI, from the highest bits on: the family, the generation, whether it is one of those below, and the tag.
-// The lowest are those of the endpoint of all ranks: its tags have 15 bits, too (Tag), so late messages of it meet no
+// Layout of an MPI tag, from the highest bits on: the family, the generation, a bit for the tags listed below, and the
+// tag. The lowest tags belong to the endpoint of all ranks: they have 15 bits, too (Tag), so its late messages meet no
 // others.
 constexpr int tag_bits = 15;
 constexpr int tags = 1 << tag_bits;
 
-// In the other half: the tag for agreeing at each stage but the last, that of a word to those who are taken for dead,
-// and those of gatherings.
+// Tags in the upper half: the tag for agreeing at each stage but the last, the tag of the word to ranks that are taken
+// for dead, and the tags of gatherings.
 constexpr int excluded_tag = 2;
 constexpr int first_gathering_tag = tags + 4;
-constexpr std::uint32_t gathering_tags = tags - 4;  // after which they are used again
+constexpr std::uint32_t gathering_tags = tags - 4;  // tags are used again after so many
 
 int first_tag_of(const Number& number) {
   const int first = (number.family * Number::generations + number.generation) * 2 * tags;
@@ -60,7 +60,7 @@ bool MpiSubset::is_own(const Envelope& envelope, int tag) const {
   return tag == MPI_ANY_TAG ? envelope.tag / tags == first_tag_ / tags : envelope.tag == tag;
 }
 
-// With the lock of the shared messages held.
+// Called with the lock of the shared messages held.
 std::optional<Found> MpiSubset::find_own(int tag) {
   if (auto kept = shared_->take([&](const Envelope& each) { return is_own(each, tag); })) {
     return kept;
@@ -74,7 +74,8 @@ std::optional<Found> MpiSubset::find_own(int tag) {
   return std::nullopt;
 }
 
-// A message from elsewhere is one of a rank that has come to another decision, before it was taken for dead.
+// A message of a rank outside of this endpoint is dropped: that rank has come to another decision, before it was taken
+// for dead.
 std::optional<Arrival> MpiSubset::next(std::optional<int> tag) {
   return next_at(number_.stage != Stage::work ? first_tag_ : tag ? first_tag_ + *tag : MPI_ANY_TAG);
 }

@@ -1,5 +1,5 @@
-// An endpoint of some ranks of a communicator of MPI, of whose others some have died: with tags of its own, on the same
-// communicator. Making one takes no call of MPI for which others would have to come.
+// Endpoint of some ranks of an MPI communicator, of which other ranks have died: it uses its own tags on the same
+// communicator. Making one takes no call of MPI for which other ranks would have to come.
 #pragma once
 
 #include <atomic>
@@ -18,11 +18,11 @@
 
 namespace gradientflow::transport {
 
-// What tells the endpoints on one communicator apart, no two of which have the same between two ranks.
+// Identifies an endpoint among all on one MPI communicator: between two ranks, no two endpoints have the same number.
 //
-// Whoever goes on without ranks that have died, or tries to, takes the next generation: all that come to the same
-// decision do, and whoever has come to another one takes them for dead. What is made by split() and duplicate() begins
-// a family of its own, on which its ranks agree.
+// Continuing without dead ranks, or trying to, takes the next generation. All ranks with the same decision take it; a
+// rank with another decision takes them for dead. An endpoint made by split() or duplicate() begins a new family, on
+// which its ranks agree.
 struct Number {
   int family = 0;
   int generation = 0;
@@ -31,19 +31,19 @@ struct Number {
   static constexpr int families = 512;
   static constexpr int generations = 64;
 
-  // Of the endpoint that is made of this one. Throws Error(value) beyond the last generation.
+  // Returns the number of the endpoint made of this one. Throws Error(value) beyond the last generation.
   [[nodiscard]] Number next(Stage made) const;
 };
 
 class MpiSubset final : public MpiMessages {
  public:
-  // `places`: of its ranks, on the communicator.
+  // `places`: its ranks' numbers on the communicator.
   MpiSubset(std::shared_ptr<SharedMessages> shared, std::vector<int> places, Number number, double timeout);
   MpiSubset(const MpiSubset&) = delete;
   MpiSubset& operator=(const MpiSubset&) = delete;
   ~MpiSubset() override = default;
 
-  static constexpr int tags_needed = INT32_MAX;  // of the communicator
+  static constexpr int tags_needed = INT32_MAX;  // tags that the communicator must have
 
   [[nodiscard]] Request receive(int from, int tag, void* data, std::size_t bytes) override;
   using MpiMessages::receive;
@@ -68,14 +68,14 @@ class MpiSubset final : public MpiMessages {
   [[nodiscard]] std::vector<std::byte> gathered(const void* mine, std::size_t bytes, const std::string& what,
                                                 int timeouts, const CheckPeers& check_peers) const;
   template <class T>
-  [[nodiscard]] std::vector<T> gathered(const T& mine, const CheckPeers& check_peers) const;  // for a split
+  [[nodiscard]] std::vector<T> gathered(const T& mine, const CheckPeers& check_peers) const;  // used by a split
   [[nodiscard]] int new_family(const CheckPeers& check_peers) const;
   [[nodiscard]] std::unique_ptr<Endpoint> made_of(std::span<const int> ranks, Number number) const;
 
   std::shared_ptr<SharedMessages> shared_;
   Number number_;
   std::set<int> excluded_by_;
-  mutable std::atomic<std::uint32_t> gathers_{0};  // so far
+  mutable std::atomic<std::uint32_t> gathers_{0};  // gatherings so far
 };
 
 }  // namespace gradientflow::transport

@@ -18,7 +18,7 @@ struct Unfinished {
   MPI_Request request;
 };
 
-// One for the process, as MPI's identities of communicators are.
+// State of the process, as MPI's identities of communicators are.
 struct Waiting {
   std::mutex mutex;
   std::list<Unfinished> requests;
@@ -52,7 +52,7 @@ bool try_free(Retired& retired) {
              MPI_STATUS_IGNORE);
     return true;
   });
-  // A message that nobody has received, of a tensor for example, is older than the notices. It keeps the communicator
+  // A message that no rank has received, of a tensor for example, is older than the notices. It keeps the communicator
   // for good.
   if (!retired.awaited.empty() || is_there(retired.comm, MPI_ANY_SOURCE, MPI_ANY_TAG)) {
     return false;
@@ -68,7 +68,7 @@ void retire(MPI_Comm comm, std::vector<int> awaited, int tag) noexcept {
     Waiting& all = waiting();
     const std::lock_guard lock(all.mutex);
     all.list.push_back({comm, std::move(awaited), tag});
-  } catch (const std::bad_alloc&) {  // then it stays
+  } catch (const std::bad_alloc&) {  // the communicator is never freed
   }
   free_retired();
 }
@@ -90,7 +90,7 @@ void free_retired() noexcept {
     const std::lock_guard lock(all.mutex);
     std::erase_if(all.requests, has_ended);
     std::erase_if(all.list, try_free);
-  } catch (const std::bad_alloc&) {  // another time
+  } catch (const std::bad_alloc&) {  // tries again later
   }
 }
 

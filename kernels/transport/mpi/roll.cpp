@@ -9,9 +9,9 @@
 namespace gradientflow::transport {
 
 struct Roll::State {
-  std::vector<int> ones, displacements, outgoing;  // of this rank's scatter
-  std::vector<int> words;                          // one of each rank, or the smallest of all
-  std::vector<MPI_Request> requests;               // as many
+  std::vector<int> ones, displacements, outgoing;  // arguments of this rank's scatter
+  std::vector<int> words;                          // a word of each rank, or the smallest of all
+  std::vector<MPI_Request> requests;               // a request for each word
 };
 
 Roll::Roll(MPI_Comm comm, Answer mine) : comm_(comm), state_(std::make_unique<State>()) {

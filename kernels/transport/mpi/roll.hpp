@@ -1,8 +1,8 @@
-// Who has come to a collective call on a communicator of the user's, where no message of ours may be sent.
+// Roll call of the ranks in a collective call on a user's communicator, where our own messages may not be sent.
 //
 // Every rank scatters a word to all. The MPI libraries send each word straight from its rank to every other, so the end
-// of one scatter shows that its rank has come, whoever else is missing. Many ranks, for whom that would be many
-// connections, reduce their words instead, and then nobody knows who is missing.
+// of one scatter shows that its rank has come, even if others are missing. Many ranks, for which that would be many
+// connections, reduce their words instead; then the missing ranks are not known.
 #pragma once
 
 #include <mpi.h>
@@ -14,22 +14,23 @@ namespace gradientflow::transport {
 
 class Roll {
  public:
-  enum class Answer { gave_up, here };  // in this order: the smallest counts where they are reduced
+  enum class Answer { gave_up, here };  // order matters: a reduction takes the smallest
 
-  // Collective, and waits for nobody. Throws as check_mpi does.
+  // Calls the roll. Collective, and waits for no rank. Throws as check_mpi does.
   Roll(MPI_Comm comm, Answer mine);
-  // An incomplete roll goes on for good, in memory that is never freed.
+  // Leaves an incomplete roll under way for good, in memory that is never freed.
   ~Roll();
   Roll(const Roll&) = delete;
   Roll& operator=(const Roll&) = delete;
 
-  // Whether all words have come. Throws as check_mpi does.
+  // Reports whether all words have come. Throws as check_mpi does.
   [[nodiscard]] bool complete();
 
-  // The ranks whose words have not come; none where that is not known.
+  // Returns the ranks whose words have not come; none where that is not known.
   [[nodiscard]] std::vector<int> missing();
 
-  // Whether some rank has given up, and which ranks; none where that is not known. For a complete roll only.
+  // abandoned() reports whether some rank has given up, abandoners() returns these ranks; none where that is not known.
+  // For a complete roll only.
   [[nodiscard]] bool abandoned() const;
   [[nodiscard]] std::vector<int> abandoners() const;
 

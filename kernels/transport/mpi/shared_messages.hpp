@@ -1,7 +1,7 @@
-// Messages of one communicator of MPI that several endpoints use, each with tags of its own.
+// Messages of one MPI communicator that several endpoints share, each with its own tags.
 //
-// One of them, a mailbox's, asks for any message, and MPI may give it one of another endpoint. That is kept here until
-// its endpoint asks for it.
+// An endpoint of a mailbox asks for any message, and MPI may give it a message of another endpoint. That is kept here
+// until its endpoint asks for it.
 #pragma once
 
 #include <mpi.h>
@@ -15,7 +15,7 @@
 
 namespace gradientflow::transport {
 
-// A message that MPI has given out; its source and its tag are those of the communicator.
+// Message that MPI has given out, with its source and tag on the communicator.
 struct Found {
   MPI_Message message;
   Envelope envelope;
@@ -27,23 +27,23 @@ class SharedMessages {
 
   [[nodiscard]] MPI_Comm comm() const noexcept { return comm_; }
 
-  // Held from the look into what is kept to the question to MPI, so that a message is in one of the two places.
+  // Locks. Held from the look at kept messages to the question to MPI, so that no message is missed between the two.
   [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
-  // With the lock held. The oldest that is wanted.
+  // Takes the oldest kept message that is wanted. Called with the lock held.
   using IsWanted = std::function<bool(const Envelope&)>;
   [[nodiscard]] std::optional<Found> take(const IsWanted& is_wanted);
   void keep(const Found& found) { kept_.push_back(found); }
 
-  // Numbers of families of endpoints, see Number: the lowest that this rank has not taken yet, and whether this one
-  // could be taken.
+  // Families of endpoints, see Number. next_family() returns the lowest that this rank has not taken yet; take_family()
+  // takes one, and returns true if it was free.
   [[nodiscard]] int next_family();
   [[nodiscard]] bool take_family(int family);
 
  private:
   MPI_Comm comm_;
   std::mutex mutex_;
-  std::list<Found> kept_;  // the oldest first
+  std::list<Found> kept_;  // ordered, the oldest first
   int next_family_ = 1;
 };
 

@@ -1,4 +1,4 @@
-// MPI_Comm_split in a thread of its own: it can be neither cancelled nor polled, and the caller has to watch the clock.
+// MPI_Comm_split in its own thread: it can be neither canceled nor polled, and the caller has to watch the clock.
 #pragma once
 
 #include <mpi.h>
@@ -14,7 +14,7 @@ class Splitting {
  public:
   // Starts the thread. MPI must be callable from several threads. Throws Error(system).
   Splitting(MPI_Comm comm, int color, int key);
-  // A thread that is still in MPI stays there for good.
+  // Leaves a thread that is still in MPI there for good.
   ~Splitting();
   Splitting(const Splitting&) = delete;
   Splitting& operator=(const Splitting&) = delete;
@@ -22,7 +22,7 @@ class Splitting {
   void begin() noexcept;  // collective
   [[nodiscard]] bool ended() const noexcept;
 
-  // Once it has ended. Throws as check_mpi does.
+  // Returns the new communicator, once the split has ended. Throws as check_mpi does.
   [[nodiscard]] MPI_Comm part() const;
 
  private:
@@ -35,7 +35,7 @@ class Splitting {
     std::atomic<Stage> stage{Stage::ready};
   };
 
-  std::shared_ptr<State> state_;  // the thread's, too
+  std::shared_ptr<State> state_;  // shared with the thread
   std::thread thread_;
 };
 
