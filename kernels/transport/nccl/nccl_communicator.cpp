@@ -15,7 +15,7 @@ namespace {
 
 using nccl::Result;
 
-// The text of the last error is NCCL's, not a communicator's: it can be asked for after that is gone, too.
+// The text of the last error is NCCL's, not a communicator's, so it can be asked for after the communicator is gone.
 std::string reason_of(const NcclLibrary& library, Result result) {
   const nccl::Functions& functions = library.functions();
   const std::string text = functions.get_error_string(result);
@@ -31,9 +31,9 @@ Error error_of(const NcclLibrary& library, Result result) {
   return {ErrorKind::system, "NCCL: " + reason_of(library, result)};
 }
 
-// What a rank tells the others before it starts, and after.
+// Messages of a rank to all others, before and after the start.
 struct Introduction {
-  nccl::UniqueId id;  // of the communicator whose first member it is
+  nccl::UniqueId id;  // id of the communicator, from its first member
   int version;
 };
 struct Verdict {
@@ -48,7 +48,7 @@ struct Verdict {
   }
 };
 
-// Throws the error of the first rank that failed. Others may have waited for a timeout before they come.
+// Throws the error of the first rank that failed. Other ranks may have waited for a timeout before they come.
 void check_all(const Endpoint& endpoint, const Verdict& mine) {
   constexpr int timeouts = 3;
   const std::vector<Verdict> all = endpoint.allgather(mine, timeouts);
@@ -164,7 +164,7 @@ Result NcclCommunicator::state() {
   return asked == Result::success ? result : asked;
 }
 
-// Has no time limit: whoever watches over the calls aborts the communicator.
+// Has no time limit: the watcher of the calls aborts the communicator.
 void NcclCommunicator::finish(Result result) {
   Patience patience(0);
   while (result == Result::in_progress) {

@@ -1,8 +1,8 @@
-// A non-blocking communicator of NCCL: its calls return at once, and their state is polled while they are under way. So
+// Non-blocking communicator of NCCL: its calls return at once, and their state is polled while they are under way. So
 // every wait can be ended, and nothing hangs.
 //
 // NCCL demands that one thread at a time uses a communicator. Here, every use of it is under a lock that is never held
-// while anybody waits for another rank; so abort() and asynchronous_error() may be called from any thread.
+// during a wait for another rank; so abort() and asynchronous_error() may be called from any thread.
 #pragma once
 
 #include <memory>
@@ -19,9 +19,9 @@ namespace gradientflow::transport {
 
 class NcclCommunicator {
  public:
-  // Makes a communicator on the current device, of `members`: ranks of `endpoint`, this one among them; or empty for
-  // ranks that are to be in none, which get nullptr. Several communicators without a common member are made at once.
-  // Collective over `endpoint`. Throws on all ranks, the same Error, where one fails: Error(mismatch) where they have
+  // Makes a communicator on the current device, of `members`: ranks of `endpoint`, this one among them. Ranks that are
+  // to be in none pass no members and get nullptr. Several communicators without a common member are made at once.
+  // Collective over `endpoint`. Throws the same Error on all ranks, where one fails: Error(mismatch) where they have
   // different versions of NCCL, Error(system) with NCCL's reason, Error(timeout) after `timeout` seconds, Error(closed)
   // where `endpoint` is interrupted.
   static std::unique_ptr<NcclCommunicator> make(std::shared_ptr<const NcclLibrary> library, const Endpoint& endpoint,
@@ -35,9 +35,9 @@ class NcclCommunicator {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
 
-  // Calls `call(functions, comm)`, which puts work into a stream and returns NCCL's result, and returns when the work
-  // is in the stream. Throws Error(system) with NCCL's reason; Error(closed) after abort(), also while it waits. One
-  // thread only.
+  // Calls `call(functions, comm)`, which puts work into a stream and returns NCCL's result. Returns when the work is in
+  // the stream. Throws Error(system) with NCCL's reason; Error(closed) after abort(), even during the wait. One thread
+  // only.
   template <class Call>
   void launch(Call call) {
     nccl::Result result = nccl::Result::success;
@@ -51,7 +51,7 @@ class NcclCommunicator {
     }
   }
 
-  // The same for several calls that go on together.
+  // Likewise for several calls that run together.
   template <class Calls>
   void launch_group(Calls calls) {
     launch([&](const nccl::Functions& functions, nccl::Comm* comm) {
@@ -69,7 +69,7 @@ class NcclCommunicator {
     return result != nccl::Result::success && result != nccl::Result::in_progress;
   }
 
-  // The error that NCCL has found by now, if any. Nothing while another thread uses the communicator.
+  // Returns the error that NCCL has found by now, if any. Returns nothing while another thread uses the communicator.
   [[nodiscard]] std::optional<Error> asynchronous_error();
 
   // Ends all that is under way, also on the device. Nothing can be launched any more.
@@ -81,7 +81,7 @@ class NcclCommunicator {
 
   void start(const nccl::UniqueId& id, const Endpoint& endpoint, double timeout);
   void check_not_aborted() const;
-  [[nodiscard]] nccl::Result state();  // under the lock
+  [[nodiscard]] nccl::Result state();  // called under the lock
   [[nodiscard]] bool finished_within(double seconds) noexcept;
   void finish(nccl::Result result);
 

@@ -8,8 +8,8 @@ namespace {
 
 constexpr const char* library_name = "libnccl.so.2";
 
-// Where a package installs its library, seen from <site-packages>/gradientflow/lib/libgradientflow.so. Empty where that
-// is not known.
+// Returns the path where a package installs its library, seen from <site-packages>/gradientflow/lib/libgradientflow.so;
+// empty where that is not known.
 std::string path_in_package() {
   Dl_info here{};
   if (dladdr(reinterpret_cast<const void*>(&path_in_package), &here) == 0) {
@@ -35,7 +35,7 @@ void* open_library(const std::string& wanted) {
   return dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
 }
 
-// Looks functions up, and keeps the name of the first that is missing.
+// Lookup of functions, which keeps the name of the first that is missing.
 class Lookup {
  public:
   explicit Lookup(void* library) : library_(library) {}
@@ -77,7 +77,7 @@ void find_functions(Lookup& find, nccl::Functions& functions) {
 
 }  // namespace
 
-// Up to 2.8, the number had one digit less.
+// The number had one digit less up to 2.8.
 std::string nccl_version_text(int version) {
   const int unit = version < 10000 ? 1000 : 10000;
   return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +

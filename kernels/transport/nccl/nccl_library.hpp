@@ -1,7 +1,7 @@
-// NCCL, loaded when tensors of CUDA devices are to be sent for the first time: nothing is linked to it, so one build
+// NCCL, loaded when tensors of CUDA devices are to be sent for the first time. Nothing is linked to it, so one build
 // runs with and without it, and with every version from oldest_nccl on.
 //
-// The declarations are those of that version's C interface, which later ones have kept. Streams are CUDA's.
+// The declarations are from that version's C interface, which later ones have kept. Streams are CUDA's.
 #pragma once
 
 #include <cstddef>
@@ -39,16 +39,16 @@ enum class Type : int {
   bfloat16 = 9,
 };
 
-// Numbers above these are operators that a program has made.
+// Operators. Higher numbers are operators made by a program.
 enum class Op : int { sum = 0, prod = 1, max = 2, min = 3, avg = 4 };
 
-enum class Residence : int { device = 0, host_immediate = 1 };  // of a scalar
+enum class Residence : int { device = 0, host_immediate = 1 };  // place of a scalar
 
 struct UniqueId {
   char bytes[128];
 };
 
-// How a communicator is to behave. Its size and version tell a newer NCCL that its later fields are not there.
+// Settings of a communicator. Their size and version tell a newer NCCL that its later fields are not there.
 struct Settings {
   std::size_t size = sizeof(Settings);
   unsigned magic = 0xcafebeef;
@@ -79,13 +79,13 @@ struct Functions {
 
 }  // namespace nccl
 
-inline constexpr int oldest_nccl = 21400;  // the first with non-blocking communicators, and their settings
+inline constexpr int oldest_nccl = 21400;  // first version with non-blocking communicators and their settings
 
 class NcclLibrary {
  public:
-  // Loads what config.nccl_library says. auto, the first of: a library that the process has loaded already, say
-  // PyTorch's, so that there are not two; that of the package nvidia-nccl-cu13 or nvidia-nccl-cu12 beside this one; the
-  // system's. Returns nothing where there is none, or none that can be used; `unavailable_reason` then says why. It
+  // Loads the library named by config.nccl_library. For auto, the first of: a library that the process has loaded
+  // already, say PyTorch's, so that there are not two; the library of the package nvidia-nccl-cu13 or nvidia-nccl-cu12
+  // beside this one; the system's. Returns nothing where none can be used; `unavailable_reason` then tells why. It
   // stays loaded for good: its threads may still run when the process ends.
   [[nodiscard]] static std::shared_ptr<const NcclLibrary> load(const Config& config, std::string& unavailable_reason);
 
@@ -102,7 +102,7 @@ class NcclLibrary {
   nccl::Functions functions_{};
 };
 
-// "2.27.5" of 22705
+// Returns "2.27.5" for 22705.
 [[nodiscard]] std::string nccl_version_text(int version);
 
 }  // namespace gradientflow::transport
