@@ -15,13 +15,13 @@ namespace {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
-// A mount of the memory controller: `folder` shows the group `top` and all below it.
+// Mount of the memory controller: `folder` shows the group `top` and all below it.
 struct Mount {
   std::string top;
   std::string folder;
 };
 
-// The mounts of one version, and this process's group there, as the kernel reports it.
+// Mounts of one version, and this process's group there, as the kernel reports it.
 struct Hierarchy {
   std::optional<std::string> group;
   std::vector<Mount> mounts;
@@ -31,7 +31,7 @@ bool contains(const std::string& list, const std::string& name) {
   return ("," + list + ",").find("," + name + ",") != std::string::npos;
 }
 
-// The kernel writes spaces and the like in a path as \ooo.
+// Decodes a path, in which the kernel writes spaces and the like as \ooo.
 std::string unescape(const std::string& text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -46,7 +46,7 @@ std::string unescape(const std::string& text) {
   return plain;
 }
 
-// Of "ID:CONTROLLERS:GROUP" in /proc/self/cgroup; version 2 has neither a number nor controllers there.
+// Reads lines "ID:CONTROLLERS:GROUP" of /proc/self/cgroup; version 2 has neither a number nor controllers there.
 void read_groups(const std::string& path, Hierarchy& divided, Hierarchy& unified) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -64,7 +64,7 @@ void read_groups(const std::string& path, Hierarchy& divided, Hierarchy& unified
   }
 }
 
-// Of "ID PARENT MAJOR:MINOR TOP FOLDER OPTIONS FIELDS... - TYPE SOURCE OPTIONS" in /proc/self/mountinfo.
+// Reads lines "ID PARENT MAJOR:MINOR TOP FOLDER OPTIONS FIELDS... - TYPE SOURCE OPTIONS" of /proc/self/mountinfo.
 void read_mounts(const std::string& path, Hierarchy& divided, Hierarchy& unified) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -83,7 +83,7 @@ void read_mounts(const std::string& path, Hierarchy& divided, Hierarchy& unified
   }
 }
 
-// `group` as seen from `top`: "" for that itself, "/..." below it, nothing elsewhere.
+// Returns `group` as seen from `top`: "" for `top` itself, "/..." below it, nothing elsewhere.
 std::optional<std::string> below(const std::string& top, const std::string& group) {
   const std::string above = top == "/" ? "" : top;
   const std::string own = group == "/" ? "" : group;
@@ -93,7 +93,7 @@ std::optional<std::string> below(const std::string& top, const std::string& grou
   return own.substr(above.size());
 }
 
-// The folders of the group and of all above it that are visible. A container may show its group under another name than
+// Returns the visible folders of the group and of all above it. A container may show its group under another name than
 // the kernel reports: then only the mount's own folder is known.
 std::vector<std::string> folders_of(const Hierarchy& hierarchy) {
   std::optional<std::string> inside;
@@ -126,7 +126,7 @@ std::optional<std::size_t> read_number(const std::string& path) {
   return file >> value ? std::optional(value) : std::nullopt;  // "max", or no such file
 }
 
-// The sum of the numbers of these names, in lines of "NAME NUMBER".
+// Returns the sum of the numbers with these names, in lines of "NAME NUMBER".
 std::size_t read_sum(const std::string& path, const std::array<std::string_view, 2>& names) {
   std::size_t sum = 0;
   std::ifstream file(path);

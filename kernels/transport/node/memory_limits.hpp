@@ -1,5 +1,5 @@
-// How much memory this process may still take, by the limits of the machine and of the process's control groups. The
-// kernel kills a process that takes more, so the limits are read first.
+// Memory that this process may still take, by the limits of the machine and of the process's control groups. The kernel
+// kills a process that takes more, so the limits are read first.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class MemoryLimits {
   // "/", for tests.
   explicit MemoryLimits(std::string root = "");
 
-  // The most that this process can ever have, and what it can have now, in bytes. The page cache counts as available,
+  // Return the memory that this process can ever have, and can have now, in bytes. The page cache counts as available,
   // because the kernel gives it up on demand.
   [[nodiscard]] std::size_t total() const;
   [[nodiscard]] std::size_t available() const;

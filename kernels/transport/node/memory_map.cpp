@@ -24,7 +24,7 @@ constexpr std::size_t slice = 8 * huge_page;  // pages provided in one go: at mo
 constexpr int advice_populate_write = 23;
 constexpr int advice_collapse = 25;
 
-// An unused range of addresses that begins at a multiple of huge_page, so that huge pages can be mapped there.
+// Reserves a range of addresses that begins at a multiple of huge_page, so that huge pages can be mapped there.
 void* reserve_aligned(std::size_t bytes) {
   const std::size_t reserved = bytes + huge_page;
   void* const range = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -94,15 +94,15 @@ void MemoryMap::map(std::size_t bytes) {
   }
   data_ = static_cast<std::byte*>(address);
   size_ = bytes;
-  madvise(address, bytes, MADV_HUGEPAGE);  // a hint
+  madvise(address, bytes, MADV_HUGEPAGE);  // only a hint
 }
 
-// Returns false where there is no memory for the pages.
+// Provides pages. Returns false where there is no memory for them.
 bool MemoryMap::provide(std::size_t offset, std::size_t bytes) const noexcept {
   while (madvise(data_ + offset, bytes, advice_populate_write) != 0) {
-    if (errno == EINVAL) {  // a system that does not know the advice: a page that is written to is there
+    if (errno == EINVAL) {  // the system lacks the advice: writing to a page provides it
       for (std::size_t i = 0; i < bytes; i += page) {
-        std::byte none{0};  // only over 0: others may use the page already
+        std::byte none{0};  // replaces only 0: others may use the page already
         std::atomic_ref(data_[offset + i]).compare_exchange_strong(none, none, std::memory_order_relaxed);
       }
       return true;
@@ -115,7 +115,7 @@ bool MemoryMap::provide(std::size_t offset, std::size_t bytes) const noexcept {
 }
 
 // On most systems, shared memory gets no huge pages by itself, but a stretch with at least one page can be collapsed
-// into a huge one, its missing pages zero: much faster than to provide every small page first. After one failure (the
+// into a huge page, its missing pages zero: much faster than to provide every small page first. After one failure (the
 // system does not know how, or has no huge page left) the rest of the stretch gets ordinary pages.
 void MemoryMap::populate(std::size_t offset, std::size_t bytes, const std::function<void()>& between) const {
   const MemoryLimits limits;

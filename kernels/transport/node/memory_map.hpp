@@ -1,4 +1,4 @@
-// Anonymous memory that several processes of one user map: created by one, opened by the others, gone when the last
+// Anonymous memory mapped by several processes of one user: one creates it, its peers open it. It is gone when the last
 // of them lets go of it, however they end.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace gradientflow::transport {
 
-// A mapping of a memfd, and, while `descriptor()` is not -1, the memfd itself.
+// Mapping of a memfd, and, while `descriptor()` is not -1, the memfd itself.
 class MemoryMap {
  public:
   MemoryMap() = default;
@@ -20,17 +20,17 @@ class MemoryMap {
   MemoryMap& operator=(const MemoryMap&) = delete;
   ~MemoryMap();
 
-  // New zero-filled memory. Throws Error(system).
+  // Creates zero-filled memory. Throws Error(system).
   static MemoryMap create(std::size_t bytes);
 
-  // The memory that process `pid` holds open as `descriptor`. The kernel allows it to processes of the same user in
-  // the same PID namespace only. Throws Error(system).
+  // Opens the memory that process `pid` holds open as `descriptor`. The kernel allows it only to processes of the same
+  // user in the same PID namespace. Throws Error(system).
   static MemoryMap open(pid_t pid, int descriptor, std::size_t bytes);
 
   // Has the system provide the pages of a stretch now, as huge pages where it can: with ordinary pages, address
   // translation costs large tensors up to half of their speed. Offset and size are multiples of huge_page. Works in
-  // slices of a bounded time, because signals act only between the calls to the system; `between` is called after each
-  // slice and may throw. Throws Error(memory) where the system runs out of memory, rather than have it kill a process.
+  // slices of a bounded time, because signals act only between system calls; `between` is called after each slice and
+  // may throw. Throws Error(memory) where the system runs out of memory, rather than have it kill a process.
   void populate(std::size_t offset, std::size_t bytes, const std::function<void()>& between) const;
 
   // Closes the file descriptor; the mapping stays. To be called once every peer has opened the memory.
@@ -55,7 +55,7 @@ inline constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// What the creator of memory offers and what the others report while it is handed over.
+// Offer by the creator of memory, and the report of its peers when it is handed over.
 struct MemoryOffer {
   std::uint64_t token = 0;  // proves that the right memory was opened
   int descriptor = -1;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t cache_line = 64;
 
-// Prefetches these lines for writing. A store that waits for its line holds up the ordered ones behind it.
+// Prefetches these lines for writing. A store that waits for its line delays the ordered stores behind it.
 inline void fetch_for_writing(const void* memory, std::size_t bytes) {
   const auto* const start = static_cast<const std::byte*>(memory);
   for (std::size_t at = 0; at < bytes; at += cache_line) {
@@ -26,7 +26,7 @@ inline void fetch_for_writing(const void* memory, std::size_t bytes) {
   }
 }
 
-// Which cores each rank may use: it may be bound to some. Collective.
+// Returns the cores that each rank may use: it may be bound to some. Collective.
 std::vector<cpu_set_t> cores_of_ranks(const Endpoint& endpoint) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -58,7 +58,7 @@ std::vector<int> numbers_of(const cpu_set_t& cores) {
   return numbers;
 }
 
-// Names the ranks that have to share cores, and how many: the fewest cores to which more ranks are bound.
+// Names the ranks that have to share cores, and the number of cores: the fewest cores to which more ranks are bound.
 std::string name_sharing_ranks(const std::vector<cpu_set_t>& all, const std::vector<int>& local) {
   std::string found;
   int fewest = CPU_SETSIZE + 1;
@@ -197,7 +197,7 @@ void Node::confirm(std::string_view label, const std::function<void()>& before_m
     reports.emplace_back(announcement(local).signature, "");
     labelled = labelled || reports.back().signature.labelled;
   }
-  if (labelled) {  // all ranks see that, and tell each other the labels
+  if (labelled) {  // all ranks see that, and exchange the labels
     if (before_more) {
       before_more();
     }
@@ -255,8 +255,8 @@ bool Node::await_announcements() {
     same = same && theirs == signature_;
     all_idle_ = all_idle_ && theirs.idle;
   }
-  // The other ranks have read this rank's previous announcement: the next one takes its place, and may be as long as
-  // this. The same goes for its tasks.
+  // All ranks have read this rank's previous announcement: the next one takes its place, and may be as long as this.
+  // The same holds for its tasks.
   fetch_for_writing(&flags(rank_).tasks[(sequence_ + 1) % 2], sizeof(Tasks));
   fetch_for_writing(announcement_at(rank_, sequence_ + 1), sizeof(Announcement) + payload_behind_);
   return same;

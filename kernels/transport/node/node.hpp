@@ -1,18 +1,17 @@
 // The ranks of one node and the memory they share: announcements of calls, progress flags, staging slots, segments.
 //
 // Every rank owns a part of one shared mapping, the control block, which only it writes:
-//   state          open, closed or failed: tells the others not to wait for it any more
+//   state          open, closed or failed: tells its peers not to wait for it any more
 //   progress       a counter that orders the steps inside a call
-//   tasks          which parts of a shared piece of work are taken and done
-//   announcements  two, used in turn: what call it makes, where its tensors lie, and a small payload
+//   tasks          the parts of a shared piece of work that are taken and done
+//   announcements  two, used in turn: the call it makes, where its tensors lie, and a small payload
 //   staging        two slots for pieces of ordinary arrays
-// Two announcements are enough: a rank reuses one only after it has seen everybody's next one, and a rank makes its
-// next announcement only when it is done with the last.
+// Two announcements are enough: a rank reuses one only after it has seen the next announcement of every rank, and makes
+// its next only when it is done with the last.
 //
 // Waiting: poll `spin` times (not at all with more ranks than cores: the awaited rank needs the core), yield the core
-// `yields` times, then sleep on a futex. A sleeping rank checks every few milliseconds whether the others are alive and
-// the time is up. A rank that raises for such a reason marks itself failed, and the others, wherever they wait, raise
-// too.
+// `yields` times, then sleep on a futex. A sleeping rank checks every few milliseconds that its peers are alive and
+// that time is left. If not, it raises and marks itself failed, and its peers, wherever they wait, raise too.
 #pragma once
 
 #include <array>
@@ -39,7 +38,7 @@
 
 namespace gradientflow::transport {
 
-// Where a rank's tensor lies: its address in that rank's process, and, unless segment is 0, the offset in its part of
+// Location of a rank's tensor: its address in that rank's process, and, unless segment is 0, the offset in its part of
 // that segment of node memory.
 struct Location {
   std::uint64_t address = 0;
@@ -48,7 +47,7 @@ struct Location {
 };
 
 // One cache line, followed in memory by the payload. In calls without tensors to locate, a payload that fits takes the
-// place of the locations: the others read one line, not two.
+// place of the locations: other ranks read one line, not two.
 struct alignas(64) Announcement {
   std::atomic<std::uint32_t> sequence;
   bool has_payload_inside;
@@ -62,7 +61,7 @@ struct alignas(64) Announcement {
 };
 static_assert(sizeof(Announcement) == 64 && offsetof(Announcement, output) == offsetof(Announcement, input) + 16);
 
-// This rank's mapping of memory of the node, in which every rank has a part of equal size.
+// Mapping of node memory in this rank. Every rank has a part of equal size.
 class Segment {
  public:
   Segment(MemoryMap memory, std::size_t stride, int rank, std::uint32_t id)
@@ -87,13 +86,13 @@ class Segment {
   std::uint32_t id_;
 };
 
-// When the system provides the pages of a segment: as it is allocated, or as they are written to or asked for.
+// Time when the system provides the pages of a segment: as it is allocated, or as they are written to or asked for.
 enum class Pages : std::uint8_t { now, on_demand };
 
 class Node {
  public:
   // Makes the control block and has every rank of the node map it. Collective over `endpoint`. Returns nothing, on
-  // every rank alike, where some rank could not map it; `reason` then says why.
+  // every rank alike, where some rank could not map it; `reason` then tells why.
   static std::unique_ptr<Node> join(const Endpoint& endpoint, const Topology& topology, const Config& config,
                                     std::string& reason);
   ~Node();
@@ -102,15 +101,15 @@ class Node {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  // The cores that its ranks may use, all together, by the system's numbers.
+  // Returns the numbers of the cores that its ranks may use, all together.
   [[nodiscard]] const std::vector<int>& cores() const noexcept { return cores_.numbers; }
   // Names ranks that have to share cores; empty where none have to.
   [[nodiscard]] const std::string& cores_remark() const noexcept { return cores_.remark; }
   [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
-  [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where it is not of this node
-  // These two are for any thread, also after release().
+  [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where the rank is not of this node
+  // The next two are for any thread, even after release().
   [[nodiscard]] bool is_alive(int local) const;
-  [[nodiscard]] bool has_closed(int local) const;  // with no error before
+  [[nodiscard]] bool has_closed(int local) const;  // true if it closed with no error before
   // Copies memory of rank `local`'s process. Throws Error(peer) where that has died, Error(system) where the kernel
   // refuses.
   void read(int local, void* destination, const void* address, std::size_t bytes) const;
@@ -118,39 +117,38 @@ class Node {
   [[nodiscard]] std::size_t staging_bytes() const noexcept { return layout_.staging_bytes; }
   [[nodiscard]] std::byte* staging(int local, std::size_t slot) const noexcept;
 
-  // Tells the others about a call and waits until all have told theirs. Throws Error(mismatch), on every rank and
-  // before any data moved, where the signatures differ; the error has this rank's label, and those of the others.
-  // Afterwards announcement(p) and payload(p) may be read until this rank's next exchange.
+  // Tells other ranks about a call and waits until all have told theirs. Throws Error(mismatch), on every rank and
+  // before any data moved, where the signatures differ; the error has the labels of all ranks. Afterwards
+  // announcement(p) and payload(p) may be read until this rank's next exchange.
   void exchange(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload, std::string_view label = {});
-  // The same in two parts: announce() tells the others and waits for nobody, confirm() waits until all have told
-  // theirs.
+  // The same in two parts: announce() tells other ranks and waits for none, confirm() waits until all have told theirs.
   void announce(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload);
-  // Where ranks then exchange labels, confirm() calls `before_more` first, because a rank may take long to come there.
+  // Where ranks then exchange labels, confirm() calls `before_more` first, because a rank may take long to arrive
+  // there.
   void confirm(std::string_view label = {}, const std::function<void()>& before_more = {});
-  [[nodiscard]] bool is_confirmed() const noexcept;  // whether all have told theirs
-  [[nodiscard]] bool is_confirmed_soon()
-      const noexcept;  // the same, after the polls that come before the core is yielded
-  // Says that this rank's next announcement is about to come, and waits a while for those of the others, or for their
-  // word that they come: returns whether all are there, so that a call will not wait long for anybody.
+  [[nodiscard]] bool is_confirmed() const noexcept;       // all have told theirs
+  [[nodiscard]] bool is_confirmed_soon() const noexcept;  // likewise, after the polls that come before yielding
+  // Announces that this rank's next announcement is about to come, and waits a while for all announcements, or for the
+  // same word from their ranks. Returns true if all are there, so that no call waits long.
   [[nodiscard]] bool meet(std::chrono::microseconds patience) noexcept;
-  // exchange() without the comparison: returns whether all signatures are alike.
+  // Does an exchange() without the comparison. Returns true if all signatures are alike.
   [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
                                   std::span<const std::byte> payload);
   [[nodiscard]] const Announcement& announcement(int local) const noexcept {
     return *announcement_at(local, sequence_);
   }
   [[nodiscard]] const std::byte* payload(int local) const noexcept;
-  [[nodiscard]] bool all_idle() const noexcept { return all_idle_; }  // in the last exchange
+  [[nodiscard]] bool all_idle() const noexcept { return all_idle_; }  // as of the last exchange
 
-  // One step inside a call. advance() says that this rank has done it and returns its number, wait_all() waits until
-  // all ranks have. All ranks take the same number of steps in a call.
+  // One step inside a call. advance() announces that this rank has done it and returns its number, wait_all() waits
+  // until all ranks have. All ranks take the same number of steps in a call.
   std::uint32_t advance();
   void wait_all(std::uint32_t step) { wait_for_all(Event::step, step); }
   void synchronize() { wait_all(advance()); }
 
-  // Numbers that this rank publishes about the call under way, one on each topic. The others read them after the next
+  // Numbers that this rank publishes about the call under way, one for each topic. Other ranks read them after the next
   // step and before this rank's next exchange.
   enum class Topic : std::size_t { agreement, result };
   void tell(Topic topic, std::uint64_t word) noexcept {
@@ -160,16 +158,16 @@ class Node {
     return flags(local).words[static_cast<std::size_t>(topic)].load(std::memory_order_acquire);
   }
 
-  // Shows that this rank makes progress outside of the node: the others, who wait for it, extend their deadlines.
+  // Shows that this rank makes progress outside of the node: ranks that wait for it extend their deadlines.
   void pulse() noexcept {
     if (size_ > 1) {
       flags(rank_).pulse.fetch_add(1, std::memory_order_relaxed);
     }
   }
 
-  // Work on memory that every rank maps, `tasks` tasks for each rank: calls task(owner, index) for those that this rank
-  // takes, and returns once all are done. A rank begins with its own and goes on with those that others have not taken
-  // yet, so a rank that the system has suspended holds nobody up. Once after an exchange; counts as one step.
+  // Does work on memory that every rank maps, `tasks` tasks for each rank: calls task(owner, index) for every task that
+  // this rank takes, and returns once all are done. A rank begins with its own and continues with tasks not taken yet,
+  // so a rank suspended by the system delays no rank. Once after an exchange; counts as one step.
   template <class Task>
   void share(std::uint32_t tasks, Task task) {
     for (int i = 0; i < size_; ++i) {
@@ -183,28 +181,28 @@ class Node {
     advance();
   }
 
-  // To be called after the last step of a call that reads memory of the others: a rank that has given up meanwhile may
-  // have changed it. Throws Error(peer).
+  // Throws Error(peer) where a rank has failed. Call it after the last step of a call that reads memory of other ranks:
+  // a failed rank may have changed it.
   void check_nobody_failed() const;
 
-  // An Error(peer) about a rank that `during` waits for in vain, because it has died or given up; nothing if there is
-  // none. For any thread.
+  // Returns an Error(peer) about a rank that `during` waits for in vain, because it has died or given up; nothing if
+  // there is none. Any thread may call.
   [[nodiscard]] std::optional<Error> find_loss(const Signature& during) const;
 
-  // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node. While this rank works on a large
-  // one, `attend` is called several times a second and may throw, after which the caller must call fail(). Throws
-  // Error(memory), on every rank alike, where some rank cannot have it.
+  // Allocates `bytes` bytes for every rank, zero-filled. Collective over the node. While this rank works on a large
+  // allocation, `attend` is called several times a second and may throw, after which the caller must call fail().
+  // Throws Error(memory), on every rank alike, where some rank cannot have it.
   std::shared_ptr<Segment> allocate(std::size_t bytes, Pages pages = Pages::now,
                                     const std::function<void()>& attend = {});
 
-  // The location of this rank's memory at `address`, and the segment that holds it, if one does.
+  // Returns the location of this rank's memory at `address`, and the segment that holds it, if one does.
   [[nodiscard]] std::pair<Location, std::shared_ptr<Segment>> locate(const void* address, std::size_t bytes) const;
 
-  // After close() or fail() the others no longer wait for this rank.
+  // Marks this rank closed. After close() or fail(), no rank waits for it.
   void close() noexcept { leave(State::closed); }
-  // For any thread; the first reason counts.
+  // Marks this rank failed. Any thread may call; the first reason counts.
   void fail(const Error& reason) noexcept;
-  // Lets go of the control block and of descriptors. After close(), once no call is under way.
+  // Lets go of the control block and of descriptors. Call it after close(), once no call is under way.
   void release() noexcept;
   // Makes a call that waits right now, in another thread, throw Error(closed).
   void interrupt() noexcept { interrupted_.store(true); }
@@ -212,15 +210,15 @@ class Node {
  private:
   enum class State : std::uint32_t { open, closed, failed };
 
-  // What a rank waits for, and thereby which word of the others it looks at.
+  // Event that a rank waits for: selects the word of its peers to look at.
   enum class Event { announcement, step, tasks };
 
   struct Cores {
-    std::vector<int> numbers;  // of those that the ranks of the node may use, all together
-    std::string remark;        // which of them have to share some
+    std::vector<int> numbers;  // cores that the ranks of the node may use, all together
+    std::string remark;        // names ranks that have to share cores
   };
 
-  // Counted from the first yield of a wait, and again from when the pulse of the others is found to have changed.
+  // Time limit of a wait, counted from its first yield, and again from each change found in the ranks' pulse.
   struct Deadline {
     std::chrono::steady_clock::time_point began{};
     std::chrono::steady_clock::time_point at{};
@@ -234,15 +232,15 @@ class Node {
 
   struct Flags {
     alignas(64) std::atomic<std::uint32_t> progress;
-    alignas(64) std::atomic<std::uint32_t> coming;    // the number of the announcement that is about to come
-    alignas(64) std::atomic<std::uint32_t> sleepers;  // how many ranks sleep on a word of this rank
+    alignas(64) std::atomic<std::uint32_t> coming;    // number of the announcement that is about to come
+    alignas(64) std::atomic<std::uint32_t> sleepers;  // number of ranks that sleep on a word of this rank
     alignas(64) std::atomic<State> state;
-    ErrorKind reason_kind;  // of a rank that failed
+    ErrorKind reason_kind;  // kind of a failed rank's error
     std::array<char, 500> reason;
     alignas(64) std::atomic<std::uint64_t> pulse;
-    std::atomic<std::uint64_t> words[2];  // by topic
-    std::uint64_t token;                  // of the leader: proves that the right memory was opened
-    Tasks tasks[2];                       // for the same reason as two announcements
+    std::atomic<std::uint64_t> words[2];  // published numbers, by topic
+    std::uint64_t token;                  // the leader's proves that the right memory was opened
+    Tasks tasks[2];                       // two, for the same reason as announcements
   };
 
   // Offsets inside a rank's part of the control block.
@@ -284,24 +282,24 @@ class Node {
   int size_;
   std::vector<int> world_ranks_;
   std::vector<Process> processes_;
-  bool waits_outside_;  // whether some rank waits for other nodes
+  bool waits_outside_;  // some rank waits for other nodes
   double timeout_;
   Cores cores_;
   std::int64_t spin_;
   std::int64_t yields_;
-  std::uint32_t sequence_ = 0;      // of the last announcement
-  std::size_t payload_behind_ = 0;  // bytes of payload behind it
-  std::uint32_t step_ = 0;          // of the last advance()
-  Signature signature_;             // of the call under way
+  std::uint32_t sequence_ = 0;      // number of the last announcement
+  std::size_t payload_behind_ = 0;  // bytes of payload behind the announcement
+  std::uint32_t step_ = 0;          // number of the last advance()
+  Signature signature_;             // signature of the call under way
   bool all_idle_ = false;
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> gives_up_{false};
-  mutable std::mutex release_mutex_;  // of release(), and what other threads may do beside it
+  mutable std::mutex release_mutex_;  // guards release() against calls of other threads
   bool is_released_ = false;
-  std::vector<char> has_closed_;  // by rank, as of release()
+  std::vector<char> has_closed_;  // closed ranks, as of release()
   std::uint32_t segment_count_ = 0;
   mutable std::mutex segments_mutex_;
-  std::map<const std::byte*, std::weak_ptr<Segment>> segments_;  // by the start of this rank's part
+  std::map<const std::byte*, std::weak_ptr<Segment>> segments_;  // keyed by the start of this rank's part
 };
 
 }  // namespace gradientflow::transport

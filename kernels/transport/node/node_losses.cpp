@@ -1,4 +1,4 @@
-// What ends a wait for ranks of a node in vain: ranks that have died, left or given up, and time that is up.
+// Failures that end a wait for ranks of a node: ranks that have died, left or given up, and timeouts.
 #include <cerrno>
 #include <cstring>
 
@@ -43,8 +43,8 @@ void Node::check_nobody_failed() const {
   }
 }
 
-// A closed rank finishes the calls that it has begun, so it is no loss. Among failed ranks, one with an error of its
-// own is preferred to one that lost a peer.
+// A closed rank finishes the calls that it has begun, so it is no loss. A failed rank with its own error is preferred
+// to a failed rank that lost a peer.
 std::optional<Error> Node::find_loss(const Signature& during) const {
   std::optional<Error> loss;
   for (int local = 0; local < size_; ++local) {
@@ -63,7 +63,7 @@ std::optional<Error> Node::find_loss(const Signature& during) const {
   return loss;
 }
 
-// With several nodes, the timeout of a rank may be about ranks of other nodes: then it is one for all ranks of this
+// With several nodes, a rank's timeout may be about ranks of other nodes: then it is a timeout for all ranks of this
 // node.
 Error Node::failure_of(int local, const Signature& during) const {
   const Flags& theirs = flags(local);

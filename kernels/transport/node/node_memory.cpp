@@ -1,4 +1,4 @@
-// The memory that ranks of a node share beyond the control block.
+// Memory that ranks of a node share beyond the control block.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -12,17 +12,17 @@ namespace gradientflow::transport {
 
 void Segment::provide(const std::byte* begin, std::size_t bytes) const {
   if (memory_.size() % huge_page != 0) {
-    return;  // small ones come as they are written to
+    return;  // small segments get pages as they are written to
   }
   const auto offset = static_cast<std::size_t>(begin - memory_.data());
   const std::size_t from = offset / huge_page * huge_page;
   memory_.populate(from, round_up(offset + bytes, huge_page) - from, [] {});
 }
 
-// Every rank provides the pages of its own part, so that they are near it on a machine with several memory domains.
-// The leader makes the memory and offers its descriptor in an announcement; a second exchange tells everybody whether
-// all could open it, after which nobody needs the descriptor any more. Getting the pages may take long: a rank that is
-// done waits for the others as long as they make progress, and one that gives up ends the work of the others.
+// Every rank provides the pages of its own part, so that they are near it on a machine with several memory domains. The
+// leader makes the memory and offers its descriptor in an announcement. A second exchange tells all ranks if all could
+// open it; afterwards the descriptor is not needed any more. Getting the pages may take long: a rank that is done waits
+// for its peers as long as they make progress, and a rank that gives up ends their work.
 std::shared_ptr<Segment> Node::allocate(std::size_t bytes, Pages pages, const std::function<void()>& attend) {
   if (bytes > (std::size_t{1} << 40)) {
     throw Error(ErrorKind::value,

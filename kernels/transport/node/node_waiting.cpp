@@ -1,4 +1,4 @@
-// How ranks of a node wait for each other.
+// Waits of the ranks of a node for each other.
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -13,7 +13,7 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr long nap_nanoseconds = 5'000'000;  // how often a sleeping rank looks up
+constexpr long nap_nanoseconds = 5'000'000;  // interval at which a sleeping rank looks up
 constexpr std::chrono::milliseconds longest_yielding{10};
 
 inline void pause_core() {
@@ -78,8 +78,8 @@ std::uint32_t Node::advance() {
   return step_;
 }
 
-// A sleeper registers in `sleepers` before it looks at the word for the last time, a publisher looks at `sleepers`
-// after it has written the word; both orders are sequentially consistent, so one of them sees the other.
+// A sleeper registers in `sleepers` before its last look at the word; a publisher looks at `sleepers` after it has
+// written the word. Both orders are sequentially consistent, so no wake-up is lost.
 void Node::publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept {
   word.store(value, std::memory_order_seq_cst);
   if (flags(rank_).sleepers.load(std::memory_order_seq_cst) != 0) {
@@ -118,7 +118,7 @@ bool Node::arrived(int local, Event event, std::uint32_t target) const noexcept 
 }
 
 // The polls of one wait are counted over all ranks: once it has begun to yield, it does not spin for the next rank.
-// Where others keep the cores busy each yield may take long: then a few are enough, and the clock is looked at.
+// Where others keep the cores busy, each yield may take long: then a few are enough, and the clock is looked at.
 void Node::wait_for_all(Event event, std::uint32_t target) {
   std::int64_t polls = 0;
   Deadline deadline;
@@ -144,7 +144,7 @@ void Node::wait_for_all(Event event, std::uint32_t target) {
 
 void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline) {
   using Clock = std::chrono::steady_clock;
-  const std::chrono::duration<double> patience(std::min(timeout_, 1e9));  // what the clock can count, with room
+  const std::chrono::duration<double> patience(std::min(timeout_, 1e9));  // limit that the clock can count, with room
   const auto extend = [&](Clock::time_point from) {
     deadline = {from, from + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
   };
