@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int recovery_tag = 0;  // nobody else sends anything here
+constexpr int recovery_tag = 0;  // no other message is sent here
 constexpr double for_ever = 1e9;
 constexpr std::chrono::milliseconds between_repeats(100);
 
@@ -32,7 +32,7 @@ class Talk {
   Decision end() {
     Patience patience(for_ever);
     while (true) {
-      const auto now = Clock::now();  // what has come by then is heard before anybody is given up
+      const auto now = Clock::now();  // earlier messages are read before a rank is given up
       listen();
       look();
       give_up_those_that_do_not_come(now);
@@ -81,7 +81,7 @@ class Talk {
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::mismatch) {
           consensus_.note({from, Standing::silent, error.what()});
-        } else if (error.kind() != ErrorKind::peer) {  // one that is lost shows by its sign
+        } else if (error.kind() != ErrorKind::peer) {  // a lost rank shows by its sign
           throw;
         }
       }
@@ -100,8 +100,8 @@ class Talk {
     }
   }
 
-  // Only those that have had time to answer what this rank has proposed. What has become of a rank that is lost shows
-  // by its sign, however short the timeout is: it may have taken this one for dead.
+  // Gives up silent ranks, once they have had time to answer this rank's proposal. The fate of a lost rank shows by its
+  // sign, however short the timeout is: it may have taken this rank for dead.
   void give_up_those_that_do_not_come(Clock::time_point now) {
     is_one_lost_ = false;
     std::vector<bool> is_lost(static_cast<std::size_t>(endpoint_.size()));
@@ -126,7 +126,8 @@ class Talk {
     }
   }
 
-  // Whether all that are not alive have been told so, or cannot be, and no word of theirs is found after that.
+  // Reports whether each rank that is not alive has been told so, or cannot be, and no further word from it is found
+  // after that.
   bool have_all_been_told() {
     exclude();
     if (!endpoint_.has_told_excluded()) {
@@ -137,7 +138,7 @@ class Talk {
     return consensus_.members() == before;
   }
 
-  // One that has left is still a rank of the job.
+  // A rank that has left is still a rank of the job.
   void exclude() {
     for (int r = 0; r < endpoint_.size(); ++r) {
       const auto index = static_cast<std::size_t>(r);
@@ -149,7 +150,7 @@ class Talk {
     }
   }
 
-  // Until it proposes something, this rank repeats itself, so that nobody takes it for silent meanwhile.
+  // Sends news. Until it proposes something, this rank repeats itself, so that no rank takes it for silent.
   void speak() {
     const bool has_news = consensus_.has_news();
     const auto now = Clock::now();
@@ -167,9 +168,9 @@ class Talk {
   Consensus consensus_;
   std::list<Incoming> incoming_;
   std::vector<Clock::time_point> heard_;
-  Clock::time_point spoken_{};    // something new
-  Clock::time_point repeated_{};  // anything
-  bool is_one_lost_ = false;      // and it is not known yet what has become of it
+  Clock::time_point spoken_{};    // time of the last news
+  Clock::time_point repeated_{};  // time of the last message
+  bool is_one_lost_ = false;      // true while the fate of a lost rank is not known yet
   std::vector<bool> is_excluded_;
 };
 

@@ -1,4 +1,4 @@
-// The consensus of ranks (see consensus.hpp) over their messages.
+// Consensus of ranks (see consensus.hpp) over their messages.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,13 @@ namespace gradientflow::transport {
 
 struct Terms {
   double timeout = 300.0;                       // seconds after which a rank that does not come is silent
-  Endpoint::IsAlive is_alive = {};              // whether the process of a rank lives, as far as is known otherwise
-  std::function<std::vector<int>()> left = {};  // the ranks that have closed the communicator, and will not come
+  Endpoint::IsAlive is_alive = {};              // liveness of a rank's process, as known from elsewhere
+  std::function<std::vector<int>()> left = {};  // ranks that have closed the communicator, and will not come
   std::function<void()> check = {};             // called several times a second; may throw
 };
 
-// What all ranks of the endpoint that live come to. Nothing else uses the endpoint. Ranks that are not alive by this
-// decision are told so, and nothing is exchanged with them any more.
+// Returns the decision of all living ranks of the endpoint. Nothing else uses the endpoint. Ranks that are not alive by
+// this decision are told so, and nothing is exchanged with them any more.
 [[nodiscard]] Decision agree(Endpoint& endpoint, const std::string& value, const Terms& terms);
 
 }  // namespace gradientflow::transport

@@ -10,7 +10,8 @@
 namespace gradientflow::transport {
 namespace {
 
-// What travels: what it is, the standings, the reasons, and the values that the sender knows for sure.
+// Kinds of a message. A message has its kind, the standings, the reasons, and the values that the sender knows for
+// sure.
 constexpr std::string_view found = "found";
 constexpr std::string_view proposed = "proposed";
 constexpr std::string_view decided = "decided";
@@ -35,7 +36,7 @@ std::string packed(const Saying& saying) {
   return pack(parts);
 }
 
-// Whether `mine` has grown by it.
+// Adds knowledge. Returns true if `mine` has grown.
 bool add(Member& mine, const Member& known) {
   const bool is_more = known.standing > mine.standing || (known.standing == mine.standing && known.why < mine.why);
   if (is_more) {

@@ -1,4 +1,4 @@
-// Who may go on, by what the ranks have decided.
+// Choice of the ranks that continue, by the decision of the ranks.
 #pragma once
 
 #include <optional>
@@ -9,11 +9,11 @@
 
 namespace gradientflow::transport {
 
-// The ranks that go on: all that are alive, if they are more than half, or if all others are known to have ended; with
-// `min_ranks`, if they are at least so many. But not if one that is apart may go on without them, because so many are
-// not known to have ended that these may. Else throws Error(peer), with the same text on all of them, in which rank r
-// is called names[r]. One whose name is negative has never taken part so far: it does not count, but for `min_ranks`,
-// and comes along where others go on.
+// Returns the ranks that continue: all that are alive, if they are more than half, or if all others are known to have
+// ended; with `min_ranks`, if they are at least that many. But they must not continue if a rank that has excluded them
+// (Standing::apart) may continue without them, because enough ranks are not known to have ended. Otherwise throws
+// Error(peer), with the same text on all of them, in which rank r is called names[r]. A rank with a negative name has
+// never taken part so far: it counts only for `min_ranks`, and joins where others continue.
 [[nodiscard]] std::vector<int> survivors(const Members& members, std::span<const int> names,
                                          std::optional<int> min_ranks);
 
