@@ -11,9 +11,9 @@
 namespace gradientflow::transport::tcp {
 namespace {
 
-constexpr std::size_t most_parts = 32;                            // of one call of the system
-constexpr std::size_t most_bytes = std::size_t{1} << 20;          // the same
-constexpr std::size_t large = std::size_t{64} << 10;              // data worth a call of their own
+constexpr std::size_t most_parts = 32;                            // parts of one system call
+constexpr std::size_t most_bytes = std::size_t{1} << 20;          // bytes of one system call
+constexpr std::size_t large = std::size_t{64} << 10;              // data worth a separate call
 constexpr std::size_t much = std::size_t{128} << 10;              // a third less processor time on slow links
 constexpr std::size_t spill_behind_large = std::size_t{4} << 10;  // the next header, and perhaps a small message
 
@@ -59,7 +59,7 @@ void Connection::finish(const Outgoing& outgoing, std::vector<Sending*>& sent) {
   queue_.back().is_piece = true;
 }
 
-// What has begun goes first, then what is urgent.
+// Counts sent bytes. A message that has begun goes first, then urgent ones.
 void Connection::advance(std::size_t bytes, std::vector<Sending*>& sent) {
   while (bytes > 0) {
     const bool is_begun = !queue_.empty() && queue_.front().done > 0;
@@ -133,7 +133,7 @@ void Connection::take_unsent(std::vector<Sending*>& unsent) {
   urgent_.clear();
 }
 
-// Headers, and what lies behind them, out of the spill.
+// Takes headers, and the data behind them, out of the spill.
 void Connection::consume(std::span<const std::byte> bytes, Receiver& receiver) {
   while (!bytes.empty()) {
     if (landing_.left > 0) {
@@ -162,7 +162,7 @@ void Connection::consume(std::span<const std::byte> bytes, Receiver& receiver) {
   }
 }
 
-// While much is still to come of a message, the system need not wake anybody for less than this.
+// While much of a message is still to come, the system need not wake a thread for less than this.
 void Connection::ask_for_much() {
   const int wanted = landing_.left >= much ? static_cast<int>(much) : 1;
   if (wanted != least_worth_reading_) {

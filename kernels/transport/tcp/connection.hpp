@@ -1,5 +1,5 @@
-// One connection to another process: what is to be sent through it, and where what comes out of it goes. It knows
-// nothing of ranks and messages, and never waits.
+// One connection to another process: its output, and the destinations of its input. It knows nothing of ranks and
+// messages, and never waits.
 #pragma once
 
 #include <array>
@@ -21,12 +21,12 @@ namespace gradientflow::transport::tcp {
 
 class Connection : public Watched {
  public:
-  // Says where what comes goes to.
+  // Receiver of input, which gives its destination.
   class Receiver {
    public:
     virtual ~Receiver() = default;
-    virtual void take_header(Connection& from, const Header& header) = 0;  // may call expect(); Error(peer): nonsense
-    virtual void take_landed(Connection& from) = 0;                        // all bytes that were expected are there
+    virtual void take_header(Connection& from, const Header& header) = 0;  // may call expect(), throw Error(peer)
+    virtual void take_landed(Connection& from) = 0;                        // all expected bytes are there
   };
 
   enum class Outcome : std::uint8_t { done, more, blocked, closed, failed };
@@ -36,41 +36,42 @@ class Connection : public Watched {
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
 
-  // Queues a greeting, which goes first; a header, with a part of the data of `sending` behind it; or one that
-  // overtakes data.
+  // Queue a greeting, which goes first; a header, with a part of the data of `sending` behind it; or, by put_urgent(),
+  // a header that overtakes data.
   void put(const Greeting& greeting);
   void put(const Header& header, Sending* sending = nullptr, std::size_t offset = 0, std::size_t length = 0);
   void put_urgent(const Header& header);
-  // Queues a message that has been fetched, piece by piece, between those of others.
+  // Queues a message that has been fetched, piece by piece, between other messages.
   void put_pieces(const Header& first, Sending& sending);
   [[nodiscard]] bool has_to_send() const noexcept { return !urgent_.empty() || !queue_.empty(); }
   [[nodiscard]] bool has_sent() const noexcept { return has_sent_; }
 
-  // Sends what can be sent: done, blocked, or failed with errno set. Sends that have left are added to `sent`.
+  // Sends as much as possible: done, blocked, or failed with errno set. Sends that have left are added to `sent`.
   Outcome flush(std::vector<Sending*>& sent);
 
-  // Receives what is there, or some of it: more (call again), done, closed by the other end, or failed with errno set.
+  // Receives all or some of the data that is there: more (call again), done, closed by the peer, or failed with errno
+  // set.
   Outcome read(std::span<std::byte> spill, Receiver& receiver);
 
-  // Where the bytes behind the last header go; to nobody where `to` is nullptr.
+  // Destination of the bytes behind the last header; they are dropped where `to` is nullptr.
   struct Landing {
     std::byte* to = nullptr;
     std::size_t left = 0;
     Receiving* receiving = nullptr;
     Arrived* arrived = nullptr;
-    std::uint64_t number = 0;  // of a piece's message
-    std::size_t bytes = 0;     // all that lie behind the header
-    std::size_t cost = 0;      // of credit, to be given back
+    std::uint64_t number = 0;  // number of a piece's message
+    std::size_t bytes = 0;     // all bytes behind the header
+    std::size_t cost = 0;      // credit to be given back
   };
   void expect(const Landing& landing) noexcept { landing_ = landing; }
   [[nodiscard]] Landing& landing() noexcept { return landing_; }
 
-  // Sends that have not left, and never will.
+  // Takes out sends that have not left, and never will.
   void take_unsent(std::vector<Sending*>& unsent);
 
-  // For whoever watches it.
+  // State for the engine that watches it.
   bool is_connecting = false;
-  bool awaits_room = false;  // until the system can take more
+  bool awaits_room = false;  // the system cannot take more now
   bool is_lost = false;
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::optional<std::chrono::steady_clock::time_point> unacknowledged_since;
@@ -82,7 +83,7 @@ class Connection : public Watched {
     Sending* sending;
     std::size_t offset;
     std::size_t length;
-    std::size_t done;  // of head and data
+    std::size_t done;  // bytes sent of head and data
     bool is_piece;
   };
 
@@ -100,7 +101,7 @@ class Connection : public Watched {
   std::size_t head_bytes_ = 0;
   Landing landing_;
   bool has_sent_ = false;
-  int least_worth_reading_ = 1;  // bytes, as the system has been told
+  int least_worth_reading_ = 1;  // bytes, as set in the system
 };
 
 }  // namespace gradientflow::transport::tcp

@@ -27,7 +27,7 @@ constexpr int found_at_once = 64;
 constexpr auto look_every = 250ms;
 constexpr auto longest_handover = 1ms;
 constexpr auto in_between_waits = 5ms;
-constexpr auto longest_unpolled = 1ms;  // while only single requests are tested
+constexpr auto longest_unpolled = 1ms;  // longest time between polls, while only single requests are tested
 constexpr std::size_t spill_bytes = std::size_t{64} << 10;
 
 Descriptor made(int descriptor, const char* what) {
@@ -141,7 +141,7 @@ std::unique_ptr<Endpoint> Engine::join(int rank, std::vector<std::string> addres
 
 void Engine::add_peer(std::string address) {
   if (!address.empty()) {
-    static_cast<void>(numeric_address(address));  // throws
+    static_cast<void>(numeric_address(address));  // throws if it is malformed
   }
   Peer& added = peers_.emplace_back();
   added.fate = address.empty() ? Fate::gone : Fate::alive;
@@ -202,7 +202,7 @@ void Engine::handle(Watched& watched, std::uint32_t events) {
   }
 }
 
-// The role of the thread in epoll, which it leaves even where something is thrown.
+// Role of the thread in epoll, which it leaves even when an exception is thrown.
 class Engine::Polling {
  public:
   explicit Polling(Engine& engine) : engine_(engine) { engine_.is_polled_ = true; }
@@ -219,9 +219,9 @@ class Engine::Polling {
   Engine& engine_;
 };
 
-// One thread is in epoll at a time. The others wait until it has found something, or leaves: then one of them goes in.
-// A thread that waits for something takes the place of one in the background, which stays away for a while, so that
-// nothing has to be handed over between the waits of one call.
+// One thread is in epoll at a time. The rest wait until it has found something, or leaves: then the next goes in. A
+// waiting thread takes the place of a background thread, which stays away for a while, so that nothing has to be handed
+// over between the waits of one call.
 void Engine::carry_on(std::chrono::milliseconds wait, bool in_background) {
   std::unique_lock lock(mutex_);
   const auto start = Clock::now();
@@ -275,7 +275,7 @@ void Engine::wake_sleeper() {
   static_cast<void>(write(alarm_.get(), &one, sizeof one));
 }
 
-// Something has happened outside of carry_on: those who sleep look for it.
+// Wakes sleeping threads, as something has happened outside of carry_on.
 void Engine::rouse() {
   if (!std::exchange(has_found_, false)) {
     return;
@@ -299,7 +299,7 @@ void Engine::carry_on(int rank) {
   settle();
 }
 
-// Sends what has been queued, as far as the system takes it; the rest goes when there is room again.
+// Sends queued output, as far as the system takes it; the rest goes when there is room again.
 void Engine::settle() {
   while (!with_output_.empty()) {
     const int rank = with_output_.back();
@@ -326,7 +326,7 @@ bool Engine::test(const Operation& operation) {
   return has_ended();
 }
 
-// Whether messages have yet to leave, or to be fetched.
+// Reports whether messages have yet to leave, or to be fetched.
 bool Engine::has_to_send() const {
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& other) {
     return other.out != nullptr && (other.out->has_to_send() || !other.announced.empty());
@@ -342,7 +342,8 @@ bool Engine::has_left() const {
   });
 }
 
-// What has been sent must arrive, and a connection that is closed before it has all been acknowledged may lose it.
+// Sends all that is left. Sent data must arrive, and a connection that is closed before all has been acknowledged may
+// lose it.
 void Engine::leave() noexcept {
   try {
     const auto deadline = Clock::now() + waits::leave.time();

@@ -1,8 +1,8 @@
-// All connections of one process to the others of its job, and the messages that they carry.
+// Connections of one process to all others of its job, and the messages that they carry.
 //
-// Nothing here has a thread of its own. Whoever waits for a message carries everything on, for all that wait in this
-// process: one of them sleeps in epoll, the others until it has found something. Messages are sent by the thread that
-// sends them, as far as the system takes them at once.
+// Nothing here has its own thread. A thread that waits for a message makes progress for all waiting threads of this
+// process: one sleeps in epoll, the rest wait until it has found something. Messages are sent by the calling thread, as
+// far as the system takes them at once.
 //
 // A process that dies ends its connections, which is seen at once. A host is gone when its kernel has acknowledged
 // nothing for a while, although there was something to acknowledge; where nothing is under way, the kernel sends
@@ -38,7 +38,7 @@
 
 namespace gradientflow::transport::tcp {
 
-// For any thread. Ranks are those of the job.
+// Any thread may call. Ranks are numbered as in the job.
 class Engine : public Network, public std::enable_shared_from_this<Engine>, private Connection::Receiver {
  public:
   using Clock = std::chrono::steady_clock;
@@ -54,18 +54,19 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   [[nodiscard]] std::unique_ptr<Endpoint> join(int rank, std::vector<std::string> addresses, const Token& token,
                                                std::vector<int> members, std::uint64_t id) override;
 
-  // How many ranks the job has had. Ranks that come later get the numbers from `first` on, which is at least that.
+  // Returns the number of ranks that the job has had. append() adds later ranks, numbered from `first`, which is at
+  // least that.
   [[nodiscard]] int ranks() const;
   void append(int first, std::span<const std::string> addresses);
-  [[nodiscard]] std::vector<std::string> addresses() const;  // by rank; empty where nobody has ever been
+  [[nodiscard]] std::vector<std::string> addresses() const;  // address of each rank; empty if it never existed
   [[nodiscard]] const Token& token() const noexcept { return token_; }
 
-  // The inbox of a group of ranks, all of which know its id. Messages to a group that is not open yet are kept for it,
-  // those to one that has been closed are dropped.
+  // Opens the inbox of a group of ranks, all of which know its id. Messages to a group that is not open yet are kept
+  // for it; messages to a closed group are dropped.
   [[nodiscard]] Inbox* open(std::uint64_t group);
   void close(Inbox* inbox) noexcept;
 
-  // Operations belong to the caller, who gives them back with take() once they have ended, or with give_up().
+  // Operations belong to the caller, which deletes them once they have ended, or gives them back with give_up().
   [[nodiscard]] Sending* send(const Inbox& inbox, int to, int tag, const void* data, std::size_t bytes,
                               bool until_taken);
   [[nodiscard]] Receiving* receive(Inbox& inbox, int from, int tag, void* data, std::size_t bytes);
@@ -75,18 +76,18 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   void give_up(Receiving* receiving) noexcept;
   void drop(std::unique_ptr<Arrived> arrived) noexcept;
 
-  // Carries on what concerns this operation, without waiting. Returns whether it has ended.
+  // Makes progress on this operation, without waiting. Returns true if it has ended.
   bool test(const Operation& operation);
-  // Carries everything on, for at most so long, or until something has happened. `in_background`: for nobody who waits;
-  // others come first.
+  // Makes progress on everything, for at most `wait`, or until something has happened. `in_background`: no caller waits
+  // for it, and waiting threads come first.
   void carry_on(std::chrono::milliseconds wait, bool in_background = false);
 
   [[nodiscard]] bool has_deaths() const noexcept { return deaths_.load(std::memory_order_relaxed) > 0; }
-  [[nodiscard]] std::optional<std::string> death_of(int rank);  // how that is known
-  // What is known of a rank that is lost. Looks for more: to be asked again and again.
+  [[nodiscard]] std::optional<std::string> death_of(int rank);  // the reason, if it is dead
+  // Returns the fate of a lost rank, as far as it is known. Each call looks for more: poll it.
   [[nodiscard]] std::optional<Sign> sign_of(int rank, bool is_alive);
   void exclude(const Sign& lost);
-  bool has_told_excluded();  // all of them, as far as they can be reached
+  bool has_told_excluded();  // true once all are told that can be reached
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] bool can_lose_ranks() const noexcept { return options_.can_lose_ranks; }
   [[nodiscard]] double timeout() const noexcept { return options_.timeout; }
@@ -95,12 +96,12 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
  private:
   enum class Fate : std::uint8_t {
     alive,
-    left,      // in good order
-    gone,      // its process: nobody listens at its address any more
+    left,      // closed in good order
+    gone,      // its process has ended: no process listens at its address any more
     lost,      // its connection has ended
     silent,    // its host acknowledges nothing, or cannot be reached
-    excluded,  // it was alive, and this rank has taken it for dead
-    apart,     // it has taken this rank for dead
+    excluded,  // alive, and taken for dead by this rank
+    apart,     // alive, and has taken this rank for dead
   };
 
   struct Fetched {
@@ -110,29 +111,29 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   };
   struct Word {
     Probe probe;
-    Clock::time_point ends;  // then it is given up
+    Clock::time_point ends;  // time when it is given up
     bool needs_answer;
     bool has_arrived = false;
   };
   struct Peer {
     std::string address;
     std::vector<std::unique_ptr<Connection>> connections;
-    Connection* out = nullptr;  // the one that this process sends through
-    Connection* in = nullptr;   // and the one that the peer does
+    Connection* out = nullptr;  // connection that this process sends through
+    Connection* in = nullptr;   // connection that the peer sends through
     std::uint64_t credit = credit_of_a_peer;
-    std::uint64_t used = 0;      // of the peer's credit
-    std::uint64_t consumed = 0;  // of that, and not yet given back
+    std::uint64_t used = 0;      // part of the peer's credit in use
+    std::uint64_t consumed = 0;  // freed part of `used`, not yet given back
     std::uint64_t next_number = 1;
-    std::uint64_t last_announced = 0;  // by the peer
+    std::uint64_t last_announced = 0;  // last number that the peer has announced
     std::unordered_map<std::uint64_t, Sending*> announced;
     std::unordered_map<std::uint64_t, Fetched> fetched;
     Fate fate = Fate::alive;
     std::string how;
-    Clock::time_point ended{};     // when it was lost
-    bool was_silent = false;       // then
-    std::unique_ptr<Probe> probe;  // of one that is lost
+    Clock::time_point ended{};     // time of its loss
+    bool was_silent = false;       // true if it was silent then
+    std::unique_ptr<Probe> probe;  // asks about a lost rank
     bool is_excluded = false;      // this rank has taken it for dead, and tells it, or has told it
-    std::unique_ptr<Word> word;    // under way
+    std::unique_ptr<Word> word;    // word of its exclusion, under way
   };
 
   struct Stranger : Watched {
@@ -142,20 +143,20 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     std::size_t count = 0;
   };
 
-  // All with mutex_ held. What is called while a connection is read only queues what is to be sent: settle() sends it.
+  // Called with mutex_ held. Calls made while a connection is read only queue their output: settle() sends it.
   [[nodiscard]] Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] Connection* connection_to(int rank);  // nullptr: the rank is lost
   void add_peer(std::string address);
   void prepare(int socket) const;
-  [[nodiscard]] bool set_congestion(int socket) const;  // whether the system takes it
+  [[nodiscard]] bool set_congestion(int socket) const;  // true if the system takes it
   Connection& add_connection(int rank, Descriptor socket, bool is_connecting);
   void watch(const Connection& connection, int operation);
   void flush(Connection& connection);
-  bool read(Connection& connection);  // whether more may be there
+  bool read(Connection& connection);  // true if more may be there
   void drain(Connection& connection);
   void handle(Watched& watched, std::uint32_t events);
-  bool accept_some();  // whether more may come
-  void meet_all();     // that have come so far
+  bool accept_some();  // true if more may come
+  void meet_all();     // accepts and greets all that have come so far
   void greet(Stranger& stranger);
   void adopt(Stranger& stranger, const Greeting& greeting);
   void lose(Connection& connection, const std::string& how, int code = 0);
@@ -171,7 +172,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   [[nodiscard]] bool is_host_silent(int rank, Clock::time_point now) const;
   [[nodiscard]] Clock::time_point last_chance_of(int rank, Clock::time_point now) const;
   void connect_to_awaited();
-  void rouse();  // threads that wait
+  void rouse();  // wakes waiting threads
   void wake_sleeper();
 
   void take_header(Connection& from, const Header& header) override;
@@ -211,22 +212,22 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
 
   mutable std::mutex mutex_;
   std::condition_variable found_;
-  bool is_polled_ = false;         // a thread is in epoll, or about to handle what it has found
-  bool is_slept_in_ = false;       // and sleeps there
-  bool is_for_nobody_ = false;     // in the background
-  Clock::time_point last_wait_{};  // that was not in the background
+  bool is_polled_ = false;         // a thread is in epoll, or about to handle its events
+  bool is_slept_in_ = false;       // the thread in epoll sleeps
+  bool is_for_nobody_ = false;     // polled in the background
+  Clock::time_point last_wait_{};  // last wait outside of the background
   int waiting_ = 0;                // threads that wait for another to find something
   bool has_found_ = false;         // something has ended or arrived since the last rouse()
-  std::deque<Peer> peers_;         // by rank; more may come
+  std::deque<Peer> peers_;         // all ranks; more may come
   std::atomic<int> deaths_{0};
   std::unordered_map<std::uint64_t, std::unique_ptr<Inbox>> inboxes_;
-  std::unordered_set<std::uint64_t> open_;    // those of inboxes_ that have been opened
-  std::unordered_set<std::uint64_t> closed_;  // for good
+  std::unordered_set<std::uint64_t> open_;    // inboxes that have been opened
+  std::unordered_set<std::uint64_t> closed_;  // groups closed for good
   std::list<std::unique_ptr<Stranger>> strangers_;
-  std::vector<std::unique_ptr<Connection>> lost_;  // until no event can point at them any more
-  std::vector<std::unique_ptr<Stranger>> gone_;    // the same
+  std::vector<std::unique_ptr<Connection>> lost_;  // kept until no event can point at them any more
+  std::vector<std::unique_ptr<Stranger>> gone_;    // likewise
   std::vector<Sending*> sent_;
-  std::vector<int> with_output_;  // ranks, since settle()
+  std::vector<int> with_output_;  // ranks with output since settle()
   std::vector<std::byte> spill_;
   Clock::time_point looked_{};
   Clock::time_point polled_{};

@@ -1,4 +1,4 @@
-// What has become of the ranks that an engine has lost.
+// Fate of the ranks that an engine has lost.
 #include <algorithm>
 #include <string_view>
 
@@ -8,8 +8,8 @@
 namespace gradientflow::transport::tcp {
 namespace {
 
-// Where only the connection between two ranks has broken, one of them gives the other up first, and the others hear of
-// one of them, not of both.
+// Factor on the patience of the higher rank. Where only the connection between two ranks has broken, the lower rank
+// gives up first, and all others hear of one loss, not of two.
 constexpr double patience_of_higher_rank = 1.5;
 
 constexpr double for_ever = 1e9;
@@ -17,7 +17,7 @@ constexpr double for_ever = 1e9;
 constexpr std::string_view died = "has died: ";
 constexpr std::string_view taken = "has been taken for dead: ";
 
-// Why a rank is lost, out of what loss_text() says of it on this rank or on another one.
+// Returns why a rank is lost, from its loss_text() on this rank or on another one.
 std::string reason_in(std::string_view text) {
   for (const std::string_view words : {died, taken}) {
     if (text.starts_with(words)) {
@@ -62,7 +62,7 @@ Greeting Engine::greeting_to(int rank, Greeting::Purpose purpose) const {
   return greeting;
 }
 
-// Nothing has been heard of it since its connection ended: whether it lives.
+// Finds out if a rank lives that has sent nothing since its connection ended.
 void Engine::find_out(int rank) {
   Peer& other = peer(rank);
   if (other.probe == nullptr) {
@@ -153,8 +153,8 @@ bool Engine::has_told_excluded() {
   return all;
 }
 
-// One whose connection had ended before may have told this rank, too, with a word that was lost: it answers as soon as
-// it reads what this rank tells it.
+// Reports whether a rank has been told. If its connection had ended before, its own word to this rank may be lost: then
+// it answers as soon as it reads this rank's word.
 bool Engine::has_told(Peer& other) const {
   Word& word = *other.word;
   switch (word.probe.look()) {

@@ -1,4 +1,4 @@
-// The messages of an engine: those that travel whole, and those that are announced and fetched.
+// Messages of an engine: sent whole, or announced and fetched.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -26,7 +26,8 @@ Inbox* Engine::open(std::uint64_t group) {
   return inbox_of(group);
 }
 
-// That of a group that is not open yet keeps what comes for it; nullptr for one that has been closed.
+// Returns the inbox of a group. Before the group is open, it keeps the group's messages. Returns nullptr for a closed
+// group.
 Inbox* Engine::inbox_of(std::uint64_t group) {
   if (closed_.contains(group)) {
     return nullptr;
@@ -169,7 +170,7 @@ std::unique_ptr<Arrived> Engine::next(Inbox& inbox, std::optional<int> tag) {
   return inbox.take_oldest(tag);
 }
 
-// The message goes where the receive wants it, as far as it is there; the rest follows it.
+// Moves the message to the memory of the receive, as far as it is there; the rest follows.
 void Engine::fill(Receiving& receiving, std::unique_ptr<Arrived> arrived) {
   receiving.inbox = nullptr;
   const std::size_t bytes = arrived->bytes;
@@ -285,8 +286,7 @@ void Engine::give_up(Receiving* receiving) noexcept {
   delete receiving;  // NOLINT(*-owning-memory): the caller's
 }
 
-// ---- what comes
-// ------------------------------------------------------------------------------------------------------
+// ---- arrivals ------------------------------------------------------------------------------------------------------
 
 void Engine::take_header(Connection& from, const Header& header) {
   if (!header.is_valid() || from.is_lost) {

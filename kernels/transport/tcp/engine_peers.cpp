@@ -1,4 +1,4 @@
-// The connections of an engine: how they are made, who may come in, and how they end.
+// Connections of an engine: how they are made, authenticated and ended.
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
@@ -23,16 +23,16 @@ constexpr int longest_retry_option = TCP_RTO_MAX_MS;
 constexpr int longest_retry_option = 44;  // since Linux 6.15
 #endif
 constexpr int longest_retry = 1000;         // milliseconds, the least that the system takes
-constexpr int unsent_bytes = 256 << 10;     // that the system takes beyond what is under way
-constexpr std::size_t most_strangers = 64;  // beyond those that the job may have, who have not shown the token yet
+constexpr int unsent_bytes = 256 << 10;     // bytes taken by the system beyond data under way
+constexpr std::size_t most_strangers = 64;  // connections without the token, beyond one for each rank
 constexpr int accepted_at_once = 64;
-constexpr auto longest_connecting = 5s;      // at least
-constexpr auto last_chance = 500ms;          // to connect to a host that has been found silent
-constexpr std::size_t most_connections = 2;  // of a pair: both may have begun at once
-constexpr int reads_at_once = 16;            // of one connection, before others have their turn
+constexpr auto longest_connecting = 5s;      // lower bound
+constexpr auto last_chance = 500ms;          // time to connect to a host found silent
+constexpr std::size_t most_connections = 2;  // connections of a pair: both may have begun at once
+constexpr int reads_at_once = 16;            // turns of a connection, before others have theirs
 
 void set_option(int socket, int level, int name, int value) {
-  setsockopt(socket, level, name, &value, sizeof value);  // where the system refuses, it is only slower
+  setsockopt(socket, level, name, &value, sizeof value);  // if the system refuses, it is only slower
 }
 
 std::string described(int code) { return system_error("", code).what() + 2; }
@@ -45,7 +45,7 @@ bool Engine::set_congestion(int socket) const {
          setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
-// Probes where nothing is under way: a host that does not answer them is gone after the time that the settings say.
+// Probes are sent where nothing is under way: a host that does not answer them is gone after the time of the setting.
 void Engine::prepare(int socket) const {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, unsent_bytes);
@@ -100,7 +100,8 @@ Connection* Engine::connection_to(int rank) {
   return connection.is_lost ? nullptr : &connection;
 }
 
-// Those who show nothing stay until there are too many: a process that is stopped, or computes, may yet show it.
+// Accepts connections. Unauthenticated ones stay until there are too many: a process that is stopped, or computes, may
+// yet show the token.
 bool Engine::accept_some() {
   for (int i = 0; i < accepted_at_once; ++i) {
     Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -143,7 +144,7 @@ void Engine::meet_all() {
   }
 }
 
-// Whoever shows the token is one of the job; nothing is kept of the others.
+// A process that shows the token belongs to the job; other connections are closed.
 void Engine::greet(Stranger& stranger) {
   const auto place =
       std::find_if(strangers_.begin(), strangers_.end(), [&](const auto& each) { return each.get() == &stranger; });
@@ -203,7 +204,7 @@ void Engine::flush(Connection& connection) {
   }
   if (outcome == Connection::Outcome::failed) {
     const int code = errno;
-    drain(connection);  // what has come before it failed
+    drain(connection);  // reads data from before the failure
     lose(connection, described(code), code);
     return;
   }
@@ -223,7 +224,7 @@ bool Engine::read(Connection& connection) {
       outcome = connection.read(spill_, *this);
     } catch (const Error& error) {  // nonsense
       lose(connection, error.what());
-    } catch (const std::bad_alloc&) {  // what was read is lost with it
+    } catch (const std::bad_alloc&) {  // data just read is lost
       lose(connection, "this process has no memory for what comes");
     }
   }
@@ -239,13 +240,13 @@ bool Engine::read(Connection& connection) {
   return outcome == Connection::Outcome::more;
 }
 
-// Reads all that is there.
+// Reads all data that is there.
 void Engine::drain(Connection& connection) {
   while (read(connection)) {
   }
 }
 
-// By what the system says of a connection, if it says something.
+// Returns the fate of a peer by the system's error, as far as that tells it.
 Engine::Fate Engine::fate_of(int code) noexcept {
   switch (code) {
     case ECONNREFUSED:
@@ -260,7 +261,7 @@ Engine::Fate Engine::fate_of(int code) noexcept {
   }
 }
 
-// What the peer has sent through another connection comes first, even if nobody has looked at that one yet.
+// Data that the peer has sent through another connection comes first, even if that has not been looked at yet.
 void Engine::lose(Connection& connection, const std::string& how, int code) {
   if (std::exchange(connection.is_lost, true)) {
     return;
@@ -330,9 +331,8 @@ void Engine::end_peer(int rank, Fate fate, const std::string& how) {
   }
 }
 
-// Whether the other end has acknowledged nothing for too long, although there was something to acknowledge. To a
-// process that does not read nothing is sent but probes, further and further apart: one that was not answered is the
-// sign.
+// Reports whether the peer's host has acknowledged nothing for too long, although there was something to acknowledge. A
+// process that does not read is sent only probes, further and further apart: an unanswered probe is the sign.
 bool Engine::is_silent(Connection& connection, Clock::time_point now) const {
   tcp_info info{};
   socklen_t length = sizeof info;
@@ -373,7 +373,7 @@ void Engine::look_after_peers(Clock::time_point now) {
   }
 }
 
-// Whether another rank at the same host has been found silent lately.
+// Reports whether another rank at the same host has been found silent lately.
 bool Engine::is_host_silent(int rank, Clock::time_point now) const {
   const std::string host = numeric_address(peers_[static_cast<std::size_t>(rank)].address).host();
   return std::ranges::any_of(peers_, [&](const Peer& other) {
@@ -381,8 +381,8 @@ bool Engine::is_host_silent(int rank, Clock::time_point now) const {
   });
 }
 
-// Until when a word to a rank may be under way: a host has as long to acknowledge it as it has otherwise, counted from
-// what it has acknowledged last.
+// Returns the time until which a word to a rank may be under way. A host has as long to acknowledge it as it has
+// otherwise, counted from its last acknowledgement.
 Engine::Clock::time_point Engine::last_chance_of(int rank, Clock::time_point now) const {
   const Peer& other = peers_[static_cast<std::size_t>(rank)];
   const auto soon = now + last_chance;
@@ -401,7 +401,7 @@ Engine::Clock::time_point Engine::last_chance_of(int rank, Clock::time_point now
   return std::max(soon, now - silent + std::chrono::duration_cast<Clock::duration>(patience));
 }
 
-// A rank that dies before it has sent anything is only noticed through a connection.
+// A rank that dies before it has sent anything is noticed only through a connection.
 void Engine::connect_to_awaited() {
   std::vector<int> awaited;
   for (const auto& [id, inbox] : inboxes_) {

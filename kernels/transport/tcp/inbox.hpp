@@ -1,4 +1,4 @@
-// What a group of ranks has received: receives that wait for messages, and messages that wait for receives.
+// Inbox of a group of ranks: receives that wait for messages, and messages that wait for receives.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace gradientflow::transport::tcp {
 
-inline constexpr int first_gathering_tag = 1 << 30;  // below it are those of users of an endpoint
+inline constexpr int first_gathering_tag = 1 << 30;  // lower tags are for users of an endpoint
 
-// Ranks of peers are those of the job.
+// Ranks of peers are numbered as in the job.
 struct Inbox {
   explicit Inbox(std::uint64_t group) : id(group) {}
 
   std::uint64_t id;
-  std::unordered_map<int, std::deque<Receiving*>> posted;  // by source, the oldest first
+  std::unordered_map<int, std::deque<Receiving*>> posted;  // receives of each source, the oldest first
   std::list<std::unique_ptr<Arrived>> arrived;             // the oldest first
 
   // Takes the oldest receive for a message, or the oldest message for a receive, out of the inbox.

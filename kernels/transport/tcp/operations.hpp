@@ -1,4 +1,4 @@
-// Sends, receives and messages that have come, as the engine keeps them.
+// Sends, receives and arrived messages, as the engine keeps them.
 #pragma once
 
 #include <atomic>
@@ -15,45 +15,45 @@ namespace gradientflow::transport::tcp {
 class Connection;
 struct Inbox;
 
-// What a request stands for. Its memory is that of the engine once it has been given up.
+// Operation behind a request. Its memory belongs to the engine once it has been given up.
 struct Operation {
   std::atomic<bool> has_ended{false};
-  std::optional<Error> error;  // what happened to the rank: "has died: ..."
-  std::size_t bytes = 0;       // sent, or received
-  int peer = -1;               // as a rank of the job
+  std::optional<Error> error;  // fate of the rank: "has died: ..."
+  std::size_t bytes = 0;       // number sent or received
+  int peer = -1;               // numbered as in the job
 };
 
 struct Arrived;
 
 struct Sending : Operation {
   const std::byte* data = nullptr;
-  std::uint64_t number = 0;  // where it was announced
+  std::uint64_t number = 0;  // number under which it was announced
   bool is_given_up = false;
   Arrived* arrived = nullptr;         // a message of this process to itself
-  Owner owner;                        // of data that was given up
-  std::unique_ptr<std::byte[]> copy;  // the same
+  Owner owner;                        // owner of abandoned data
+  std::unique_ptr<std::byte[]> copy;  // copy of abandoned data
 };
 
 struct Receiving : Operation {
   std::byte* data = nullptr;
   std::size_t capacity = 0;
   int tag = 0;
-  Inbox* inbox = nullptr;            // in which it is posted
-  Connection* connection = nullptr;  // out of which it is being filled
-  std::uint64_t number = 0;          // of the announced message that it fetches
+  Inbox* inbox = nullptr;            // inbox where it is posted
+  Connection* connection = nullptr;  // connection that fills it
+  std::uint64_t number = 0;          // number of the announced message that it fetches
 };
 
-// A message that came before anybody had posted a receive for it.
+// Message that arrived before a receive was posted for it.
 struct Arrived {
-  int source = -1;  // as a rank of the job
+  int source = -1;  // numbered as in the job
   int tag = 0;
   std::size_t bytes = 0;
-  std::uint64_t number = 0;             // of one that has only been announced; 0: it has come whole
-  Sending* own = nullptr;               // one that this process has announced to itself
-  std::unique_ptr<std::byte[]> memory;  // of one that came whole
-  Connection* connection = nullptr;     // out of which the memory is being filled
-  std::size_t cost = 0;                 // of credit
-  bool is_broken = false;               // its sender died before it was there
+  std::uint64_t number = 0;             // number of an announced message; 0: it came whole
+  Sending* own = nullptr;               // send of this process to itself, if announced
+  std::unique_ptr<std::byte[]> memory;  // memory of a whole message
+  Connection* connection = nullptr;     // connection that fills the memory
+  std::size_t cost = 0;                 // cost in credit
+  bool is_broken = false;               // its sender died before it was complete
 };
 
 }  // namespace gradientflow::transport::tcp

@@ -1,6 +1,6 @@
-// A word to a process outside of the connections that messages go through, and its answer. Of one whose connection has
-// ended: whether it lives; otherwise somebody else listens at its address, or nobody does. To one that is taken for
-// dead: that it is. The system of its host keeps that word for it, also while it is stopped, or does not read.
+// A word to a process outside of the connections for messages, and its answer. A process whose connection has ended is
+// asked if it lives; if not, another process listens at its address, or none does. An excluded process is told that it
+// is taken for dead. The system of its host keeps that word for it, even while it is stopped, or does not read.
 #pragma once
 
 #include <array>
@@ -20,16 +20,16 @@ class Probe {
     none,
     refused,
     unreachable,
-    excluded,  // it has taken this process for dead
-    closed,    // it has read the word of an exclusion, and has nothing to say
+    excluded,  // the peer has taken this process for dead
+    closed,    // the peer has read the word of an exclusion, and has nothing to say
   };
 
-  // `greeting`: what this process says first in a connection to that one.
+  // `greeting`: the first bytes of this process in the connection.
   Probe(const SocketAddress& address, const Greeting& greeting) : address_(address), greeting_(greeting) {}
 
   // Looks for an answer, and asks again where the last question has come to nothing. Never waits.
   [[nodiscard]] Answer look();
-  // Whether the word has arrived at the other host.
+  // Reports whether the word has arrived at the peer's host.
   [[nodiscard]] bool has_arrived() const;
 
  private:

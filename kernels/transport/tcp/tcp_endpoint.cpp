@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint32_t gathering_tags = 1U << 20;  // after which they are used again
+constexpr std::uint32_t gathering_tags = 1U << 20;  // tags are used again after so many
 
 constexpr auto spin = 30us;
 constexpr auto longest_sleep = 5ms;
@@ -28,7 +28,7 @@ Operation* operation_of(const Request& request) {
 
 std::uint64_t handle_of(const void* operation) { return reinterpret_cast<std::uint64_t>(operation); }
 
-// Beside those of widened endpoints, which hold small numbers.
+// Returns a stage's number; widened endpoints use small numbers.
 std::uint64_t number_of(Stage stage) {
   switch (stage) {
     case Stage::agree:
@@ -191,7 +191,7 @@ std::unique_ptr<Endpoint> TcpEndpoint::widen(std::span<const std::string> addres
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     ranks.push_back(first + static_cast<int>(i));
   }
-  const std::uint64_t id = mixed(mixed(~id_) + static_cast<std::uint64_t>(first));  // no numbers are given twice
+  const std::uint64_t id = mixed(mixed(~id_) + static_cast<std::uint64_t>(first));  // no number is given twice
   return std::make_unique<TcpEndpoint>(engine_, std::move(ranks), id);
 }
 

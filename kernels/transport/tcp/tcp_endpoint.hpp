@@ -1,4 +1,4 @@
-// The endpoint of a group of ranks whose messages travel through connections of our own.
+// Endpoint of a group of ranks over our own connections.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,8 @@ struct Inbox;
 
 class TcpEndpoint : public Endpoint {
  public:
-  // `ranks`: of the job, in the order of the group. `id`: the group's, the same on all of them and on no other group.
+  // `ranks`: the group's ranks in the job, in the group's order. `id`: the group's, the same on all of them, and
+  // unique.
   TcpEndpoint(std::shared_ptr<Engine> engine, std::vector<int> ranks, std::uint64_t id);
   ~TcpEndpoint() override;
   TcpEndpoint(const TcpEndpoint&) = delete;
@@ -58,13 +59,13 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::vector<std::byte> gathered(const void* mine, std::size_t bytes, const std::string& what,
                                                 int timeouts, const CheckPeers& check_peers) const;
 
-  std::shared_ptr<Engine> engine_;  // none after let_go()
+  std::shared_ptr<Engine> engine_;  // empty after let_go()
   bool can_lose_ranks_;
   std::vector<int> ranks_;
   std::uint64_t id_;
   Inbox* inbox_;
-  mutable std::atomic<std::uint64_t> groups_{0};   // made of this one
-  mutable std::atomic<std::uint32_t> gathers_{0};  // so far
+  mutable std::atomic<std::uint64_t> groups_{0};   // groups made of this one
+  mutable std::atomic<std::uint32_t> gathers_{0};  // gatherings so far
 };
 
 }  // namespace gradientflow::transport::tcp

@@ -1,4 +1,4 @@
-// What the events of an epoll point at.
+// Target of an event of epoll.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What travels in a connection: first a greeting, then headers, some of which have data behind them. Nothing of it is
-// believed before it has been checked.
+// Format of a connection: first a greeting, then headers, some of which have data behind them. Nothing is believed
+// before it has been checked.
 #pragma once
 
 #include <array>
@@ -15,13 +15,13 @@ namespace gradientflow::transport::tcp {
 
 static_assert(std::endian::native == std::endian::little, "numbers travel as they lie in memory");
 
-// A message of up to `largest_whole` bytes travels with its header, as long as its receiver has let the sender have
-// credit for it. Any other is announced, and its receiver fetches it once it has memory for it, in pieces.
+// A message of up to `largest_whole` bytes travels with its header, as long as its receiver has given the sender credit
+// for it. Any other is announced, and its receiver fetches it in pieces once it has memory for it.
 inline constexpr std::size_t largest_whole = std::size_t{1} << 20;
 inline constexpr std::size_t largest_piece = std::size_t{256} << 10;
 
-// Bytes that a process sends to another without knowing that there is memory for them. A message of no bytes costs as
-// much as its keeping.
+// Bytes that a process may send to another without knowing that there is memory for them. A message of no bytes costs
+// as much as its keeping.
 inline constexpr std::size_t credit_of_a_peer = std::size_t{16} << 20;
 inline constexpr std::size_t cost_of_keeping = 128;
 
@@ -35,7 +35,7 @@ struct Header {
     withdrawn,  // the fetched message `number` does not come: its sender has given it up
     credit,     // `bytes` bytes of messages have left the memory of their receiver
     bye,        // nothing more comes: the process leaves in good order
-    excluded,   // the answer to a greeting of a rank that has been taken for dead
+    excluded,   // answers the greeting of a rank that has been taken for dead
   };
 
   Kind kind = Kind::message;
@@ -46,7 +46,7 @@ struct Header {
   std::uint64_t bytes = 0;
   std::uint64_t number = 0;
 
-  // Whether a peer of this version may have sent it.
+  // Reports whether a peer of this version may have sent it.
   [[nodiscard]] bool is_valid() const noexcept;
 };
 static_assert(sizeof(Header) == 32);
@@ -64,8 +64,8 @@ struct Greeting {
   std::uint32_t to = 0;
   Token token{};
 
-  // Whether it is one from a rank other than `rank`, of `size`, to rank `rank`, with the expected token, in a time that
-  // does not tell how much of that was right.
+  // Reports whether it comes from another rank, below `size`, to rank `rank`, with the expected token, in a time that
+  // does not tell how much of the token was right.
   [[nodiscard]] bool is_valid(int rank, int size, const Token& expected) const noexcept;
 };
 static_assert(sizeof(Greeting) == 48);
