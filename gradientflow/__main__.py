@@ -1,4 +1,4 @@
-"""``python -m gradientflow``: the command line, where its console script is not on the PATH."""
+"""The command line as ``python -m gradientflow``, for when its console script is not on the PATH."""
 
 from .cli import main
 

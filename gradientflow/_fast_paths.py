@@ -22,7 +22,7 @@ def has_fast_path(method: _Method) -> _Method:
 
 
 def take_fast_paths(cls: type, native: Any) -> None:
-    """Replace methods of a class by the core's fast paths, except those that a program has replaced.
+    """Replace methods of a class by the core's fast paths, except methods that a program has replaced.
 
     Parameters
     ----------

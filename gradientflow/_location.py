@@ -1,10 +1,10 @@
-"""Where the program and the installed package are, and how its compiled core is loaded.
+"""Locations of the program and the installed package, and the loading of the compiled core.
 
 Python started in the root of the repository finds the source folder ``gradientflow`` before any installed package.
-After a plain ``pip install .`` that folder holds no compiled core, or one left over from an earlier editable install,
-so it gives way to the installed package as a whole: see `use_installed_package`.
+After a plain ``pip install .`` that folder holds no compiled core, or a stale core of an earlier editable install.
+`use_installed_package` then imports the whole installed package instead.
 
-The core needs no MPI library. Its part for MPI, which jobs of MPI load, has to use the same one as mpi4py: see
+The core needs no MPI library. Its MPI part, which only MPI jobs load, must use the same library as mpi4py: see
 `gradientflow.mpi_library`.
 """
 
@@ -28,21 +28,21 @@ PACKAGE = Path(__file__).resolve().parent
 def _current_folder() -> Path:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # it has been deleted
+    except FileNotFoundError:  # the folder has been deleted
         return Path()
 
 
-FOLDER = _current_folder()  # as the package is imported, and so before the program may have gone to another one
+FOLDER = _current_folder()  # current folder at import, before the program may change it
 
 
 def use_installed_package() -> bool:
     """Import the installed package instead of this one, if this one is a source folder that shadows it.
 
-    That is a folder of the repository without a compiled core, or with one while a package is installed elsewhere. An
-    editable install of this folder, and a compiled folder named in PYTHONPATH, are used as they are.
+    A source folder of the repository shadows if it has no compiled core, or if a package is also installed elsewhere.
+    An editable install of this folder, and a compiled folder named in PYTHONPATH, are used as they are.
 
-    Called at the top of ``gradientflow/__init__.py``, which stops there when the answer is yes: ``sys.modules`` then
-    holds the installed package, with its own submodules, and that is what the import statement returns.
+    ``gradientflow/__init__.py`` calls this first, and stops there if it returns True: ``sys.modules`` then holds the
+    installed package with its own submodules, and the import statement returns that package.
 
     Returns
     -------
@@ -77,25 +77,25 @@ def use_installed_package() -> bool:
 
 
 def _is_compiled(package: Path) -> bool:
-    """Tell whether the compiled module lies in a package folder, for this version of Python."""
+    """Return True if a package folder has a compiled core for this version of Python."""
     return any((package / f"_core{suffix}").is_file() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
 
 
 def _is_source(package: Path) -> bool:
-    """Tell whether a package folder lies in the repository, as opposed to among installed packages."""
+    """Return True if a package folder lies in the repository, not among installed packages."""
     return (package.parent / "pyproject.toml").is_file()
 
 
 def _is_asked_for(package: Path) -> bool:
-    """Tell whether the user has named the folder around the package in PYTHONPATH."""
+    """Return True if PYTHONPATH names the folder around the package."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return any(Path(entry).resolve() == package.parent for entry in entries if entry)
 
 
 def _find_installed(name: str, *, sources: bool) -> ModuleSpec | None:
-    """Find a compiled package other than this one, as import does, but passing over packages without a compiled core.
+    """Find another compiled package in the order of import; skip packages without a compiled core.
 
-    With `sources`, a package in another repository is accepted: an editable install finds it by a finder of its own.
+    With `sources`, accept a package in another repository: an editable install has a finder of its own for it.
     """
     candidates = [PathFinder.find_spec(name, [entry]) for entry in sys.path]
     if sources:
@@ -109,12 +109,12 @@ def _find_installed(name: str, *, sources: bool) -> ModuleSpec | None:
 
 
 def jax_library() -> Path:
-    """Return where the library is that JAX's CPU backend loads in place of MPI."""
+    """Return the path of the library that JAX's CPU backend loads in place of MPI."""
     return PACKAGE / "lib" / "libgradientflow_mpiabi.so"
 
 
 def build_info() -> dict[str, Any]:
-    """Return what the build recorded: versions, compiler, and the MPI library, if it was built with one."""
+    """Return the facts recorded by the build: versions, compiler, and the MPI library, if any."""
     info: dict[str, Any] = json.loads((PACKAGE / "_build_info.json").read_text(encoding="utf-8"))
     return info
 

@@ -1,4 +1,4 @@
-"""The addresses of this host."""
+"""Network addresses of this host."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import socket
 import struct
 from collections.abc import Iterator
 
-_SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
+_SIOCGIFADDR = 0x8915  # ioctl that returns the address of an interface
 
 
 def usual_addresses() -> Iterator[str]:
-    """Yield the address of this host's name, which may be that of the loopback interface, and of its default route."""
-    with contextlib.suppress(OSError, UnicodeError):  # a name of 64 characters is too long to be looked up
+    """Yield the address of this host's name (possibly the loopback address), then that of its default route."""
+    with contextlib.suppress(OSError, UnicodeError):  # a name of 64 characters is too long for a lookup
         yield socket.gethostbyname(socket.gethostname())
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses an interface

@@ -17,21 +17,21 @@ _Made = TypeVar("_Made")
 
 
 def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:
-    """Compare named entries over the ranks. Collective.
+    """Check that named entries are equal on all ranks. Collective.
 
     Parameters
     ----------
     comm : Communicator
         The ranks to compare.
     what : str
-        A plural noun for the entries, for the error message.
+        Plural noun for the entries, used in the error message.
     entries : mapping of str to str
         Descriptions by name; their order counts.
 
     Raises
     ------
     gradientflow.errors.MismatchError
-        On every rank, if two ranks differ; names the first rank that differs from rank 0, and the first difference.
+        On every rank, if any two differ; names the first rank that differs from rank 0, and the first difference.
     """
     text = json.dumps(list(entries.items())).encode()
     digests = comm.allgather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
@@ -44,7 +44,7 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
 
 
 def require_same_as_first(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:
-    """Compare named entries with those of rank 0; raise on the ranks that differ only. Collective.
+    """Compare named entries with rank 0's; raise only on ranks that differ. Collective.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def require_same_as_first(comm: Communicator, what: str, entries: Mapping[str, s
 
 
 def raise_together(comm: Communicator, error: Exception | None) -> None:
-    """Raise on all ranks if any has an error: a rank's own one, else the first of the others. Collective."""
+    """Raise on all ranks if any rank has an error: its own, or else that of the first failed rank. Collective."""
     reason = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"
     texts = gather(comm, reason.encode() if error is not None else b"")
     if error is not None:
@@ -71,7 +71,7 @@ def raise_together(comm: Communicator, error: Exception | None) -> None:
 
 @contextmanager
 def failing_together(comm: Communicator) -> Iterator[None]:
-    """Raise on all ranks, as `raise_together` does, if a ``with`` block fails on any. Collective."""
+    """Raise on all ranks, as `raise_together` does, if the ``with`` block fails on any rank. Collective."""
     error: GradientFlowError | None = None
     try:
         yield
@@ -81,7 +81,7 @@ def failing_together(comm: Communicator) -> Iterator[None]:
 
 
 def on_rank_0(comm: Communicator, what: str, work: Callable[[], _Made]) -> _Made | None:
-    """Do work on rank 0 and return its result there, None elsewhere. Collective.
+    """Call `work` on rank 0; return its result there, None elsewhere. Collective.
 
     Raises
     ------

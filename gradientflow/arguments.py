@@ -1,4 +1,4 @@
-"""Argument checks that several modules share; their errors name the argument."""
+"""Argument checks shared by several modules; their errors name the argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import ArgumentError, ArgumentTypeError
 
 
 def checked_int(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
-    """Return a whole number that the core can take: also an integer of NumPy, but no float, True or False.
+    """Return a whole number that the core accepts. NumPy integers count; floats, True and False do not.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def checked_list(name: str, value: Any, what: str) -> list[Any]:
     """
     try:
         if isinstance(value, list) or not isinstance(value, str | bytes | bytearray | Mapping):
-            return list(value)  # also that of a generator
+            return list(value)  # generators are accepted, too
     except TypeError:
         pass
     raise ArgumentTypeError(f"{name} is a sequence of {what}, not {value!r}")

@@ -1,4 +1,4 @@
-"""New arrays like a user's: for results of calls without `out`."""
+"""New arrays of the user's kind, for results of calls without `out`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def size_of(x: Any) -> int:
 def new_like(x: Any, shape: tuple[int, ...]) -> Any:
     """Return a new array of `shape` with the dtype of `x`, in memory of the host or on the same device as `x`.
 
-    A NumPy array in memory of the host; on a device a CuPy array or PyTorch tensor like `x`, else a `DeviceArray`.
+    In memory of the host it is a NumPy array; on a device a CuPy array or PyTorch tensor like `x`, else a
+    `DeviceArray`.
     """
     if not _is_on_device(x):
         return _empty(shape, _as_numpy(x).dtype)
@@ -89,5 +90,5 @@ def _as_numpy(x: Any) -> npt.NDArray[Any]:
         return x
     try:
         return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(memoryview(x))
-    except Exception as error:  # whatever an object's own protocol raises
+    except Exception as error:  # an object's own protocol may raise anything
         raise ArgumentTypeError(f"cannot make a result like a {type(x).__name__} ({error}); give out=") from error

@@ -32,32 +32,32 @@ _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 class Entrance(Protocol):
-    """Where others may come in: `gradientflow.door.Door`, which knows communicators."""
+    """Admission of new processes: `gradientflow.door.Door`, which imports this module."""
 
     def someone_waits(self) -> bool:
-        """Tell, on rank 0, whether `open` would find somebody."""
+        """Return True, on rank 0, if `open` would find a request to join."""
 
     def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
-        """Let in who waits; return the core's communicator with them, or None. Collective."""
+        """Admit all waiting joiners; return the core's communicator with them, or None. Collective."""
 
     def close(self) -> None:
-        """Tell those who still wait that the job has ended."""
+        """Tell waiting joiners that the job has ended."""
 
 
 class Communicator:
     """The ranks of a job or of a part of it, and the collectives among them.
 
     Made by `gradientflow.init`. All ranks must call the collectives in the same order; if their calls differ, all ranks
-    get a `gradientflow.errors.MismatchError` that says which ones do. All methods may be called from any thread; calls
-    are served one at a time, in the order in which they were made.
+    get a `gradientflow.errors.MismatchError` that names the calls. All methods may be called from any thread; calls are
+    served one at a time, in the order in which they were made.
 
     A tensor is a NumPy array, or any object with DLPack, the CUDA array interface or the buffer protocol, in memory of
     the host or on a CUDA device; it must be contiguous in row-major order. Its dtype is float16, bfloat16, float32,
     float64, int8, uint8, int32, int64 or bool. Sums of integers wrap around; 16-bit floats are accumulated in float32
-    and rounded once inside a node, and again at every step between nodes. max and min propagate NaN. All ranks get the
-    same bits, a rerun too.
+    and rounded once inside a node, and again at every step between nodes. max and min propagate NaN. All ranks, and all
+    reruns, get the same bits.
 
-    A call on CUDA tensors is put into their stream, as docs/gpus.md says; the host does not wait for the device. A
+    A call on CUDA tensors is put into their stream, see docs/gpus.md; the host does not wait for the device. A
     communicator works on one device, that of its first such call.
 
     Attributes
@@ -69,14 +69,14 @@ class Communicator:
     node, nodes : int
         This rank's node, and the number of nodes.
     mpi : mpi4py.MPI.Comm
-        The MPI communicator that this one was made from, also if its ranks exchange messages over TCP. An
-        `ArgumentError` where there is none.
+        MPI communicator that this one was made from, even if its ranks exchange messages over TCP. Raises
+        `ArgumentError` if there is none.
     recovered_from : tuple of int or None
-        Of a communicator that `recover` has made: what its ranks were in the old one, in their order.
+        After `recover` or `admit`: the ranks in the old communicator of this one's ranks, in order.
     lost : tuple of (int, str)
-        The other ranks of the old one, and what has become of each.
+        All other ranks of the old communicator, each with its fate.
     server_ranks : gradientflow.server.ServerRanks or None
-        The ranks that only serve as parameter servers, if there are any; they end when all workers have closed.
+        Ranks that only serve as parameter servers, if there are any; they end when all workers have closed.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Communicator:
         self.lost: tuple[tuple[int, str], ...] = self._native.lost
         self.server_ranks: Any = None
         self._door: Entrance | None = None
-        self._waits: set[Callable[[], None]] = set()  # for calls that another library has yet to make
-        self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # closed together with it
+        self._waits: set[Callable[[], None]] = set()  # functions that wait for calls still to come from a library
+        self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # parts that are closed together with this one
         _open.add(self)
         if self.rank == 0 and within is None:
             warn_of_unknown_variables()
@@ -122,14 +122,14 @@ class Communicator:
     def close(self) -> None:
         """Close the communicator once its asynchronous calls are done. Closing twice is harmless.
 
-        Does not wait for the other ranks; a rank that waits for this one afterwards gets an error. Its memory and
-        descriptors are released, even if the object is kept. Arrays over node memory stay valid.
+        Does not wait for peers; a rank that later waits for this one gets an error. Memory and descriptors are
+        released, even if the object is kept. Arrays over node memory stay valid.
         """
         self._end(True)
         release_done()
 
     def _end(self, drain: bool) -> None:
-        """Close it, and its own parts; unless `drain`, without waiting for asynchronous calls."""
+        """Close this communicator and its own parts; unless `drain`, without waiting for asynchronous calls."""
         while drain and self._waits:
             self._waits.pop()()
         for part in list(self._parts):
@@ -146,29 +146,29 @@ class Communicator:
             self.server_ranks.close()
 
     def recover(self, min_ranks: int | None = None) -> Communicator:
-        """Go on without ranks that have died: make a communicator of those that are left, and close this one.
+        """Recover from the deaths of ranks: make a communicator of the survivors, and close this one.
 
-        Collective over the ranks that live: after a `gradientflow.errors.RecoverableError` each calls it. All
-        of them get the new communicator, in which they keep their order, or all get the same error. More may die
-        meanwhile. If nobody has died, all come along. For communicators over TCP, unless a job of MPI has chosen it
-        by itself, and over MPI in jobs of Open MPI that were started with ULFM (``mpirun --with-ft ulfm``).
+        Collective over the survivors: each calls it after a `gradientflow.errors.RecoverableError`. Either all get the
+        new communicator, in which they keep their order, or all get the same error. More ranks may die meanwhile. If no
+        rank has died, the new communicator has all ranks. Works over TCP, unless an MPI job has chosen TCP by itself,
+        and over MPI in Open MPI jobs started with ULFM (``mpirun --with-ft ulfm``).
 
         Parameters
         ----------
         min_ranks : int, optional
-            How many ranks must be left, the same on all. By default more than half, or any number where all others are
-            known to have ended, and do not only keep silent. With half or fewer, two parts of a network that is split
-            may both go on; a rank that is only stopped for a while may not.
+            Least number of survivors, the same on all ranks. By default more than half of the ranks; or any number if
+            all other ranks are known to have ended, not only silent. With half or fewer, both parts of a split network
+            may continue. A rank that is only stopped for a while may not continue.
 
         Returns
         -------
         Communicator
-            With the same settings; `recovered_from` and `lost` say who is in it and who is not.
+            Has the same settings; `recovered_from` and `lost` list its ranks and the lost ones.
 
         Raises
         ------
         gradientflow.errors.PeerError
-            If too few are left, or if the others have taken this rank for dead; this communicator is closed then, too.
+            If too few ranks survive, or the survivors have taken this rank for dead; this communicator is then closed.
         gradientflow.errors.MismatchError
             If ranks differ about `min_ranks`.
         """
@@ -183,35 +183,35 @@ class Communicator:
         return self._next(native)
 
     def admit(self, min_ranks: int | None = None) -> Communicator:
-        """Let processes in that have called `gradientflow.join`, between two steps. Collective.
+        """Admit processes that have called `gradientflow.join`. Called between two steps. Collective.
 
-        Where nobody waits this is a broadcast of eight bytes, and returns this communicator. Otherwise it makes a new
-        one, closes this one, and newcomers get theirs from `gradientflow.join`. They come behind the ranks that are
-        there, which keep their order, so rank 0 has what newcomers lack, such as the weights. Ranks that die meanwhile
-        are left out, as by `recover`; so are newcomers. Without ranks that met over TCP nobody can wait.
+        If no process waits, this costs a broadcast of eight bytes, and returns this communicator. Otherwise it makes a
+        new one and closes this one; joiners get theirs from `gradientflow.join`. The present ranks keep their order,
+        and joiners come behind them, so rank 0 has the state that joiners lack, such as the weights. Ranks and joiners
+        that die meanwhile are left out, as by `recover`. Only jobs whose ranks met over TCP can have joiners.
 
         Parameters
         ----------
         min_ranks : int, optional
-            As in `recover`; newcomers count.
+            Least number of ranks, as in `recover`; joiners count.
 
         Returns
         -------
         Communicator
-            Of the same settings; its first ``len(recovered_from)`` ranks were there before.
+            Has the same settings; its first ``len(recovered_from)`` ranks are the earlier ones.
 
         Raises
         ------
         gradientflow.errors.PeerError
-            If a rank has died before newcomers were let in, so that `recover` can follow, and these are asked in again
-            by the next call; or if too few are left, and then this communicator is closed.
+            If a rank has died before joiners were admitted: `recover` can follow, and the next call admits them. Or if
+            too few ranks are left; this communicator is then closed.
         gradientflow.errors.MismatchError
             If ranks differ about `min_ranks`.
         """
         return self._admit(min_ranks)
 
     def _admit(self, min_ranks: int | None, before: Callable[[], object] | None = None) -> Communicator:
-        """Let processes in; `before` is called in place of ending its parts, before this one is closed. Collective."""
+        """Admit processes. Before closing this communicator, call `before` in place of ending the parts. Collective."""
         if self._door is None:
             self._native.check_open()
             return self
@@ -234,7 +234,7 @@ class Communicator:
 
     @property
     def mpi(self) -> Any:
-        """The MPI communicator that this one was made from."""
+        """MPI communicator that this one was made from."""
         if self._mpi is None:
             raise ArgumentError(
                 "MPI has no communicator of these ranks: it has one of ranks that its launcher has started, with "
@@ -244,7 +244,7 @@ class Communicator:
 
     @property
     def closed(self) -> bool:
-        """Whether the communicator has been closed."""
+        """True if the communicator has been closed."""
         return bool(self._native.closed)
 
     def __enter__(self) -> Communicator:
@@ -254,12 +254,12 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; after an exception without waiting for asynchronous calls."""
+        """Close the communicator; after an exception, without waiting for asynchronous calls."""
         self._end(kind is None)
         release_done()
 
     def __repr__(self) -> str:
-        """Return the position among ranks and nodes."""
+        """Return this rank's position among ranks and nodes."""
         state = ", closed" if self.closed else ""
         return f"<Communicator rank {self.rank} of {self.size}, node {self.node} of {self.nodes}{state}>"
 
@@ -285,11 +285,11 @@ class Communicator:
         Parameters
         ----------
         shape : int or sequence of int
-            Its shape.
+            Shape of the array.
         dtype : dtype, default "float32"
             Its dtype; in memory of the host "bfloat16" needs the package ml_dtypes.
         device : str or int, default "cpu"
-            "cpu" for memory of the host; "cuda", "cuda:1" or a number for memory of a CUDA device, see
+            "cpu" is memory of the host; "cuda", "cuda:1" or a number is memory of a CUDA device, see
             `gradientflow.device.DeviceArray`.
 
         Returns
@@ -331,19 +331,19 @@ class Communicator:
             mean needs a floating dtype; bool has max and min.
         algorithm : str
             "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi" or "nccl".
-            "shared" works inside one node, "mpi" hands over to the MPI library, "nccl" to NCCL (CUDA devices only); the
-            others send messages. An algorithm that cannot serve the call is an error.
+            "shared" works inside one node, "mpi" calls the MPI library, "nccl" calls NCCL (CUDA devices only); all
+            remaining algorithms send messages. An algorithm that cannot serve the call is an error.
         out : array, optional
-            Where the result goes instead; must not overlap `x` unless it is `x`.
+            Array for the result, in place of `x`; must not overlap `x` unless it is `x`.
         wire : {"float32", "float16", "bfloat16", "float8_e4m3"}, optional
-            What values of a float32 tensor are rounded to when they travel between nodes; by default they are not.
-            Sums are computed in float32. A mean is divided before it travels; a sum of many values may overflow
-            float16. Values of float8_e4m3 share a scale in each message: what is far below the largest becomes 0.
-            Inside a node nothing is rounded, unless `algorithm` is one that sends messages.
+            Format to which values of a float32 tensor are rounded for the way between nodes; by default they are not
+            rounded. Sums are computed in float32. A mean is divided before it is sent; a sum of many values may
+            overflow float16. Values of float8_e4m3 share a scale in each message: values far below the largest become
+            0. Inside a node nothing is rounded, unless `algorithm` sends messages.
         label : str, optional
-            A name for `x`. The ranks compare it, and the shape of `x`: if these differ, all raise
-            `gradientflow.errors.MismatchError`, which names them, even if the numbers of elements are equal. All ranks
-            give a label or none does.
+            Name of `x`. The ranks compare names and shapes of `x`: if these differ, all raise
+            `gradientflow.errors.MismatchError`, which names them, even if the numbers of elements are equal. Either all
+            ranks give a label or none does.
 
         Returns
         -------
@@ -430,7 +430,7 @@ class Communicator:
         Parameters
         ----------
         x : array
-            Same number of elements and dtype on every rank. Stays as it is on the other ranks.
+            Same number of elements and dtype on every rank. Unchanged on ranks other than the root.
         root : int
             The rank that gets the result.
         op : {"sum", "mean", "max", "min", "prod"}
@@ -440,12 +440,12 @@ class Communicator:
         label : str, optional
             See `allreduce`.
         out : array, optional
-            Where the result goes on the root.
+            Array for the result on the root, in place of `x`.
 
         Returns
         -------
         array
-            On the root `out`, or `x` without it; on the other ranks `x`.
+            `x`; on the root `out` if it was given.
         """
         target = out if self._is_root(root) else None
         self._native.reduce(x, op, root, algorithm, label, target)
@@ -540,7 +540,7 @@ class Communicator:
         Returns
         -------
         array
-            `out`: the flattened values of rank 0, then those of rank 1, and so on.
+            `out`: the flattened values of rank 0, then of rank 1, and so on.
         """
         counts, out = self._uneven(x, counts, out)
         self._native.allgatherv(x, counts, algorithm, label, out)
@@ -555,7 +555,7 @@ class Communicator:
         *,
         label: str | None = None,
     ) -> Handle:
-        """Start `allgatherv` in the background. Without `counts` it waits for those of the other ranks first."""
+        """Start `allgatherv` in the background. Without `counts` it first waits for the counts of all ranks."""
         counts, out = self._uneven(x, counts, out)
         return self._started(self._native.allgatherv_async(x, counts, algorithm, label, out), out)
 
@@ -568,7 +568,7 @@ class Communicator:
         *,
         label: str | None = None,
     ) -> Request:
-        """Prepare `allgatherv`, see `Request`. Without `counts` it waits for those of the other ranks first."""
+        """Prepare `allgatherv`, see `Request`. Without `counts` it first waits for the counts of all ranks."""
         counts, out = self._uneven(x, counts, out)
         return Request(self._native.allgatherv_init(x, counts, algorithm, label, out, out))
 
@@ -577,12 +577,12 @@ class Communicator:
     ) -> Any:
         """Reduce `x` over all ranks; rank r gets block r of the result.
 
-        Blocks are cut from the flattened `x`: the first ``x.size % size`` ranks get one element more than the others.
+        Blocks are cut from the flattened `x`: the first ``x.size % size`` ranks get one element more than the rest.
 
         Parameters
         ----------
         x : array
-            Same number of elements and dtype on every rank. Stays as it is.
+            Same number of elements and dtype on every rank. Not changed.
         op : {"sum", "mean", "max", "min", "prod"}
             See `allreduce`.
         algorithm : {"auto", "ring", "shared", "mpi"}
@@ -590,7 +590,7 @@ class Communicator:
         label : str, optional
             See `allreduce`.
         out : array, optional
-            As many elements as this rank's block; by default a new one-dimensional array, on the device of `x`.
+            Array of the size of this rank's block; by default a new one-dimensional array, on the device of `x`.
 
         Returns
         -------
@@ -622,18 +622,18 @@ class Communicator:
         ----------
         x : array
             Same number of elements, a multiple of `size`, and dtype on every rank; block r of the flattened `x` goes
-            to rank r. Stays as it is.
+            to rank r. Not changed.
         algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
         label : str, optional
             See `allreduce`.
         out : array, optional
-            As many elements as `x`; by default a new array of its shape, on the device of `x`.
+            Array of the size of `x`; by default a new array of its shape, on the device of `x`.
 
         Returns
         -------
         array
-            `out`: the block from rank 0, then that from rank 1, and so on.
+            `out`: the block from rank 0, then from rank 1, and so on.
         """
         out = new_like(x, shape_of(x)) if out is None else out
         self._native.alltoall(x, algorithm, label, out)
@@ -659,7 +659,7 @@ class Communicator:
         x : array
             Same number of elements and dtype on every rank.
         root : int
-            The rank that gets them.
+            The rank that gets the result.
         algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
         label : str, optional
@@ -671,7 +671,7 @@ class Communicator:
         Returns
         -------
         array or None
-            On the root `out`; on the other ranks None.
+            `out` on the root, None elsewhere.
         """
         out = self._on_root(x, root, out)
         self._native.gather(x, root, algorithm, label, out)
@@ -699,8 +699,8 @@ class Communicator:
         Parameters
         ----------
         x : array, on the root
-            A multiple of `size` elements; block r of the flattened `x` goes to rank r. Stays as it is. Not read on the
-            other ranks.
+            A multiple of `size` elements; block r of the flattened `x` goes to rank r. Not changed, and read on the
+            root only.
         root : int
             The rank that has `x`.
         algorithm : {"auto", "shared", "mpi"}
@@ -708,8 +708,8 @@ class Communicator:
         label : str, optional
             See `allreduce`.
         out : array
-            One block. On the root by default a new one-dimensional array, on the device of `x`; the other ranks must
-            give it, because only the root knows how long a block is.
+            Array of the size of a block. On the root by default a new one-dimensional array, on the device of `x`; all
+            other ranks must give it, because only the root knows the length of a block.
 
         Returns
         -------
@@ -736,7 +736,7 @@ class Communicator:
 
     @has_fast_path
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called it."""
         self._native.barrier()
 
     def barrier_async(self) -> Handle:
@@ -758,19 +758,19 @@ class Communicator:
         Parameters
         ----------
         x : array
-            What to send.
+            Tensor to send.
         dest : int
             Another rank.
         """
         self._native.send(x, dest)
 
     def recv(self, x: Any, source: int) -> Any:
-        """Receive what rank `source` sends, into `x`.
+        """Receive a tensor from rank `source` into `x`.
 
         Parameters
         ----------
         x : array
-            As many elements, of the same dtype, as are sent.
+            Same number of elements and dtype as the sent tensor.
         source : int
             Another rank.
 
@@ -782,7 +782,7 @@ class Communicator:
         Raises
         ------
         gradientflow.errors.MismatchError
-            If another number of elements, or another dtype, is sent; the message is then lost.
+            If the sent tensor has another number of elements or another dtype; the message is then lost.
         """
         self._native.receive(x, source)
         return x
@@ -790,21 +790,21 @@ class Communicator:
     # ---- parts ---------------------------------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
-        """Make communicators of parts of the ranks.
+        """Split the ranks into parts, each with a communicator of its own.
 
         Collective over all ranks; the parts are then independent of this communicator.
 
         Parameters
         ----------
         color : int or None
-            Ranks with the same color, a number of 0 or more, get a communicator together; with None a rank gets none.
+            Ranks with the same color, a number of 0 or more, share a new communicator; a rank with None gets none.
         key : int, optional
-            The order of the ranks in the new communicator; by default, and among equal keys, that of this one.
+            Order of the ranks in the new communicator; by default, and among equal keys, their order in this one.
 
         Returns
         -------
         Communicator or None
-            With the same settings as this one.
+            Has the same settings as this one.
         """
         return self._part(color, key, self._config, within=self)
 
@@ -834,7 +834,7 @@ class Communicator:
         return made
 
     def _own_part(self, color: int) -> Communicator:
-        """Split off a part for internal use, which is closed together with this one. Collective over all ranks."""
+        """Split off a part for internal use; it is closed together with this communicator. Collective."""
         part = self.split(color)
         assert part is not None  # this rank has a color
         self._parts.add(part)
@@ -865,7 +865,7 @@ class Communicator:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Record what runs inside the ``with`` block in the timeline, if one is written."""
+        """Record the ``with`` block as a span in the timeline, if one is written."""
         if not isinstance(name, str):
             raise ArgumentTypeError(f"the name of a span is text, not a {type(name).__name__}")
         begin = time.monotonic()
@@ -878,17 +878,16 @@ class Communicator:
 
     @property
     def bytes_sent(self) -> int | None:
-        """How many bytes this rank has sent to others in messages so far.
+        """Number of bytes that this rank has sent to other ranks in messages so far.
 
-        Includes what parts and gradient pools of this communicator have sent, but not what passes through memory that
-        the ranks of a node share. None once bytes were sent that are not counted: by ``algorithm="mpi"``, NCCL or a
-        `ParameterServer`.
+        Includes bytes from parts and gradient pools of this communicator, but not the traffic in memory that the ranks
+        of a node share. None once uncounted bytes were sent: by ``algorithm="mpi"``, NCCL or a `ParameterServer`.
         """
         count = self._native.bytes_sent
         return None if count is None else int(count)
 
     def describe(self) -> dict[str, Any]:
-        """Return, for people to read, this rank's place, the paths of allreduce, and the settings in force."""
+        """Return a readable summary: this rank's position, the paths of allreduce, and the settings in force."""
         facts: dict[str, Any] = self._native.describe()
         path = settings_file().path
         return {
@@ -943,7 +942,7 @@ class Communicator:
 
 
 def address_of(mpi: Any) -> int:
-    """Return where an mpi4py communicator has its handle; initialise MPI if need be."""
+    """Return the address of an mpi4py communicator's handle; initialize MPI if needed."""
     MPI = load_mpi()  # noqa: N806
     if MPI.Is_finalized():
         raise ClosedError("MPI has been finalized: no communicator can be made any more")

@@ -1,4 +1,4 @@
-"""The settings of a communicator."""
+"""Settings of a communicator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Field(NamedTuple):
 
 
 def fields() -> list[Field]:
-    """Return all settings, with the environment variable that gives each."""
+    """Return all settings, each with its environment variable."""
     return [Field(*entry) for entry in load_core().config_fields()]
 
 
@@ -37,8 +37,8 @@ class Config(Mapping[str, str]):
     Parameters
     ----------
     **overrides : str, int, float, bool or path
-        Settings by name (see `fields`), for example ``timeout=30`` or ``staging_bytes="1MiB"``. They take precedence
-        over the ``GRADIENTFLOW_*`` environment variables, these over the settings file, and this over the defaults.
+        Settings by name (see `fields`), for example ``timeout=30`` or ``staging_bytes="1MiB"``. Precedence: these
+        arguments, then the ``GRADIENTFLOW_*`` environment variables, the settings file, and the defaults.
 
     Raises
     ------
@@ -70,7 +70,7 @@ class Config(Mapping[str, str]):
 
 
 def settings(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return all settings by name: those of a `Config`; else those given, and for the rest those of a `Config`.
+    """Return all settings by name. Settings that `given` lacks come from a new `Config`.
 
     Raises
     ------
@@ -89,24 +89,24 @@ def settings(given: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def unknown_variables() -> list[str]:
-    """Return a sentence for each variable of the environment that looks like a setting and is none."""
+    """Return a sentence for each environment variable that looks like a setting but is none."""
     return list(load_core().unknown_variables())
 
 
 @cache
 def warn_of_unknown_variables() -> None:
-    """Warn, once in a process, of variables of the environment that look like settings and are none."""
+    """Warn, once per process, of environment variables that look like settings but are none."""
     for sentence in unknown_variables():
         warnings.warn(sentence, GradientFlowWarning, stacklevel=2)
 
 
 def _settings_of_file() -> dict[str, str]:
-    """Return the settings of the settings file that the environment leaves to it."""
+    """Return the settings of the settings file that the environment does not override."""
     found = settings_file()
     if not found.settings:
         return {}
     read = load_core().read_config
-    read({})  # an error of the environment is not one of the file
+    read({})  # an error in the environment is raised here, not blamed on the file
     texts = {name: _to_text(name, value) for name, value in found.settings.items()}
     try:
         read(texts)

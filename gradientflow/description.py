@@ -1,4 +1,7 @@
-"""Descriptions of what is to run, which can be written in words: ``csc(density=0.1)``, ``mine.py:Mine(1)``."""
+"""Descriptions of strategies, policies and the like, which have a text form.
+
+Examples: ``csc(density=0.1)``, ``mine.py:Mine(1)``. The text form is called the words of a description.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
 
-# One item: up to a semicolon outside parentheses and quotes.
+# One item: all up to a semicolon outside parentheses and quotes.
 _ITEM = re.compile(r"""(?:[^;"'(]|"[^"]*"|'[^']*'|\((?:[^)"']|"[^"]*"|'[^']*')*\)|\()+""")
 
 
 class _Signature:
-    """The signature of a description, made when it is asked for: a decorator may add the constructor to the class."""
+    """The signature of a description, made on first use: a decorator may add the constructor to the class later."""
 
     def __get__(self, instance: object, owner: type[Description]) -> inspect.Signature:
         if "_known_signature" not in vars(owner):
@@ -30,7 +33,7 @@ class _Signature:
 
 
 class Description:
-    """The base class of descriptions: named parameters of something that runs elsewhere.
+    """Base class of descriptions: a name and parameters of something that runs elsewhere.
 
     A subclass keeps each argument of its constructor in an attribute of the same name. These attributes give
     `settings`, equality and the words.
@@ -38,9 +41,9 @@ class Description:
     Attributes
     ----------
     name : str
-        The name in words; by default that of the class.
+        Name in words; by default that of the class.
     not_taken : mapping of str to str
-        Arguments of other descriptions that this one refuses, and why.
+        Arguments of other descriptions that this one refuses, each with the reason.
     """
 
     name: ClassVar[str] = ""
@@ -56,7 +59,7 @@ class Description:
 
     @classmethod
     def _whole_signature(cls) -> inspect.Signature:
-        """Return the signature of the constructor, with those arguments that it passes on as ``**options``."""
+        """Return the signature of the constructor, with the arguments that it passes on as ``**options``."""
         found: dict[str, inspect.Parameter] = {}
         makers = [base for base in cls.__mro__[:-1] if "__init__" in vars(base)]
         for maker in makers:
@@ -74,12 +77,12 @@ class Description:
 
     @classmethod
     def _own_parameters(cls, maker: type) -> list[inspect.Parameter]:
-        """Return the parameters of a constructor, that of this class or of a base class."""
+        """Return the parameters of the constructor of this class or of a base class."""
         return [*inspect.signature(vars(maker)["__init__"]).parameters.values()][1:]
 
     @classmethod
     def _keywords(cls) -> dict[str, Any]:
-        """Return the keywords, with their defaults, that the constructors of the base classes take in the end."""
+        """Return the keywords, with their defaults, that the last constructor of the base classes takes."""
         return {}
 
     @property
@@ -102,7 +105,7 @@ class Description:
         return f"{self.name}({arguments})" if arguments else self.name
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether another description is of the same class and has the same settings."""
+        """Return True if another description has the same class and the same settings."""
         return type(other) is type(self) and isinstance(other, Description) and self.settings == other.settings
 
     def __hash__(self) -> int:
@@ -111,7 +114,7 @@ class Description:
 
 
 def words_of(description: Description) -> str:
-    """Return words that can be parsed anywhere: for a user's own class, with the absolute path of its file."""
+    """Return words that can be parsed anywhere; a user's own class gets the absolute path of its file."""
     kind, words = type(description), repr(description)
     module = sys.modules.get(kind.__module__)
     path = getattr(module, "__file__", None) or ""
@@ -128,7 +131,7 @@ def plain_of(description: Description) -> tuple[str, str, dict[str, Any]]:
 
 
 def from_plain(base: type[Any], plain: tuple[str, str, dict[str, Any]]) -> Any:
-    """Return the description of `plain_of`, of another process; imports nothing for it.
+    """Return the description that `plain_of` took apart in another process. Imports nothing.
 
     Raises
     ------
@@ -137,7 +140,7 @@ def from_plain(base: type[Any], plain: tuple[str, str, dict[str, Any]]) -> Any:
     """
     module, name, settings = plain
     kinds = [base]
-    for kind in kinds:  # which grow meanwhile
+    for kind in kinds:  # the list grows during the loop
         if (kind.__module__, kind.__qualname__) == (module, name):
             return kind(**settings)
         kinds += kind.__subclasses__()
@@ -145,7 +148,7 @@ def from_plain(base: type[Any], plain: tuple[str, str, dict[str, Any]]) -> Any:
 
 
 def _word(value: Any) -> str:
-    """Return a value as it is written in words; for a function its name, which is the same on all ranks."""
+    """Return a value in words; for a function its name, which is the same on all ranks."""
     return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)
 
 
@@ -153,18 +156,18 @@ Kind = TypeVar("Kind", bound=Description)
 
 
 class Parser(Generic[Kind]):
-    """The parser of words for one kind of description.
+    """Parser of the words of one kind of description.
 
     Parameters
     ----------
     base : type
-        The base class of this kind.
+        Base class of this kind.
     noun : str
-        The name of this kind in messages.
+        Name of this kind in messages.
     known : iterable of types
         The library's own classes, whose words need no file.
     runs_files : bool, default True
-        Whether there may be others, in files of the user.
+        True if classes in the user's files are allowed, too.
     """
 
     FORMS = "name, name(argument=value, ...), or path/to/file.py:Class(argument=value, ...) for one of your own"
@@ -190,16 +193,16 @@ class Parser(Generic[Kind]):
         return found
 
     def parse(self, text: str, folder: Path | None = None) -> Kind:
-        """Return the one description in a text; raises as `parse_all` does.
+        """Return the single description in a text; raises as `parse_all` does.
 
-        A file is looked for in `folder`, by default the current one.
+        Relative paths of files begin at `folder`, by default the current one.
         """
         path, call = self._parts(text)
         if path is not None and not self._runs_files:
             raise ArgumentError(f"there is no {self.noun} {text!r}: there are {', '.join(self.by_name)}")
         try:
             tree = ast.parse(call.strip(), mode="eval").body
-        except (SyntaxError, MemoryError, RecursionError):  # nested too deep, says Python by the last two
+        except (SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
             tree = None
         named = tree.func if isinstance(tree, ast.Call) else tree
         if not isinstance(named, ast.Name):
@@ -216,7 +219,7 @@ class Parser(Generic[Kind]):
             raise ArgumentError(f"{text!r}: {error}; the arguments of {kind.name} are {names}") from None
         try:
             made = kind(*bound.args, **bound.kwargs)
-            repr(made)  # reads all settings
+            repr(made)  # raises if a setting is missing
         except GradientFlowError as error:
             raise type(error)(f"{text!r}: {error}") from error
         except Exception as error:
@@ -224,7 +227,7 @@ class Parser(Generic[Kind]):
         return made
 
     def given(self, value: Any) -> Kind:
-        """Return a description that is given as an object or in words.
+        """Return a description given as an object or in words.
 
         Raises
         ------
@@ -244,11 +247,11 @@ class Parser(Generic[Kind]):
         return found
 
     def file(self, text: str) -> Path | None:
-        """Return the file that `parse` would run for a text; None for a description of the library's own."""
+        """Return the file that `parse` would run for a text; None for one of the library's own descriptions."""
         return self._parts(text)[0]
 
     def _parts(self, text: str) -> tuple[Path | None, str]:
-        """Split a text into the file, None if it names no file, and the call."""
+        """Split a text into the file (None if it names none) and the call."""
         place, separator, call = self._text(text).strip().rpartition(".py:")
         return Path(f"{place}.py") if separator else None, call
 

@@ -26,13 +26,13 @@ class DeviceArray:
     Attributes
     ----------
     shape : tuple of int
-        Its shape.
+        Shape.
     dtype : str
-        Name of its dtype.
+        Name of the dtype.
     size, nbytes : int
-        Elements, and bytes.
+        Number of elements and of bytes.
     device : int
-        The device's number.
+        Number of the device.
     """
 
     def __init__(self, owner: Any, offset: int, shape: tuple[int, ...], dtype: str, device: int) -> None:
@@ -46,7 +46,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, of https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
+        """The interface, version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
         if self.dtype == "bfloat16":
             raise AttributeError("the CUDA array interface has no bfloat16; DLPack has")
         return {
@@ -62,7 +62,7 @@ class DeviceArray:
         """Return (kind, number) of the device."""
         return _CUDA, self.device
 
-    # The stream in which the values are ready; the core reads it here because the array interface lacks bfloat16.
+    # The stream in which the values are ready. The core reads it here because the array interface lacks bfloat16.
     __gradientflow_stream__ = _DEFAULT_STREAM
 
     def __dlpack__(
@@ -73,9 +73,9 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return a capsule of version 0, over the memory itself.
+        """Return a DLPack capsule of version 0 over the memory itself.
 
-        Work put into `stream` from now on runs after the work now in the default stream.
+        Later work in `stream` runs after the work now in the default stream.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class DeviceArray:
         return load_core().device.to_dlpack(self, self._address, self.shape, self.dtype, self.device)
 
     def get(self) -> npt.NDArray[Any]:
-        """Return a copy in memory of the host. Waits for the work in the default stream.
+        """Return a copy in memory of the host, after the work in the default stream.
 
         bfloat16 needs the package ml_dtypes.
         """
@@ -100,7 +100,7 @@ class DeviceArray:
         return host
 
     def set(self, values: npt.ArrayLike) -> DeviceArray:
-        """Copy `values`, of the same shape or one that broadcasts to it, from memory of the host; return the array."""
+        """Copy `values` from memory of the host, broadcast to the shape of this array; return this array."""
         try:
             host = np.broadcast_to(np.asarray(values, numpy_dtype(self.dtype)), self.shape)
         except ValueError as error:
@@ -110,12 +110,12 @@ class DeviceArray:
         return self
 
     def __repr__(self) -> str:
-        """Return shape, dtype and place."""
+        """Return shape, dtype and device."""
         return f"<DeviceArray of {self.shape} {self.dtype} on CUDA device {self.device}>"
 
 
 def device_number(device: str | int) -> int:
-    """Return the number that "cuda", "cuda:1" or 1 means; "cuda" is the calling thread's current device.
+    """Return the number of device "cuda", "cuda:1" or 1; "cuda" is the calling thread's current device.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def device_number(device: str | int) -> int:
     kind, _, text = ("cuda", ":", str(device)) if isinstance(device, int) else str(device).partition(":")
     if kind != "cuda" or (text and not text.isdecimal()):
         raise ArgumentError(f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:1' and so on, or a number, not {device!r}")
-    current = int(load_core().device.current())  # an error where there is none at all
+    current = int(load_core().device.current())  # raises if there is no device
     count = int(load_core().device.count())
     if text and int(text) >= count:
         raise ArgumentError(f"there is no CUDA device {text}, there are {count}")
@@ -135,30 +135,30 @@ def device_number(device: str | int) -> int:
 
 
 def dtype_name(dtype: npt.DTypeLike | str) -> str:
-    """Return the name of a dtype; "bfloat16" does not need the package ml_dtypes here."""
+    """Return the name of a dtype; "bfloat16" needs no package here."""
     return "bfloat16" if isinstance(dtype, str) and dtype == "bfloat16" else numpy_dtype(dtype).name
 
 
 def empty(
     shape: int | Sequence[int], dtype: npt.DTypeLike | str = "float32", device: str | int = "cuda"
 ) -> DeviceArray:
-    """Return a new array on a device, zero-filled, in memory of its own. Not collective: see `Communicator.empty`.
+    """Return a new zero-filled array on a device, in memory of its own. Not collective, unlike `Communicator.empty`.
 
     Parameters
     ----------
     shape : int or sequence of int
-        Its shape.
+        Shape of the array.
     dtype : dtype, default "float32"
         Its dtype.
     device : str or int, default "cuda"
-        "cuda" for the calling thread's current device, "cuda:1" or 1 for the device of this number.
+        "cuda" is the calling thread's current device, "cuda:1" or 1 the device with this number.
 
     Raises
     ------
     gradientflow.errors.SystemCallError
         If there is no CUDA device, or GradientFlow was built without CUDA.
     gradientflow.errors.NodeMemoryError
-        If the device has not enough memory.
+        If the device lacks memory.
     """
     return new_array(load_core().device.allocate, shape, dtype, device)
 
@@ -169,7 +169,7 @@ def new_array(
     dtype: npt.DTypeLike | str,
     device: str | int,
 ) -> DeviceArray:
-    """Return an array in memory from `allocate`, which is called with the device's number and the bytes."""
+    """Return an array in memory from `allocate`, called with the device's number and the number of bytes."""
     sizes, name, number = checked_shape(shape), dtype_name(dtype), device_number(device)
     nbytes = checked_bytes(sizes, np.dtype(np.uint16) if name == "bfloat16" else np.dtype(name))
     return DeviceArray(allocate(number, nbytes), 0, sizes, name, number)

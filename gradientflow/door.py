@@ -1,4 +1,8 @@
-"""The door of a job that stands: processes knock at the store where its ranks meet, and its ranks let them in."""
+"""Admission of new processes to a running job.
+
+A joiner files a request in the store where the ranks met. Rank 0 polls for requests in `Communicator.admit`, and all
+ranks answer them with invitations.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +24,35 @@ from .errors import CommunicationError, CommunicationTimeoutError, MismatchError
 from .meeting.variables import Place, split_address
 from .meeting.way import LACKS, OUTSIDE
 
-_ANSWER_SECONDS = 1.0  # in which a newcomer that lives accepts a connection
+_ANSWER_SECONDS = 1.0  # time in which a live joiner accepts a connection
 _BEGINS_ANEW = "nobody is left in it, and it begins anew"
-_NOTHING = b"?"  # no value of ours
-_NONCE = 64  # characters before each card: two processes never have the same
+_NOTHING = b"?"  # stands for a missing value; no key of ours ever has it
+_NONCE = 64  # length of the random token before each card, which differs between processes
 
 
 @dataclass(frozen=True)
 class _Knock:
-    """A newcomer that waits: its number at the door, and its card."""
+    """A request to join: its number, and the joiner's card, which has its address and version."""
 
     number: int
     card: bytes
 
 
 class Door:
-    """Where processes that come later are let in.
+    """Both sides of admission: a process that joins, and the ranks that admit it.
 
     Parameters
     ----------
     store : Store
-        Where the ranks have met.
+        Store where the ranks met.
     prefix : str
-        Begins the names of values in the store.
+        Prefix of the job's keys in the store.
     near : str
-        Where the store is on the network.
+        Address of the store, or of a host near it.
     place : Place or None
-        This process among those that a launcher starts again; None for one that comes by itself.
+        This process's rank and size, if a launcher restarts failed ranks; None for a process started by other means.
     outlives_ranks : bool
-        Whether no rank serves the store.
+        True if a process other than the ranks serves the store.
     """
 
     def __init__(self, store: Any, prefix: str, near: str, place: Place | None, *, outlives_ranks: bool) -> None:
@@ -59,29 +63,29 @@ class Door:
         self._near = near
         self._place = place
         self._outlives_ranks = outlives_ranks
-        self._first = 1  # that may not have been answered yet
+        self._first = 1  # first request that may lack an answer
         self._next_look = 0.0
         self._is_new = True
 
-    # ---- of a newcomer -------------------------------------------------------------------------------------------
+    # ---- joining: calls of the new process -----------------------------------------------------------------------
 
     def come_in(self, config: Mapping[str, str]) -> Any:
-        """Wait to be let in; return the core's communicator of the job's ranks, and of this process behind them."""
+        """Request admission and wait for it; return the core's communicator, in which this process is a last rank."""
         core, seconds = load_core(), float(config["timeout"])
         newcomer = core.Newcomer(self._near, dict(config))
         number = self._knock(core.random_token().encode() + newcomer.card)
         try:
             answer = self._wait_for_answer(number, seconds)
         finally:
-            self._forget_place()  # a member that is taken to be outside could be left behind
+            self._forget_place()  # a member still noted as outside could be left behind
         min_ranks, _, invitation = answer.partition(b" ")
         endpoint, former = newcomer.enter(invitation)
-        if self._place is None:  # now somebody is inside whom nobody counts
+        if self._place is None:  # the job now has a rank that no launcher counts
             self._store.set(f"{self._prefix}/others", b"1", waits.STORE.seconds)
         return core.Communicator.enter(endpoint, former, int(min_ranks) or None, dict(config))
 
     def _wait_for_answer(self, number: int, seconds: float) -> bytes:
-        """Wait to be let in. Where all ranks are outside, nobody is left to do so: the job begins anew."""
+        """Wait for the answer to this request. If all ranks wait for admission, restart the job: no rank can admit."""
         end = time.monotonic() + seconds
         while True:
             if self._look(f"{self._prefix}/ended", seconds) is not None:
@@ -99,22 +103,22 @@ class Door:
                         f"no rank of the job has let this process in within {seconds:g} s (GRADIENTFLOW_TIMEOUT): its "
                         "ranks do so between two steps, in admit()"
                     ) from error
-            with contextlib.suppress(CommunicationTimeoutError):  # of the store
+            with contextlib.suppress(CommunicationTimeoutError):  # the store may be slow
                 self._begin_anew_if_nobody_is_inside()
 
     def _outside_key(self, rank: int) -> str:
         return f"{self._outside}/{rank}"
 
     def _forget_place(self) -> None:
-        """Take back that this rank is outside."""
+        """Withdraw the note that this rank is outside."""
         if self._place is not None:
             self._store.remove(self._outside_key(self._place.rank))
 
     def _begin_anew_if_nobody_is_inside(self) -> None:
-        """Have all ranks meet as at the beginning, if at one moment all of them wait here or have ended for good.
+        """Let all ranks meet again from the start if, at one moment, each waits for admission or has ended for good.
 
-        A rank that waits says so with the number of its knock, which is never used again: if nothing has changed from
-        one look to the next, all were outside in between. None has an invitation, and nobody is left to give any.
+        A waiting rank notes the number of its request, which is never used again. If two looks find the same notes, all
+        ranks were outside in between: none has an invitation, and none is left to send one.
         """
         if self._place is None or self._look(f"{self._prefix}/others") is not None:
             return
@@ -131,7 +135,7 @@ class Door:
             self._answer(number, None, load_core().refusal(_BEGINS_ANEW))
 
     def _all_outside(self) -> list[bytes]:
-        """Return what all ranks that are outside say; nothing if one is not."""
+        """Return the notes of all ranks if all are outside; else an empty list."""
         assert self._place is not None
         found = []
         for rank in range(self._place.size):
@@ -141,11 +145,11 @@ class Door:
         return found
 
     def job_stands(self, seconds: float | None = None) -> bool:
-        """Tell whether the ranks of the job have made their first communicator."""
+        """Return True if the job is running: its ranks have made their first communicator."""
         return self._look(f"{self._prefix}/stands", seconds) is not None
 
     def lacks(self, seconds: float | None = None) -> str:
-        """Return why a rank will not come that has ended, and is not started again; empty if there is none."""
+        """Return the reason why a rank is missing that has ended for good; empty if no rank is missing."""
         return (self._look(self._lacks, seconds) or b"").decode()
 
     def _knock(self, card: bytes) -> int:
@@ -154,25 +158,25 @@ class Door:
             number += 1
         return number
 
-    # ---- of the ranks of the job ---------------------------------------------------------------------------------
+    # ---- admission: calls of the ranks of the job ----------------------------------------------------------------
 
     def note_that_the_job_stands(self) -> None:
-        """Have processes that come from now on wait at the door."""
+        """Note that the job is running: later processes must request admission."""
         if self._outlives_ranks:
-            self._forget_place()  # the one in whose place this was started may have died at the door
+            self._forget_place()  # this process's predecessor may have died while it waited for admission
             self._store.set(f"{self._prefix}/stands", b"1")
 
     def someone_waits(self) -> bool:
-        """Tell, on rank 0, whether `open` would find somebody."""
+        """Return True, on rank 0, if `open` would find a request."""
         found = bool(self._waiting())
         if found:
             self._next_look = 0.0
         return found
 
     def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
-        """Let in who waits; return the core's communicator with them, or None if nobody waits. Collective.
+        """Admit all waiting joiners; return the core's communicator with them, or None if there are none. Collective.
 
-        `before` is called before the old one is closed.
+        `before` is called before the old communicator is closed.
         """
         knocks = self._waiting() if comm.rank == 0 else []
         if comm.broadcast(np.array([len(knocks)]), 0)[0] == 0:
@@ -188,17 +192,17 @@ class Door:
         invitations = [core.invitation_for(widened, len(knocks), place) for place in range(len(knocks))]
 
         def invite() -> None:
-            for knock, invitation in zip(knocks, invitations, strict=True):  # all ranks do so, for any may end now
+            for knock, invitation in zip(knocks, invitations, strict=True):  # all ranks answer, as any may end now
                 self._answer(knock.number, min_ranks, invitation)
 
-        comm.barrier()  # from now on all ranks know the newcomers
-        with contextlib.suppress(RecoverableError):  # some may be past it, which ends it on others
+        comm.barrier()  # from now on all ranks know the joiners
+        with contextlib.suppress(RecoverableError):  # ranks past it may close, which ends it with an error on others
             comm.barrier()
         before()
         return native.welcome(widened, min_ranks, invite)
 
     def close(self) -> None:
-        """Tell those who still wait that the job has ended, where they can learn it."""
+        """Tell waiting joiners that the job has ended, if the store outlives the ranks."""
         if self._outlives_ranks:
             with contextlib.suppress(CommunicationError):
                 self._store.set(f"{self._prefix}/ended", b"1", waits.STORE.seconds)
@@ -206,13 +210,13 @@ class Door:
                     self._answer(knock.number, None, load_core().refusal("it has ended"))
 
     def _waiting(self) -> list[_Knock]:
-        """Return the newcomers that can be let in, and send the others away."""
+        """Return the requests of joiners that can be admitted, and refuse all others."""
         core, found = load_core(), []
         if time.monotonic() < self._next_look:
             return []
         self._next_look = time.monotonic() + waits.LOOK.seconds
         try:
-            if self._is_new:  # a rank that has left in good order may have had this task before
+            if self._is_new:  # an earlier rank 0 may have noted the end as it closed
                 self._store.remove(f"{self._prefix}/ended", waits.STORE.seconds)
                 self._is_new = False
             for knock in self._unanswered():
@@ -221,7 +225,7 @@ class Door:
                     self._answer(knock.number, None, core.refusal(objection))
                 else:
                     found.append(knock)
-        except CommunicationError:  # the store has ended, or cannot be reached: nobody can come
+        except CommunicationError:  # the store has ended or cannot be reached: no process can join
             self._next_look = time.monotonic() + waits.BLIND.seconds
         return found
 
@@ -243,7 +247,7 @@ class Door:
         return f"{self._prefix}/{number}/answer"
 
     def _look(self, key: str, seconds: float | None = None) -> bytes | None:
-        """Return the value that there is now."""
+        """Return the current value of a key; None if it has none."""
         limit = waits.STORE.seconds if seconds is None else seconds
         value: bytes | None = self._store.compare_set(key, _NOTHING, _NOTHING, limit)
         return None if value == _NOTHING else value
@@ -254,13 +258,13 @@ def _refused(why: str) -> str:
 
 
 def _shared(comm: Communicator, knocks: list[_Knock]) -> list[_Knock]:
-    """Give all ranks the newcomers that rank 0 has found. Collective."""
+    """Return, on all ranks, the requests that rank 0 has found. Collective."""
     packed = gather(comm, json.dumps([(knock.number, knock.card.hex()) for knock in knocks]).encode())[0]
     return [_Knock(number, bytes.fromhex(card)) for number, card in json.loads(packed)]
 
 
 def _silence_at(address: str) -> str:
-    """Return why nobody answers at an address; empty if somebody does."""
+    """Return the reason why no process answers at an address; empty if one does."""
     try:
         socket.create_connection(split_address(address, "the address"), _ANSWER_SECONDS).close()
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The exceptions of GradientFlow: wrong use, failure outside the library, broken invariants.
+"""Exceptions of GradientFlow: wrong use, failure outside the library, broken invariants.
 
-Every one is a `GradientFlowError`. Wrong use is also a ValueError or TypeError and is raised before anything is sent.
+All are `GradientFlowError`. Wrong use is also a ValueError or TypeError, and is raised before anything is sent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CommunicationError(GradientFlowError, RuntimeError):
 
 
 class RecoverableError(CommunicationError):
-    """A rank is lost or silent: the ranks that are left can continue with `Communicator.recover`."""
+    """A rank is lost or silent: the remaining ranks can continue with `Communicator.recover`."""
 
 
 class PeerError(RecoverableError):
@@ -56,15 +56,15 @@ class PeerError(RecoverableError):
 
 
 class CommunicationTimeoutError(RecoverableError, TimeoutError):
-    """A wait took longer than it may.
+    """A wait timed out.
 
-    From a collective: it names the ranks that are missing. From `Handle.wait`: the call goes on, and the handle can be
-    waited for again.
+    Raised by a collective, it names the missing ranks. Raised by `Handle.wait`: the call continues, and `wait` can be
+    called again.
     """
 
 
 class AbandonedError(CommunicationError):
-    """Another rank gave up the iteration after an error: all ranks drop it, and can continue with the next one."""
+    """Another rank gave up the iteration after an error: all ranks drop it and can continue with the next one."""
 
 
 class MPIError(CommunicationError):

@@ -1,4 +1,4 @@
-"""What an asynchronous call returns."""
+"""Handles of asynchronous calls."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from ._location import load_core
 from .errors import ArgumentTypeError, ClosedError, GradientFlowWarning
 
-# The handles of all calls under way: dropping a handle must not free the tensors of its call. Adding and discarding
-# are atomic, so any thread may do either.
+# Handles of all calls under way: dropping a handle must not free the tensors of its call. Adding and discarding are
+# atomic, so any thread may do either.
 _in_flight: set[Handle] = set()
 
 
 class Handle:
     """An asynchronous call under way.
 
-    The tensors of the call must not be read or written before it is done. They are kept alive, whether the handle is
-    kept or not. Tensors on a CUDA device are kept until `wait` has ordered the caller's stream after the call or, if
-    nobody waits, until the device has finished it. After `wait`, treat their memory as if the call had been made in
+    The tensors of the call must not be read or written before it is done. They are kept alive, even if the program
+    drops the handle. Tensors on a CUDA device are kept until `wait` has ordered the caller's stream after the call or,
+    without `wait`, until the device has finished it. After `wait`, treat their memory as if the call had been made in
     that stream; frameworks have rules for this, for example PyTorch's ``record_stream``.
     """
 
@@ -39,8 +39,8 @@ class Handle:
         """Release the tensors if the call is done and no abandoned MPI request may still write to them.
 
         For a call on a device, `done` covers the host's part only. A framework may reuse released memory at once, in
-        the stream in which it was allocated. That is safe if this stream, or one that the framework knows to have used
-        the memory, is `ordered` after the call; otherwise the device must have finished, too.
+        the stream in which it was allocated. This is safe if this stream, or another stream known to the framework as a
+        user of the memory, is `ordered` after the call. Otherwise the device must have finished, too.
         """
         done = self._native.done if ordered else self._native.device_done
         if done and not self._communicator.has_abandoned_requests:
@@ -48,7 +48,7 @@ class Handle:
             _in_flight.discard(self)
 
     def __del__(self) -> None:
-        """Warn if the call has failed and nobody has seen the error: from now on nobody can wait for it."""
+        """Warn if the call has failed with an error that `wait` has not raised: no later call can raise it."""
         self._warn_if_unreported()
 
     def _warn_if_unreported(self) -> None:
@@ -62,34 +62,34 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """Whether the call has ended, well or badly."""
+        """True if the call has ended, with or without an error."""
         return bool(self._native.done)
 
     @property
     def device_done(self) -> bool:
-        """Whether the call has ended, on the CUDA device as well if its tensors are on one."""
+        """True if the call has ended, also on the CUDA device if its tensors are on one."""
         return bool(self._native.device_done)
 
     @property
     def path(self) -> str | None:
-        """The path of the call, for people to read; None before it is done."""
+        """Path of the call, as readable text; None before it is done."""
         return str(self._native.path) if self.done else None
 
     @property
     def nonfinite(self) -> int | None:
-        """How many elements of the result are infinite or NaN.
+        """Number of infinite and NaN elements of the result, the same on all ranks.
 
-        Counted where values were rounded for the wire (`Communicator.allreduce` with `wire`, between nodes); None for
-        other calls, and before the call is done. The same on all ranks.
+        Counted if values were rounded for the wire (`Communicator.allreduce` with `wire`, between nodes). None for
+        other calls, and before the call is done.
         """
         count = self._native.nonfinite if self.done else None
         return None if count is None else int(count)
 
     @property
     def bytes_sent(self) -> int | None:
-        """How many bytes this rank sent to others in messages.
+        """Number of bytes that this rank sent to other ranks in messages.
 
-        0 where ranks share memory; None before the call is done, and where the MPI library sent them.
+        0 if the ranks share memory. None before the call is done, and if the MPI library sent the messages.
         """
         count = self._native.bytes_sent if self.done else None
         return None if count is None else int(count)
@@ -105,14 +105,14 @@ class Handle:
         Returns
         -------
         array
-            What the blocking form of the call returns. On a CUDA device the call may still be running: work put into
-            the framework's current stream from now on sees the result. If that stream is not known (DLPack alone does
-            not tell), the host waits for the result.
+            The result of the blocking form of the call. On a CUDA device the call may still be running: later work in
+            the framework's current stream sees the result. If that stream is unknown (DLPack alone does not tell it),
+            the host waits for the result.
 
         Raises
         ------
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the call goes on and can be waited for again.
+            If the timeout passed first; the call continues and `wait` can be called again.
         gradientflow.errors.ClosedError
             In a process that was forked after the call was made.
         gradientflow.errors.GradientFlowError
@@ -130,12 +130,12 @@ class Handle:
 
 
 def release_done() -> None:
-    """Release the handles of calls that are done; a failed one that nobody else holds then warns."""
+    """Release the handles of finished calls; a failed handle without another reference then warns."""
     for handle in tuple(_in_flight):
         handle._release()
 
 
 def warn_of_unreported() -> None:
-    """Warn, at the end of the process, of each call that has failed without anybody having been told."""
+    """Warn, at the end of the process, of each failed call whose error was never raised."""
     for handle in tuple(_in_flight):
         handle._warn_if_unreported()

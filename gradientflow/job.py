@@ -1,4 +1,4 @@
-"""The job: which of its ranks compute, and which only serve the others."""
+"""Start of a job: `init`, and the split into ranks that compute and ranks that only serve."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def init(
 ) -> Communicator:
     """Make a communicator. Collective over its ranks.
 
-    The ranks find each other in the first of these ways that applies: by what is given here; by ``GRADIENTFLOW_MEET``,
+    The ranks find each other in the first of these ways that applies: by the arguments; by ``GRADIENTFLOW_MEET``,
     ``GRADIENTFLOW_RANK`` and ``GRADIENTFLOW_SIZE``; through MPI, if its launcher has started this process; by the
-    variables of ``torchrun``; by those of a step of Slurm. If none does, this process is the only rank.
+    variables of ``torchrun``; by the variables of a Slurm step. If none applies, this process is the only rank.
 
     In a job with ranks that only serve, started by ``gradientflow run --servers``, the communicator has the ranks that
     compute. On a rank that serves, `init` does not return: it serves until all ranks that compute have closed their
@@ -50,38 +50,38 @@ def init(
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        Whose ranks take part; by default all of the job. It is duplicated, so that messages never mix.
+        Ranks that take part; by default all of the job. It is duplicated, so that messages never mix.
     config : Config, optional
         Settings; by default those of the environment and of the settings file.
     transport : {"auto", "mpi", "tcp"}, optional
-        What moves messages between nodes; by default the setting of that name. ``auto`` is TCP, and in MPI's jobs the
-        faster one: MPI inside one host, and where all hosts have an RDMA device. With ``tcp``, ranks that MPI has
-        started meet through MPI.
+        Transport of messages between nodes; by default the setting of that name. ``auto`` is TCP, but in MPI jobs the
+        faster of the two: MPI inside one host, and if all hosts have an RDMA device. With ``tcp``, ranks started by
+        MPI meet through MPI.
     meet : str, optional
-        Where the ranks meet: ``host:port``, where rank 0 listens, several of them with commas, or ``file:///path`` in a
-        folder that all hosts share. Needs `rank` and `size`.
+        Address where the ranks meet: ``host:port``, at which rank 0 listens, several with commas, or ``file:///path``
+        in a folder that all hosts share. Needs `rank` and `size`.
     rank, size : int, optional
-        This process, and how many there are.
+        Rank of this process, and number of ranks.
     store : object, optional
-        By which the ranks meet, in place of `meet`: a store of PyTorch, or anything that has ``set``, ``add`` and
-        ``compare_set`` as these have them.
+        Store through which the ranks meet, in place of `meet`: a store of PyTorch, or any object with the same
+        ``set``, ``add`` and ``compare_set``.
 
     Returns
     -------
     Communicator
-        To be closed by `Communicator.close` or a ``with`` block, or else at exit.
+        Close it by `Communicator.close` or a ``with`` block; else it is closed at exit.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If arguments or variables of the environment contradict each other, or some of those that belong together are
-        missing; or if a setting is unknown or its value is not accepted.
+        If arguments or environment variables contradict each other or are incomplete; or if a setting is unknown or
+        its value is not accepted.
     gradientflow.errors.MPILibraryError
-        If MPI is to be used, and GradientFlow was built without it, mpi4py or the MPI library is missing, both use two
-        different libraries, or the program was started by another library's launcher, so that every process would be
-        alone.
+        If MPI is to be used and one of these holds: GradientFlow was built without it; mpi4py or the MPI library is
+        missing; both use different libraries; or another library's launcher started the program, so that every process
+        would be alone.
     gradientflow.errors.CommunicationTimeoutError
-        If some ranks have not called `init` within GRADIENTFLOW_TIMEOUT; the others can try again.
+        If some ranks have not called `init` within GRADIENTFLOW_TIMEOUT; the ranks that called it can retry.
     gradientflow.errors.MismatchError
         If a setting that all ranks must share differs between them.
     """
@@ -99,14 +99,14 @@ def init(
 
 
 def computing_ranks(way: Way) -> Any:
-    """Return the ranks that compute in the job that a way leads to; does not return on a rank that serves.
+    """Return the ranks of the job that compute. Does not return on a rank that serves.
 
-    Collective where some ranks serve.
+    Collective if some ranks serve.
 
     Returns
     -------
     mpi4py.MPI.Intracomm or Place
-        MPI's communicator of these ranks, or without MPI this process's place among them.
+        MPI's communicator of these ranks; without MPI, this process's rank among them and their number.
     """
     mpi = _mpi_of_job(None) if way.by_mpi else None
     servers = servers_of(os.environ)
@@ -117,13 +117,13 @@ def computing_ranks(way: Way) -> Any:
 
 
 def asked_transport(config: Mapping[str, str] | None = None) -> str:
-    """Return the transport that settings, the environment or the settings file ask for. It does not load the core."""
+    """Return the transport asked for by settings, environment or settings file. Does not load the core."""
     found = config.get("transport") if isinstance(config, Mapping) else None
     return found or os.environ.get("GRADIENTFLOW_TRANSPORT") or str(settings_file().settings.get("transport", "auto"))
 
 
 def mpi_size() -> int | None:
-    """Return the number of ranks of the MPI that this program has started already; None if it has not."""
+    """Return the number of MPI ranks if this program has initialized MPI already; else None."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
@@ -131,7 +131,7 @@ def mpi_size() -> int | None:
 
 
 def _mpi_of_job(comm: Any) -> Any:
-    """Return the MPI communicator that is given, or that of all ranks, after checking that MPI knows them all."""
+    """Return the given MPI communicator, or by default that of all ranks; check that the launcher fits the library."""
     MPI, core = load_mpi(), load_core()  # noqa: N806
     found = MPI.COMM_WORLD if comm is None else comm
     start_mpi(MPI)
@@ -143,7 +143,7 @@ def _mpi_of_job(comm: Any) -> Any:
 
 
 def door_at(way: Way, settings: Mapping[str, str]) -> Door:
-    """Return where processes come in that come later to a job whose ranks have met at a store."""
+    """Return the `Door` through which processes join a job whose ranks met at a store."""
     with reaching() if way.has_keeper else nullcontext():
         found = open_store(way, float(settings["timeout"]))
         load_core().own_address(near(way), dict(settings))
@@ -152,7 +152,7 @@ def door_at(way: Way, settings: Mapping[str, str]) -> Door:
 
 
 def _make(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> Communicator:
-    """Make a communicator of all ranks that a way leads to. Collective."""
+    """Make a communicator of all ranks that meet in the given way. Collective."""
     chosen = settings(config)
     address = None if mpi is None else address_of(mpi)
     door = door_at(way, chosen) if way.at and mpi is None and store is None else None
@@ -171,11 +171,11 @@ class _SplitJob:
     def __init__(self, everyone: Communicator, computing: Communicator) -> None:
         self.computing = computing
         self._servers = ServerRanks(everyone, computing.size)
-        self._users = 0  # communicators that have not been closed
+        self._users = 0  # open communicators
         self._has_ended = False
 
     def communicator(self, config: Mapping[str, str] | None) -> Communicator:
-        """Make a communicator of the ranks that compute; after all were closed, a new one has no servers."""
+        """Make a communicator of the ranks that compute. Once all of these were closed, a new one has no servers."""
         made = self.computing._again(config)
         if not self._has_ended:
             self._users += 1
@@ -188,13 +188,13 @@ class _SplitJob:
             self.end()
 
     def end(self) -> None:
-        """Tell the servers that this rank does not need them any more."""
+        """Tell the servers that this rank no longer needs them."""
         self._has_ended = True
         self._servers.close()
 
 
 class _Use:
-    """The use of the ranks that serve by one communicator."""
+    """One communicator's use of the ranks that serve."""
 
     def __init__(self, servers: ServerRanks, release: Callable[[], None]) -> None:
         self.everyone, self.count = servers.everyone, servers.count
@@ -203,7 +203,7 @@ class _Use:
         self._closed = False
 
     def close(self) -> None:
-        """End the use. Twice is harmless."""
+        """End the use. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
             self._release()
@@ -213,7 +213,7 @@ _job: _SplitJob | None = None  # one per process
 
 
 def _split_job(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> _SplitJob:
-    """Split the job into ranks that compute and ranks that serve, where this does not return. Collective."""
+    """Split the job into ranks that compute and ranks that serve. Does not return on the latter. Collective."""
     global _job
     if _job is None:
         everyone = _make(way, mpi, config, store)

@@ -1,4 +1,4 @@
-"""Coming to a job that stands."""
+"""Joining a running job."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from .errors import MismatchError, PeerError
 from .job import asked_transport, door_at, init
 from .meeting import Given, find_way
 
-# What a loop needs, and what a program has imported that makes one: that leaves the rest for its first use.
+# Modules that a training loop imports on first use, by the imported module that shows that the program trains.
 _LOOPS = {"gradientflow": "gradientflow.optimizers", "gradientflow.torch": "gradientflow.torch.optimizer"}
 
 
 def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Communicator:
-    """Take part in a job, also in one that has begun long ago.
+    """Join a job, even one that has long been running.
 
-    In a process that ``gradientflow run --restart`` has started in place of one that had failed, and with `meet`, this
-    waits until the ranks of the job call `Communicator.admit`, and makes a communicator of these and, behind them, of
-    this process. The program then gives it what it lacks: rank 0 has it. In all other processes it is `init`, with
-    which a job begins; so it is where all ranks wait, as after the deaths of all.
+    With `meet`, and in a process that ``gradientflow run --restart`` has started in place of a failed rank, `join`
+    waits until the ranks of the job call `Communicator.admit`. The new communicator has these ranks and, behind them,
+    this process. The program then sends the joiner its state: rank 0 has it. In all other processes, `join` is `init`
+    and starts the job. It also restarts the job if all ranks wait for admission, as after the deaths of all.
 
     Parameters
     ----------
     meet : str, optional
-        Where the ranks of the job have met, ``host:port``, several with commas, or ``file:///path``; by default what
-        the launcher says. The store there has to live. GRADIENTFLOW_TOKEN is that of the job.
+        Address where the ranks of the job met: ``host:port``, several with commas, or ``file:///path``; by default the
+        launcher's. The store there must still exist. GRADIENTFLOW_TOKEN must be the job's.
     config : Config, optional
-        Settings; by default those of the environment. Those that all ranks must share have to be those of the job.
+        Settings; by default those of the environment. Settings that all ranks must share have to equal the job's.
 
     Returns
     -------
     Communicator
-        ``recovered_from`` has an entry for each rank that was there before; it is None where a job has begun.
+        ``recovered_from`` has an entry for each earlier rank; it is None if the job has started.
 
     Raises
     ------
     gradientflow.errors.CommunicationTimeoutError
-        If nobody has let this process in within GRADIENTFLOW_TIMEOUT.
+        If no rank has admitted this process within GRADIENTFLOW_TIMEOUT.
     gradientflow.errors.MismatchError
-        If the job has ended, or this process does not fit into it: its version, or a setting.
+        If the job has ended, or the version or a setting of this process does not fit the job.
     gradientflow.errors.PeerError
         If the ranks of the job have died meanwhile, or have taken this process for dead.
     """
@@ -69,14 +69,14 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
                 end = time.monotonic() + seconds
         try:
             return init(config=config)
-        except PeerError:  # before the job stood: the rank is started again
+        except PeerError:  # a rank died before the job was running, and is restarted
             if time.monotonic() > end or door.lacks():
                 raise
-            way = replace(way, replaces=True)  # the others may have met meanwhile
+            way = replace(way, replaces=True)  # the remaining ranks may have met meanwhile
 
 
 def _come_in(door: Door, chosen: Mapping[str, str]) -> Communicator:
-    for imported, needed in _LOOPS.items():  # the others wait for this process once it has knocked
+    for imported, needed in _LOOPS.items():  # imported now: later, the ranks of the job would wait for it
         if imported in sys.modules:
             import_module(needed)
     made = Communicator(door.come_in(chosen), chosen)

@@ -1,7 +1,7 @@
-"""The variables in which launchers tell each process its place: a table, by the names that ``torchrun`` gives them.
+"""Tables of the variables in which launchers give each process its rank and size, by ``torchrun``'s names.
 
-Launchers load this file by its path: it imports nothing. ``kernels/transport/mpi/launcher.cpp`` has ranks and sizes
-once more, for programs in C; a test compares them.
+Launchers load this file by its path: it imports nothing. ``kernels/transport/mpi/launcher.cpp`` repeats the variables
+of ranks and sizes for C programs; a test compares them.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ MVAPICH = {
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 MPI = (OPEN_MPI, MPICH, MVAPICH)
-# Variables without a place, of an srun that starts processes for MPI: Slurm's own say the rest.
+# Signs of an srun that starts processes for MPI. Ranks and sizes come from Slurm's own variables.
 MPI_OF_SLURM = ("PMIX_RANK", "PMI_CONTROL_PORT")

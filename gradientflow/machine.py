@@ -1,4 +1,4 @@
-"""The machine and its libraries, in words."""
+"""Descriptions of the machine and its libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._location import load_core
 
 
 def cpu_model() -> str:
-    """Name the processor."""
+    """Return the name of the processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
@@ -22,12 +22,12 @@ def cpu_model() -> str:
 
 
 def memory_limit() -> int:
-    """Give the memory limit of this process's control groups, or the memory of the machine, in bytes."""
+    """Return the memory limit of this process's control groups, or else the machine's memory, in bytes."""
     return int(load_core().memory()[0])
 
 
 def memory_available() -> int:
-    """Give the available memory in bytes."""
+    """Return the available memory in bytes."""
     return int(load_core().memory()[1])
 
 
@@ -37,7 +37,7 @@ def mpi_library(text: str) -> str:
 
 
 def package_version(name: str) -> str | None:
-    """Give an installed package's version, or None where it is not installed."""
+    """Return the version of an installed package, or None if it is not installed."""
     with contextlib.suppress(PackageNotFoundError):
         return version(name)
     module = sys.modules.get(name)
@@ -45,7 +45,7 @@ def package_version(name: str) -> str | None:
 
 
 def format_size(size: int) -> str:
-    """Write a number of bytes as benchmarks read it: ``64K``, ``1M``, ``1000``."""
+    """Return a number of bytes in the form that benchmarks read: ``64K``, ``1M``, ``1000``."""
     for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
         if size and size % (1 << exponent) == 0:
             return f"{size >> exponent}{unit}"

@@ -1,7 +1,7 @@
-"""How busy other programs kept the machine during a measurement.
+"""Load of other programs on the machine during a measurement.
 
-A library that waits by spinning suffers far more from a shared processor than one that yields, so that on a busy
-machine even ratios between libraries say little. A remark beside the figures has to say so.
+A library that waits by spinning suffers far more from a shared processor than a library that yields. On a busy machine
+even ratios between libraries therefore mean little, and a remark beside the figures says so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from .communicator import Communicator
 
-_NOISE = 0.15  # processors that are always busy with something small
-_IDLE_FIELDS = (3, 4)  # of the "cpu" line of /proc/stat: idle, waiting for a disk
+_NOISE = 0.15  # processors that small tasks always keep busy
+_IDLE_FIELDS = (3, 4)  # fields of the "cpu" line of /proc/stat: idle, waiting for a disk
 _INTERRUPT_FIELDS = (5, 6)  # hardware interrupts, and softirqs, such as the kernel's work for the network
 _STOLEN_FIELD = 7
 _FIELDS = 8  # the two after these, guest times, are contained in the first two
@@ -26,16 +26,16 @@ _FIELDS = 8  # the two after these, guest times, are contained in the first two
 
 @dataclass(frozen=True)
 class Load:
-    """How the processors of rank 0's machine were used, as numbers of processors kept busy on average.
+    """Load of one machine, as average numbers of busy processors.
 
     Attributes
     ----------
     others : float
-        By other programs.
+        Processors kept busy by other programs.
     stolen : float
-        By the hypervisor for other virtual machines.
+        Processors used by the hypervisor for other virtual machines.
     processors : int
-        How many there are.
+        Number of processors.
     """
 
     others: float
@@ -43,12 +43,12 @@ class Load:
     processors: int
 
     def remark(self, ranks: int) -> str:
-        """Warn of figures taken on a busy machine; empty where all ranks had the room they need.
+        """Return a warning if the machine was too busy for its ranks; empty if each rank had a processor.
 
         Parameters
         ----------
         ranks : int
-            How many ranks ran there.
+            Number of ranks on the machine.
         """
         taken = self.others + self.stolen
         if taken < _NOISE or taken + min(ranks, self.processors) <= self.processors + _NOISE:
@@ -65,7 +65,7 @@ class LoadMeter:
     Parameters
     ----------
     comm : Communicator
-        The ranks; all of them make one and stop it together.
+        The ranks; all make a meter and stop it together.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -75,20 +75,20 @@ class LoadMeter:
         self._busy, _, self._stolen = _processor_seconds()
 
     def stop(self) -> Load:
-        """Give the load of this rank's machine since the start."""
+        """Return the load of this rank's machine since the start."""
         return self._loads()[self._comm.rank][0]
 
     def remark(self) -> str:
-        """Stop, and give the first remark on a machine of the job, the same on all ranks; empty where there is none."""
+        """Stop, and return the first remark on a machine of the job, the same on all ranks; empty if there is none."""
         return next(filter(None, (load.remark(ranks) for load, ranks in self._loads())), "")
 
     def _loads(self) -> list[tuple[Load, int]]:
-        """Give, for each rank, the load of its machine, and how many ranks are there."""
+        """Return, for each rank, the load of its machine and the number of ranks there."""
         elapsed = max(time.monotonic() - self._start, 1e-6)
         own = time.process_time() - self._own
         busy, _, stolen = _processor_seconds()
         processors = os.cpu_count() or 1
-        # The kernel counts whole ticks: each processor may seem to have been busy for one tick more than it was.
+        # The kernel counts whole ticks: each processor may seem busy for one tick too many.
         of_others = busy - self._busy - processors / os.sysconf("SC_CLK_TCK")
         machine = zlib.crc32(this_machine().encode())
         mine = np.array([machine, own, of_others, stolen - self._stolen, processors, elapsed])
@@ -102,7 +102,7 @@ class LoadMeter:
 
 
 def this_machine() -> str:
-    """Name this machine; network and process namespaces on it have the same name."""
+    """Return a name of this machine, the same in all its network and process namespaces."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -110,12 +110,12 @@ def this_machine() -> str:
 
 
 def interrupt_seconds() -> float:
-    """Give the seconds that all processors together have spent on interrupts: the kernel's work for the network."""
+    """Return the seconds that all processors together have spent on interrupts: the kernel's work for the network."""
     return _processor_seconds()[1]
 
 
 def _processor_seconds() -> tuple[float, float, float]:
-    """Give the seconds that all processors together have spent on programs, on interrupts, and that were stolen."""
+    """Return the seconds of all processors together spent on programs, spent on interrupts, and stolen."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
     except (OSError, IndexError):

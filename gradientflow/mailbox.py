@@ -1,4 +1,4 @@
-"""Messages from any rank at any time: the mailbox of the core, which takes memory by its address."""
+"""Messages from any rank at any time: the core's mailbox, which takes memory by its address."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _open: weakref.WeakSet[Mailbox] = weakref.WeakSet()
 
 
 class Tags(Protocol):
-    """A range of a mailbox's tags, for one purpose."""
+    """A range of a mailbox's tags reserved for one purpose."""
 
     @property
     def count(self) -> int:
-        """How many tags it has."""
+        """Number of tags."""
 
     def at(self, number: int) -> int:
         """Return the tag with this number of the range; raise `ArgumentError` if it has none."""
 
 
 class MessageRequest(Protocol):
-    """A send or receive, under way or ended. It continues, and keeps its memory, even if nobody holds this object."""
+    """A send or receive, under way or ended. Without a reference to this object it continues and keeps its memory."""
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly; polls."""
+        """True if it has ended, with or without an error; polls."""
 
     @property
     def device_done(self) -> bool:
@@ -37,7 +37,7 @@ class MessageRequest(Protocol):
 
     @property
     def source(self) -> int:
-        """The rank that a message came from, once its receive is done; -1 before."""
+        """Rank that sent the message, once the receive is done; -1 before."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the end.
@@ -45,11 +45,11 @@ class MessageRequest(Protocol):
         Raises
         ------
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the message goes on and can be waited for again.
+            If the timeout passed first; the transfer continues and `wait` can be called again.
         gradientflow.errors.MismatchError
             If a message of another length came. It is lost.
         gradientflow.errors.PeerError
-            If the other rank has closed its mailbox, given up, or died.
+            If the peer has closed its mailbox, given up, or died.
         gradientflow.errors.ClosedError
             If the mailbox has been closed meanwhile.
         gradientflow.errors.MPIError
@@ -57,13 +57,13 @@ class MessageRequest(Protocol):
         """
 
     def ended_by(self, timeout: float | None = None) -> bool:
-        """Wait for the end, well or badly, at most `timeout` seconds; tell whether it came."""
+        """Wait at most `timeout` seconds for the end, with or without an error; return True if it came."""
 
     def cancel(self) -> bool:
-        """End a receive with a `ClosedError` if its message has not come; tell whether that was so."""
+        """End a receive with a `ClosedError` if its message has not come; return True if it was ended so."""
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Call the callback once it has ended, in the mailbox's thread, or in the one that closes it. At most once."""
+        """Call the callback, at most once, after the end: in the mailbox's thread, or in the thread that closes it."""
 
 
 class Arrival(Protocol):
@@ -71,44 +71,44 @@ class Arrival(Protocol):
 
     @property
     def source(self) -> int:
-        """The rank that has sent it."""
+        """Rank that sent the message."""
 
     @property
     def tag(self) -> int:
-        """Its tag."""
+        """Tag of the message."""
 
     @property
     def nbytes(self) -> int:
-        """Its length."""
+        """Length of the message."""
 
 
 class Mailbox(Protocol):
     """Asynchronous messages among the ranks of a communicator, over an endpoint of its own.
 
-    Every message is under way from the moment it is made, whatever the ranks do meanwhile. Memory is kept, with its
-    owner, until the endpoint is done with it.
+    A message makes progress from the call that starts it, independent of later calls by the ranks. Its memory is kept,
+    with the owner, until the endpoint is done with it.
     """
 
     def draw(self, count: int) -> Tags:
-        """Return `count` tags that nobody else uses. All ranks draw the same numbers in the same order."""
+        """Return `count` unused tags. All ranks draw the same numbers in the same order."""
 
     def draw_rest(self) -> Tags:
-        """Return all tags that are left."""
+        """Return all remaining tags."""
 
     def send(self, address: int, nbytes: int, owner: object, dest: int, tag: int) -> MessageRequest:
-        """Start to send memory, which must stay as it is until the request has ended."""
+        """Start to send memory, which must not change until the request has ended."""
 
     def receive(self, address: int, nbytes: int, owner: object, source: int | None, tag: int) -> MessageRequest:
-        """Start to receive a message of exactly this length, from one rank or from any."""
+        """Start to receive a message of exactly this length, from one rank, or from any rank if `source` is None."""
 
     def next(self, tags: Tags, source: int | None = None, timeout: float | None = None) -> Arrival | None:
-        """Return the oldest message with one of the tags that no receive was posted for; None if none comes in time."""
+        """Return the oldest message with any of the tags and no posted receive; None if none comes in time."""
 
     def take(self, arrival: Arrival, address: int, owner: object) -> MessageRequest:
         """Start to receive a message that has arrived."""
 
     def close(self, orderly: bool) -> None:
-        """Give up receives; if `orderly`, wait a moment for messages under way. Not collective; twice is harmless."""
+        """End all receives; if `orderly`, wait a moment for messages under way. Not collective; twice is harmless."""
 
 
 def make_mailbox(communicator: Communicator, name: str) -> Mailbox:
@@ -117,10 +117,10 @@ def make_mailbox(communicator: Communicator, name: str) -> Mailbox:
     Parameters
     ----------
     communicator : Communicator
-        Of the same ranks. The endpoint of the mailbox is split from it, and it knows which processes of the node are
-        alive.
+        Communicator of the same ranks. The endpoint of the mailbox is split from it, and it knows which processes of
+        the node are alive.
     name : str
-        What has been closed, in error messages.
+        Name of the closed object in error messages.
     """
     native = communicator._native
     made: Mailbox = load_core().Mailbox(native, native.split(0, None), name)

@@ -1,4 +1,4 @@
-"""Arrays over node memory."""
+"""Arrays over node memory, the memory that the ranks of a node share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
-    """Return the NumPy dtype of that name; bfloat16 comes from the package ml_dtypes.
+    """Return a NumPy dtype by name; bfloat16 comes from the package ml_dtypes.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of an element of a dtype of the core; bfloat16 needs no package for that."""
+    """Return the bytes per element of a dtype of the core; bfloat16 needs no package here."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
@@ -51,7 +51,7 @@ def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is not one.
+        If it is no such shape.
     """
     try:
         if isinstance(shape, Sequence) and not isinstance(shape, str | bytes | bytearray):
@@ -66,12 +66,12 @@ def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes that an array takes in node memory.
+    """Return the number of bytes of an array in node memory.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If they are more than 1 TiB, the most that a segment of node memory can have.
+        If it exceeds 1 TiB, the largest segment of node memory.
     gradientflow.errors.ArgumentTypeError
         If the elements are Python objects, or have no bytes.
     """
@@ -89,13 +89,13 @@ def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def array_over(segment: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NodeArray:
-    """Return this rank's part of a segment, from byte `offset` on, as an array that keeps the segment alive."""
+    """Return this rank's part of a segment, from byte `offset` on, as an array, which keeps the segment alive."""
     count = math.prod(shape)
     return np.frombuffer(segment, dtype=dtype, count=count, offset=offset).reshape(shape)
 
 
 def aligned_offsets(sizes: Sequence[int]) -> list[int]:
-    """Return the aligned offsets of parts of so many bytes, and the end of the last one."""
+    """Return the aligned offsets of parts with these sizes in bytes, and the aligned end of the last part."""
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)

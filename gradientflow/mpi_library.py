@@ -1,4 +1,4 @@
-"""The MPI library in use, in jobs of MPI: one for mpi4py and the core."""
+"""The MPI library of an MPI job, which mpi4py and the core must share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .mpi_start import prepared_start
 
 
 class MPILibrary(NamedTuple):
-    """An MPI library: what tells it from other ones."""
+    """Identity of an MPI library."""
 
     name: str  # "Open MPI", "MPICH", "Intel MPI"
     version: str
@@ -25,11 +25,11 @@ class MPILibrary(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The name of the binary interface: MPICH and its descendants can stand in for each other."""
+        """Name of the binary interface: MPICH and its descendants are interchangeable."""
         return self.name if self.name == "Open MPI" else "MPICH"
 
     def agrees_with(self, other: MPILibrary) -> bool:
-        """Tell whether a program built against one of the two runs with the other."""
+        """Return True if a program built against either of the two libraries runs with both."""
         same_soname = not (self.soname and other.soname) or self.soname == other.soname
         return self.family == other.family and same_soname
 
@@ -41,9 +41,9 @@ class MPILibrary(NamedTuple):
 
 @functools.cache
 def load_mpi() -> ModuleType:
-    """Import ``mpi4py.MPI``, if it uses the MPI library of the core's part for MPI.
+    """Import ``mpi4py.MPI``, and check that it uses the MPI library of the core's MPI part.
 
-    The import initialises MPI unless ``mpi4py.rc`` says otherwise, so only what uses MPI may call this.
+    The import initializes MPI unless ``mpi4py.rc`` forbids it, so only code that uses MPI may call this.
 
     Returns
     -------
@@ -53,8 +53,7 @@ def load_mpi() -> ModuleType:
     Raises
     ------
     gradientflow.errors.MPILibraryError
-        If gradientflow was built without MPI, if mpi4py or its MPI library is missing, or if that is not the one that
-        gradientflow was built against.
+        If gradientflow was built without MPI or against another library, or if mpi4py or its MPI library is missing.
     """
     built = built_against()
     if built is None:
@@ -81,7 +80,7 @@ def load_mpi() -> ModuleType:
 
 
 def find_mpi() -> ModuleType | None:
-    """Do as `load_mpi`, but return None where there is no MPI: no part of the core for it, no mpi4py, or no library."""
+    """Return `load_mpi()`, or None if there is no MPI: no MPI part of the core, no mpi4py, or no library."""
     built = built_against()
     try:
         if built is None:
@@ -93,7 +92,7 @@ def find_mpi() -> ModuleType | None:
 
 
 def missing_mpi() -> str:
-    """Say in a few words why jobs of MPI are not meant to work here; empty where they are. Nothing is imported."""
+    """Return a short reason why MPI jobs cannot work here; empty if they should. Imports nothing."""
     if built_against() is None:
         return "gradientflow was built without MPI"
     if importlib.util.find_spec("mpi4py") is None:
@@ -102,13 +101,13 @@ def missing_mpi() -> str:
 
 
 def built_against() -> MPILibrary | None:
-    """Return the MPI library that the core's part for MPI was built against; None where there is no such part."""
+    """Return the MPI library that the core's MPI part was built against; None if there is no such part."""
     recorded = build_info()["mpi"]
     return None if recorded is None else MPILibrary(**recorded)
 
 
 def _import_mpi4py() -> ModuleType:
-    """Import ``mpi4py.MPI``, which raises RuntimeError if mpi4py is installed, but finds no MPI library."""
+    """Import ``mpi4py.MPI``; raises RuntimeError if mpi4py is installed but finds no MPI library."""
     with prepared_start():
         from mpi4py import MPI
 
@@ -116,14 +115,14 @@ def _import_mpi4py() -> ModuleType:
 
 
 def start_mpi(MPI: Any) -> None:  # noqa: N803
-    """Initialise MPI, unless the import of mpi4py or the program has."""
+    """Initialize MPI, unless the import of mpi4py or the program has done so."""
     if not MPI.Is_initialized():
         with prepared_start():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
 
 
 def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:
-    """Explain an error from importing ``mpi4py.MPI``, and say what to do.
+    """Explain an error from importing ``mpi4py.MPI``, and give a remedy.
 
     Parameters
     ----------
@@ -165,7 +164,7 @@ def _command_for_mpi4py(built: MPILibrary) -> str:
 
 
 class _SymbolInfo(ctypes.Structure):
-    """What dladdr says about an address (Dl_info in dlfcn.h)."""
+    """Result of dladdr for an address (Dl_info in dlfcn.h)."""
 
     _fields_ = (
         ("library", ctypes.c_char_p),
@@ -176,7 +175,7 @@ class _SymbolInfo(ctypes.Structure):
 
 
 def _library_of(extension: str | None, symbol: str) -> str:
-    """Return the file of the shared library that gives a loaded extension module a symbol; empty if unknown."""
+    """Return the file of the shared library from which a loaded extension module gets a symbol; empty if unknown."""
     info = _SymbolInfo()
     try:
         address = getattr(ctypes.CDLL(extension), symbol)

@@ -1,8 +1,8 @@
-"""Components that Open MPI leaves out when it starts, as nothing would use them.
+"""Variables that make Open MPI skip unused components at its start.
 
-``btl/ofi`` serves one-sided communication over RDMA devices. Without such devices, looking for them costs each
-``MPI_Init`` a second, in which it sleeps. ``btl/sm`` serves ranks of one machine. In a process that no launcher has
-started, it makes a file of 16 MiB in ``/dev/shm`` all the same, which nobody removes: launchers do so for their ranks.
+``btl/ofi`` serves one-sided communication over RDMA devices. Without such devices, the search for them makes each
+``MPI_Init`` sleep for a second. ``btl/sm`` serves ranks of one machine. In a process without a launcher it still makes
+a file of 16 MiB in ``/dev/shm``, which is never removed: only launchers remove those of their ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gradientflow import launcher_variables
 
-TRANSPORTS = "OMPI_MCA_btl"  # which byte transfer layers Open MPI may use
+TRANSPORTS = "OMPI_MCA_btl"  # byte transfer layers that Open MPI may use
 
 _LEFT_OUT = "^ofi"
 # Launchers set one or more of these for each rank.
@@ -30,21 +30,20 @@ _SETS_TRANSPORTS = re.compile(r"^\s*btl\s*=", re.MULTILINE)
 
 
 def start_variables(prefix: str | Path | None = None, *, alone: bool = False) -> dict[str, str]:
-    """Return the variables that have Open MPI leave out what nothing would use.
+    """Return the variables that make Open MPI skip components that no rank would use.
 
     Parameters
     ----------
     prefix : path, optional
-        Where Open MPI is installed; by default the environment of this Python.
+        Folder where Open MPI is installed; by default the environment of this Python.
     alone : bool, default False
-        Whether the process that starts MPI is its only rank, without a launcher.
+        True if the process that starts MPI is its only rank, without a launcher.
 
     Returns
     -------
     dict of str to str
-        ``OMPI_MCA_btl=^ofi``, with ``sm`` for a process that is alone; without ``ofi`` if this machine has an RDMA
-        device; nothing if the user has chosen Open MPI's transports, in the environment or in one of its parameter
-        files.
+        ``OMPI_MCA_btl=^ofi``, also with ``sm`` if the process is alone; without ``ofi`` if this machine has an RDMA
+        device; empty if the user has chosen Open MPI's transports, in the environment or in a parameter file.
     """
     left_out = [] if any(_has_entries(folder) for folder in _DEVICES) else ["ofi"]
     left_out += ["sm"] if alone else []
@@ -57,18 +56,18 @@ def start_variables(prefix: str | Path | None = None, *, alone: bool = False) ->
 
 
 def is_chosen(name: str) -> bool:
-    """Tell whether the environment has a variable of Open MPI that does not come from `start_variables`."""
+    """Return True if the environment has an Open MPI variable that does not come from `start_variables`."""
     return name in os.environ and (name, os.environ[name]) != (TRANSPORTS, _LEFT_OUT)
 
 
 @contextmanager
 def prepared_start() -> Iterator[None]:
-    """Have the `start_variables` in this process's environment, for mpi4py to start MPI meanwhile."""
+    """Keep the `start_variables` in this process's environment while mpi4py starts MPI in the ``with`` block."""
     before = os.environ.get(TRANSPORTS)
     os.environ.update(start_variables(alone=not any(os.environ.get(name) for name in _LAUNCHED)))
     try:
         yield
-    finally:  # what this process starts is not alone
+    finally:  # processes started by this one may not be alone
         os.environ.pop(TRANSPORTS, None)
         if before is not None:
             os.environ[TRANSPORTS] = before

@@ -1,4 +1,4 @@
-"""Steps whose computation is a timed wait: gradients become final at the moments that a computation says."""
+"""Steps whose computation is a timed wait: gradients become final at the times of a `Computation`."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from .optimizers import SGD
 from .strategies import as_strategy
 from .training import ArrayLoop
 
-_AT_FIRST = 6  # steps that are not timed, after the warm-up
-_SOON = 2e-4  # seconds before a moment at which sleep is over
+_AT_FIRST = 6  # untimed steps after the warm-up
+_SOON = 2e-4  # seconds before the end of a wait at which sleeping gives way to polling
 
 
 def step_seconds(
     comm: Communicator, strategy: str, computation: Computation, steps: int, blocks: int, factor: float = 1.0
 ) -> list[float]:
-    """Return the seconds of a step with a strategy, of each block of steps, at the mean speed of the ranks. Collective.
+    """Return, for each block of steps, the seconds per step with a strategy, at the mean speed of the ranks.
 
-    Where ranks wait for each other in every step, all have the same speed.
+    Collective. If ranks wait for each other in every step, all have the same speed.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        Ranks that take part.
     strategy : str
         The strategy.
     computation : Computation
         A step without communication.
     steps, blocks : int
-        Steps of a block, and blocks.
+        Number of steps in a block, and of blocks.
     factor : float
-        How many times as long this rank computes.
+        Factor by which this rank computes longer.
     """
     own = computation.scaled(factor)
     random = np.random.default_rng(comm.rank)
@@ -51,7 +51,7 @@ def step_seconds(
     warmup = as_strategy(strategy).profile().warmup
     for _ in range(warmup + _AT_FIRST):
         _step(training, optimizer, fresh, own)
-    comm.barrier()  # none between blocks: there ranks would wait for each other where the strategy lets them go on
+    comm.barrier()  # none between blocks: it would hold up ranks that the strategy lets run ahead
     for _ in range(blocks):
         begin = time.perf_counter()
         for _ in range(steps):
@@ -72,15 +72,15 @@ def times_of_steps(
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        Ranks that take part.
     training : ArrayLoop
-        With the strategy.
+        Training loop with the strategy.
     fresh : sequence of arrays
         Gradients.
     computation : Computation
         A step without communication.
     steps : int
-        How many.
+        Number of steps.
     """
     times = np.zeros(steps + 1)
     comm.barrier()

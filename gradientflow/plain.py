@@ -1,7 +1,7 @@
-"""Plain values as bytes: numbers, text, arrays, and containers of these. Reading them runs nobody's code.
+"""Serialization of plain values: numbers, text, arrays, and containers of these. Reading them runs no foreign code.
 
-Ranks tell each other what they know in this form. Values arrive as they were, to the bit: a text in JSON describes
-them, and behind it lies the memory of the arrays, from which nothing large is copied.
+Ranks exchange state in this form. Values arrive equal to the bit: a JSON text describes them, and the memory of the
+arrays follows it. Large arrays are not copied.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .memory import numpy_dtype
 
 Bytes = npt.NDArray[np.uint8]
 
-_SMALL = 1 << 16  # bytes of arrays that travel together
+_SMALL = 1 << 16  # largest array, in bytes, that is sent together with others
 _ALIGNMENT = 64
-_KINDS = "biufc"  # of the dtypes of NumPy that are numbers
+_KINDS = "biufc"  # kinds of NumPy dtypes that are numbers
 _WORDS = "None, bool, int, float, str, bytes, lists, tuples, mappings, and NumPy numbers and arrays of numbers"
 
 
 @dataclass(frozen=True, eq=False)
 class Tagged:
-    """A plain value that stands for something else, and a word by which its reader knows for what."""
+    """A plain value that stands for something else, with a tag that tells the reader its kind."""
 
     tag: str
     value: Any
@@ -41,25 +41,25 @@ def pack(value: Any, what: str = "the value") -> list[Bytes]:
     Parameters
     ----------
     value : plain value
-        None, numbers, text, bytes, lists, tuples, mappings, which arrive as dicts, arrays, and `Tagged` ones.
+        None, numbers, text, bytes, lists, tuples, mappings (which arrive as dicts), arrays, and `Tagged` values.
     what : str
-        Its name in messages.
+        Name of the value in messages.
 
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If there is something else in it; it names the place and the type.
+        If it contains anything else; the message names the place and the type.
     """
     return _Writer(_SMALL).parts(value, what)
 
 
 def unpack(parts: Sequence[Bytes]) -> Any:
-    """Return the value of these parts; its arrays are views of them.
+    """Return the value of parts from `pack`; its arrays are views of them.
 
     Raises
     ------
     gradientflow.errors.CommunicationError
-        If they are no parts of a plain value.
+        If the parts are no plain value.
     """
     try:
         return _read(json.loads(bytes(parts[0])), parts[1:])
@@ -68,13 +68,13 @@ def unpack(parts: Sequence[Bytes]) -> Any:
 
 
 def dump(value: Any, what: str = "the value") -> bytes:
-    """Return a plain value as one piece; see `pack`."""
+    """Return a plain value as one bytes object; see `pack`."""
     text, arrays = _Writer(math.inf).parts(value, what)
     return b"".join((text.size.to_bytes(8, "little"), text.data, arrays.data))
 
 
 def load(data: bytes) -> Any:
-    """Return the value of a piece; see `unpack`."""
+    """Return the value of bytes from `dump`; see `unpack`."""
     end = 8 + int.from_bytes(data[:8], "little")
     return unpack([np.frombuffer(data[8:end], np.uint8), np.frombuffer(bytearray(data[end:]), np.uint8)])
 
@@ -94,7 +94,7 @@ class _Writer:
         return [*first, *self._large]
 
     def _described(self, value: Any, path: str) -> Any:
-        """Return what JSON has as it is, and a list of a word and what follows from it for all else."""
+        """Return a description for JSON: None, bool, str and usual numbers as they are, else a list led by its kind."""
         kind = type(value)
         if value is None or kind is bool or kind is str:
             return value
@@ -176,7 +176,7 @@ _READERS: Mapping[str, Callable[[list[Any], Sequence[Bytes]], Any]] = {
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
-    return (dtype.kind in _KINDS and dtype.isbuiltin != 2) or dtype.name == "bfloat16"  # 2: of another library
+    return (dtype.kind in _KINDS and dtype.isbuiltin != 2) or dtype.name == "bfloat16"  # 2: registered by a library
 
 
 def _name_of(dtype: np.dtype[Any]) -> str:

@@ -12,14 +12,14 @@ from .errors import ArgumentTypeError
 class Request:
     """A call that is checked and planned once, and then made any number of times on the same tensors.
 
-    Returned by `Communicator.allreduce_init` and the other ``_init`` methods, after the persistent collectives of
+    Returned by `Communicator.allreduce_init` and all other ``_init`` methods; modeled on the persistent collectives of
     MPI 4. Preparing a call sends nothing. `start` makes it, `wait` ends it; in between the tensors must not be read or
-    written. Several may be under way: they are served in the order in which they were started, with all other calls of
-    the communicator. A prepared call matches calls of other ranks, prepared or not. The request keeps the tensors
+    written. Several requests may be under way: they are served in the order of their starts, along with all other calls
+    of the communicator. A prepared call matches calls of other ranks, prepared or not. The request keeps the tensors
     alive, and is itself kept alive while under way. If the call makes a new array for its result, it does so once:
     every `wait` returns the same array.
 
-    One thread at a time uses a request.
+    Only one thread at a time may use a request.
     """
 
     def __init__(self, native: Any) -> None:
@@ -32,10 +32,10 @@ class Request:
 
     @has_fast_path
     def start(self) -> None:
-        """Make the call, without waiting for the other ranks.
+        """Start the call, without waiting for peers.
 
-        A small call inside a node begins at once, and the other ranks then need nothing more from this one. Other calls
-        go to the communicator's progress thread, as asynchronous calls do.
+        A small call inside a node begins at once; peers then need nothing more from this rank. All other calls go to
+        the communicator's progress thread, as asynchronous calls do.
 
         Raises
         ------
@@ -58,14 +58,14 @@ class Request:
         Returns
         -------
         array
-            What the blocking form of the call returns. Tensors on a CUDA device are as after `Handle.wait`.
+            The result of the blocking form of the call. Tensors on a CUDA device are as after `Handle.wait`.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
             If it has not been started.
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the call goes on and can be waited for again.
+            If the timeout passed first; the call continues and `wait` can be called again.
         gradientflow.errors.MismatchError
             If the ranks have started different calls.
         gradientflow.errors.GradientFlowError
@@ -75,12 +75,12 @@ class Request:
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return at once: the call has ended, well or badly, or is not under way."""
+        """True if `wait` would return at once: the call has ended, with or without an error, or is not under way."""
         return bool(self._native.done)
 
     @property
     def nonfinite(self) -> int | None:
-        """As `Handle.nonfinite`, of the last call that was waited for."""
+        """Value of `Handle.nonfinite` for the last call that was waited for."""
         count = self._native.nonfinite
         return None if count is None else int(count)
 

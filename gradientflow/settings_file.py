@@ -1,4 +1,4 @@
-"""The settings file, ``gradientflow.toml``: what holds in programs where neither they nor the environment say it."""
+"""The settings file, ``gradientflow.toml``: defaults that programs and environment variables override."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ logger = logging.getLogger("gradientflow")
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """What a settings file says.
+    """Contents of a settings file.
 
     Attributes
     ----------
     path : Path or None
-        Where it is; None of what no file says.
+        Path of the file; None if there is no file.
     strategy : str or None
-        The words of the strategy with which programs train that name none.
+        Words of the strategy for programs that name none.
     settings : mapping of str to str, number or bool
         Settings of communicators, by name.
     link : mapping of str to number
-        The costs of the link between nodes; empty where it was not measured.
+        Costs of the link between nodes; empty if it was not measured.
     """
 
     path: Path | None = None
@@ -53,13 +53,13 @@ class SettingsFile:
     link: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def unless_in_environment(self) -> dict[str, Any]:
-        """Return the settings that no variable of the environment overrides."""
+        """Return the settings that no environment variable overrides."""
         return {name: value for name, value in self.settings.items() if not os.environ.get(variable_of(name))}
 
     def check_code(self, file: Path) -> None:
-        """Raise unless this program may run a file of code because the settings file names it.
+        """Raise unless this program may run a file of code that the settings file names.
 
-        A file that lies about in the current folder must not bring code into programs from elsewhere.
+        A settings file that happens to be in the current folder must not bring code into programs from elsewhere.
 
         Raises
         ------
@@ -79,12 +79,12 @@ class SettingsFile:
 
 
 def variable_of(setting: str) -> str:
-    """Return the variable of the environment that a setting has."""
+    """Return the environment variable of a setting."""
     return f"GRADIENTFLOW_{setting.upper()}"
 
 
 def _find(named: str) -> Path | None:
-    """Return the file that the variable names, or ``gradientflow.toml`` in the folder of the start, if any."""
+    """Return the file named by the variable, or else ``gradientflow.toml`` in the folder of the start; None if none."""
     if named:
         return None if named.lower() in _NONE else _location.FOLDER / named
     here = _location.FOLDER / NAME
@@ -92,32 +92,32 @@ def _find(named: str) -> Path | None:
 
 
 def _is_named(path: str | os.PathLike[str]) -> bool:
-    """Tell whether the variable names this file."""
+    """Return True if the variable names this file."""
     named = os.environ.get(VARIABLE, "")
     return bool(named) and _location.FOLDER / named == _location.FOLDER / path
 
 
 def _require_own(file: Path, settings: Path) -> None:
-    """Raise if another user could change a file, that of the settings or one that it names."""
+    """Raise if another user could change a file: the settings file, or a file that it names."""
     try:
         why = why_not_own(file)
     except OSError:
-        return  # reading it says so
+        return  # reading the file raises this error
     if why:
         message = f"{file} {why}: {VARIABLE}={settings} trusts it all the same, and {VARIABLE}=off reads no settings"
         raise ArgumentError(message)
 
 
 def settings_file() -> SettingsFile:
-    """Return what the settings file of this process says, which is nothing where there is none.
+    """Return the contents of this process's settings file; empty contents if there is no file.
 
-    It is read once, and looked for in the folder in which GradientFlow was imported: what happens to it, or to the
-    current folder, while a program runs does not change the program.
+    It is read once, from the folder in which GradientFlow was imported: later changes of the file or of the current
+    folder do not affect a running program.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        As of `read_settings_file`.
+        See `read_settings_file`.
     """
     return _read_once(os.environ.get(VARIABLE, ""))
 
@@ -129,20 +129,20 @@ def _read_once(named: str) -> SettingsFile:
 
 
 def read_settings_file(path: str | os.PathLike[str], *, of_anyone: bool = False) -> SettingsFile:
-    """Return what a file says.
+    """Return the contents of a settings file.
 
     Parameters
     ----------
     path : path
         The file.
     of_anyone : bool, default False
-        Whether another user may be able to change it, without GRADIENTFLOW_CONFIG_FILE naming it: it cannot harm.
+        True to accept a file that another user could change and GRADIENTFLOW_CONFIG_FILE does not name. Only for uses
+        in which it can do no harm.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it cannot be read, has a key that is not known or a value of another kind, or if another user could change
-        it.
+        If it cannot be read, has an unknown key or a value of the wrong type, or if another user could change it.
     """
     if not (of_anyone or _is_named(path)):
         _require_own(Path(path), Path(path))
@@ -163,16 +163,16 @@ def read_settings_file(path: str | os.PathLike[str], *, of_anyone: bool = False)
 
 
 def write_settings_file(path: str, contents: SettingsFile, remarks: Sequence[str] = ()) -> None:
-    """Write a file, in place of the one that is there.
+    """Write a settings file, replacing an existing one.
 
     Parameters
     ----------
     path : str
         The file.
     contents : SettingsFile
-        What it says.
+        Its contents.
     remarks : sequence of str
-        What else is to be known: comments at the top.
+        Comments at the top.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def write_settings_file(path: str, contents: SettingsFile, remarks: Sequence[str
 
 @cache
 def say_what_holds(found: SettingsFile) -> None:
-    """Say, once in a process, what a settings file sets: one that was forgotten would surprise."""
+    """Log, once per process, the values that a settings file sets: a forgotten file would surprise."""
     words = [f"{name}={value!r}" for name, value in found.unless_in_environment().items()]
     words += [f"the strategy {found.strategy}"] if found.strategy else []
     if words:

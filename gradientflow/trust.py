@@ -1,4 +1,4 @@
-"""Whom the files of this process have to belong to, and where its program lies: what may say what runs here."""
+"""Trust in files that decide which code runs: their owners, and the folders of the program."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from . import _location
 
 
 def why_not_own(path: Path) -> str:
-    """Return what another user could do to a file, in words that follow its name; empty if it is nothing.
+    """Return the reason why another user could change a file, in words that follow its name; empty if none could.
 
-    Files of root count as own ones. So do files that a group may write to whose only member is their owner.
+    Files of root are trusted. So are files writable by a group whose only member is their owner.
 
     Raises
     ------
@@ -21,7 +21,7 @@ def why_not_own(path: Path) -> str:
         If there is no such file.
     """
     found = path.stat()
-    for owner in (path.lstat().st_uid, found.st_uid):  # of a link, too
+    for owner in (path.lstat().st_uid, found.st_uid):  # a link has an owner, too
         if owner not in (0, os.geteuid()):
             return f"belongs to {_user(owner)}, while this process runs as {_user(os.geteuid())}"
     if found.st_mode & stat.S_IWOTH:
@@ -32,7 +32,7 @@ def why_not_own(path: Path) -> str:
 
 
 def is_folder_of_program(folder: Path) -> bool:
-    """Tell whether the main script lies in a folder, or Python imports modules from it: it runs such code anyway."""
+    """Return True if the main script lies in a folder, or Python imports from it: its code runs here anyway."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [*sys.path, *([os.path.dirname(script)] if script else [])]
     return folder.resolve() in {(_location.FOLDER / each).resolve() for each in folders}
@@ -57,7 +57,7 @@ def _group(number: int) -> str:
 
 
 def _is_private(group: int, owner: int) -> bool:
-    """Tell whether a group is the owner's own: it has the same name, and no other members."""
+    """Return True if a group is the owner's own: it has the owner's name, and no other members."""
     import grp
 
     try:

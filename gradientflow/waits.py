@@ -1,7 +1,7 @@
-"""How long Python waits for what may never come: one table, and one factor for all of it.
+"""Table of the time limits of waits in Python, with one factor for all of them.
 
-What the core waits for is in kernels/base/waits.hpp. The launcher's program, which starts at once, reads this, too:
-nothing of the package is imported.
+The core's limits are in kernels/base/waits.hpp. The launcher's program, which must start fast, reads this file, too: it
+imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ class Wait(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The length, times GRADIENTFLOW_PATIENCE, which only tests set."""
+        """Length in seconds, times GRADIENTFLOW_PATIENCE, which only tests set."""
         return self.shipped * float(os.environ.get("GRADIENTFLOW_PATIENCE") or 1)
 
 
 # Launchers.
-REPORT = Wait(3.0)  # for ranks to notice that another has gone
-ASKED_TO_END = Wait(3.0)  # before a rank is killed, unless a signal from outside is the reason
-LAUNCHER_ENDS = Wait(5.0)  # for a launcher to kill its ranks
-SAME_SIGNAL = Wait(1.0)  # in which a second signal may be the first one: sent to a group, and then to each process
-RESTART = Wait(1.0)  # before a rank that has failed quickly, twice, is started again; then twice as long
+REPORT = Wait(3.0)  # ranks notice the death of another rank
+ASKED_TO_END = Wait(3.0)  # grace period before a rank is killed, unless a signal from outside is the reason
+LAUNCHER_ENDS = Wait(5.0)  # a launcher kills its ranks
+SAME_SIGNAL = Wait(1.0)  # a second signal may repeat the first, which was sent to a group and then to each process
+RESTART = Wait(1.0)  # delay before restarting a rank that failed quickly twice; doubled each time
 LONGEST_RESTART = Wait(30.0)
-FIRST_RANK_SAYS = Wait(1.0)  # for rank 0 to say for all ranks what is wrong
+FIRST_RANK_SAYS = Wait(1.0)  # rank 0 reports the error for all ranks
 
 # Processes that join a job.
-LOOK = Wait(0.2)  # between two looks at the store
-BLIND = Wait(30.0)  # after one that has failed
-STORE = Wait(2.0)  # for a call of the store between two steps
-NOBODY_LEFT = Wait(1.0)  # between two looks whether nobody is left to let newcomers in
+LOOK = Wait(0.2)  # interval between two looks at the store
+BLIND = Wait(30.0)  # interval after a failed look
+STORE = Wait(2.0)  # a call of the store between two steps
+NOBODY_LEFT = Wait(1.0)  # interval between checks for a job without any rank left to admit joiners
 
 # Servers.
-SERVER_ENDS = Wait(5.0)  # for each server that workers have left open to end by itself
-WORKER_DIES = Wait(0.2)  # between checks for workers that have died
+SERVER_ENDS = Wait(5.0)  # a server left open by workers ends by itself
+WORKER_DIES = Wait(0.2)  # interval between checks for dead workers
 
-# Where ranks meet.
-PLACE_ANSWERS = Wait(3.0)  # for trying where ranks are to meet
-MASTER_ANSWERS = Wait(5.0)  # for trying one address of the master
+# Meeting points.
+PLACE_ANSWERS = Wait(3.0)  # attempt to reach the meeting point
+MASTER_ANSWERS = Wait(5.0)  # attempt to reach one address of the master

@@ -9,26 +9,26 @@ from contextlib import contextmanager, suppress
 from glob import escape, glob
 from typing import BinaryIO
 
-_STALE_SECONDS = 3600.0  # after which a draft that nothing was written to belongs to no process any more
+_STALE_SECONDS = 3600.0  # age after which an unchanged draft belongs to no process any more
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` once all of it is on the disk.
+    """Open a draft file that replaces `path` once all of it is on disk.
 
-    Until then, `path` stays as it was. After an error, which is raised, it does so too, and no other file is left. The
-    draft has no name where the file system can do that, so that a process that is killed leaves none. Elsewhere, for
-    example on NFS, its draft stays until a later call for the same path, an hour afterwards or more, removes it.
+    Until then, `path` does not change. After an error, which is raised, `path` is unchanged and no other file is left.
+    If the file system allows it, the draft has no name, so that a killed process leaves none. Elsewhere, for example on
+    NFS, the draft of a killed process stays until a later call for the same path, at least an hour later, removes it.
 
     Parameters
     ----------
     path : path
-        Where it is to be.
+        Path of the final file.
 
     Yields
     ------
     file
-        To be written to.
+        Draft to write to.
     """
     draft = f"{os.fspath(path)}.{os.getpid()}.part"
     _remove_stale_drafts(path)
@@ -38,9 +38,9 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             if file.name != draft:
-                with suppress(FileNotFoundError):  # of a killed process with the same number
+                with suppress(FileNotFoundError):  # left by a killed process with the same number
                     os.unlink(draft)
-                # With a folder given, which is not used, Python calls linkat(2), which follows the link.
+                # With src_dir_fd, otherwise unused, Python calls linkat(2), which follows the link.
                 os.link(f"/proc/self/fd/{file.fileno()}", draft, src_dir_fd=file.fileno())
         os.replace(draft, path)
     except BaseException:
@@ -50,7 +50,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _open_draft(draft: str) -> BinaryIO:
-    """Open a new file without a name in the folder of a draft, or else the draft."""
+    """Open a new file without a name in the folder of a draft; if that fails, open the draft itself."""
     with suppress(OSError):
         return open(os.open(os.path.dirname(draft) or ".", os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
     return open(draft, "wb")
