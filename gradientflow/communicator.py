@@ -110,7 +110,7 @@ class Communicator:
         self.lost: tuple[tuple[int, str], ...] = self._native.lost
         self.server_ranks: Any = None
         self._door: Entrance | None = None
-        self._waits: set[Callable[[], None]] = set()  # functions that wait for calls still to come from a library
+        self._waits: set[Callable[[], None]] = set()  # calls before closing: wait for users such as JAX programs
         self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # parts that are closed together with this one
         _open.add(self)
         if self.rank == 0 and within is None:

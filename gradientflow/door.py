@@ -48,7 +48,7 @@ class Door:
     prefix : str
         Prefix of the job's keys in the store.
     near : str
-        Address of the store, or of a host near it.
+        Address of the store, which helps to choose this host's own address; empty if there is none.
     place : Place or None
         This process's rank and size, if a launcher restarts failed ranks; None for a process started by other means.
     outlives_ranks : bool
