@@ -1,4 +1,4 @@
-"""How the ranks of a job meet: the rules that say which way applies, and the ways."""
+"""Meeting of the ranks of a job: the rules that choose a way, and the ways."""
 
 from __future__ import annotations
 

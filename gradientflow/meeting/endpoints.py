@@ -1,4 +1,4 @@
-"""Meeting: from the way that applies to an endpoint, through which the ranks exchange messages."""
+"""Meeting of the ranks in the chosen way; the result is an endpoint, through which they exchange messages."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .way import PREFIX, Way
 
 
 def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int | None = None) -> Any:
-    """Meet the other ranks of a job, through MPI or over TCP. Collective.
+    """Meet all ranks of a job, through MPI or over TCP. Collective.
 
     Parameters
     ----------
     way : Way
-        How.
+        The way to meet.
     settings : mapping of str to str
-        Those of the communicator to be made.
+        Settings of the future communicator.
     store : object, optional
-        The one that the program gives, as `core_store` takes it.
+        Store given by the program, as `core_store` takes it.
     mpi : int, optional
-        Where the handle of an MPI communicator is, through which the ranks meet.
+        Address of the handle of an MPI communicator, through which the ranks meet.
 
     Returns
     -------
     gradientflow._core.Endpoint
-        With all ranks.
+        Endpoint of all ranks.
     """
     if mpi is not None:
         return load_core().introduced(mpi, {**settings, "transport": way.transport})
@@ -41,7 +41,10 @@ def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int |
 
 
 def near(way: Way) -> str:
-    """Return where ranks meet on the network, which a rank's address should lead to; empty if nowhere."""
+    """Return the network addresses of the meeting point, with commas; empty if it has none.
+
+    They help to choose this host's own address, which must be on a route to them.
+    """
     return "" if way.at and way.at[0].startswith("file://") else ",".join(way.at)
 
 
@@ -54,21 +57,21 @@ def meet_by(
     *,
     replaces: bool = False,
 ) -> Any:
-    """Meet the other ranks by a store. Collective.
+    """Meet all ranks through a store. Collective.
 
     Parameters
     ----------
     exchange : Store of the core, or None
-        By which the ranks tell each other their addresses; None where there is one rank.
+        Store in which the ranks publish their addresses; None for a single rank.
     place : Place
-        This process, and how many there are.
+        Rank of this process, and number of ranks.
     settings : mapping of str to str
-        Those of the communicator to be made.
+        Settings of the future communicator.
     towards : str, optional
-        Where the ranks meet, which the address of this host should lead to.
+        Addresses to which this host's own address must be on a route.
     prefix : str, optional
-        Begins the names of all values in a store.
+        Prefix of all keys in the store.
     replaces : bool, default False
-        Whether this process was started in place of one that may have come to the store.
+        True if this process replaces a failed one, which may have used the store.
     """
     return load_core().meet(place.rank, place.size, exchange, towards, dict(settings), prefix, replaces)

@@ -1,4 +1,4 @@
-"""Stores of the program, such as those of PyTorch, as stores of the core."""
+"""Adapter of the program's stores, such as PyTorch's, to stores of the core."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _NEEDED = ("set", "add", "compare_set")
 
 
 def core_store(store: Any, *, serve: bool) -> Any:
-    """Return a store of the core through which a given one is used; one of the core itself.
+    """Return a store of the core that uses the given store; a store of the core is returned as it is.
 
     Parameters
     ----------
     store : object
-        Has ``set(key, value)``, ``add(key, amount)`` and ``compare_set(key, expected, desired)``, and perhaps
-        ``delete_key(key)``, as PyTorch's stores have them: values are bytes, and no bytes are expected where there is
-        to be no value yet.
+        Has ``set(key, value)``, ``add(key, amount)``, ``compare_set(key, expected, desired)`` and, optionally,
+        ``delete_key(key)``, like PyTorch's stores. Values are bytes; an empty `expected` means that the key has no
+        value yet.
     serve : bool
-        Whether the store may end with this process.
+        True if the store may end with this process.
 
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If it has not all of these.
+        If it lacks a required method.
     """
     core = load_core()
     if isinstance(store, core.Store):
@@ -42,13 +42,13 @@ def core_store(store: Any, *, serve: bool) -> Any:
 
 
 def address_of_store(store: Any) -> str:
-    """Return the address of a store that has one, such as PyTorch's over TCP, as ``host:port``; else nothing."""
+    """Return a store's address, such as that of PyTorch's TCP store, as ``host:port``; empty if it has none."""
     host, port = (getattr(_inner(store), name, None) for name in ("host", "port"))
     return join_address(host, port) if isinstance(host, str) and isinstance(port, int) else ""
 
 
 def _inner(store: Any) -> Any:
-    """Return what is below stores that only put something before the keys."""
+    """Return the store below stores that only add a prefix to the keys."""
     while (below := getattr(store, "underlying_store", None)) is not None:
         store = below
     return store

@@ -1,20 +1,20 @@
-"""How ranks meet: from arguments and variables of the environment to the way that applies.
+"""Rules that choose the way in which ranks meet, from arguments and environment variables.
 
-The ways are tried in order, and the first that applies is taken:
+The ways are tried in this order, and the first that applies is taken:
 
-1. what the program says: a communicator, a store, or where to meet;
-2. GRADIENTFLOW_MEET, with GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE; one without the others is an error, unless MPI's
-   launcher has started this process;
+1. arguments of the program: a communicator, a store, or a meeting point;
+2. GRADIENTFLOW_MEET, with GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE; setting only some of the three is an error, unless
+   MPI's launcher has started this process;
 3. MPI's launcher, by its own variables, unless ``torchrun`` has started this process: below ``srun``, all processes
    of ``torchrun`` inherit the same variables of MPI;
-4. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as ``torchrun`` and many others set them;
+4. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by ``torchrun`` and many other launchers;
 5. Slurm's step;
 6. else this process is the only rank.
 
-GRADIENTFLOW_TRANSPORT, or an argument, decides by hand which transport is used: ``mpi`` is then MPI's job whatever the
-variables say, and ``tcp`` lets ranks that MPI has started meet through MPI, except in a step of Slurm, where they need
-none. Otherwise ranks that have met through MPI choose together. Everything here is a function of what it is given;
-nothing is started.
+GRADIENTFLOW_TRANSPORT, or an argument, overrides the choice of the transport. With ``mpi`` the job is an MPI job,
+whatever the variables say. With ``tcp``, ranks started by MPI meet through MPI, except in a Slurm step, where they do
+not need it. Without an override, ranks that have met through MPI choose together. All functions here depend on their
+arguments only, and start nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .variables import (
 )
 from .way import ALONE, ARGUMENTS, MASTER, MEET, MPI_LAUNCHER, RESTARTS, SLURM, Way
 
-SERVERS = "GRADIENTFLOW_SERVERS"  # how many processes of the job, the last ones, only serve the others
+SERVERS = "GRADIENTFLOW_SERVERS"  # number of ranks, the last ones of the job, that only serve
 TRANSPORTS = ("auto", "mpi", "tcp")
 
 _MEET = ("GRADIENTFLOW_MEET", "GRADIENTFLOW_RANK", "GRADIENTFLOW_SIZE")
@@ -57,18 +57,18 @@ _MPI_PLACES = tuple((each["RANK"], each["WORLD_SIZE"]) for each in launcher_vari
 
 @dataclass(frozen=True)
 class Given:
-    """What the program says, as arguments of `gradientflow.init`.
+    """Arguments of the program to `gradientflow.init`.
 
     Attributes
     ----------
     communicator, store : bool
-        Whether it gives one.
+        True if the program gives a communicator, or a store.
     meet : str, optional
-        ``host:port``, several of them with commas, or ``file:///path``.
+        ``host:port``, several with commas, or ``file:///path``.
     rank, size : int, optional
-        This process, and how many there are.
+        Rank of this process, and number of ranks.
     mpi_size : int, optional
-        How many ranks the program's MPI has, where it has been started already.
+        Number of ranks of the program's MPI, if it has been started already.
     """
 
     communicator: bool = False
@@ -80,7 +80,7 @@ class Given:
 
 
 class Considered(NamedTuple):
-    """One way, and why it applies or not."""
+    """A way, and the reason why it applies or not."""
 
     name: str
     applies: bool
@@ -95,14 +95,14 @@ def find_way(variables: Variables, given: Given | None = None, transport: str = 
     variables : mapping of str to str
         The environment.
     given : Given, optional
-        What the program says.
+        Arguments of the program.
     transport : {"auto", "mpi", "tcp"}
-        What is to be used.
+        Transport asked for.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If variables contradict each other, some of those that belong together are missing, or a value is wrong.
+        If variables contradict each other, are incomplete, or have a wrong value.
     """
     answers = [answer for _, answer in _answers(variables, given or Given(), transport)]
     assert isinstance(answers[-1], Way)  # the last rule always applies
@@ -110,7 +110,7 @@ def find_way(variables: Variables, given: Given | None = None, transport: str = 
 
 
 def consider_ways(variables: Variables, given: Given | None = None, transport: str = "auto") -> list[Considered]:
-    """List the ways up to the one that applies, with the reasons. The last one is an error if it does not apply."""
+    """List the ways up to the first that applies, with reasons. If the last one does not apply, it is an error."""
     found: list[Considered] = []
     name = ""
     try:
@@ -123,19 +123,19 @@ def consider_ways(variables: Variables, given: Given | None = None, transport: s
 
 
 def is_mpi_job(variables: Variables, given: Given | None = None, transport: str = "auto") -> bool:
-    """Tell whether ranks that exchange messages meet through MPI, where all else about the job is known."""
+    """Return True if ranks meet through MPI to exchange messages, where rank and size are known from elsewhere."""
     if transport != "auto":
         return transport == "mpi"
     return not all(variables.get(name) for name in _MEET) and _by_mpis_launcher(variables, given or Given())
 
 
 def servers_of(variables: Variables) -> int:
-    """Return how many processes of the job only serve."""
+    """Return the number of ranks that only serve."""
     return read_number(variables, SERVERS) or 0
 
 
 def _answers(variables: Variables, given: Given, transport: str) -> Iterator[tuple[str, Way | str]]:
-    """Ask one rule after the other, up to the first that applies: it gives a way, the others a reason."""
+    """Yield each rule's answer up to the first that applies, which gives a way; all earlier ones give a reason."""
     if transport not in TRANSPORTS:
         raise ArgumentError(f"transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
     for name, rule in _RULES.items():
@@ -217,7 +217,7 @@ def _by_mpi(variables: Variables, given: Given, transport: str) -> Way | str:
 
 
 def _by_mpis_launcher(variables: Variables, given: Given) -> bool:
-    """Tell whether MPI's launcher has started this process, and ``torchrun`` has not below it."""
+    """Return True if MPI's launcher has started this process directly, not through ``torchrun``."""
     return not variables.get(_TORCHRUN) and ((given.mpi_size or 0) > 1 or bool(_marks_of_mpi(variables)))
 
 
@@ -227,7 +227,7 @@ def _marks_of_mpi(variables: Variables) -> list[str]:
 
 
 def _check_against_torch(variables: Variables, places: list[tuple[int | None, int, str]]) -> None:
-    """Raise if WORLD_SIZE or RANK says another thing than all of the variables of MPI's launchers."""
+    """Raise if WORLD_SIZE or RANK contradicts all variables of MPI's launchers."""
     world, rank, servers = read_number(variables, "WORLD_SIZE"), read_number(variables, "RANK"), servers_of(variables)
     if world is None or not places:
         return
@@ -291,9 +291,9 @@ _RULES: dict[str, Callable[[Variables, Given, str], Way | str]] = {
 
 
 def _job(variables: Variables, size: int) -> str:
-    """Name the job that the variables of PyTorch's launchers speak of, for a store that others may come to, too.
+    """Return a name of the job that PyTorch's variables describe, as other jobs may use the same store.
 
-    Not by the address of the store, which ranks may know by different names.
+    It leaves out the address of the store, for which ranks may have different names.
     """
     names = [f"{size} ranks"]
     if run := variables.get(_TORCHRUN):
@@ -304,7 +304,7 @@ def _job(variables: Variables, size: int) -> str:
 
 
 def _points(text: str, what: str) -> tuple[str, ...]:
-    """Check and split where ranks meet."""
+    """Check meeting points and split them at commas."""
     if text.startswith("file://"):
         if not text.removeprefix("file://").startswith("/"):
             raise ArgumentError(f"{what} is {text!r}: a file is given with its whole path, as in file:///shared/meet")

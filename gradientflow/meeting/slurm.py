@@ -1,4 +1,4 @@
-"""What Slurm's variables say about a step: the processes that one ``srun`` has started."""
+"""Facts about a Slurm step, the processes started by one ``srun``, from Slurm's variables."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .variables import Place, Variables, checked_place, join_address, read_lenie
 
 RANK, TASKS = SLURM["RANK"], SLURM["WORLD_SIZE"]
 
-# Steps from this number on are made by Slurm itself, such as the one that a shell of an allocation runs in: no ranks.
+# Slurm numbers its own steps from here, such as the step of an allocation's shell: they have no ranks.
 _FIRST_STEP_OF_SLURM = 0xFFFFFF00
-_PORTS = range(20000, 30000)  # outside the ephemeral ports of Linux
-_STRIDE = 101  # of jobs: steps below it of jobs that are started one after the other begin at different ports
-_TRIED = 4  # how many ports a step tries
-# Set by an mpirun below a task. PMI_SIZE is left out: srun sets it, too.
+_PORTS = range(20000, 30000)  # ports outside the ephemeral ports of Linux
+_STRIDE = 101  # ports between consecutive jobs, so that their first 101 steps begin at different ports
+_TRIED = 4  # number of ports that a step tries
+# Variables set by an mpirun below a task. PMI_SIZE is left out: srun sets it, too.
 _BELOW_A_TASK = (OPEN_MPI["WORLD_SIZE"], MVAPICH["WORLD_SIZE"], MPICH["LOCAL_WORLD_SIZE"])
 _FIRST_NODE = re.compile(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)")
 
 
 def tasks_of_step(variables: Variables) -> int | None:
-    """Give the number of tasks of this process's step, or None outside a step and in a step of one task.
+    """Return the number of tasks of this process's step; None outside a step and in a step of one task.
 
     A step of one task may be a shell in which jobs are started.
     """
@@ -33,12 +33,12 @@ def tasks_of_step(variables: Variables) -> int | None:
 
 
 def place_in_step(variables: Variables) -> Place | None:
-    """Give this process's place in its step, or None as `tasks_of_step`.
+    """Return this process's rank and size in its step; None where `tasks_of_step` is None.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is said to be in a step, and not, or wrongly, which of its tasks it is.
+        If the process is in a step, but the number of its task is missing or wrong.
     """
     tasks = tasks_of_step(variables)
     if tasks is None:
@@ -50,12 +50,12 @@ def place_in_step(variables: Variables) -> Place | None:
 
 
 def name_of_step(variables: Variables) -> str:
-    """Return what tells this process's step from all others; all its tasks find the same."""
+    """Return a name of this process's step that no other step has, the same in all its tasks."""
     return f"Slurm's step {variables.get('SLURM_JOB_ID', '')}.{_step(variables)}"
 
 
 def is_started_by_srun(variables: Variables) -> bool:
-    """Tell whether this process is a task of its step, and not one that a launcher of MPI has started below a task."""
+    """Return True if this process is itself a task of its step, not started by an MPI launcher below a task."""
     place = place_in_step(variables)
     if place is None or any(variables.get(name) for name in _BELOW_A_TASK):
         return False
@@ -64,17 +64,17 @@ def is_started_by_srun(variables: Variables) -> bool:
 
 
 def first_node(variables: Variables) -> str:
-    """Return the name of the first node of the list, which need not be that of rank 0; empty if Slurm does not say."""
+    """Return the name of the list's first node, which may not be rank 0's; empty if Slurm gives no list."""
     nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     match = _FIRST_NODE.match(nodes)
     return "".join(match.groups("")) if match else ""
 
 
 def is_first_of_first_node(variables: Variables) -> bool:
-    """Tell whether this is the task that serves the step: the first one of the node where all look for it.
+    """Return True if this task serves the store of the step: the first task of the node where all look for the store.
 
-    Rank 0 is there, too, unless the step has several components, or an arbitrary distribution. Where Slurm does not say
-    which task this is, it is rank 0.
+    Rank 0 is on that node, too, unless the step has several components or an arbitrary distribution. If Slurm gives
+    neither node nor local rank, rank 0 serves.
     """
     node, local_rank = variables.get("SLURMD_NODENAME"), read_lenient(variables, SLURM["LOCAL_RANK"])
     if not node or local_rank is None:
@@ -83,16 +83,16 @@ def is_first_of_first_node(variables: Variables) -> bool:
 
 
 def meeting_points(variables: Variables, use: str = "") -> tuple[str, ...]:
-    """Return where the tasks of a step meet: its first node, and ports that they all find by the step's numbers.
+    """Return the meeting points of a step: its first node, with ports that follow from the step's numbers.
 
-    A port may be taken, by another step or another program: then the next one is for this step.
+    If another step or program uses a port, the step takes the next one.
 
     Parameters
     ----------
     variables : mapping of str to str
         The environment.
     use : str, optional
-        Whatever has another use has other ports.
+        Purpose of the ports; different purposes get different ports.
     """
     node = first_node(variables)
     if not node:

@@ -1,4 +1,4 @@
-"""The stores at which ranks meet: opened by one of them or by somebody else before, and kept until the process ends."""
+"""Stores at which ranks meet. A rank, or a launcher before it, serves them; a process keeps them open until it ends."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from gradientflow._location import load_core
 
 from .way import MASTER, Way
 
-TOKEN = "GRADIENTFLOW_TOKEN"  # what guards the store
+TOKEN = "GRADIENTFLOW_TOKEN"  # secret that guards the store
 
-# By process: a forked one may share neither a connection of its parent nor the threads of a server.
+# Open stores by process and way: a forked process may share neither its parent's connection nor a server's threads.
 _opened: dict[tuple[int, Way], Any] = {}
 
 
 def open_store(way: Way, timeout: float) -> Any:
-    """Return the store at which the ranks of a job meet, one of the core.
+    """Return the store at which the ranks of a job meet, as a store of the core.
 
-    At MASTER_ADDR and MASTER_PORT that is PyTorch's, where there is PyTorch, so that ``init_process_group`` finds its
-    own there, before or afterwards. Elsewhere it is one of the core.
+    At MASTER_ADDR and MASTER_PORT it uses PyTorch's store if PyTorch is installed, so that ``init_process_group`` finds
+    the store that it expects, before or afterwards. Elsewhere it is the core's own.
 
     Parameters
     ----------
     way : Way
-        How they meet; it says where.
+        The way to meet, which has the address.
     timeout : float
-        How many seconds this may take.
+        Seconds that this may take.
 
     Raises
     ------

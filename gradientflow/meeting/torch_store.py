@@ -13,12 +13,12 @@ from .way import Way
 
 
 def open_torch_store(way: Way, timeout: float) -> Any:
-    """Connect to the store, which rank 0 serves unless ``torchrun`` does; several users of a process share it.
+    """Connect to the store, which ``torchrun`` or else rank 0 serves. Several users in a process share it.
 
     Returns
     -------
     gradientflow._core.Store
-        A store of the core through which it is used.
+        A store of the core that uses it.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def open_torch_store(way: Way, timeout: float) -> Any:
     """
     import torch.distributed
 
-    dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+    dist: Any = torch.distributed  # its annotations lack names from C++
     host, port = split_address(way.at[0], "MASTER_ADDR:MASTER_PORT")
     try:
         load_core().await_name(way.at[0], timeout)
@@ -39,10 +39,10 @@ def open_torch_store(way: Way, timeout: float) -> Any:
             wait_for_workers=False,
             multi_tenant=True,
         )
-    except (RuntimeError, TimeoutError) as error:  # CommunicationError and torch.distributed.DistError among them
+    except (RuntimeError, TimeoutError) as error:  # includes CommunicationError and torch.distributed.DistError
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "EADDRINUSE" in reason:
             reason += "; another rank 0, another job or another program serves there"
         message = f"the ranks cannot meet at PyTorch's store, at {way.at[0]} (MASTER_ADDR and MASTER_PORT): {reason}"
-        raise CommunicationError(message) from None  # what follows in PyTorch's are its calls in C++
+        raise CommunicationError(message) from None  # the rest of PyTorch's message lists its calls in C++
     return load_core().PythonStore(store, f"PyTorch's store at {way.at[0]}", way.serves)

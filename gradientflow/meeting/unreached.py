@@ -1,4 +1,4 @@
-"""What a process tells the launcher that has started it, when it could not reach its job."""
+"""Exit status by which a process tells its launcher that it could not reach its job."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gradientflow.errors import ArgumentError, CommunicationError, MismatchError
 if TYPE_CHECKING:
     import types
 
-UNREACHED = os.EX_TEMPFAIL  # exit status; the launcher knows it
+UNREACHED = os.EX_TEMPFAIL  # exit status known to the launcher
 
 
 @contextmanager
 def reaching() -> Iterator[None]:
-    """Reach the job inside the block: the program that ends by an error of the block ends with `UNREACHED`.
+    """Mark errors of the ``with`` block, which reaches the job: a program that ends by one exits with `UNREACHED`.
 
-    Such an end is none of the program's: the network is down, or does not lead to where the ranks meet.
+    Such an error is no fault of the program: the network is down, or does not lead to the meeting point.
     """
     try:
         yield
-    except MismatchError:  # the job was reached, and refuses this process
+    except MismatchError:  # the job was reached, and refused this process
         raise
     except (ArgumentError, CommunicationError) as error:
         error.__dict__["_unreached"] = True
@@ -34,7 +34,7 @@ def reaching() -> Iterator[None]:
 
 
 class _Hook:
-    """Has the program end with `UNREACHED` by errors that are marked, or that these have led to."""
+    """Exception hook that exits with `UNREACHED` after a marked error, or an error caused by one."""
 
     def __init__(self) -> None:
         self._before = sys.excepthook

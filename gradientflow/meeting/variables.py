@@ -1,4 +1,4 @@
-"""Reading ranks, numbers of ranks and addresses from variables of the environment."""
+"""Readers of ranks, numbers of ranks and addresses in environment variables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _HIGHEST_PORT = 65535
 
 
 class Place(NamedTuple):
-    """The number of a process among all that take part, and how many these are."""
+    """Rank of a process, and number of ranks."""
 
     rank: int
     size: int
 
 
 def read_number(variables: Variables, name: str) -> int | None:
-    """Return the number in a variable; None if it is not set, or empty.
+    """Return the number in a variable; None if it is unset or empty.
 
     Raises
     ------
@@ -36,12 +36,12 @@ def read_number(variables: Variables, name: str) -> int | None:
 
 
 def read_place(variables: Variables, rank_name: str, size_name: str) -> Place | None:
-    """Return the place that two variables give together; None if neither is set.
+    """Return the rank and size in two variables; None if neither is set.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If only one of them is set, one is no number, or there is no such rank.
+        If only one is set, a value is no number, or there is no such rank.
     """
     rank, size = read_number(variables, rank_name), read_number(variables, size_name)
     if rank is None and size is None:
@@ -53,7 +53,7 @@ def read_place(variables: Variables, rank_name: str, size_name: str) -> Place | 
 
 
 def checked_place(rank: int, size: int, rank_name: str, size_name: str) -> Place:
-    """Return a place, after checking that there is such a rank; the names are for the error."""
+    """Return a `Place` after checking that there is such a rank; the names are for the error."""
     if size < 1:
         raise ArgumentError(f"{size_name} is {size}: a job has at least one rank")
     if not 0 <= rank < size:
@@ -62,20 +62,20 @@ def checked_place(rank: int, size: int, rank_name: str, size_name: str) -> Place
 
 
 def read_lenient(variables: Variables, name: str) -> int | None:
-    """Return the number in a variable that others set, in whatever form; None if it holds none."""
+    """Return the number in a variable that other programs set in any form; None if it holds no number."""
     text = variables.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def read_port(text: str, what: str) -> int:
-    """Return the number of a port; `what` names it in the error."""
+    """Return a port number; `what` names it in the error."""
     if not (text.isascii() and text.isdecimal() and 0 < int(text) <= _HIGHEST_PORT):
         raise ArgumentError(f"{what} is {text!r}: a port is a number from 1 to {_HIGHEST_PORT}")
     return int(text)
 
 
 def split_address(text: str, what: str) -> tuple[str, int]:
-    """Split ``host:port``, or ``[host]:port`` with an address of IPv6; `what` names it in the error."""
+    """Split ``host:port``, or ``[host]:port`` with an IPv6 address; `what` names it in the error."""
     host, _, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -88,5 +88,5 @@ def split_address(text: str, what: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Write an address as `split_address` reads it."""
+    """Return an address in the form that `split_address` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""One way in which the ranks of a job can meet."""
+"""A way in which the ranks of a job can meet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .variables import Place
 
-# What every way is called, for people.
+# Names of the ways, for messages.
 ARGUMENTS = "arguments of init"
 MEET = "GRADIENTFLOW_MEET"
 MPI_LAUNCHER = "MPI's launcher"
@@ -15,43 +15,41 @@ MASTER = "RANK and MASTER_ADDR"
 SLURM = "Slurm's step"
 ALONE = "one rank"
 
-# How often a process of the launcher's has been started again; the launcher then keeps the store where ranks meet.
+# Number of restarts of this rank by the launcher; if set, the launcher keeps the store where the ranks meet.
 RESTARTS = "GRADIENTFLOW_RESTARTS"
-# Behind the prefix in its store: why a rank will not come; and, with its number, that a rank is not in the job.
+# Keys in that store: the reason why a rank is missing for good; and, followed by a rank, that it is outside the job.
 LACKS, OUTSIDE = "lacks", "outside"
 
-PREFIX = "gradientflow"  # begins the names of all values of ours in a store
+PREFIX = "gradientflow"  # prefix of all our keys in a store
 
 
 @dataclass(frozen=True)
 class Way:
-    """How this process meets the others of its job.
+    """The way in which this process meets its job.
 
     Attributes
     ----------
     name : str
-        The way, for people.
+        Name of the way, for messages.
     transport : str
-        "mpi" or "tcp": how the ranks then exchange messages; "auto" where those that MPI introduces to each other are
-        to take the faster one.
+        Transport of messages after meeting: "mpi" or "tcp"; "auto" if ranks that meet through MPI choose the faster.
     rank, size : int or None
-        This process, and how many there are, with those that only serve; None where only MPI can tell.
+        Rank of this process, and number of ranks, including ranks that only serve; None if only MPI knows.
     at : tuple of str
-        Where they meet: ``host:port``, the first of them with a store of the job; or ``file:///path``. Empty where the
-        ranks have something else in common, or nobody else is to come.
+        Meeting points: ``host:port``, of which the first with a store of the job counts; or ``file:///path``. Empty if
+        the ranks share something else, or there is one rank.
     serves : bool
-        Whether this process opens the store there, or the store that the program gives may end with it.
+        True if this process opens the store there, or if the program's store may end with this process.
     job : str
-        What tells the job from others that could come to the same store, alike on all ranks; empty where only a token
-        does.
+        Name that tells the job from other jobs in the same store, equal on all ranks; empty if only a token does so.
     by_mpi : bool
-        Whether MPI is started: it moves the messages, or introduces the ranks to each other.
+        True if MPI is started, to move the messages or for the ranks to meet.
     agent : bool
-        Whether the launcher has opened the store at `at`, PyTorch's in the case of ``torchrun``.
+        True if the launcher has opened the store at `at`; with ``torchrun`` it is PyTorch's.
     restart : str
-        Which start of the same processes this is, as ``torchrun`` counts them.
+        Number of this start of the same processes, as counted by ``torchrun``.
     replaces : bool
-        Whether the launcher has started this process, and no other, in place of one that had failed.
+        True if the launcher has started this process alone, in place of a failed one.
     """
 
     name: str
@@ -68,28 +66,28 @@ class Way:
 
     @property
     def has_keeper(self) -> bool:
-        """Whether our launcher keeps the store, and says there who will not come."""
+        """True if our launcher keeps the store, and notes there which rank is missing for good."""
         return self.agent and self.name == MEET
 
     @property
     def place(self) -> Place:
-        """The place of this process, where the way tells it."""
+        """Rank of this process and number of ranks, if the way has them."""
         assert self.rank is not None
         assert self.size is not None
         return Place(self.rank, self.size)
 
     @property
     def prefix(self) -> str:
-        """What begins the names of the job's values in a store: nobody of another job, or start, has the same."""
+        """Prefix of the job's keys in a store; differs between jobs and between starts of a job."""
         job = self.job and hashlib.sha256(self.job.encode()).hexdigest()[:32]
         return "/".join(filter(None, [PREFIX, job, self.restart]))
 
     def password(self, token: str) -> str:
-        """Return what a store of the job asks for: the token that guards it, and where the job is known, which."""
+        """Return the password of the job's store: the token, hashed with the name of the job if it has one."""
         return hashlib.sha256(f"{self.job}\n{token}".encode()).hexdigest() if self.job else token
 
     def __str__(self) -> str:
-        """Say it in a few words."""
+        """Return a short description."""
         place = f"rank {self.rank} of {self.size}" if self.rank is not None and self.size is not None else ""
         where = f"at {', '.join(self.at)}" if self.at else ""
         return ", ".join(filter(None, [self.name, place, where]))
