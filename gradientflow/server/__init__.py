@@ -1,4 +1,4 @@
-"""The parameter server: the workers' side, servers in ranks of their own, and the optimizers of servers."""
+"""Parameter server: the workers' side, ranks that only serve, and the optimizers of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of a parameter server: how they are checked, written and read."""
+"""Checkpoints of a parameter server: checking, writing and reading its state."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .optimizers import ServerOptimizer
 Array = npt.NDArray[np.float32]
 Shapes = tuple[tuple[int, ...], ...]
 
-FORMAT = 2  # 1: the momentum of SGD contained the learning rate, and counts were of all tensors together
+FORMAT = 2  # in format 1, SGD's momentum contained the learning rate, and counts covered all tensors together
 
 
 def flat(arrays: Sequence[Array]) -> Array:
-    """Return the elements of all arrays, one after the other."""
+    """Return the elements of all arrays as one array, in order."""
     return np.concatenate([np.zeros(0, np.float32), *(each.reshape(-1) for each in arrays)])
 
 
@@ -34,12 +34,12 @@ def by_tensor(elements: Array, shapes: Shapes) -> list[Array]:
 
 
 def rows_of(state: Mapping[str, Any], optimizer: ServerOptimizer, shapes: Shapes) -> list[Array]:
-    """Return the arrays and counts of a state, each with an element for every weight, as the core takes them.
+    """Return the arrays and counts of a state, each with one element per weight, as the core takes them.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is a state of other tensors or of another optimizer.
+        If the state belongs to other tensors or to another optimizer.
     """
     given = checked_mapping("state", state)
     if given.get("format") != FORMAT or given.get("optimizer") != repr(optimizer):
@@ -58,7 +58,7 @@ def rows_of(state: Mapping[str, Any], optimizer: ServerOptimizer, shapes: Shapes
 
 
 def _spread(name: str, counts: Any, shapes: Shapes) -> Array:
-    """Return whole numbers, one for each tensor, as an array with the number of its tensor for every weight."""
+    """Return an array with one element per weight: the count of the weight's tensor."""
     found = [checked_int(name, each) for each in checked_list(name, counts, "whole numbers")]
     if len(found) != len(shapes):
         raise ArgumentError(f"{name} of the state are {len(shapes)}, one for each tensor, not {len(found)}")
@@ -66,7 +66,7 @@ def _spread(name: str, counts: Any, shapes: Shapes) -> Array:
 
 
 def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a state to a file, completely or not at all."""
+    """Write a state to a file, atomically."""
     arrays: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, list):
@@ -78,7 +78,7 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a file of `write`."""
+    """Read a state from a file that `write` made."""
     state: dict[str, Any] = {}
     with open(path, "rb") as file:
         arrays = np.load(file, allow_pickle=False)

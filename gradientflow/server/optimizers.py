@@ -1,4 +1,4 @@
-"""The optimizers of a parameter server, by their words."""
+"""Descriptions of a parameter server's optimizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradientflow.errors import ArgumentError
 
 
 class ServerOptimizer(Description):
-    """A description of how servers update weights.
+    """Description of an optimizer, by which servers update weights.
 
     Attributes
     ----------
@@ -19,7 +19,7 @@ class ServerOptimizer(Description):
     counts : tuple of str
         Names of the whole numbers that a server has for each tensor.
     rate_in_momentum : bool
-        Whether the momentum contains the learning rates of earlier rounds.
+        True if the momentum contains the learning rates of earlier rounds.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("weights", "momentum")
@@ -38,7 +38,7 @@ class SGD(ServerOptimizer):
     Parameters
     ----------
     rate_in_momentum : bool, default False
-        Whether the learning rate is inside the momentum, as in the SSD-SGD paper, or outside, as in `torch.optim.SGD`.
+        True if the learning rate is inside the momentum, as in the SSD-SGD paper; else as in `torch.optim.SGD`.
     """
 
     name = "sgd"
@@ -48,21 +48,21 @@ class SGD(ServerOptimizer):
 
 
 class LARS(ServerOptimizer):
-    """Momentum SGD at a local rate for each tensor whose settings have a trust coefficient."""
+    """Momentum SGD with a local learning rate for each tensor whose settings have a trust coefficient."""
 
     name = "lars"
     rate_in_momentum = True
 
 
 class Adam(ServerOptimizer):
-    """Adam as `torch.optim.Adam` is, with weight decay in the gradient. Settings have no momentum.
+    """Adam like `torch.optim.Adam`, with weight decay in the gradient. Settings have no momentum.
 
     Parameters
     ----------
     beta1, beta2 : float
         Decay rates of the running means of gradients and of their squares, from 0 to below 1.
     eps : float
-        From 1e-37 to 1e37.
+        Term added to the denominator, from 1e-37 to 1e37.
     """
 
     name = "adam"
@@ -78,7 +78,7 @@ class Adam(ServerOptimizer):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ArgumentError(f"{name} is from 0 to below 1, not {getattr(self, name)}")
-        if not 1e-37 <= self.eps <= 1e37:  # well inside of float32
+        if not 1e-37 <= self.eps <= 1e37:  # well inside the range of float32
             raise ArgumentError(f"eps is from 1e-37 to 1e37, not {self.eps}")
 
     @property
@@ -91,7 +91,7 @@ _PARSER: Parser[ServerOptimizer] = Parser(ServerOptimizer, "optimizer", (Adam, L
 
 
 def as_server_optimizer(optimizer: Any) -> ServerOptimizer:
-    """Return an optimizer that is given as an object or in words.
+    """Return an optimizer given as an object or in words.
 
     Raises
     ------

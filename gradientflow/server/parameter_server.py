@@ -1,4 +1,4 @@
-"""The parameter server: servers that hold the weights, workers that push gradients and pull weights."""
+"""Parameter server: servers hold the weights; workers push gradients and pull weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ParameterServer:
 
     Each server holds a part of every tensor and updates it with the gradients that workers push. A server is a thread
     of a worker, or a rank of its own (``gradientflow run --servers``). A policy decides which pushes are applied
-    together, and which workers may go on. Collective: all ranks make it with the same arguments.
+    together, and which workers may proceed. Collective: all ranks make it with the same arguments.
 
     Parameters
     ----------
@@ -46,37 +46,36 @@ class ParameterServer:
         The workers.
     weights : sequence of array
         float32, in the order in which backpropagation produces their gradients, last layer first. The servers begin
-        with those of rank 0; of the others only the shapes count.
+        with rank 0's weights; on all other ranks only the shapes count.
     policy : gradientflow.policies.Policy or str, default "bsp"
-        When pushes are applied: a policy, or words for one.
+        Policy, or words for one, that decides when pushes are applied.
     optimizer : ServerOptimizer or str, default "sgd"
-        How weights are updated with the mean g of the pushes of a round. "sgd": as `torch.optim.SGD`,
+        Update of the weights with the mean g of the pushes of a round. "sgd": as `torch.optim.SGD`,
         ``v = momentum * v + g + weight_decay * w; w = w - rate * v``; the step of a round with momentum 0 does not use
         v and leaves it as it is. "sgd(rate_in_momentum=True)", as in the SSD-SGD paper:
         ``v = momentum * v + rate * (g + weight_decay * w); w = w - v``.
-        "lars": the latter, at the local rate ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust
-        is not 0.
+        "lars": the latter, for tensors whose trust is not 0 at the local rate
+        ``rate * trust * |w| / (|g| + weight_decay * |w|)``.
         "adam(beta1=0.9, beta2=0.999, eps=1e-8)": as `torch.optim.Adam`, with settings that have no momentum.
     servers : int, optional
-        If no ranks only serve: how many of the workers have a thread that serves; by default all.
+        Number of workers with a thread that serves, by default all; only without ranks that only serve.
     wire : {"float32", "float16", "bfloat16"}, default "float32"
-        The dtype to which gradients and weights are rounded when they travel, also inside a node. The servers keep
-        float32.
+        Dtype to which gradients and weights are rounded for messages, also inside a node. The servers keep float32.
     fusion_threshold : int, float or str, optional
-        How many bytes travel together, in a piece for each server. By default 4 MiB.
+        Number of bytes that are sent together, split into a part for each server. By default 4 MiB.
     names : sequence of str, optional
-        The names of the tensors in error messages.
+        Names of the tensors in error messages.
     replicas : {0, 1}, optional
-        If given, `recover` can follow when ranks are lost. With 1, each server sends a copy of its state to another one
-        after every round, on another node if there is one, so that the loss of a server loses no weights. Not with
-        ranks that only serve.
+        If given, `recover` can be called after a loss of ranks. With 1, each server sends a copy of its state to
+        another server after every round, on another node if possible, so that the loss of a server loses no weights.
+        Not with ranks that only serve.
 
     Attributes
     ----------
     policy : Policy
-        Decides when pushes are applied.
+        Policy of pushes.
     optimizer : ServerOptimizer
-        Updates the weights.
+        Optimizer of the weights.
     servers : int
         Number of servers.
     shapes : tuple of tuple of int
@@ -84,14 +83,14 @@ class ParameterServer:
     wire : str
         Name of the wire dtype.
     rounds_before : int
-        After `recover`: the rounds that this parameter server has gone on from.
+        After `recover`: number of rounds in the state that it began with.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If a server would have no part of the weights, or there are more servers than workers.
     gradientflow.errors.MismatchError
-        On every rank, if two give different arguments, shapes and names included.
+        On every rank, if two ranks give different arguments, including shapes and names.
     gradientflow.errors.NodeMemoryError
         If there is not enough memory.
 
@@ -132,7 +131,7 @@ class ParameterServer:
             raise ArgumentError(f"names are {len(given)}, one for each tensor, not {len(called)}")
         self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
         self._comm: Communicator = checked_instance("comm", comm, Communicator)
-        self.policy.start(comm.size)  # an error is raised here already, on all ranks
+        self.policy.start(comm.size)  # so that errors are raised here, on all ranks
         arguments = (
             [each.size for each in given],
             None if servers is None else checked_int("servers", servers, 1),
@@ -178,8 +177,8 @@ class ParameterServer:
 
         Waits while pushes before the last one are under way, as `ready` would. Write to the arrays until the next push,
         and give them to `ready`, or to `push` or `push_pull` as `gradients`; from that push on they belong to the
-        servers. Pushes take turns with two such memories, so ask again for each push. Any other array is copied, also
-        one of an earlier push unless it is the same memory.
+        servers. Pushes alternate between two such memories, so call this again for each push. All other arrays are
+        copied, even arrays of an earlier push, unless they are the same memory.
 
         Parameters
         ----------
@@ -189,12 +188,12 @@ class ParameterServer:
         Returns
         -------
         list of array
-            One for each tensor, of its shape, in the dtype of the wire. Their values are undefined.
+            One array per tensor, of its shape, in the dtype of the wire. Their values are undefined.
 
         Raises
         ------
         gradientflow.errors.ArgumentTypeError
-            If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
+            If the wire is bfloat16 and the package ml_dtypes, which NumPy needs for it, is missing.
         gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
             If the memory does not become free.
         """
@@ -202,7 +201,7 @@ class ParameterServer:
         return found
 
     def ready(self, index: int, gradient: Any, stream: Any = None) -> None:
-        """Copy the gradient of tensor `index` for the push that begins or has begun. From any thread.
+        """Copy the gradient of tensor `index` into the current push; the first one begins it. From any thread.
 
         A gradient that is already in its array from `gradients` is not copied. Waits while pushes before the last one
         are under way.
@@ -210,17 +209,17 @@ class ParameterServer:
         Parameters
         ----------
         index : int
-            Its place in the order given.
+            Index of the tensor in the constructor's `weights`.
         gradient : array or tuple
-            float32, float16 or bfloat16, of as many elements as the tensor; or (address, dtype) of such memory.
+            float32, float16 or bfloat16, with as many elements as the tensor; or (address, dtype) of such memory.
         stream : optional
             Not used for memory of the host.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If there is no such tensor, it is ready already in this push, or the gradient is in the array that
-            `gradients` has given for another tensor.
+            If there is no such tensor, it is already ready in this push, or the gradient is in the array from
+            `gradients` of another tensor.
         """
         tensor = checked_index(index, len(self.shapes))
         if isinstance(gradient, tuple):
@@ -238,10 +237,10 @@ class ParameterServer:
         gradients: Sequence[Any] | None = None,
         nonfinite: int | None = None,
     ) -> Push:
-        """End a push.
+        """Complete and send the current push.
 
-        A tensor that is not ready counts as zeros if another push of the round has it. If none has it, the round leaves
-        the tensor alone, with its momentum, as an optimizer of PyTorch does without a gradient.
+        A tensor that is not ready counts as zeros if another push of the round has it. If no push has it, the round
+        leaves the tensor and its momentum unchanged, as PyTorch's optimizers do without a gradient.
 
         Several threads may push: each push, with its `gradients`, is complete before the next one begins.
 
@@ -250,26 +249,26 @@ class ParameterServer:
         settings : gradientflow.strategies.Settings or sequence of them
             Rate, momentum and so on, for all tensors or for each. All workers of a round give the same.
         loss_scale : float, default 1.0
-            How many times too large the gradients are; the same for all pushes of a round.
+            Factor by which the gradients are too large; the same for all pushes of a round.
         skip : bool or "abandoned", default False
-            Whether the round of this push changes nothing: True if a gradient is not finite, "abandoned" if this worker
-            gives the iteration up.
+            True or "abandoned" if the round of this push must change nothing: True because a gradient is not finite,
+            "abandoned" because this worker gives up the iteration.
         gradients : sequence of array, optional
-            One for each tensor, or None where the push has none, in place of `ready`. Those of `gradients()` are not
-            copied.
+            One per tensor, or None for a tensor without a gradient, in place of calls of `ready`. Arrays from
+            `gradients()` are not copied.
         nonfinite : int, optional
-            The tensor whose gradient is not finite: the round of the push is skipped, and all its workers find the
-            tensor in `Push.nonfinite`.
+            Tensor whose gradient is not finite: the round of the push is skipped, and all its workers find the tensor
+            in `Push.nonfinite`.
 
         Returns
         -------
         Push
-            It need not be waited for.
+            Handle; there is no need to wait for it.
 
         Raises
         ------
         gradientflow.errors.ArgumentError, gradientflow.errors.ArgumentTypeError
-            If the settings, or a gradient, are refused; none of the gradients given is ready then.
+            If the settings or a gradient are refused; then none of the given gradients is ready.
         """
         return Push(self._native, self._push(settings, loss_scale, skip, gradients, nonfinite, None)[0])
 
@@ -285,25 +284,25 @@ class ParameterServer:
     ) -> tuple[Push, Pull]:
         """Push and pull in one call, with one message to each server.
 
-        The weights are those of the moment at which the policy lets this worker go on. They do not include later
-        pushes, so all workers that go on together get the same weights.
+        The servers send the weights as they are when the policy lets this worker proceed. These do not include later
+        pushes, so all workers that proceed together get the same weights.
 
         Parameters
         ----------
         settings, loss_scale, skip, gradients, nonfinite
-            As for `push`.
+            See `push`.
         exact
-            As for `pull`.
+            See `pull`.
 
         Returns
         -------
         tuple of Push and Pull
-            Neither needs to be waited for.
+            Handles; there is no need to wait for them.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            As `push`; and if the last pull is still under way.
+            See `push`; and if the last pull is still under way.
         """
         push, pull = self._push(settings, loss_scale, skip, gradients, nonfinite, bool(exact))
         return Push(self._native, push), self._pull(pull, bool(exact))
@@ -337,14 +336,14 @@ class ParameterServer:
     def pull(self, exact: bool = False) -> Pull:
         """Ask for weights that include all pushes of this worker so far. Replaces the last pull, which must have ended.
 
-        They come once the policy lets this worker go on after its last push. Under "bsp" they are exactly those after
-        the round of that push; under policies that apply pushes as they come, they may include later pushes of other
-        workers.
+        They come once the policy lets this worker proceed after its last push. Under "bsp" they are exactly the weights
+        after the round of that push. Under policies that apply pushes as they come, they may include later pushes of
+        other workers.
 
         Parameters
         ----------
         exact : bool, default False
-            As float32, whatever the wire.
+            True for float32, whatever the wire.
 
         Raises
         ------
@@ -354,19 +353,19 @@ class ParameterServer:
         return self._pull(self._native.pull(bool(exact)), bool(exact))
 
     def pull_into(self, arrays: Sequence[Any], exact: bool = False, timeout: float | None = None) -> None:
-        """Pull, wait, and take all tensors."""
+        """Pull, wait, and copy all tensors into `arrays`."""
         self.pull(exact).take_all(arrays, timeout)
 
     def finish(self, arrays: Sequence[Any] | None = None, timeout: float | None = None) -> None:
         """Wait until all workers have finished and all pushes are applied; then take the exact weights.
 
-        Afterwards the policy starts anew, with all workers. Collective over the workers, which may have pushed
+        Afterwards the policy starts again, with all workers. Collective over the workers, which may have pushed
         different numbers of times.
 
         Parameters
         ----------
         arrays : sequence of array, optional
-            For the weights, as float32: the same bits on all ranks.
+            Arrays for the weights, as float32: the same bits on all ranks.
         timeout : float, optional
             Seconds; by default GRADIENTFLOW_TIMEOUT.
         """
@@ -374,14 +373,14 @@ class ParameterServer:
         if arrays is not None:
             pull.take_all(arrays)
 
-    # ---- what the servers know -------------------------------------------------------------------------------------
+    # ---- records of the servers ------------------------------------------------------------------------------------
 
     def statistics(self, timeout: float | None = None) -> Statistics:
-        """Ask server 0 for its statistics so far. Not collective."""
+        """Return server 0's statistics so far. Not collective."""
         return statistics_of(self._native.statistics(timeout), self._comm.size)
 
     def trace(self, timeout: float | None = None) -> Trace:
-        """Ask server 0 for the events that the policy was told, and for its answers. Not collective.
+        """Return server 0's trace of the policy: the events it got, with its answers. Not collective.
 
         Only the first million events are kept. Seconds count from the creation of the servers.
         """
@@ -390,10 +389,10 @@ class ParameterServer:
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self, timeout: float | None = None) -> dict[str, Any]:
-        """Return weights and optimizer state of the servers, by tensor, in float32. Not collective.
+        """Return the servers' weights and optimizer state, by tensor, in float32. Not collective.
 
-        The state includes all pushes of this worker, as a pull does. Pushes of other workers that are applied meanwhile
-        may be in the part of one server and not in that of another; under "bsp" there are none.
+        The state includes all pushes of this worker, as a pull does. A push of another worker that is applied meanwhile
+        may be in the parts of only some servers; under "bsp" there are no such pushes.
         """
         state: dict[str, Any] = {"format": checkpoint.FORMAT, "optimizer": repr(self.optimizer)}
         for place, name in enumerate(self.optimizer.arrays):
@@ -404,12 +403,12 @@ class ParameterServer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of `state_dict`, of any number of servers. Collective: the state of rank 0 counts.
+        """Load a state from `state_dict`, of any number of servers. Collective: the state of rank 0 counts.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if it is a state of other tensors or of another optimizer: before anything is changed.
+            On every rank, before any change, if the state belongs to other tensors or to another optimizer.
         """
         with failing_together(self._comm):
             self._native.save(0, None)  # every server answers after it has applied the pushes under way
@@ -420,24 +419,24 @@ class ParameterServer:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file, completely or not at all. Collective; rank 0 writes.
+        """Write the state to a file, atomically. Collective; rank 0 writes.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if it cannot be written: an older file is then still there.
+            On every rank, if it cannot be written: an older file is then kept.
         """
         what = f"the parameter server cannot be saved as {path}"
         on_rank_0(self._comm, what, lambda: checkpoint.write(path, self.state_dict()))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Load a file of `save`, of any number of servers. Collective; rank 0 reads.
+        """Load a file from `save`, of any number of servers. Collective; rank 0 reads.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if the file cannot be read, for any reason, or has the state of other tensors or of another
-            optimizer: before anything is changed.
+            On every rank, before any change, if the file cannot be read for any reason, or its state belongs to other
+            tensors or to another optimizer.
         """
         what = f"{path} cannot be read as a parameter server's"
         self.load_state_dict(on_rank_0(self._comm, what, lambda: checkpoint.read(path)) or {})
@@ -445,31 +444,30 @@ class ParameterServer:
     def _load(self, rows: Sequence[npt.NDArray[np.float32]]) -> None:
         for place, row in enumerate(rows):
             self._native.load(place, row)
-        self.pull(exact=True).wait()  # servers take messages of one rank in their order
+        self.pull(exact=True).wait()  # a server handles the messages of a rank in order, so the loads are done
 
-    # ---- ranks that are lost -------------------------------------------------------------------------------------
+    # ---- recovery ------------------------------------------------------------------------------------------------
 
     def recover(self, comm: Communicator) -> ParameterServer:
-        """Make a parameter server of the ranks that are left, with the state of this one, which is closed. Collective.
+        """Close this parameter server, and make one of the survivors with its state. Collective.
 
-        The state is that after the last round that all servers have applied; under policies that apply pushes as they
-        come, a push that was under way can be in the part of one server and not in that of another. Wait for a pull
-        to have its weights.
+        The state is that after the last round applied by all servers. Under policies that apply pushes as they come, a
+        push that was under way can be in the parts of only some servers. Wait for a pull to get the weights.
 
         Parameters
         ----------
         comm : Communicator
-            What `Communicator.recover` has returned.
+            Result of `Communicator.recover`.
 
         Returns
         -------
         ParameterServer
-            With the same arguments, but with no more servers than `comm` has ranks.
+            Has the same arguments, but no more servers than `comm` has ranks.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If this one was made without `replicas`.
+            If this parameter server was made without `replicas`.
         gradientflow.errors.CommunicationError
             On every rank, if weights are lost with their servers.
         gradientflow.errors.PeerError
@@ -494,7 +492,7 @@ class ParameterServer:
         return made
 
     def _make_recoverable(self) -> Recovery:
-        """Keep what `recover` needs from now on. On all ranks, before any push."""
+        """Keep the records that `recover` needs from now on. Called on all ranks, before any push."""
         if self._comm.server_ranks is not None:
             raise ArgumentError("what ranks that only serve have is not recovered: let the workers serve")
         if self._recovery is None:
@@ -504,7 +502,7 @@ class ParameterServer:
         return self._recovery
 
     def _follow(self, former: ParameterServer) -> None:
-        """Take the state that was found of a former parameter server. Collective."""
+        """Take over the state found of a former parameter server. Collective."""
         recovery, theirs = self._make_recoverable(), former._recovery
         assert theirs is not None
         recovery.follow(theirs)
@@ -514,9 +512,9 @@ class ParameterServer:
         on_rank_0(self._comm, "the state cannot be loaded", lambda: self._load(rows))
 
     def _have_all_followed(self, former: ParameterServer) -> None:
-        """Forget the state that was found, if all ranks have taken it. Collective.
+        """Forget the state that was found, once all ranks have taken it. Collective.
 
-        Nothing is raised: whoever comes here has taken it, and goes on.
+        Raises nothing: a rank that calls this has taken the state, and continues.
         """
         recovery, theirs = self._recovery, former._recovery
         assert recovery is not None
@@ -536,21 +534,21 @@ class ParameterServer:
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def close(self, orderly: bool = True) -> None:
-        """Close the parameter server. A rank with a server waits until the others have closed, too.
+        """Close the parameter server. A rank with a server waits until all ranks have closed, too.
 
-        Closing twice is harmless. While this process has another parameter server open, it does not wait, but serves
-        on in the background. The close of the last one waits for all: ranks may close several in different orders.
+        Closing twice is harmless. While this process has another parameter server open, it does not wait, but continues
+        to serve in the background. Closing the last one waits for all, so ranks may close several in different orders.
 
         Parameters
         ----------
         orderly : bool, default True
-            If False, the other ranks are told that this one has given up, and nobody is waited for.
+            If False, tell all other ranks that this rank has given up, and wait for none.
         """
         self._native.close(bool(orderly))
 
     @property
     def closed(self) -> bool:
-        """Whether it or its communicator has been closed."""
+        """True if it or its communicator has been closed."""
         return bool(self._native.closed)
 
     def __enter__(self) -> ParameterServer:
@@ -560,7 +558,7 @@ class ParameterServer:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; after an exception not orderly."""
+        """Close the parameter server; not orderly after an exception."""
         self.close(kind is None)
 
 

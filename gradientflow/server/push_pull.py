@@ -1,4 +1,4 @@
-"""Pushes and pulls under way."""
+"""Handles of pushes and pulls under way."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Push:
     number : int
         Number of the push, from 1.
     nonfinite : tuple of two int or None
-        Once `wait` has returned "skipped": the rank, and its tensor whose gradient was not finite, if the rank named
-        one.
+        After `wait` has returned "skipped": rank and tensor of a gradient that was not finite, if the rank named it.
     """
 
     def __init__(self, native: Any, number: int) -> None:
@@ -29,11 +28,11 @@ class Push:
 
     @property
     def done(self) -> bool:
-        """Whether the policy lets this worker go on."""
+        """True if the policy lets this worker proceed."""
         return bool(self._native.may_go_on(self.number))
 
     def wait(self, timeout: float | None = None) -> str:
-        """Wait until the policy lets this worker go on.
+        """Wait until the policy lets this worker proceed.
 
         Parameters
         ----------
@@ -43,15 +42,15 @@ class Push:
         Returns
         -------
         {"applied", "skipped", "abandoned"}
-            "applied" if the push has changed the weights, "skipped" if a push of its round was to be skipped,
-            "abandoned" if a worker gave the round up.
+            "applied" if the push has changed the weights, "skipped" if a push of its round asked to skip it,
+            "abandoned" if a worker gave up the round.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If more than 1024 later pushes were skipped: the outcome of this one is not known any more.
+            If more than 1024 later pushes were skipped: the outcome of this push is no longer known.
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the push goes on and can be waited for again.
+            If the timeout passed first; the push continues and `wait` can be called again.
         gradientflow.errors.PeerError
             If a rank has died, given up, or closed the parameter server.
         gradientflow.errors.MismatchError
@@ -63,7 +62,7 @@ class Push:
 
 
 class Pull:
-    """Weights on their way from the servers. It lasts until the next pull."""
+    """Weights on their way from the servers. Valid until the next pull."""
 
     def __init__(self, native: Any, number: int, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
         self._native = native
@@ -73,7 +72,7 @@ class Pull:
 
     @property
     def done(self) -> bool:
-        """Whether the weights have come."""
+        """True if the weights have come."""
         return bool(self._native.has_come(self.number))
 
     def wait(self, timeout: float | None = None) -> None:
@@ -87,7 +86,7 @@ class Pull:
         Raises
         ------
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the pull goes on and can be waited for again.
+            If the timeout passed first; the pull continues and `wait` can be called again.
         gradientflow.errors.PeerError
             If a rank has died, given up, or closed the parameter server.
         """
@@ -99,18 +98,18 @@ class Pull:
         Parameters
         ----------
         index : int
-            Its place in the order given.
+            Index of the tensor.
         weights : array or int
-            float32, of as many elements; or the address of such memory.
+            float32, with as many elements; or the address of such memory.
         timeout : float, optional
-            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
+            Seconds to wait for missing weights; by default GRADIENTFLOW_TIMEOUT.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
             If there is no such tensor, or a later pull has replaced this one.
         gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
-            As `wait`; the weights that have come are in `weights` then.
+            See `wait`; then `weights` has the part that has come.
         """
         tensor = checked_index(index, len(self._shapes))
         if isinstance(weights, int):
@@ -119,34 +118,33 @@ class Pull:
             self._native.take(self.number, tensor, weights, timeout)
 
     def weights(self, index: int, timeout: float | None = None) -> NodeArray:
-        """Return the weights of tensor `index` where they lie, without a copy, once the whole pull has come.
+        """Return the weights of tensor `index` in place, without a copy, once the whole pull has come.
 
-        The array is in the memory of a server if one in this node has all of the tensor, as a single server has.
-        Otherwise, with servers in other nodes or several in this one, it is in node memory of this worker, where the
-        weights were received or are copied to.
+        If a server in this node has all of the tensor, as a single server has, the array is in that server's memory.
+        Otherwise it is in node memory of this worker, into which the weights were received or are copied.
 
         Parameters
         ----------
         index : int
-            Its place in the order given.
+            Index of the tensor.
         timeout : float, optional
-            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
+            Seconds to wait for missing weights; by default GRADIENTFLOW_TIMEOUT.
 
         Returns
         -------
         array
-            Read-only; of the shape of the tensor, in the dtype of the wire, or float32 if the pull is exact. Its values
-            are valid until the next pull of this worker, `finish` and `push_pull` included, or until the parameter
-            server is closed. Later they are undefined, but reading them does no harm.
+            Read-only; has the shape of the tensor and the dtype of the wire, or float32 if the pull is exact. Its
+            values are valid until the next pull of this worker, including `finish` and `push_pull`, or until the
+            parameter server is closed. Later they are undefined, but reading them does no harm.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
             If there is no such tensor, or a later pull has replaced this one.
         gradientflow.errors.ArgumentTypeError
-            If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
+            If the wire is bfloat16 and the package ml_dtypes, which NumPy needs for it, is missing.
         gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
-            As `wait`.
+            See `wait`.
         """
         tensor = checked_index(index, len(self._shapes))
         if tensor >= len(self._shapes):
@@ -157,7 +155,7 @@ class Pull:
         return found
 
     def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
-        """Copy the weights of all tensors as they come, as `take` does: there is no need to wait before."""
+        """Copy the weights of all tensors as they come, as `take` does, without a `wait` before."""
         found = checked_list("arrays", arrays, "arrays")
         if len(found) != len(self._shapes):
             raise ArgumentError(f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}")
@@ -167,7 +165,7 @@ class Pull:
 
 
 def checked_index(index: int, tensors: int) -> int:
-    """Return the index of a tensor; negative ones count from the end. The core refuses those that are too large."""
+    """Return the index of a tensor; negative indices count from the end. The core refuses too large ones."""
     found = checked_int("index", index, -tensors)
     return found + tensors if found < 0 else found
 

@@ -1,4 +1,4 @@
-"""Ranks that serve only: what workers tell them, and what they do until all workers have closed."""
+"""Ranks that only serve: commands of the workers to them, and their loop until all workers have closed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gradientflow.plain import dump, load
 
 
 class _Channel:
-    """Messages of any length among all ranks of a job. Collective."""
+    """Messages of any length among all ranks of a job. Making a channel is collective."""
 
     def __init__(self, everyone: Communicator) -> None:
         self._mailbox = make_mailbox(everyone, "the job")
         self._tags = self._mailbox.draw_rest()
 
     def send(self, to: int, message: bytes) -> None:
-        """Send to a rank; the message is lost if the rank is gone."""
+        """Send to a rank; the message is lost if the rank has ended."""
         memory = np.frombuffer(message, np.uint8)
         self._mailbox.send(memory.ctypes.data, memory.nbytes, memory, to, self._tags.at(0))
 
@@ -49,14 +49,14 @@ class _Channel:
 
 
 class ServerRanks:
-    """The ranks that serve the workers of a communicator. Collective over all ranks; those that serve call `serve`.
+    """The ranks that serve the workers of a communicator. Collective with ranks that serve, which call `serve`.
 
     Attributes
     ----------
     everyone : Communicator
         Workers and servers, workers first.
     count : int
-        How many ranks serve.
+        Number of ranks that serve.
     """
 
     def __init__(self, everyone: Communicator, workers: int) -> None:
@@ -67,12 +67,12 @@ class ServerRanks:
         self._closed = False
 
     def start(self, comm: Communicator, arguments: tuple[Any, ...]) -> None:
-        """Have all servers make a parameter server; the workers make it afterwards. Collective over the workers.
+        """Tell all servers to make a parameter server; the workers make it afterwards. Collective over the workers.
 
         Raises
         ------
         gradientflow.errors.GradientFlowError
-            On every worker, if a server cannot make it: for example because it does not know the class of a policy.
+            On every worker, if a server cannot make it, for example because it lacks the class of the policy.
         """
         failure = b""
         if comm.rank == 0:
@@ -86,10 +86,10 @@ class ServerRanks:
             raise GradientFlowError(reasons.tobytes().decode())
 
     def close(self) -> None:
-        """Tell the servers that this worker has closed. Twice is harmless."""
+        """Tell the servers that this worker has closed. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
-            with suppress(ClosedError):  # at the end of the process
+            with suppress(ClosedError):  # raised at the end of the process
                 self._tell("close", ())
             self._channel.close()
 
@@ -118,7 +118,7 @@ def serve(everyone: Communicator, workers: int) -> None:
     everyone : Communicator
         Workers and servers, workers first.
     workers : int
-        How many.
+        Number of workers.
 
     Raises
     ------
@@ -163,10 +163,10 @@ def serve(everyone: Communicator, workers: int) -> None:
 
 
 def _next_command(channel: _Channel, workers: set[int]) -> tuple[int, bytes] | None:
-    """Wait a moment for a command of a worker. Raise PeerError if none comes and a worker, which it names, is gone."""
+    """Wait a moment for a worker's command. If none comes and a worker has ended, raise PeerError, which names it."""
     try:
         found = channel.next(None, waits.WORKER_DIES.seconds)
-    except PeerError:  # all ranks are gone: the loop below names one
+    except PeerError:  # all ranks have ended: the loop below names one
         found = None
     for worker in sorted(workers):
         found = found or channel.next(worker, 0.0)
@@ -174,7 +174,7 @@ def _next_command(channel: _Channel, workers: set[int]) -> tuple[int, bytes] | N
 
 
 def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) -> None:
-    """Close the servers, after some time in which they can end by themselves and tell the workers why."""
+    """Close the servers, after a grace period in which they can end by themselves and tell the workers why."""
     for thread in threads:
         thread.join(waits.SERVER_ENDS.seconds)
     for native in natives:
@@ -196,13 +196,13 @@ def make_native(everyone: Communicator, workers: int | None, arguments: tuple[An
         repr(policy),
         policy.start,
         replicas,
-        *optimizer,  # the last ones
+        *optimizer,  # must be last
     )
 
 
 def _plain(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of `make_native` as plain values: of the policy the name of its class, and its settings."""
-    from gradientflow.description import plain_of  # here, as jobs without servers have no policies
+    """Return the arguments of `make_native` as plain values; the policy becomes its class's name and its settings."""
+    from gradientflow.description import plain_of  # imported here, as jobs without servers have no policies
 
     *others, policy, replicas, optimizer = arguments
     return (*others, plain_of(policy), replicas, optimizer)

@@ -1,4 +1,4 @@
-"""What server 0 records: statistics of the workers, and the events of the policy."""
+"""Records of server 0: statistics of the workers, and the events of the policy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class WorkerStatistics:
     Attributes
     ----------
     pushes : int
-        How many of its pushes have come.
+        Number of pushes received.
     waited : float
-        Seconds from its pushes until it could go on, all together.
+        Total seconds between its pushes and the permissions to proceed.
     staleness : dict of int to int
-        How often it went on, by its number of pushes ahead of the slowest worker.
+        Number of times that it proceeded, by its number of pushes ahead of the slowest worker.
     """
 
     pushes: int
@@ -29,18 +29,18 @@ class WorkerStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics so far, as server 0 knows them.
+    """Server 0's statistics so far.
 
     Attributes
     ----------
     rounds : int
-        How many rounds have been applied.
+        Number of rounds applied.
     barriers : int
-        How often all workers could go on at once.
+        Number of times that all workers could proceed at once.
     ends : int
-        How often all workers have finished.
+        Number of times that all workers have finished.
     workers : tuple of WorkerStatistics
-        By rank.
+        Statistics of each worker, by rank.
     """
 
     rounds: int
@@ -50,7 +50,7 @@ class Statistics:
 
 
 def statistics_of(record: Iterable[float], workers: int) -> Statistics:
-    """Read the statistics from the numbers in which the core sends them."""
+    """Return the statistics encoded in the core's numbers."""
     numbers = iter(record)
     rounds, ends, barriers = (int(next(numbers)) for _ in range(3))
     found = []
@@ -62,7 +62,7 @@ def statistics_of(record: Iterable[float], workers: int) -> Statistics:
 
 
 def events_of(record: Iterable[float]) -> list[Event]:
-    """Read the events of the policy, with its answers, from the numbers in which the core sends them."""
+    """Return the events of the policy, with its answers, encoded in the core's numbers."""
     numbers = iter(record)
     events = []
     for worker in numbers:

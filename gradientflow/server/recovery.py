@@ -1,4 +1,4 @@
-"""What is left of a parameter server when ranks are lost: the state after the last round that all its servers have."""
+"""Recovery of a parameter server after a loss of ranks: the state after the last round that all its servers have."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from gradientflow.errors import CommunicationError
 
 Array = npt.NDArray[np.float32]
 
-_ROUNDS = 3  # that servers keep: they are at most two rounds apart
+_ROUNDS = 3  # number of rounds that servers keep: they are at most two rounds apart
 
 
 class State(NamedTuple):
-    """Arrays and counts of all servers, each with an element for every weight, after a round."""
+    """Arrays and counts of all servers after a round, each with one element per weight."""
 
     round: int
     rows: list[Array]
 
 
 class Recovery:
-    """Puts the state of a parameter server together from what the ranks that are left have of it.
+    """Assembles the state of a parameter server from the parts that the survivors have.
 
-    Each server has its own part, and with ``replicas=1`` copies of another one's. A server that was made after a
-    recovery counts its rounds from the one with which it began.
+    Each server has its own part and, with ``replicas=1``, a copy of another server's part. A server made after a
+    recovery counts its rounds from the round with which it began.
 
     Parameters
     ----------
     native : object
         The core's parameter server.
     rows : int
-        How many arrays and counts its state has.
+        Number of arrays and counts in its state.
     elements : int
-        How many weights.
+        Number of weights.
     in_step : bool
-        Whether each round has a push of every worker: then the servers' parts are those after one round, the last that
-        all of them have. Else they are the latest.
+        True if each round has a push of every worker: then all parts are taken after the same round, the last that all
+        servers have. Otherwise the latest parts are taken.
 
     Attributes
     ----------
     ended : int or None
-        The rounds of which this rank knows that they have ended, where only those are to count.
+        Number of rounds that this rank knows to have ended, if only such rounds count.
     is_known : bool
-        Whether the servers have the weights with which training began, and not others that were given before.
+        True if the servers have the weights with which training began, not placeholders given before.
     state : State or None
         The whole state, on ranks that have it.
     """
@@ -57,32 +57,32 @@ class Recovery:
         self._rows = rows
         self._elements = elements
         self._in_step = in_step
-        self._number = 0  # of parameter servers, each made from what was left of the one before
-        self._last_number = 0  # of those of all ranks
+        self._number = 0  # number of this parameter server in the sequence of recoveries
+        self._last_number = 0  # largest such number of all ranks
         self._first_round = 0
         self._position = _Position(0, 0)
-        self._last_kept = 0  # by any rank
+        self._last_kept = 0  # `kept` of the rank with the latest position
         self.ended: int | None = None
         self.is_known = False
         self.state: State | None = None
         native.make_recoverable(_ROUNDS if in_step else 0)
 
     def find(self, comm: Communicator, *, is_new: bool = False) -> State | None:
-        """Return the state with which to go on, the same on all ranks; None if nothing was pushed yet. Collective.
+        """Return the state with which to continue, the same on all ranks; None if nothing was pushed yet. Collective.
 
-        The parameter server has to be closed.
+        The parameter server must be closed.
 
         Parameters
         ----------
         comm : Communicator
-            The ranks that are left, and newcomers.
+            Survivors and joiners.
         is_new : bool
-            Whether this rank has come later, so that what it has does not count.
+            True if this rank is a joiner, whose own state does not count.
 
         Raises
         ------
         gradientflow.errors.CommunicationError
-            On every rank, if a part of it is lost.
+            On every rank, if a part of the state is lost.
         """
         mine = {
             "number": -1 if is_new else self._number,
@@ -126,7 +126,7 @@ class Recovery:
             rows = self.state.rows if self.state is not None and comm.rank == -owner else []
         rows = [row.copy() for row in rows] or [np.zeros(self._elements, np.float32) for _ in range(self._rows)]
         for row in rows:
-            comm.allreduce(row.view(np.int32))  # one rank has the bits of an element, all others zero
+            comm.allreduce(row.view(np.int32))  # one rank has the bits of an element, all other ranks zero
         self.state = State(round_, rows)
         return self.state
 
@@ -136,13 +136,13 @@ class Recovery:
         self._position = _Position(self._position.kept + 1, 0)
 
     def note_end(self) -> None:
-        """Note that an iteration has ended, or may have on others."""
+        """Note that an iteration has ended here, or may have ended on other ranks."""
         self.state = None
         self._position = _Position(self._position.kept, self._position.since + 1)
         self.ended = None if self.ended is None else self.ended + 1
 
     def follow(self, former: Recovery) -> None:
-        """Count on from another parameter server, of which this one has got the state."""
+        """Continue the counts of a former parameter server, whose state this one has got."""
         self._number = self._last_number = former._last_number + 1
         self._position = _Position(former._last_kept + 1, 0)
         self.state, self.is_known = former.state, former.state is not None
@@ -151,7 +151,7 @@ class Recovery:
             self.ended = self._first_round
 
     def _is_newer(self, whole: list[tuple[int, int]], parts: list[_Part]) -> bool:
-        """Tell whether a rank has the whole state, and parts of it may be of before: ranks may have left with it."""
+        """Return True if a rank has the whole state and the parts may be older: ranks with newer ones may have left."""
         return bool(whole) and (not self._in_step or max(whole)[0] >= parts[0].round)
 
     def _absolute(self, rounds: list[int]) -> list[int]:
@@ -165,14 +165,14 @@ class Recovery:
 
 
 class _Position(NamedTuple):
-    """How far a rank is: how often it has kept the whole state, and how many iterations have ended since."""
+    """Progress of a rank: the number of times that it kept the whole state, and of iterations ended since."""
 
     kept: int
     since: int
 
 
 class _Part(NamedTuple):
-    """Which rank gives the part of which server, after which round."""
+    """Choice of the rank that gives a server's part, and of the round after which it is taken."""
 
     server: int
     round: int
@@ -180,8 +180,11 @@ class _Part(NamedTuple):
 
 
 def _parts(holdings: list[list[list[int]]], servers: int, ended: int | None, *, in_step: bool) -> list[_Part] | int:
-    """Choose who gives which part; return the first server whose part nobody has, or not after the same round."""
-    found: list[dict[int, int]] = [{} for _ in range(servers)]  # of each server, who has its part after a round
+    """Return the rank and round of each server's part; if a part is lost, the number of its server.
+
+    A part is lost if no rank has it, or, `in_step`, if no rank has it after the round common to all parts.
+    """
+    found: list[dict[int, int]] = [{} for _ in range(servers)]  # for each server, a rank with its part by round
     for rank, each in reversed([*enumerate(holdings)]):
         for server, first, last in each:
             found[server] |= dict.fromkeys(range(first, last + 1), rank)

@@ -1,4 +1,4 @@
-"""The settings of a push, as the core takes them."""
+"""Settings of a push in the form that the core takes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FIELDS = ("rate", "momentum", "weight_decay", "trust")
 
 
 class SettingRows:
-    """Turns settings into rows, one for all tensors or one for each; the last ones are remembered.
+    """Converter of settings to rows, one for all tensors or one for each. Remembers the last rows.
 
     Parameters
     ----------
     tensors : int
-        How many there are.
+        Number of tensors.
     """
 
     def __init__(self, tensors: int) -> None:
@@ -27,14 +27,14 @@ class SettingRows:
         self._last: tuple[Any, npt.NDArray[np.float32]] = (None, np.empty(0, np.float32))
 
     def rows(self, settings: Any) -> npt.NDArray[np.float32]:
-        """Return the row of each settings, after checking them.
+        """Check settings and return a row for each.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If one is out of range, or their number is wrong.
+            If a value is out of range, or the number of settings is wrong.
         gradientflow.errors.ArgumentTypeError
-            If one is not a number.
+            If a value is not a number.
         """
         if isinstance(settings, tuple) and settings == self._last[0]:
             return self._last[1]  # unchanged settings are checked once
