@@ -1,7 +1,7 @@
-"""Starting jobs: the launcher of the MPI library in use or one of our own, and the command lines for them.
+"""Launchers: that of the MPI library in use and our own, with the command lines that start jobs.
 
-Nearly everything here is plain text and look-ups: nothing is started except ``mpirun --version``, ``ssh -G`` and what
-removes temporary folders.
+Nearly all functions here only write text and look things up. They start nothing except ``mpirun --version``,
+``ssh -G`` and a process that removes temporary folders.
 """
 
 from __future__ import annotations

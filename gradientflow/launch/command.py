@@ -1,4 +1,4 @@
-"""The command lines that start jobs, and the variables that these need."""
+"""Command lines that start MPI jobs, and the environment variables that they need."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .hosts import check_count, read_hostfile, slots
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError
 from .ports import free_port
 
-# The folder for files of Open MPI's launcher. Their names contain its process number, so the files of a killed launcher
-# keep a later one with the same number from starting: a launcher that may be killed needs a folder of its own.
+# Folder for files of Open MPI's launcher. Their names contain its process number, so files of a killed launcher prevent
+# a later launcher with the same number from starting: a launcher that may be killed needs a folder of its own.
 SESSION_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 
 _RANK_SCRIPT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("rank_script.py")))
 
-# The daemons of Open MPI 5.0 miss the end of a process that ends as soon as it has begun, and wait for it for ever.
+# The daemons of Open MPI 5.0 miss the end of a process that ends at once, and wait for it forever.
 _NOT_TOO_SHORT = "0.1"
 
 
@@ -38,23 +38,23 @@ def mpirun_command(
     *,
     label: bool = False,
 ) -> list[str]:
-    """Write the command line that starts `ranks` ranks of `program`.
+    """Return the command line that starts `ranks` ranks of `program`.
 
     Parameters
     ----------
     launcher : Launcher
-        Which launcher to write it for.
+        MPI launcher to use.
     ranks : int
-        How many ranks to start.
+        Number of ranks to start.
     program : sequence of str
         The program and its arguments.
     hosts : str, optional
-        Where to start them, as ``name:slots,name:slots``; this machine by default.
+        Hosts for the ranks, as ``name:slots,name:slots``; this machine by default.
     servers : int, default 0
-        How many ranks to start beside them that only serve. Ranks then go to the hosts in turn, so that computing and
-        serving ranks share the hosts as evenly as can be.
+        Number of additional ranks that only serve. Ranks then go to the hosts in turn, so that computing and serving
+        ranks share the hosts as evenly as possible.
     label : bool, default False
-        Whether each line that a rank writes begins with its rank, in the way of the launcher.
+        True to begin each output line with its rank, in the launcher's format.
 
     Returns
     -------
@@ -80,12 +80,12 @@ def mpirun_command(
         command += ["--map-by", "node"]
     if label:
         command += ["--tag-output"] if launcher.version.startswith("4.") else ["--output", "rank"]
-    # Open MPI would bind each rank to one core by default. The core's progress thread and the threads of BLAS belong to
-    # the same process and would then all share that core; and across hosts that are really one machine (containers,
-    # network namespaces) every host's first rank would be bound to the same one.
+    # By default Open MPI binds each rank to one CPU core. Our progress thread and the threads of BLAS are in the same
+    # process and would all share that core. If several hosts are really one machine (containers, network namespaces),
+    # the first rank of every host would even be bound to the same core.
     command += ["--bind-to", "none"]
     if hosts is None and ranks + servers > slots() and not in_allocation():
-        # Only where it is needed: it also makes waiting ranks yield, which costs some latency.
+        # Only if needed: it also makes waiting ranks yield, which costs latency.
         command.append("--oversubscribe")
     if hosts is not None:
         command += ["--host", hosts]
@@ -103,29 +103,29 @@ def rank_program(
     bind: str = "none",
     transport: str = "auto",
 ) -> list[str]:
-    """Wrap `program` so that each rank finds in its environment the variables that PyTorch's launcher sets.
+    """Return `program` wrapped so that each rank has the environment variables that PyTorch's launcher sets.
 
     They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with several ranks on a host,
-    OMP_NUM_THREADS: the host's cores, divided among its ranks. The last three keep the values that the environment has.
+    OMP_NUM_THREADS: the host's cores, divided among its ranks. The last three keep existing values.
 
     Parameters
     ----------
     program : sequence of str
         The program and its arguments.
     hosts : str, optional
-        Where the job is started, as `mpirun_command` takes it.
+        Hosts of the job, as `mpirun_command` takes them.
     servers : int, default 0
-        How many of the ranks only serve; WORLD_SIZE is the number of the others.
+        Number of ranks that only serve; WORLD_SIZE does not count them.
     bind : str, default "none"
-        Which cores of its host a rank gets, as `share` takes it.
+        Binding of a rank to cores of its host, as `share` takes it.
     transport : {"auto", "mpi"}
-        What was asked for. With "mpi" ranks find GRADIENTFLOW_TRANSPORT, which overrides their settings file.
+        Transport asked for. "mpi" sets GRADIENTFLOW_TRANSPORT on the ranks, which overrides their settings file.
 
     Returns
     -------
     list of str
-        The program for `mpirun_command`. It adds some 15 milliseconds, and a tenth of a second with `hosts` or in an
-        allocation, where the launcher uses daemons.
+        Program for `mpirun_command`. The wrapper adds some 15 milliseconds; with `hosts` or in an allocation, where the
+        launcher uses daemons, a tenth of a second.
     """
     variables = {
         "MASTER_ADDR": master_of_environment("MASTER_ADDR") or _master_address(hosts),
@@ -140,7 +140,7 @@ def rank_program(
 
 
 def _master_address(hosts: str | None) -> str:
-    """Name the host of rank 0, as the others can reach it."""
+    """Return the name of rank 0's host by which all ranks can reach it."""
     if hosts is None and (file := hostfile_of_allocation()):
         hosts = read_hostfile(file)
     if hosts is not None:
@@ -151,14 +151,14 @@ def _master_address(hosts: str | None) -> str:
 
 
 def launch_environment(launcher: Launcher, hosts: str | None = None) -> dict[str, str]:
-    """Give the variables the launcher and its ranks need beside the environment of this process.
+    """Return the variables that the launcher and its ranks need in addition to this process's environment.
 
     Parameters
     ----------
     launcher : Launcher
-        Which launcher will be started.
+        Launcher to be started.
     hosts : str, optional
-        Where the job is started, as `mpirun_command` takes it. On other hosts each rank finds out by itself what its
+        Hosts of the job, as `mpirun_command` takes them. On other hosts each rank itself finds the components that its
         MPI library can skip at start.
 
     Returns
@@ -175,17 +175,17 @@ def launch_environment(launcher: Launcher, hosts: str | None = None) -> dict[str
 
 
 def module_command(module: str, arguments: Sequence[str]) -> list[str]:
-    """Write the command that calls ``main()`` of an installed module in a new interpreter.
+    """Return the command that calls ``main()`` of an installed module in a new interpreter.
 
-    ``python -m module`` would put the working folder at the head of the import path, where a folder named
-    ``gradientflow`` or a file named ``random.py`` hides the real one; here that entry is dropped first.
+    ``python -m module`` would put the working folder first in the import path, where a folder named ``gradientflow``
+    or a file named ``random.py`` hides the real module. This command removes that entry first.
 
     Parameters
     ----------
     module : str
-        The module's full name.
+        Full name of the module.
     arguments : sequence of str
-        What its ``main()`` finds in ``sys.argv[1:]``.
+        Arguments that its ``main()`` finds in ``sys.argv[1:]``.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What this process was started in: a job, an allocation of a batch system."""
+"""Detection of the job, and of the allocation of a batch system, in which this process was started."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from .machine import BINDINGS
 
 BIND = "GRADIENTFLOW_BIND"
 
-# Set by batch systems inside an allocation, where the launcher knows hosts and slots by itself.
+# Variables that batch systems set inside an allocation, where the launcher knows hosts and slots by itself.
 _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
-# Set where somebody has written the hosts into a file for MPI's launcher, as Kubernetes' MPIJob does.
+# Variables that name a file with the hosts for MPI's launcher, as Kubernetes' MPIJob writes it.
 _HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
 
 _PREFIXES = ("GRADIENTFLOW_", "JAX_", "XLA_", "MPITRAMPOLINE_")
 
 
 def ranks_of_this_job() -> int | None:
-    """Give the number of ranks of the job that MPI's launcher or ours started this process in; None outside one."""
-    ours = ["GRADIENTFLOW_SIZE"] if os.environ.get("GRADIENTFLOW_RANK") else []  # else it is of a job to come
+    """Return the number of ranks of the job in which MPI's launcher or ours started this process; None outside one."""
+    ours = ["GRADIENTFLOW_SIZE"] if os.environ.get("GRADIENTFLOW_RANK") else []  # without a rank, it is for a later job
     ranks = _number_in_environment(*ours, *(each["WORLD_SIZE"] for each in launcher_variables.MPI))
     return ranks if ranks is not None else tasks_of_step(os.environ)
 
 
 def rank_of_this_process() -> int | None:
-    """Give this process's rank in the job that MPI's launcher or ours started it in; None outside one."""
+    """Return this process's rank in the job in which MPI's launcher or ours started it; None outside one."""
     rank = _number_in_environment("GRADIENTFLOW_RANK", *(each["RANK"] for each in launcher_variables.MPI))
     return rank if rank is not None or tasks_of_step(os.environ) is None else _number_in_environment(RANK)
 
 
 def in_allocation() -> bool:
-    """Tell whether this process runs in an allocation of a batch system: MPI's launcher has its hosts from there."""
+    """Return True in an allocation of a batch system, which tells MPI's launcher the hosts."""
     return any(os.environ.get(name) for name in (*_ALLOCATION_VARIABLES, *_HOSTFILE_VARIABLES))
 
 
 def hostfile_of_allocation() -> str:
-    """Return the file from which MPI's launcher has its hosts; empty where there is none."""
+    """Return the file from which MPI's launcher reads its hosts; empty if there is none."""
     return next(filter(None, (os.environ.get(name) for name in _HOSTFILE_VARIABLES)), "")
 
 
 def asked_binding() -> str:
-    """Return which cores ranks are to get, by GRADIENTFLOW_BIND; see `share`."""
+    """Return the binding of ranks to cores, from GRADIENTFLOW_BIND; see `share`."""
     binding = os.environ.get(BIND) or "auto"
     if binding not in BINDINGS:
         raise LaunchError(f"{BIND} is {binding!r}: it is one of {', '.join(BINDINGS)}")
@@ -53,12 +53,12 @@ def asked_binding() -> str:
 
 
 def master_of_environment(name: str) -> str:
-    """Return MASTER_ADDR or MASTER_PORT, as chosen for a job to come; empty if they are of the job that this is in."""
+    """Return MASTER_ADDR or MASTER_PORT chosen for a new job; empty if they belong to the job of this process."""
     return "" if os.environ.get("RANK") and os.environ.get("WORLD_SIZE") else os.environ.get(name, "")
 
 
 def variables_to_forward(environment: Mapping[str, str]) -> list[str]:
-    """Name the variables that ranks on other hosts need, to which nothing goes by itself."""
+    """Return the names of variables to send to ranks on other hosts, which get none by themselves."""
     names = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV")
     return sorted(name for name in environment if name in names or name.startswith(_PREFIXES))
 

@@ -1,4 +1,4 @@
-"""The hosts of a job, and how many ranks they take."""
+"""Hosts of a job, and the number of ranks that each takes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def read_hostfile(path: str) -> str:
     Parameters
     ----------
     path : str
-        The file. Each line is ``name``, ``name:slots`` or ``name slots=N``; a name without a number has one slot, and
-        the slots of repeated names add up. ``#`` begins a comment.
+        Path of the file. Each line is ``name``, ``name:slots`` or ``name slots=N``; a name without a number has one
+        slot, and the slots of repeated names add up. ``#`` begins a comment.
 
     Returns
     -------
@@ -53,14 +53,14 @@ def read_hostfile(path: str) -> str:
 
 
 def slots(hosts: str | None = None) -> int:
-    """Count the ranks that can run without sharing a core: this machine's cores, or the slots of `hosts`."""
+    """Return the number of ranks that can run without sharing a core: this machine's cores, or the slots of `hosts`."""
     if hosts is None:
         return cores()
     return sum(slots_of(hosts).values())
 
 
 def slots_of(hosts: str) -> dict[str, int]:
-    """Read ``name:slots,name:slots``; the slots of repeated names add up."""
+    """Return the slots of each host in ``name:slots,name:slots``; the slots of repeated names add up."""
     if not _HOSTS.fullmatch(checked_instance("hosts", hosts, str)):
         raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,b:2), not {hosts!r}")
     found: dict[str, int] = {}
@@ -71,7 +71,7 @@ def slots_of(hosts: str) -> dict[str, int]:
 
 
 def hosts_of_ranks(hosts: str, ranks: int, servers: int = 0) -> list[str]:
-    """Return the host of each rank, as MPI's launchers place them: one host after the other, with servers in turn."""
+    """Return the host of each rank, in the order of MPI's launchers: host by host; with servers, in turn."""
     left = slots_of(hosts)
     if servers == 0:
         places = [name for name, count in left.items() for _ in range(count)]
@@ -84,7 +84,7 @@ def hosts_of_ranks(hosts: str, ranks: int, servers: int = 0) -> list[str]:
 
 
 def check_count(ranks: int, hosts: str | None) -> None:
-    """Refuse no ranks, more ranks than the hosts have slots, too many for the cores, or more than MPI can count."""
+    """Raise if there are no ranks, more than the hosts' slots, too many for the cores, or more than MPI can count."""
     if ranks < 1:
         raise LaunchError(f"a job needs at least one rank, not {ranks}")
     if in_allocation():
@@ -105,6 +105,6 @@ def check_count(ranks: int, hosts: str | None) -> None:
 
 
 def check_min_ranks(min_ranks: int, ranks: int) -> None:
-    """Refuse a job that needs no rank, or more than it has."""
+    """Raise if a job needs no rank, or more ranks than it has."""
     if not 1 <= min_ranks <= ranks:
         raise LaunchError(f"--min-ranks takes a number from 1 to {ranks}, the ranks of the job, not {min_ranks}")

@@ -1,8 +1,8 @@
-"""What a rank's environment tells JAX: the library that its CPU backend loads for collectives, and the job.
+"""Environment variables of a rank for JAX: the library that its CPU backend loads for collectives, and the job.
 
-JAX's CPU backend calls MPI through the library that MPITRAMPOLINE_LIB names: ours. A ``jax.distributed.initialize()``
-without arguments asks the clusters that JAX knows. Of these Open MPI's is nothing but variables, so every job can look
-like one: JAX takes OMPI_MCA_orte_hnp_uri for the sign of it, and OMPI_COMM_WORLD_RANK and its like for the rank.
+JAX's CPU backend calls MPI through the library named by MPITRAMPOLINE_LIB: ours. ``jax.distributed.initialize()``
+without arguments tries each kind of cluster that JAX knows. It detects Open MPI by variables alone, so any job can look
+like an Open MPI job: OMPI_MCA_orte_hnp_uri marks it, and OMPI_COMM_WORLD_RANK and similar variables give the rank.
 
 As a program, ``main PORT PROGRAM...`` runs on every rank of ``gradientflow run --jax`` in place of the program, sets
 these variables, and becomes the program.
@@ -34,21 +34,21 @@ _LOCAL_RANKS = tuple(each["LOCAL_RANK"] for each in (_OPEN_MPI, launchers.TORCHR
 
 
 def jax_variables(variables: Variables, port: int | None = None) -> dict[str, str]:
-    """Return the variables that a rank of a JAX program needs, as far as they are not set.
+    """Return the variables that a rank of a JAX program needs and that are not set.
 
     Parameters
     ----------
     variables : mapping of str to str
         The rank's environment.
     port : int, optional
-        A port of rank 0's host that is kept free for JAX's coordinator; by default the one behind MASTER_PORT, or one
-        that follows from the numbers of Slurm's step.
+        Port of rank 0's host that is kept free for JAX's coordinator; by default MASTER_PORT + 1, or a port that
+        follows from the numbers of Slurm's step.
 
     Returns
     -------
     dict of str to str
-        Outside a job, what all ranks share. Without a word on where rank 0's host is, none of those with which
-        ``jax.distributed.initialize()`` finds the job by itself.
+        Outside a job, only variables that all ranks share. If the host of rank 0 is unknown, it lacks the variables by
+        which ``jax.distributed.initialize()`` finds the job by itself.
     """
     needed = {_LIBRARY: str(jax_library()), _IMPLEMENTATION: "mpi"}
     way = find_way(variables)
@@ -62,7 +62,7 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
                 _OPEN_MPI["WORLD_SIZE"]: str(way.size),
                 _OPEN_MPI["LOCAL_RANK"]: str(_local_rank(variables)),
             }
-        if way.name in (MASTER, SLURM):  # which comes before MPI's launcher: see gradientflow.meeting.rules
+        if way.name in (MASTER, SLURM):  # GRADIENTFLOW_MEET precedes MPI's launcher: see gradientflow.meeting.rules
             needed |= {
                 "GRADIENTFLOW_MEET": _meeting_points(variables, way),
                 "GRADIENTFLOW_RANK": str(way.rank),
@@ -73,7 +73,7 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
 
 
 def jax_contradictions(variables: Variables) -> list[str]:
-    """Return a sentence for each variable of the environment that keeps JAX from using GradientFlow."""
+    """Return a sentence for each environment variable that prevents JAX from using GradientFlow."""
     sentences = []
     library = variables.get(_LIBRARY)
     if library and library != str(jax_library()):
@@ -87,7 +87,7 @@ def jax_contradictions(variables: Variables) -> list[str]:
 
 
 def jax_program(program: Sequence[str]) -> list[str]:
-    """Wrap a program so that each rank finds the variables of `jax_variables` in its environment."""
+    """Return a program wrapped so that each rank has the variables of `jax_variables` in its environment."""
     return module_command(__name__, [str(free_port()), *program])
 
 
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _coordinator(variables: Variables, way: Way, port: int | None) -> str:
-    """Return where rank 0 is to open JAX's coordinator; empty if nothing says which host that is."""
+    """Return the address at which rank 0 opens JAX's coordinator; empty if its host is unknown."""
     host = variables.get("MASTER_ADDR", "").strip("[]")
     if host and variables.get("MASTER_PORT"):
         return join_address(host, port or read_port(variables["MASTER_PORT"], "MASTER_PORT") + 1)
@@ -110,7 +110,7 @@ def _coordinator(variables: Variables, way: Way, port: int | None) -> str:
 
 
 def _meeting_points(variables: Variables, way: Way) -> str:
-    """Return where the ranks meet in place of their launcher's meeting point, which others may use, too."""
+    """Return meeting points in place of the launcher's, which other programs may use, too."""
     if way.name == SLURM:
         return ",".join(meeting_points(variables, "JAX"))
     host, port = split_address(way.at[0], way.name)

@@ -1,9 +1,10 @@
-"""The process that keeps the store where the ranks of a job meet, so that it outlives every rank.
+"""Server process of the store where the ranks of a job meet, so that the store outlives every rank.
 
     keeper ADDRESS          serves the store
-    keeper ADDRESS WHY      tells all who come why the ranks cannot meet, after the end of the process that served it
+    keeper ADDRESS WHY      replaces a server that has ended: refuses all processes, with the reason
 
-The launcher tells it, in lines of JSON, which ranks have ended for good: the others cannot meet without them.
+Its input has lines of JSON in which the launcher names the ranks that have ended for good: no ranks can meet without
+them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.meeting.stores import TOKEN
 from gradientflow.meeting.way import LACKS, OUTSIDE, PREFIX
 
-_SECONDS = 20.0  # in which a store of this process answers, on a busy machine too
+_SECONDS = 20.0  # time in which this process's own store answers, even on a busy machine
 
 
 def main() -> int:
-    """Serve the store at the address that is given until the input ends; return 69 if that cannot be done."""
+    """Serve the store at the given address until the input ends; return 69 if this is impossible."""
     address, *reasons = sys.argv[1:]
     try:
         store = load_core().TcpStore(address, True, _SECONDS, os.environ.get(TOKEN, ""))
@@ -40,7 +41,7 @@ def main() -> int:
 
 
 def _refuse(store: Any, why: str, outside: Mapping[int, str]) -> None:
-    """Tell all who come why the ranks cannot meet, and which are outside; the first reason stays."""
+    """Tell all later processes why the ranks cannot meet, and which ranks are outside; the first reason is kept."""
     store.compare_set(f"{PREFIX}/{LACKS}", None, why.encode())
     for rank, said in outside.items():
         store.set(f"{PREFIX}/{OUTSIDE}/{rank}", said.encode())

@@ -1,8 +1,7 @@
-"""Finding the launcher of the MPI library in use.
+"""Search for the launcher of the MPI library in use.
 
-The launcher has to come from the same MPI library that mpi4py and the core use, because another library's launcher
-starts N jobs of one rank instead of one job of N ranks. The PyPI wheels put it beside the Python interpreter, a system
-library on the PATH.
+The launcher must come from the MPI library that mpi4py and the core use: another library's launcher starts N jobs of
+one rank instead of one job of N ranks. PyPI wheels put it beside the Python interpreter, system libraries on the PATH.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ class LaunchError(ArgumentError):
 
 @dataclass(frozen=True)
 class Launcher:
-    """One MPI library's launcher.
+    """Launcher of an MPI library.
 
     Attributes
     ----------
     path : str
-        The program, as an absolute path.
+        Absolute path of the program.
     library : str
-        The MPI library it belongs to: ``OPEN_MPI``, or ``MPICH`` for that and its descendants.
+        MPI library that it belongs to: ``OPEN_MPI``, or ``MPICH`` for MPICH and its descendants.
     version : str
-        The version it reports.
+        Version that it reports.
     """
 
     path: str
@@ -54,13 +53,12 @@ def find_launcher(library: str | None = None) -> Launcher:
     Parameters
     ----------
     library : str, optional
-        ``OPEN_MPI`` or ``MPICH`` where it is known which one the core was built with; launchers of another library
-        are then passed over.
+        ``OPEN_MPI`` or ``MPICH`` if the core was built with it; launchers of other libraries are then skipped.
 
     Returns
     -------
     Launcher
-        The first fitting launcher: beside the interpreter, in Python's folders for scripts, then on the PATH.
+        First suitable launcher: beside the interpreter, in Python's folders for scripts, then on the PATH.
     """
     passed_over: list[Launcher] = []
     failures: list[str] = []
@@ -95,7 +93,7 @@ def _candidates() -> list[str]:
 
 
 def _identify(path: str) -> Launcher:
-    """Ask a launcher what it is; raises, with its output, if it fails or belongs to neither of the two libraries."""
+    """Identify the launcher at a path; raise, with its output, if it fails or belongs to neither library."""
     try:
         ended = subprocess.run(
             [path, "--version"],

@@ -1,4 +1,4 @@
-"""The cores of this machine: how many a process may use, and which of them each rank gets.
+"""CPU cores of this machine: their number for a process, and their division among ranks.
 
 Launchers load this file by its path: it imports nothing of the package.
 """
@@ -16,31 +16,32 @@ _ROOT = Path("/")
 
 
 def cores(usable: Set[int] | None = None, root: Path = _ROOT) -> int:
-    """Count the cores this process may use: physical ones, within its affinity and its control group's quota.
+    """Return the number of physical cores that this process may use, by its affinity and control group's quota.
 
     Parameters
     ----------
     usable : set of int, optional
-        The processors, in the system's numbers, to which its affinity limits it; by default those of this process.
+        Processors of the affinity, in the system's numbers; by default this process's affinity.
     root : Path
-        Where the system's files are.
+        Root folder of the system's files.
     """
     return max(1, min([len(_physical_cores(_usable(usable), root)), *_quotas(root)]))
 
 
 def share(binding: str, place: int, ranks: int, usable: Set[int] | None = None, root: Path = _ROOT) -> Set[int]:
-    """Return the processors that a rank gets, in the system's numbers.
+    """Return the processors of a rank, in the system's numbers.
 
     Parameters
     ----------
     binding : {"auto", "none", "core", "numa"}
-        With "auto", the cores are divided among the ranks if there is one for each; with "core" each gets one of its
-        share, with "numa" all of one NUMA node or of several. With more ranks than cores or nodes, "core" and "numa"
-        have neighbours share one. The processors of a core, its hyper-threads, stay together.
+        "none" gives each rank all processors. "auto" divides the cores among the ranks if there are enough, else acts
+        as "none". "core" gives each rank one core of its share, and "numa" all of one or more NUMA nodes. With more
+        ranks than cores or nodes, "core" and "numa" let neighbors share. The processors of a core (hyper-threads) stay
+        together.
     place, ranks : int
-        The number of the rank among those on this machine, and how many these are.
+        Number of the rank on this machine, and number of ranks there.
     usable, root
-        As for `cores`.
+        See `cores`.
     """
     processors = _usable(usable)
     if binding == "none" or (binding == "auto" and cores(processors, root) < ranks):
@@ -52,7 +53,7 @@ def share(binding: str, place: int, ranks: int, usable: Set[int] | None = None, 
 
 
 def bind(processors: Set[int]) -> None:
-    """Bind this process to processors; one that is bound to them already stays as it is."""
+    """Bind this process to processors, unless it is bound to them already."""
     if processors != os.sched_getaffinity(0):
         os.sched_setaffinity(0, processors)
 
@@ -62,7 +63,7 @@ def _usable(given: Set[int] | None) -> Set[int]:
 
 
 def _physical_cores(processors: Set[int], root: Path) -> list[Set[int]]:
-    """Divide processors into cores, those of a NUMA node one after the other."""
+    """Return processors grouped into cores, ordered by NUMA node."""
     found: dict[str, set[int]] = {}
     for number in sorted(processors):
         siblings = _read(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
@@ -72,7 +73,7 @@ def _physical_cores(processors: Set[int], root: Path) -> list[Set[int]]:
 
 
 def _numa_nodes(processors: Set[int], root: Path) -> list[Set[int]]:
-    """Divide processors into those of each NUMA node; a node without any is left out."""
+    """Return processors grouped by NUMA node; nodes without any are left out."""
     lists = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
     nodes = [processors & set(_numbers(_read(path))) for path in lists]
     rest = processors - frozenset().union(*nodes)
@@ -80,16 +81,16 @@ def _numa_nodes(processors: Set[int], root: Path) -> list[Set[int]]:
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """Read a list such as ``0-3,8``."""
+    """Yield the numbers of a list such as ``0-3,8``."""
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """Read how many cores' time this process's control group, and each above it, may take."""
+    """Yield the CPU quotas, in cores, of this process's control group and of each group above it."""
     for folder in _control_groups(root):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")  # of version 2
+        quota, _, period = _read(folder / "cpu.max").partition(" ")  # version 2 of control groups
         if not quota:
             quota, period = (_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         if quota.isdecimal() and period.isdecimal():
@@ -97,7 +98,7 @@ def _quotas(root: Path) -> Iterator[int]:
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """Give the folders of this process's control group of each version, and of all above it."""
+    """Yield the folders of this process's control groups, of both versions, and of all groups above them."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, own = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):

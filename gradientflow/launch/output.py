@@ -1,4 +1,4 @@
-"""Passing on what several processes write, whole lines at a time: else lines of ranks could mix.
+"""Forwarding of the output of several processes in whole lines, so that lines of ranks do not mix.
 
 Launchers load this file by its path: it imports nothing of the package.
 """
@@ -17,27 +17,27 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-_PROMPT_SECONDS = 0.1  # after which the beginning of a line is passed on
-_LARGEST_PIPE = 1 << 20  # what one without privileges may hold
+_PROMPT_SECONDS = 0.1  # delay before the beginning of an unfinished line is forwarded
+_LARGEST_PIPE = 1 << 20  # largest capacity of a pipe of an unprivileged user
 _NAMES = {1: "standard output", 2: "standard error"}
 
 
 @dataclass
 class Stream:
-    """What one process writes to one of its outputs."""
+    """Output stream of a process, standard output or standard error."""
 
-    target: int  # where it goes
-    label: bytes = b""  # begins each line
-    mark: bytes = b""  # begins a note, which is not passed on: a launcher says that it has started, and what has failed
-    due: float = math.inf  # when the beginning of a line is passed on
-    notes: list[bytes] = field(default_factory=list)  # that have come
-    is_over: bool = False  # its process has ended: what the pipe holds is all
-    ended: threading.Event = field(default_factory=threading.Event)  # nothing more is read
-    _begun: list[bytes] = field(default_factory=list)  # the last line, which has not ended, in pieces
-    _in_line: bool = False  # whether the beginning of a line has been passed on
+    target: int  # file descriptor to which the stream is forwarded
+    label: bytes = b""  # prefix of each line
+    mark: bytes = b""  # prefix of notes, which are not forwarded: a launcher reports its start and failures in them
+    due: float = math.inf  # time at which the beginning of an unfinished line is forwarded
+    notes: list[bytes] = field(default_factory=list)  # notes received
+    is_over: bool = False  # the process has ended: the rest of the stream is in the pipe
+    ended: threading.Event = field(default_factory=threading.Event)  # set once nothing more is read
+    _begun: list[bytes] = field(default_factory=list)  # pieces of the unfinished last line
+    _in_line: bool = False  # the beginning of an unfinished line has been forwarded
 
     def take(self, data: bytes) -> bytes:
-        """Take what has come; return what is to be passed on, in whole lines."""
+        """Take new data; return the data to forward, in whole lines."""
         lines, newline, rest = data.rpartition(b"\n")
         ended = self._take_pieces() + lines + newline if newline else b""
         if rest:
@@ -46,7 +46,7 @@ class Stream:
         return self._labelled(ended)
 
     def take_begun(self) -> bytes:
-        """Return the beginning of a line, which has no end yet, but not that of a note."""
+        """Return the beginning of an unfinished line, without the beginning of a note."""
         begun = self._take_pieces()
         if self.mark and (note := self._note_in(begun)):
             begun = begun.removesuffix(note)
@@ -54,9 +54,9 @@ class Stream:
         return self._labelled(begun)
 
     def _note_in(self, begun: bytes) -> bytes:
-        """Return the end of the beginning of a line, from a mark on, of which not all needs to have come."""
+        """Return the part of an unfinished line from a mark on; the mark itself may be incomplete."""
         _, mark, note = begun.partition(self.mark)
-        last = begun.rfind(self.mark[:1])  # nothing else in a mark is like its first byte
+        last = begun.rfind(self.mark[:1])  # no later byte of a mark equals its first byte
         return mark + note or (begun[last:] if last >= 0 and self.mark.startswith(begun[last:]) else b"")
 
     def _take_pieces(self) -> bytes:
@@ -77,12 +77,12 @@ class Stream:
 
 
 class Output:
-    """Passes on streams, in a thread."""
+    """Forwarder of streams, in a thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._streams: dict[int, Stream] = {}  # by the pipe that they come from
-        self._failed: set[int] = set()  # targets that could not be written
+        self._streams: dict[int, Stream] = {}  # streams by their pipe
+        self._failed: set[int] = set()  # targets with a failed write
         self._end, self._end_input = os.pipe()
         self._selector.register(self._end, selectors.EVENT_READ)
         self._is_finishing = False
@@ -90,7 +90,7 @@ class Output:
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
 
     def pipe_to(self, stream: Stream) -> int | None:
-        """Return a new pipe to one of this process's own outputs; None for a terminal that needs none."""
+        """Return a new pipe to one of this process's outputs; None for a terminal that needs no pipe."""
         if os.isatty(stream.target) and not (stream.label or stream.mark):
             return None
         read, write = os.pipe()
@@ -99,17 +99,17 @@ class Output:
         return write
 
     def start(self) -> None:
-        """Begin, once all processes have been started."""
+        """Start the thread; called once all processes have been started."""
         self._thread.start()
 
     def end(self, stream: Stream) -> None:
-        """Read what is left of a stream, whose process has ended; SIGCHLD comes when the stream has `ended`."""
+        """Read the rest of a stream whose process has ended; SIGCHLD comes when the stream has `ended`."""
         if not stream.is_over:
             stream.is_over = True
             os.write(self._end_input, b".")
 
     def finish(self) -> None:
-        """Begin to end, once the processes have ended: what they have left behind may still write, and is not heard.
+        """Begin to end; called once the processes have ended. Later output of processes left behind is dropped.
 
         SIGCHLD comes when `has_ended`.
         """
@@ -119,7 +119,7 @@ class Output:
 
     @property
     def is_lost(self) -> bool:
-        """Whether something could not be passed on."""
+        """True if some output could not be forwarded."""
         return bool(self._failed)
 
     def _pass_on(self) -> None:
@@ -133,7 +133,7 @@ class Output:
             _wake_launcher()
 
     def _pass_on_what_comes(self) -> bool:
-        """Wait for something, and pass it on; return whether more is to be waited for."""
+        """Wait for output and forward it; return False once `finish` was called."""
         due = min((stream.due for stream in list(self._streams.values())), default=math.inf)
         timeout = None if due == math.inf else max(0.0, due - time.monotonic())
         ready = [key.fd for key, _ in self._selector.select(timeout)]
@@ -153,25 +153,25 @@ class Output:
     def _pass_on_rest(self, pipe: int, stream: Stream) -> None:
         os.set_blocking(pipe, False)
         with contextlib.suppress(BlockingIOError):
-            self._write(stream, stream.take(os.read(pipe, _LARGEST_PIPE)))  # all that it holds
+            self._write(stream, stream.take(os.read(pipe, _LARGEST_PIPE)))  # reads all of the pipe
         self._write(stream, stream.take_begun())
         self._forget(pipe)
 
     def _write(self, stream: Stream, data: bytes) -> bool:
-        """Write what has been taken from a stream; return whether more is to be read."""
+        """Write data from a stream; return True if the stream should still be read."""
         if stream.mark and stream.target in self._failed:
-            return True  # for its notes
+            return True  # notes are still needed
         left = memoryview(data)
         try:
             while left:
                 left = left[_write_some(stream.target, left) :]
         except OSError as error:
             self._note_failure(stream.target, error)
-            return bool(stream.mark)  # a rank is to notice
+            return bool(stream.mark)  # a rank must notice: its pipe is closed
         return True
 
     def _note_failure(self, target: int, error: OSError) -> None:
-        """Say once that output is lost, unless its reader has left, as that of a pipe may."""
+        """Report once that output is lost, unless the reader of a pipe has closed it, as it may."""
         if target not in self._failed and error.errno != errno.EPIPE:
             with contextlib.suppress(OSError):
                 os.write(
@@ -188,7 +188,7 @@ class Output:
 
 
 def _write_some(target: int, data: memoryview) -> int:
-    """Write what fits, and return how much; wait for a pipe that does not do so by itself."""
+    """Write as much as fits, and return how much; wait for a non-blocking target."""
     try:
         return os.write(target, data)
     except BlockingIOError:
@@ -197,5 +197,5 @@ def _write_some(target: int, data: memoryview) -> int:
 
 
 def _wake_launcher() -> None:
-    """Have the launcher look, as if a process had ended."""
+    """Wake the launcher by SIGCHLD, as if a process had ended."""
     os.kill(os.getpid(), signal.SIGCHLD)

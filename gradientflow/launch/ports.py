@@ -1,4 +1,4 @@
-"""Ports for a job's ranks to meet at."""
+"""Ports at which the ranks of a job meet."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import socket
 
 from .launcher import LaunchError
 
-_PORTS = range(20000, 30000)  # outside the ephemeral ports of Linux
+_PORTS = range(20000, 30000)  # ports outside the ephemeral ports of Linux
 
 
 def free_port() -> int:
-    """Choose a port at random that is free on this machine."""
+    """Return a random free port of this machine."""
     for port in random.sample(_PORTS, 50):
         with contextlib.suppress(OSError), socket.socket() as trying:
             trying.bind(("", port))

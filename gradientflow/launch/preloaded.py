@@ -1,15 +1,14 @@
-"""Processes forked from one that has imported modules, in place of processes that import them anew.
+"""Fork server: ranks are forked from a process that has imported modules, in place of importing them in each rank.
 
-    python preloaded.py PROGRAM MODULE...              the nursery: imports the modules, forks when asked to
-    python -I -S preloaded.py CONNECTION PROGRAM...    what a launcher starts in place of python PROGRAM...
+    python preloaded.py PROGRAM MODULE...              the server: imports the modules, forks on request
+    python -I -S preloaded.py CONNECTION PROGRAM...    the proxy: started by a launcher in place of python PROGRAM...
 
-What the launcher starts stands in for the process: it passes its arguments, environment, folder, cores and streams to
-the nursery, which forks, passes on the signals that programs may handle, and ends as the fork has: with its status or
-by its signal. If it goes first, the nursery kills the fork. Its connection is a file that it was given open, by its
-number, or the path of a socket.
+The proxy sends its arguments, environment, folder, cores and streams to the server, which forks. The proxy relays the
+signals that programs may handle, and ends as the fork does: with its status or by its signal. If the proxy ends first,
+the server kills the fork. CONNECTION is the number of an open file descriptor, or the path of a socket.
 
-The nursery finds the other ends of such connections in its input, which is a socket, and ends with it. This file is
-run by its path: it imports nothing of the package, so that what stands in starts at once.
+The server gets the other ends of these connections through its input, a socket, and ends when it closes. This file is
+run by its path: it imports nothing of the package, so that the proxy starts at once.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 def stand_in(connection: socket.socket, arguments: list[str]) -> None:
-    """Have a process forked, and end as it does."""
+    """Request a fork, relay signals to it, and end as it does. Called by the proxy."""
     import marshal
 
     task = marshal.dumps((arguments, dict(os.environb), os.getcwd(), list(os.sched_getaffinity(0))))
     ending = b""
-    with connection, contextlib.suppress(ConnectionError):  # the nursery has ended, and killed the fork
+    with connection, contextlib.suppress(ConnectionError):  # the server has ended, and killed the fork
         streams = array.array("i", [0, 1, 2])
         connection.sendmsg([len(task).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
         connection.sendall(task)
 
         def pass_on(number: int, _: object) -> None:
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the server has just ended
                 connection.sendall(bytes([number]))
 
         for number in _PASSED_ON:
@@ -55,21 +54,21 @@ def stand_in(connection: socket.socket, arguments: list[str]) -> None:
         ending = connection.recv(64)
     status = int(ending or -signal.SIGKILL)
     if status < 0:
-        if -status != signal.SIGKILL:  # of which there is no other handling
+        if -status != signal.SIGKILL:  # SIGKILL has no other handler
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 
 
 class Nursery:
-    """Forks a process for each connection, and tells it how the process has ended.
+    """Fork server: forks a process for each connection, and reports through it how the process has ended.
 
     Parameters
     ----------
     source : socket.socket
-        Where connections come from.
+        Source of connections.
     accept : callable
-        Takes one from it; None once it has ended.
+        Returns a connection from `source`; None once it has ended.
     """
 
     def __init__(self, source: socket.socket, accept: Callable[[socket.socket], socket.socket | None]) -> None:
@@ -79,10 +78,10 @@ class Nursery:
         os.set_blocking(self._waking, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
-        self._forks: dict[int, socket.socket] = {}  # those that run, and what stands in for them
+        self._forks: dict[int, socket.socket] = {}  # running forks by process number, with connections to their proxies
 
     def serve(self) -> Task | None:
-        """Serve until the input is at its end; in a fork, return what it is to be."""
+        """Serve until the input ends, and return None; in a fork, return its task."""
         import select
 
         is_input = self._source.fileno() == 0
@@ -106,10 +105,10 @@ class Nursery:
                 return None
 
     def _pass_on(self, pid: int) -> None:
-        """Pass on signals; or the end of what stands in for a fork."""
+        """Relay signals from a proxy to its fork; kill the fork if the proxy has ended."""
         with contextlib.suppress(ConnectionError):
             if numbers := self._forks[pid].recv(64):
-                for number in numbers:  # the others the launcher sends to what a rank has started, too
+                for number in numbers:  # except for SIGUSR1 and 2, the fork's children get them, too
                     (os.kill if number in (signal.SIGUSR1, signal.SIGUSR2) else _signal_group)(pid, number)
                 return
         _signal_group(pid, signal.SIGKILL)
@@ -120,17 +119,17 @@ class Nursery:
 
         streams = array.array("i")
         head, passed, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * streams.itemsize))
-        if not passed:  # it was killed as it came
+        if not passed:  # the proxy was killed at its start
             connection.close()
             return None
         streams.frombytes(passed[0][2])
         text, size = b"", int.from_bytes(head, "little")
-        while len(text) < size and (part := connection.recv(size - len(text))):  # no more: signals may follow
+        while len(text) < size and (part := connection.recv(size - len(text))):  # exactly `size`: signals may follow
             text += part
         own = os.getpid()
         pid = os.fork()
         if pid:
-            with contextlib.suppress(OSError):  # it has done so itself, or has ended
+            with contextlib.suppress(OSError):  # the fork has done so itself, or has ended
                 os.setpgid(pid, pid)
             self._forks[pid] = connection
             for stream in streams:
@@ -154,7 +153,7 @@ class Nursery:
         return task
 
     def _reap(self) -> None:
-        """Tell how forks have ended."""
+        """Report to proxies how their forks have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -163,12 +162,12 @@ class Nursery:
             if pid == 0:
                 return
             if connection := self._forks.pop(pid, None):
-                with contextlib.suppress(OSError), connection:  # what stood in for it may have gone
+                with contextlib.suppress(OSError), connection:  # the proxy may have ended
                     connection.sendall(b"%d" % os.waitstatus_to_exitcode(status))
 
 
 def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has another one now
+    with contextlib.suppress(ProcessLookupError):  # the process has another group now
         os.killpg(pid, number)
 
 
@@ -181,13 +180,13 @@ def _end_with(parent: int) -> None:
 
 
 def become(arguments: list[str], environment: dict[bytes, bytes], folder: str, cores: list[int]) -> None:
-    """Be what python would be that had been started with these arguments, under this environment."""
+    """Run this process like a new ``python ARGUMENTS...`` with this environment, folder and cores."""
     os.environb.clear()
     os.environb.update(environment)
     os.chdir(folder)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background processes
     os.sched_setaffinity(0, cores)
-    if "numpy" in sys.modules:  # Python's own random numbers are others in each fork already
+    if "numpy" in sys.modules:  # Python's own random numbers already differ between forks
         sys.modules["numpy"].random.seed()
     hook = sys.excepthook
 
@@ -237,13 +236,13 @@ def _code(arguments: list[str]) -> types.CodeType:
 
 
 def _look_first_in(folder: str) -> None:
-    """Look for modules in a folder first, unless that is forbidden (python -P)."""
-    if not getattr(sys.flags, "safe_path", False):  # since Python 3.11
+    """Put a folder first in the import path, unless this is forbidden (python -P)."""
+    if not getattr(sys.flags, "safe_path", False):  # flag since Python 3.11
         sys.path[0] = folder
 
 
 def _received(source: socket.socket) -> socket.socket | None:
-    """Take a connection that was sent through a socket."""
+    """Return a connection that was sent through a socket; None once the socket has ended."""
     _, numbers, _, _ = socket.recv_fds(source, 1, 1)
     return socket.socket(fileno=numbers[0]) if numbers else None
 
@@ -253,7 +252,7 @@ def _preload(name: str) -> None:
 
     try:
         importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # the program says so itself, if it needs it
+    except (Exception, SystemExit) as error:  # a program that needs the module fails by itself
         print(f"gradientflow: {name} cannot be preloaded: {type(error).__name__}: {error}", file=sys.stderr)
 
 

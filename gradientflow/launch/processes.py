@@ -1,22 +1,26 @@
-"""The launcher of jobs over TCP: starts processes, and ends them together.
+"""Launcher of jobs over TCP: starts processes, and ends them together.
 
     python -I -S processes.py JOB...
     python -I -S processes.py -
 
-JOB is what `gradientflow.launch.tcp` writes, in one or several words; for ``-`` it is the first line of the input, and
-the job ends with the input. This is a program of its own, as ``mpirun`` is, and imports nothing of the package, so that
-it starts at once. Its members are ranks, or launchers of the second kind, each for the ranks of a host. The first rank
-here reads the input. Where modules are to be preloaded, ranks are forked from a process that has imported them. What
-ranks write is passed on in whole lines, but to a terminal, to which they write themselves unless lines are labelled.
-When so many have failed that fewer are left than the job needs, the others have a moment to say what they have to say;
-the launcher of a host's ranks tells the first one what has failed, which decides. However this process ends, the ranks
-end, too. What has failed may be started again, and counts as left; ranks then find how often. Where a job may go on
-without some, a process of the launcher keeps the store where they meet, and says there who will not come. When that
-process ends, another one tells all who come that they cannot meet.
+JOB is the text of a job from `gradientflow.launch.tcp`, in one or more words. With ``-`` it is the first line of the
+input, and the job ends with the input. This is a program of its own, like ``mpirun``, and imports nothing of the
+package, so that it starts at once.
 
-A signal that is to end the launcher has it ask the ranks to end, and kill what is left after the time that the job
-gives them, or when a second signal comes. Signals that programs have for themselves, and those that stop and continue
-a job, are passed on to the ranks, also to those of other hosts.
+The members of a job are ranks, or launchers of the second form, one for the ranks of each host. The first rank here
+reads the input. If modules are preloaded, ranks are forked from a process that has imported them. Output of ranks is
+forwarded in whole lines; to a terminal they write directly unless lines are labeled.
+
+A launcher of a host's ranks reports failures to the first launcher, which decides. A failed member may be restarted; it
+then counts as a survivor, and its ranks find the number of restarts in their environment. If fewer ranks survive than
+the job needs, the survivors get a grace period to report errors before they are ended. However this process ends, the
+ranks end, too. If a job may continue without some ranks, a helper process of the launcher keeps the store where they
+meet, and notes there which ranks are missing for good. When the helper ends, another process tells all later processes
+that the ranks cannot meet.
+
+A signal that ends the launcher makes it ask the ranks to end. It kills the remaining ranks after the job's grace
+period, or on a second signal. SIGUSR1, SIGUSR2 and the signals that stop and continue a job are relayed to all ranks,
+also on other hosts.
 """
 
 from __future__ import annotations
@@ -47,44 +51,44 @@ else:
     from output import Output, Stream
 
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # set by nohup
     _ENDING -= {signal.SIGHUP}
-_OF_PROGRAMS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # would end what a rank has started and does not know them
+_OF_PROGRAMS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sent to ranks only: they end children without a handler
 _PASSED_ON = _OF_PROGRAMS | {signal.SIGTSTP, signal.SIGCONT}
 _WATCHED = _ENDING | _PASSED_ON | {signal.SIGCHLD}
-_NURSERY_SECONDS = 0.1  # in which a nursery that has killed its ranks by its death is seen to have ended
-_NOT_STARTED = 127  # as a shell says it
+_NURSERY_SECONDS = 0.1  # time in which the death of a fork server, which kills its ranks, becomes visible
+_NOT_STARTED = 127  # a shell's exit status for a missing program
 _SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
 _PRELOADED = os.path.join(_FOLDER, "preloaded.py")
 _TOKEN = "GRADIENTFLOW_TOKEN"
 _RESTARTS = "GRADIENTFLOW_RESTARTS"
 _PLACE = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
-_LONG_LIFE = 30.0  # seconds; whoever has lived so long is started again at once
-_LONGEST_ABSENCE = 3600.0  # seconds; attempts to come back to the job that cannot reach it count after them
+_LONG_LIFE = 30.0  # seconds; a member that has lived so long is restarted at once
+_LONGEST_ABSENCE = 3600.0  # seconds of failing to reach the job again, after which such starts count as restarts
 
-_is_done = threading.Event()  # who is started again comes too late: a rank has done its work, or the store is gone
-_is_deserted = threading.Event()  # the input has ended from which the job has come
+_is_done = threading.Event()  # restarts are useless: a rank has done its work, or the store has ended
+_is_deserted = threading.Event()  # the input that gave the job has ended
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
 class Member:
-    """A process that this one has started: a rank, or the launcher of a host's ranks."""
+    """A process started by this one: a rank, or the launcher of a host's ranks."""
 
     name: str
     ranks: list[int]
     process: subprocess.Popen[bytes]
     output: Stream
-    has_group: bool  # of processes, with what it has started
+    has_group: bool  # it and its children are a process group
     is_launcher: bool
-    number: int  # among those that the job describes
+    number: int  # index among the members that the job describes
     since: float = field(default_factory=time.monotonic)
-    _taken: int = 0  # of the notes
+    _taken: int = 0  # number of notes taken
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and to what it has started; to the ranks of a launcher."""
+        """Send a signal to a rank and its children, or to the ranks of a launcher."""
         if self.is_launcher:
             self._tell(str(int(number)))
             return
@@ -95,15 +99,15 @@ class Member:
                 self.process.send_signal(number)
 
     def end(self, *, soon: bool) -> None:
-        """Ask it to end; the end of its input tells a launcher to do it soon."""
+        """Ask it to end; if `soon`, tell a launcher so by the end of its input."""
         if self.is_launcher and soon:
             self.close_input()
         else:
             self.signal(signal.SIGTERM)
-            self.signal(signal.SIGCONT)  # it may have been stopped
+            self.signal(signal.SIGCONT)  # it may be stopped
 
     def kill(self) -> None:
-        """Kill it; the end of its input first tells a launcher to kill its ranks."""
+        """Kill it; for a launcher, first end its input, which makes it kill its ranks."""
         if self.process.stdin is not None and not self.process.stdin.closed:
             self.close_input()
         elif self.has_group:
@@ -113,16 +117,16 @@ class Member:
             self.process.kill()
 
     def send_job(self, job: dict[str, Any]) -> None:
-        """Tell a launcher what to start."""
+        """Send a launcher its job."""
         self._tell(json.dumps(job))
 
     def forbid_restarts(self) -> None:
-        """Tell a launcher to start no rank again."""
+        """Tell a launcher to restart no rank."""
         self._tell("")
 
     def _tell(self, line: str) -> None:
         if self.process.stdin is not None and not self.process.stdin.closed:
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # the process has ended already
                 self.process.stdin.write(line.encode() + b"\n")
                 self.process.stdin.flush()
 
@@ -133,26 +137,26 @@ class Member:
                 self.process.stdin.close()
 
     def take_notes(self) -> list[dict[str, Any]]:
-        """Return what a launcher has told of its ranks."""
+        """Return a launcher's new notes about its ranks."""
         notes, self._taken = self.output.notes[self._taken :], len(self.output.notes)
         return [json.loads(note) for note in notes if note]
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is a rank, or a launcher that has said that it runs."""
+        """True for a rank, and for a launcher that has reported its start."""
         return not self.is_launcher or bool(self.output.notes)
 
 
 @dataclass
 class Absence:
-    """How a member that has been in the job fails to come back."""
+    """Failed attempts of a former member to reach the job again."""
 
-    starts: int = 0  # that could not reach the job
-    since: float | None = None  # when the first of those failed that followed each other
+    starts: int = 0  # number of starts that could not reach the job
+    since: float | None = None  # time of the first failure in the current series
 
 
 class Failure(NamedTuple):
-    """What has failed: ranks, who that is for people, how, and with which exit status."""
+    """A failure: the ranks, their name for messages, the way in which they ended, and the exit status."""
 
     ranks: list[int]
     who: str
@@ -161,12 +165,12 @@ class Failure(NamedTuple):
 
 
 class Helper:
-    """A process of the launcher's own that ranks need.
+    """A helper process of the launcher that ranks need.
 
     Parameters
     ----------
     what : str
-        What it is, for people.
+        Its purpose, for messages.
     """
 
     _process: subprocess.Popen[bytes] | None
@@ -175,9 +179,9 @@ class Helper:
         self._what = what
 
     def take_end(self, seconds: float = 0.0) -> tuple[int, str]:
-        """Return the status with which it ends in so many seconds, and a sentence's beginning about that.
+        """Return its exit status if it ends within `seconds`, and the beginning of a sentence about it.
 
-        They are 0 and empty while it runs, and once they were returned. It has to run for as long as the job does.
+        Return 0 and an empty text while it runs, and after the first report. It should run as long as the job.
         """
         if self._process is None:
             return 0, ""
@@ -189,7 +193,7 @@ class Helper:
 
 
 class Keeper(Helper):
-    """The process that keeps the store where ranks meet."""
+    """The helper process that keeps the store where ranks meet."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         super().__init__("that keeps the store of the job")
@@ -197,14 +201,14 @@ class Keeper(Helper):
         self._process = self._start()
 
     def tell(self, ranks: list[int], what: str) -> None:
-        """Say at the store that ranks have ended for good."""
+        """Note in the store that ranks have ended for good."""
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 self._process.stdin.write(json.dumps({"ranks": ranks, "what": what}).encode() + b"\n")
                 self._process.stdin.flush()
 
     def replace(self, why: str) -> None:
-        """Start a process in the place of the one that has ended, to tell all who come why the ranks cannot meet."""
+        """Start a process in place of an ended one, to tell all later processes why the ranks cannot meet."""
         self._successor = self._start(why)
 
     def _start(self, *more: str) -> subprocess.Popen[bytes]:
@@ -213,7 +217,7 @@ class Keeper(Helper):
 
 
 class Nursery(Helper):
-    """The process from which ranks are forked that have a job's modules imported."""
+    """The fork server: the helper process that has imported a job's modules and forks its ranks."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         super().__init__(f"that ranks{job.get('where', '')} are forked from")
@@ -231,9 +235,9 @@ class Nursery(Helper):
             )
 
     def stand_in(self, command: list[str]) -> tuple[list[str], socket.socket | None]:
-        """Return the command that stands in for a rank, and a connection that it has to be given open.
+        """Return the command of a rank's proxy, and the connection that it must inherit.
 
-        If there is no nursery any more, that is the command itself.
+        If the fork server has ended, return the rank's own command and None.
         """
         here, there = socket.socketpair()
         with there, contextlib.suppress(OSError):
@@ -250,15 +254,15 @@ class Members:
         self._job = job
         self._output = Output()
         self._parent = job.get("parent", os.getppid())
-        self.status = 0  # of the rank since whose end there are too few
+        self.status = 0  # exit status of the rank whose failure left too few ranks
         self._running: list[Member] = []
-        self._failed: set[int] = set()  # ranks
-        self._gone: set[int] = set()  # those of them that are not started again
-        self._quick_ends = [0] * len(job["members"])  # one after the other
-        self._absences: dict[int, Absence] = {}  # of members that have been in the job, by number
-        self._waiting: dict[int, tuple[float, Failure]] = {}  # members that are to be started again, when, and why
+        self._failed: set[int] = set()  # failed ranks
+        self._gone: set[int] = set()  # failed ranks that are not restarted
+        self._quick_ends = [0] * len(job["members"])  # consecutive quick failures of each member
+        self._absences: dict[int, Absence] = {}  # absences of former members, by number
+        self._waiting: dict[int, tuple[float, Failure]] = {}  # members to restart: the time, and their failure
         self.are_to_end = False
-        self._has_begun = True  # on all hosts, as far as is known
+        self._has_begun = True  # the job has begun on all hosts, as far as is known
         self._keeper = Keeper(job) if job.get("keeper") else None
         self._nursery = Nursery(job) if job.get("preload") else None
         for number, member in enumerate(job["members"]):
@@ -266,38 +270,38 @@ class Members:
         self._output.start()
 
     def __len__(self) -> int:
-        """Return how many still run, or are to run again."""
+        """Return the number of members that run or will be restarted."""
         return len(self._running) + len(self._waiting)
 
     @property
     def next_start(self) -> float | None:
-        """When the next one is to be started again."""
+        """Time of the next restart; None if none is planned."""
         return min((moment for moment, _ in self._waiting.values()), default=None)
 
     @property
     def patience(self) -> float:
-        """How many seconds the others have to report, once there are too few: none if there has been no job."""
+        """Grace period in seconds for survivors to report errors once they are too few; 0 if the job never began."""
         return waits.REPORT.seconds if self._has_begun else 0.0
 
     @property
     def are_deserted(self) -> bool:
-        """Whether who has started this launcher has ended, or cannot reach it any more."""
+        """True if the process that started this launcher has ended, or can no longer reach it."""
         return _is_deserted.is_set() or os.getppid() != self._parent
 
     @property
     def _starts_no_more(self) -> bool:
-        """Whether what fails stays so: a rank is done, or the job ends."""
+        """True if failed members are not restarted: a rank is done, or the job ends."""
         return _is_done.is_set() or self.are_to_end or self.status != 0
 
     def reap(self) -> None:
-        """Take note of those that have ended."""
+        """Handle members that have ended, and notes of launchers."""
         self._check_nursery()
         self._check_keeper()
         for member in self._running[:]:
             status = member.process.poll()
             if status is not None:
                 member.close_input()
-                if member.is_launcher and not member.output.ended.is_set():  # what it has told may not have been read
+                if member.is_launcher and not member.output.ended.is_set():  # its last notes may be unread
                     self._output.end(member.output)
                     status = None
                 else:
@@ -306,14 +310,14 @@ class Members:
                 self._take(note)
             if status and not self._gone.issuperset(member.ranks):
                 self._has_begun &= member.has_begun
-                number = status if status > 0 else 128 - status  # as a shell says it
+                number = status if status > 0 else 128 - status  # a shell's status for a signal
                 failure = Failure(member.ranks, self._who(member), _how(member, status), number)
                 self._fail(failure, again=self._plan_restart(member, failure, status))
             elif status == 0 and not member.is_launcher:
                 self._take({"done": member.ranks})
 
     def start_again(self) -> None:
-        """Start those again whose time has come."""
+        """Restart the members that are due."""
         for number, (moment, failure) in list(self._waiting.items()):
             if self._starts_no_more:
                 del self._waiting[number]
@@ -327,14 +331,14 @@ class Members:
                 self._start(number, described)
 
     def signal(self, number: int) -> None:
-        """Send a signal to all that still run; one that stops a job stops this process, too."""
+        """Send a signal to all running members; SIGTSTP stops this process, too."""
         for member in self._running:
             member.signal(number)
-        if number == signal.SIGTSTP and "where" not in self._job:  # there the signal to continue comes by the input
+        if number == signal.SIGTSTP and "where" not in self._job:  # on other hosts SIGCONT comes by the input
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def end(self, *, after_signal: bool) -> float:
-        """Ask all that still run to end; return how many seconds they have."""
+        """Ask all running members to end; return their grace period in seconds."""
         self.are_to_end = True
         is_urgent = self.are_deserted or not after_signal
         for member in self._running:
@@ -344,25 +348,25 @@ class Members:
         return for_launchers + (grace if is_urgent or not self._running else float(self._job["grace"]))
 
     def kill(self) -> None:
-        """Kill all that still run; what has ended is not heard any more."""
+        """Kill all running members; drop members that have ended meanwhile."""
         self._running = [member for member in self._running if member.process.poll() is None]
         for member in self._running:
             member.kill()
 
     def finish(self) -> bool:
-        """Pass on what ranks that have ended have written; return whether all of it has been."""
+        """Forward the remaining output of ended ranks; return True once all of it is forwarded."""
         if self.status != 0:
-            self._check_nursery(_NURSERY_SECONDS)  # ranks that are killed with it may be faster
+            self._check_nursery(_NURSERY_SECONDS)  # ranks killed with the fork server may end before it
         self._output.finish()
         return self._output.has_ended
 
     @property
     def output_is_lost(self) -> bool:
-        """Whether something that ranks of this host have written could not be passed on."""
+        """True if output of this host's ranks could not be forwarded."""
         return self._output.is_lost and "where" not in self._job
 
     def _take(self, note: dict[str, Any]) -> None:
-        """Take note of what has become of ranks."""
+        """Handle a note about ranks."""
         if "failed" in note:
             self._fail(Failure(*note["failed"]), again=note["again"])
             return
@@ -370,7 +374,7 @@ class Members:
             self._lose(Failure(*note["lost"]))
             return
         self._failed.difference_update(note.get("again", ()))
-        self._gone.difference_update(note.get("again", ()))  # those of a host that is started again as a whole
+        self._gone.difference_update(note.get("again", ()))  # ranks of a host that is restarted as a whole
         self._tell(note)
         for rank in note.get("done", ()):
             if self._keeper is not None:
@@ -383,11 +387,11 @@ class Members:
             _say(f"{end}, and the ranks with it")
 
     def _check_keeper(self) -> None:
-        """Act on the end of the store: no rank can join any more. Ranks that have met do not need it."""
+        """Handle the end of the store: no rank can join any more. Ranks that have met do not need it."""
         if (keeper := self._keeper) is None:
             return
         status, end = keeper.take_end()
-        if status == os.EX_UNAVAILABLE:  # as it has said: it has never served, so there is no job
+        if status == os.EX_UNAVAILABLE:  # it has never served, and has said so: there is no job
             self.status, self._has_begun = self.status or status, False
         elif end and not self.are_to_end:
             _say(f"{end}: no process can join the job any more, or be started again")
@@ -395,23 +399,23 @@ class Members:
             keeper.replace(f"{end}, and the ranks cannot meet without it")
 
     def _forbid_restarts(self) -> None:
-        """Start nothing again, here and on other hosts."""
+        """Forbid all later restarts, here and on other hosts."""
         if not _is_done.is_set():
             _is_done.set()
             for member in self._running:
                 member.forbid_restarts()
 
     def _tell(self, note: dict[str, Any]) -> bool:
-        """Tell the launcher that has started this one, if that is so; return whether it is."""
+        """Send a note to the launcher that started this one; return False if this is the first launcher."""
         if mark := self._job.get("mark"):
             with contextlib.suppress(OSError):
                 os.write(1, f"{mark}{json.dumps(note)}\n".encode())
         return mark is not None
 
     def _plan_restart(self, member: Member, failure: Failure, status: int) -> bool:
-        """Note when a member that has failed is to be started again; return whether it is.
+        """Plan the restart of a failed member; return False if it is not restarted.
 
-        A start that could not reach the job does not count where an earlier one could: a host is away.
+        A start that could not reach the job does not count as a restart if an earlier one could: its host is away.
         """
         number, now = member.number, time.monotonic()
         if self._starts_no_more:
@@ -432,7 +436,7 @@ class Members:
         return True
 
     def _fail(self, failure: Failure, *, again: bool = False) -> None:
-        """Take note that ranks have failed, and tell whoever decides, or decide what that means for the others."""
+        """Record a failure; report it to the first launcher, or decide its consequences here."""
         if self.are_to_end:
             return
         self._failed.update(failure.ranks)
@@ -448,7 +452,7 @@ class Members:
             self._count_out(failure)
 
     def _lose(self, failure: Failure) -> None:
-        """Take note that ranks that have failed are not started again after all."""
+        """Record that failed ranks are not restarted after all."""
         if self.are_to_end:
             return
         self._gone.update(failure.ranks)
@@ -456,7 +460,7 @@ class Members:
             self._count_out(failure)
 
     def _count_out(self, failure: Failure) -> None:
-        """Go on without ranks, or end the job if too few are left."""
+        """Continue without ranks that are lost for good, or end the job if too few survive."""
         several = f"rank {', '.join(map(str, failure.ranks))}: " if len(failure.ranks) > 1 else ""
         if self._keeper is not None:
             self._keeper.tell(failure.ranks, f"{several}{failure.who} {failure.how}")
@@ -467,7 +471,7 @@ class Members:
         return sum(len(_ranks(member)) for member in self._job["members"]) - len(without)
 
     def _consequence(self) -> str:
-        """Say what the failure of a rank means for the others."""
+        """Return the end of a message: the consequence of a failure for the survivors."""
         left, needed = self._left(self._failed), self._job["needed"]
         if left >= needed:
             return f": going on with {left} rank{'s'[: left != 1]}"
@@ -494,7 +498,7 @@ class Members:
             if has_group:
                 os.setpgid(0, 0)
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != launcher:  # which has ended meanwhile
+            if os.getppid() != launcher:  # the launcher has ended meanwhile
                 os._exit(1)
             if processors is not None:
                 os.sched_setaffinity(0, processors)
@@ -504,7 +508,7 @@ class Members:
         streams = [Stream(target, label, mark if target == 1 else b"") for target in (1, 2)]
         outputs = [self._output.pipe_to(stream) for stream in streams]
         command, connection = described.get("command") or self._job["command"], None
-        # A fork has a group of its own, which a terminal does not let read.
+        # A fork has a group of its own, which may not read from a terminal.
         if self._nursery is not None and "command" not in described and has_group:
             command, connection = self._nursery.stand_in(command)
         try:
@@ -533,17 +537,17 @@ class Members:
 
 
 def main() -> int:
-    """Run a job to its end; return the status of the rank since whose failure there were too few, or 0."""
+    """Run a job to its end; return the exit status of the rank whose failure left too few ranks, or 0."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     job = _read_job() if sys.argv[1] == "-" else json.loads("".join(sys.argv[1:]))
-    if parent := job.get("parent"):  # whose end is to be the end of this
+    if parent := job.get("parent"):  # this process must end with its parent
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:
             return _NOT_STARTED
     _draw_token(job)
     members = Members(job)
-    asked: float | None = None  # when they were asked to end
-    deadline: float | None = None  # for asking them, and then for killing them
+    asked: float | None = None  # time when the members were asked to end
+    deadline: float | None = None  # time to ask them, and later to kill them
     cause = 0
     while True:
         members.reap()
@@ -564,7 +568,7 @@ def main() -> int:
             continue
         if asked is None:
             asked, deadline = now, now + members.end(after_signal=received in _ENDING)
-        elif cause and not members:  # whoever reads the output has had time for it
+        elif cause and not members:  # a slow reader of the output has had its time
             return members.status or cause
         else:
             members.kill()
@@ -572,7 +576,10 @@ def main() -> int:
 
 
 def _read_job() -> dict[str, Any]:
-    """Read the job from the input, whose end then ends this process; whoever has sent it learns that it has come."""
+    """Read the job from the input, and report its arrival to the sender. Later the end of the input ends this process.
+
+    A thread reads further lines: numbers of signals to raise, or an empty line, which forbids restarts.
+    """
     lines = _lines_of_input()
     if not (text := next(lines, b"")):
         sys.exit(_NOT_STARTED)
@@ -581,7 +588,7 @@ def _read_job() -> dict[str, Any]:
 
     def follow() -> None:
         for line in lines:
-            if not line:  # a rank elsewhere has done what it was to do
+            if not line:  # a rank on another host has done its work, or the store has ended
                 _is_done.set()
             os.kill(os.getpid(), int(line or signal.SIGCHLD))
         _is_deserted.set()
@@ -592,7 +599,7 @@ def _read_job() -> dict[str, Any]:
 
 
 def _lines_of_input() -> Iterator[bytes]:
-    """Read lines as they come, without a lock that a thread could hold at the end of this process."""
+    """Yield lines as they come, without a lock that a thread could hold at the end of this process."""
     begun = b""
     with contextlib.suppress(OSError):
         while data := os.read(0, 1 << 16):
@@ -607,32 +614,32 @@ def _end_with_this() -> None:
 
 
 def _draw_token(job: dict[str, Any]) -> None:
-    """Give the ranks of a job a token in common, unless they have one: in a command line others could read it."""
+    """Give the ranks of a job a common token, unless they have one. In a command line, other users could read it."""
     token = os.urandom(32).hex()
     for each in [job, *(member["job"] for member in job["members"] if "job" in member)]:
         each.setdefault("environment", {}).setdefault(_TOKEN, token)
 
 
 def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:
-    """Give a member's environment, without what says that ``torchrun`` started its processes: it is another job's."""
+    """Return a member's environment, without ``torchrun``'s marks of the processes it started: that is another job."""
     outer = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     if "rank" not in member:
         return outer
     environment = {**outer, **job["environment"], **{name: str(member[key]) for name, key in _PLACE.items()}}
     if job.get("restarts") is not None:
         environment[_RESTARTS] = str(job.get("started", 0) + member.get("started", 0))
-    if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # else each would start a thread for every core
+    if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # else each rank starts a thread per core
         environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // member["of"]))
     return environment
 
 
 def _ranks(described: dict[str, Any]) -> list[int]:
-    """Return the ranks of a member: its own, or those of its host."""
+    """Return the ranks of a member: its own rank, or the ranks of its host."""
     return [each["rank"] for each in described["job"]["members"]] if "job" in described else [described["rank"]]
 
 
 def _how(member: Member, status: int) -> str:
-    """Say how a member has ended that has failed."""
+    """Return words for the way in which a failed member has ended."""
     how = _ending(status)
     if not member.is_launcher:
         return f"could not reach the job (exit status {status})" if _is_unreached(member, status) else how
@@ -644,7 +651,7 @@ def _how(member: Member, status: int) -> str:
 
 
 def _is_unreached(member: Member, status: int) -> bool:
-    """Tell whether a rank has said, by its exit status, that it could not reach the job, or ssh its host."""
+    """Return True if, by the exit status, a rank could not reach the job, or ssh could not reach its host."""
     return (status == _SSH_FAILED and not member.has_begun) if member.is_launcher else status == os.EX_TEMPFAIL
 
 
@@ -672,7 +679,7 @@ def _next_signal(deadline: float | None) -> int | None:
 def _name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # one of the real-time signals
+    except ValueError:  # a real-time signal
         return f"signal {number}"
 
 

@@ -1,11 +1,11 @@
-"""The script that runs on every rank in place of the program under MPI's launcher, and becomes the program.
+"""Script that MPI's launcher runs on every rank in place of the program, and that becomes the program.
 
     python -I -S rank_script.py PAUSE BINDING NAME=VALUE... -- PROGRAM...
 
-sleeps for PAUSE seconds, sets the variables, and those that PyTorch's launcher sets, and binds the process to the share
-of its rank. The kernel is to kill it when MPI's launcher ends first: after a SIGTERM that of Open MPI 5 may leave ranks
-behind that handle theirs. This file is run by its path, and imports two files of the package by theirs, so that it
-starts at once. A shell would drop variables whose names it cannot use itself.
+sleeps for PAUSE seconds, sets the given variables and those of PyTorch's launcher, and binds the process to the cores
+of its rank. It asks the kernel to kill it if MPI's launcher ends first: after a SIGTERM, Open MPI 5's launcher may
+leave behind ranks that handle the signal. This file is run by its path, and imports two files of the package by theirs,
+so that it starts at once. It is no shell script, as a shell drops variables whose names it cannot use.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import signal
 import sys
 import time
 
-_NOT_STARTED = 127  # as a shell says it
+_NOT_STARTED = 127  # a shell's exit status for a missing program
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Prepare this process, and become the program; return the exit status if there is none."""
+    """Prepare this process and become the program; return an exit status if it cannot be started."""
     pause, binding, *rest = sys.argv[1:]
     end = rest.index("--")
     variables, program = rest[:end], rest[end + 1 :]
@@ -41,9 +41,9 @@ def main() -> int:
         import machine  # type: ignore[import-not-found]
 
         machine.bind(machine.share(binding, place["LOCAL_RANK"], ranks_here))
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, as would the program
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the program would inherit that
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # MPI's launcher is started with those of a terminal blocked
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # MPI's launcher is started with a terminal's signals blocked
     try:
         os.execvp(program[0], program)
     except OSError as error:
@@ -52,8 +52,8 @@ def main() -> int:
 
 
 def _set_place() -> dict[str, int]:
-    """Set what PyTorch's launcher sets, from what MPI's launcher has set; return the place of this rank."""
-    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:  # of another job, which this is in
+    """Set the variables of PyTorch's launcher from those of MPI's launcher; return their values for this rank."""
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:  # left by an outer job
         del os.environ[name]
     import launcher_variables as launchers  # type: ignore[import-not-found]
 
@@ -62,7 +62,7 @@ def _set_place() -> dict[str, int]:
     place["WORLD_SIZE"] -= int(os.environ.get("GRADIENTFLOW_SERVERS") or 0)
     os.environ.update({name: str(value) for name, value in place.items()})
     ranks_here = place["LOCAL_WORLD_SIZE"]
-    if ranks_here > 1 and not os.environ.get("OMP_NUM_THREADS"):  # else each would start a thread for every core
+    if ranks_here > 1 and not os.environ.get("OMP_NUM_THREADS"):  # else each rank starts a thread per core
         os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks_here))
     return place
 

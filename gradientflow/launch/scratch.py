@@ -1,4 +1,4 @@
-"""Folders for temporary files, which go when their processes do, even killed ones."""
+"""Temporary folders that are removed when their processes end, even when they are killed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-# Reads to the end of its input, which comes when no process holds the other end any more.
+# Shell script that reads to the end of its input, which comes when no process holds the other end any more.
 _SWEEP = 'read -r _; exec rm -rf -- "$1"'
 
 
 class Scratch(NamedTuple):
-    """A folder, and a file descriptor: a process that inherits it keeps the folder until it has ended."""
+    """A folder and a file descriptor; a process that inherits the descriptor keeps the folder until it ends."""
 
     path: str
     holder: int
@@ -23,14 +23,14 @@ class Scratch(NamedTuple):
 
 @contextmanager
 def scratch_folder(prefix: str = "gradientflow-") -> Iterator[Scratch]:
-    """Make a folder that is removed when the block ends, or when this process does, however it ends.
+    """Make a folder that is removed when the ``with`` block ends, or when this process does, however it ends.
 
-    A process of its own waits for that, as one that is killed cannot remove anything.
+    A helper process waits for that, as a killed process cannot remove anything.
 
     Parameters
     ----------
     prefix : str
-        Begins its name, in the folder for temporary files.
+        Prefix of its name, in the folder for temporary files.
 
     Yields
     ------
@@ -48,7 +48,7 @@ def scratch_folder(prefix: str = "gradientflow-") -> Iterator[Scratch]:
             stdin=read,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # Ctrl-C must not end it
         )
         yield Scratch(path, write)
     finally:

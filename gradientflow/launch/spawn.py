@@ -1,4 +1,4 @@
-"""Ranks for one call of a function: processes of this machine, over TCP and node memory, without a launcher."""
+"""Ranks for a single call of a function: processes of this machine, over TCP and node memory."""
 
 from __future__ import annotations
 
@@ -22,43 +22,42 @@ from .spawned import CALL, EndedError, Outcome, dump, read_outcome
 from .tcp import GRACE_SECONDS, job_here, tcp_command
 
 _REPORT = "report"
-_ENDING_SECONDS = GRACE_SECONDS + 10.0  # more than the launcher takes to end all ranks
+_ENDING_SECONDS = GRACE_SECONDS + 10.0  # longer than the launcher takes to end all ranks
 
 
 def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = False) -> list[Any]:
-    """Call a function on new ranks of this machine, and return what it returns on each.
+    """Call a function on new ranks of this machine, and return the results of all ranks.
 
-    The ranks are processes, and form a job over TCP and node memory: `gradientflow.init` in the function gives their
-    communicator. What they print goes where this process's own output goes. They end with this process, however it
-    ends; where it is left by an exception, such as that of Ctrl-C, they have ended before: they get a SIGTERM, and have
-    30 seconds.
+    The ranks are processes, and form a job over TCP and node memory: `gradientflow.init` in the function returns their
+    communicator. Their output goes to this process's output. They end with this process, however it ends. If an
+    exception leaves `spawn`, such as that of Ctrl-C, the ranks have ended before: they get a SIGTERM, and 30 seconds.
 
     Parameters
     ----------
     function : callable
-        What to call, on every rank with the same arguments. It is sent by cloudpickle, so it may be defined in a
-        notebook, in the program itself or in another function. What it takes from ``__main__`` is copied.
+        Function to call, on every rank with the same arguments. It is sent by cloudpickle, so it may be defined in a
+        notebook, in the program itself or in another function. Objects that it uses from ``__main__`` are copied.
     ranks : int
-        How many ranks to start.
+        Number of ranks to start.
     *args
         The arguments.
     jax : bool, default False
-        Whether the ranks find in their environment what they find with ``gradientflow run --jax``.
+        True to give the ranks the environment of ``gradientflow run --jax``.
 
     Returns
     -------
     list
-        What the function has returned, by rank.
+        Results of the function, by rank.
 
     Raises
     ------
     Exception
-        What the function raises on a rank. Its cause names the rank, and has the traceback. When a rank fails, the
-        others have three seconds to notice it, and are then ended.
+        Exception raised by the function on a rank. Its cause names the rank, and has the traceback. After a failure,
+        the surviving ranks have three seconds to notice it, and are then ended.
     gradientflow.errors.PeerError
-        If a rank has ended otherwise, killed by a signal for example.
+        If a rank has ended by other means, for example killed by a signal.
     gradientflow.errors.ArgumentError
-        If the function, its arguments or what it returns cannot be sent to another process.
+        If the function, its arguments or its result cannot be sent to another process.
     """
     if not callable(function):
         raise ArgumentTypeError(f"spawn calls a function, and {function!r} is none")
@@ -89,9 +88,9 @@ def _result(outcome: Outcome, rank: int) -> Any:
 
 
 def _run(command: list[str]) -> int:
-    """Run the launcher to its end. It ends with this process; an exception here ends it, and its ranks.
+    """Run the launcher to its end. It ends with this process; an exception here ends it and its ranks.
 
-    A second one, of a second Ctrl-C, ends them at once.
+    A second exception, as from a second Ctrl-C, ends them at once.
     """
     launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
@@ -108,13 +107,13 @@ def _run(command: list[str]) -> int:
 
 
 def _read_report(path: Path) -> dict[int, str]:
-    """Return how ranks have ended that have failed before any were ended, in that order."""
+    """Return the ranks that failed before the launcher ended any, in order, each with how it ended."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {rank: each["how"] for each in map(json.loads, lines) for rank in each["ranks"]}
 
 
 def _raise_first(outcomes: list[Outcome], ended: dict[int, str]) -> None:
-    """Raise what made the job fail, if it has: what others raise because a rank has gone comes last."""
+    """Raise the cause if the job has failed. Errors that only follow from the loss of another rank come last."""
     missing = [rank for rank, outcome in enumerate(outcomes) if not outcome.has_come]
     for rank in filter(ended.get, missing):
         raise PeerError(f"rank {rank} {ended[rank]} before the function returned")

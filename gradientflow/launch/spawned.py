@@ -1,7 +1,7 @@
-"""A rank of `gradientflow.spawn`: calls the function, and leaves its outcome in a file.
+"""Program of a rank of `gradientflow.spawn`: calls the function, and writes its outcome to a file.
 
-The folder has the call, and gets an outcome of each rank. Everything in it is written by cloudpickle, whose data only
-the processes of one user exchange here.
+The folder holds the call, and gets the outcome of each rank. All files are pickles, which only processes of one user
+exchange here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALL = "call"
 
 
 class EndedError(Exception):
-    """The cause of an exception that a rank has raised: names the rank, and has its traceback."""
+    """Cause of an exception raised on a rank: names the rank, and has its traceback."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(f"rank {rank} raised it:\n\n{text}")
@@ -32,20 +32,20 @@ class EndedError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has come of the call on a rank.
+    """Outcome of the call on a rank.
 
     Attributes
     ----------
     has_come : bool
-        Whether the function has returned, or raised something.
+        True if the function has returned or raised an exception.
     value : bytes
-        What it has returned, pickled.
+        Its result, pickled.
     error : BaseException, optional
-        What it has raised.
+        Exception that it raised.
     traceback : str
-        From where it has come.
+        Traceback of the exception.
     time : float
-        When, by the machine's clock.
+        Time of the outcome, by the machine's clock.
     """
 
     has_come: bool = False
@@ -55,22 +55,22 @@ class Outcome:
     time: float = 0.0
 
     def result(self) -> Any:
-        """Return what the function has returned."""
+        """Return the result of the function."""
         return pickle.loads(self.value) if self.value else None
 
 
 def dump(value: Any) -> bytes:
-    """Pickle a value, with functions and classes that another process cannot import."""
+    """Pickle a value, including functions and classes that another process cannot import."""
     file = io.BytesIO()
     cloudpickle.dump(value, file)
     return file.getvalue()
 
 
 def read_outcome(folder: str, rank: int) -> Outcome:
-    """Return the outcome of a rank, as far as it has come."""
+    """Return the outcome of a rank; an empty one if the rank has not written it."""
     try:
         has_value, data, text, moment = pickle.loads(Path(folder, str(rank)).read_bytes())
-    except (OSError, EOFError, pickle.UnpicklingError):  # ended before it was written, or meanwhile
+    except (OSError, EOFError, pickle.UnpicklingError):  # the rank ended before or while writing
         return Outcome()
     if has_value:
         return Outcome(has_come=True, value=data, time=moment)
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def _call(path: Path, rank: int) -> bytes:
-    """Call the function, and return what it has returned, pickled."""
+    """Call the function, and return its pickled result."""
     sys.path[:], call = pickle.loads(path.read_bytes())
     try:
         function, args = pickle.loads(call)
@@ -110,7 +110,7 @@ def _call(path: Path, rank: int) -> bytes:
 
 
 def _dump_error(error: Exception) -> bytes:
-    """Pickle an exception; one that cannot be pickled, or loaded again, by its words."""
+    """Pickle an exception; if it cannot be pickled or loaded again, a RuntimeError with its text."""
     try:
         data = dump(error)
         pickle.loads(data)

@@ -1,7 +1,7 @@
-"""Jobs over TCP on several hosts: ssh starts a launcher on each, which finds what to start in its input.
+"""Jobs over TCP on several hosts: ssh starts a launcher on each, which reads its job from its input.
 
-So nothing of the job, its token above all, is in a command line that others can read, and the ranks of a host end when
-its connection does.
+So no part of the job, above all its token, is in a command line that other users can read, and the ranks of a host end
+with its connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def tcp_job(
     min_ranks: int | None = None,
     restarts: int = 0,
 ) -> TcpJob:
-    """Describe a job of this machine, or of hosts that are given as ``name:slots,name:slots``; see `job_here`."""
+    """Return a job of this machine, or of the hosts in ``name:slots,name:slots``; see `job_here`."""
     if hosts is None:
         nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
         if in_allocation() and nodes != "1":
@@ -57,15 +57,15 @@ def tcp_job(
 
 
 def command_over_tcp(job: TcpJob) -> list[str]:
-    """Write the command line that starts a job here or on its hosts, as `tcp_command`."""
+    """Return the command line that starts a job here or on its hosts; see `tcp_command`."""
     return tcp_command(job) if not any(job.hosts) else _ssh_command(job)
 
 
 def _ssh_command(job: TcpJob) -> list[str]:
-    """Write the command line that starts a job on its hosts."""
+    """Return the command line that starts a job on its hosts."""
     if shutil.which("ssh") is None and not all(map(_is_this_machine, job.hosts)):
         raise LaunchError("there is no ssh on the PATH, by which ranks on other hosts are started")
-    mark, members = f"\x1e{secrets.token_hex(16)}", rank_members(job)  # text hardly has the first character
+    mark, members = f"\x1e{secrets.token_hex(16)}", rank_members(job)  # \x1e is rare in text
     passed_on = {name: os.environ[name] for name in variables_to_forward(os.environ) if name != TOKEN}
     environment = {**passed_on, **tcp_variables(job)}
     shared = {
@@ -96,7 +96,7 @@ def _ssh_command(job: TcpJob) -> list[str]:
 
 
 def meeting_host(hosts: Sequence[str]) -> str:
-    """Return the address of the first host, as the others reach it; MASTER_ADDR says it by hand."""
+    """Return the address of the first host by which all hosts reach it; MASTER_ADDR overrides it."""
     if given := master_of_environment("MASTER_ADDR"):
         return given
     first = hosts[0]
@@ -106,13 +106,13 @@ def meeting_host(hosts: Sequence[str]) -> str:
 
 
 def _keeper_towards(hosts: Sequence[str]) -> str:
-    """Return the address of this machine, as the hosts reach it."""
+    """Return the address of this machine by which the hosts reach it."""
     others = [host for host in hosts if not _is_this_machine(host)]
     return _own_address_towards(_address_of(others[0])) if others else "127.0.0.1"
 
 
 def ssh_settings(name: str) -> dict[str, str]:
-    """Return the settings of ssh for a host; empty if it does not say."""
+    """Return the settings of ssh for a host; empty if ssh does not report them."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         printed = subprocess.run(
             ["ssh", "-G", name],
@@ -128,7 +128,7 @@ def ssh_settings(name: str) -> dict[str, str]:
 
 
 def _command_there(host: str) -> str:
-    """Write what the shell of a host is to run: the launcher, in this folder, or a sentence about what is missing."""
+    """Return the command for the shell of a host: starts the launcher in this folder, or names a missing path."""
     folder, python, script = os.getcwd(), LAUNCHER[0], LAUNCHER[-2]
     needs = "Python environment and programs have the same paths on all hosts"
     no_folder = f"gradientflow: host {host} has no folder {folder}: {needs}"
@@ -146,7 +146,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _address_of(host: str) -> str:
-    """Return an address, or else the name that ssh has for a host: other hosts may know it."""
+    """Return the address of a host, or else the name that ssh has for it, which other hosts may know."""
     name = ssh_settings(host).get("hostname", host)
     with contextlib.suppress(OSError):
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -154,7 +154,7 @@ def _address_of(host: str) -> str:
 
 
 def _own_address_towards(address: str) -> str:
-    """Return the address of this machine that leads to another one; nothing is sent."""
+    """Return this machine's address on the route to another address; sends nothing."""
     try:
         family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as trying:

@@ -1,4 +1,4 @@
-"""The command lines that start jobs without MPI, and the variables that their ranks find."""
+"""Command lines that start jobs without MPI, and the variables of their ranks."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from .environment import master_of_environment
 from .hosts import check_count
 from .ports import free_port
 
-GRACE_SECONDS = 30.0  # as torchrun has it
+GRACE_SECONDS = 30.0  # the same as torchrun's
 
 _THIS_MACHINE = ""
-_LONGEST = 1 << 16  # word of a command line; Linux takes 128 KiB
+_LONGEST = 1 << 16  # longest word of a command line in bytes; Linux takes 128 KiB
 
-# The launcher, which reads from its input what to start; in place of the last word it takes that itself, in parts.
+# The launcher that reads its job from its input; the job itself, in parts, may replace the last word.
 LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), "-")
 
 
 @dataclass(frozen=True)
 class TcpJob:
-    """What a job over TCP consists of.
+    """Description of a job over TCP.
 
     Attributes
     ----------
     program : sequence of str
         The program and its arguments.
     hosts : sequence of str
-        The host of each rank, by rank; an empty name is this machine.
+        Host of each rank, by rank; an empty name is this machine.
     servers : int
-        How many of the ranks, the last ones, only serve.
+        Number of ranks, the last ones, that only serve.
     meet : str
-        The host where they meet: that of rank 0, as the others reach it.
+        Address of rank 0's host, where the ranks meet, by which all ranks reach it.
     agent : sequence of str
-        What starts a command on a host, given before the host's name; empty on this machine.
+        Command that starts a command on the host named after it; empty on this machine.
     label : bool
-        Whether each line that a rank writes begins with its rank.
+        True to begin each output line with its rank.
     bind : str
-        Which cores of its host a rank gets, as `share` takes it.
+        Binding of a rank to cores of its host, as `share` takes it.
     min_ranks : int, optional
-        With how many ranks the job goes on when others have failed; by default it needs all of them.
+        Least number of ranks with which the job continues after failures; by default it needs all.
     restarts : int
-        How often a process that has failed is started again.
+        Number of times that a failed process is restarted.
     keeper : str
-        The address of this machine, as ranks reach it, if its launcher is to keep the store where they meet, since the
-        job may go on without rank 0.
+        Address of this machine, as ranks reach it, if its launcher keeps the store where they meet, because the job may
+        continue without rank 0.
     preload : sequence of str
-        Modules to be imported once on each host, in a process from which the ranks are forked. The program is a command
+        Modules that are imported once on each host, in a process that forks the ranks. The program must be a command
         line of this Python.
     grace : float
-        How many seconds ranks have for ending after a signal from outside has asked them to.
+        Seconds that ranks have to end after a signal from outside asks them to.
     """
 
     program: Sequence[str]
@@ -79,27 +79,27 @@ class TcpJob:
 
     @property
     def needed(self) -> int:
-        """How many ranks have to be left for the job to go on."""
+        """Least number of ranks with which the job continues."""
         return len(self.hosts) if self.min_ranks is None else self.min_ranks
 
 
 def job_here(
     ranks: int, program: Sequence[str], servers: int = 0, *, label: bool = False, bind: str = "none"
 ) -> TcpJob:
-    """Describe a job of this machine.
+    """Return a job of this machine.
 
     Parameters
     ----------
     ranks : int
-        How many ranks to start.
+        Number of ranks to start.
     program : sequence of str
         The program and its arguments.
     servers : int, default 0
-        How many ranks to start beside them that only serve.
+        Number of additional ranks that only serve.
     label : bool, default False
-        Whether each line that a rank writes begins with its rank.
+        True to begin each output line with its rank.
     bind : str, default "none"
-        Which cores a rank gets, as `share` takes it.
+        Binding of a rank to cores, as `share` takes it.
     """
     ranks, program = checked_int("ranks", ranks), checked_list("program", program, "texts")
     check_count(ranks, None)
@@ -108,21 +108,21 @@ def job_here(
 
 
 def tcp_command(job: TcpJob, **more: Any) -> list[str]:
-    """Write the command line that starts a job.
+    """Return the command line that starts a job.
 
     Parameters
     ----------
     job : TcpJob
         The job.
     **more
-        What else the launcher is told: ``parent``, the number of the process with which it ends; ``report``, a file for
-        what it would say of ranks that have failed.
+        Further entries for the launcher: ``parent``, the number of the process with which it ends; ``report``, a file
+        for its reports of failed ranks.
 
     Returns
     -------
     list of str
-        The command of a launcher, whose exit status is that of the rank since whose failure fewer are left than the job
-        needs; 0 if that does not happen.
+        Command of a launcher. Its exit status is that of the rank whose failure left fewer ranks than the job needs, or
+        else 0.
     """
     environment = tcp_variables(job)
     told = {"environment": environment, "label": job.label, "bind": job.bind, "needed": job.needed}
@@ -137,7 +137,7 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
 
 
 def kept_store(job: TcpJob, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Describe to the launcher how often to start members again, and the process that keeps the store meanwhile."""
+    """Return the launcher's entries for restarts: their number, and the command of the process that keeps the store."""
     if job.min_ranks is None:
         return {}
     return {
@@ -147,13 +147,13 @@ def kept_store(job: TcpJob, variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def launcher_command(told: Mapping[str, Any]) -> list[str]:
-    """Write the command line of the launcher, which is told what to start."""
+    """Return the command line of the launcher with its job."""
     text = json.dumps(told)
     return [*LAUNCHER[:-1], *(text[start : start + _LONGEST] for start in range(0, len(text), _LONGEST))]
 
 
 def rank_members(job: TcpJob) -> list[dict[str, Any]]:
-    """Describe the ranks of a job to the launcher, by rank."""
+    """Return the launcher's entries for the ranks of a job, by rank."""
     members: list[dict[str, Any]] = []
     started: dict[str, int] = {}
     for rank, host in enumerate(job.hosts):
@@ -164,10 +164,9 @@ def rank_members(job: TcpJob) -> list[dict[str, Any]]:
 
 
 def tcp_variables(job: TcpJob) -> dict[str, str]:
-    """Give the variables that all ranks of a job share: where they meet, and those that PyTorch reads.
+    """Return the variables that all ranks of a job share: their meeting point, and variables that PyTorch reads.
 
-    Every rank finds GRADIENTFLOW_RANK, RANK, LOCAL_RANK and LOCAL_WORLD_SIZE beside them, and the token of the job,
-    which the launcher draws.
+    The launcher adds GRADIENTFLOW_RANK, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE and the token of the job, which it draws.
     """
     size = len(job.hosts)
     return {
@@ -175,14 +174,14 @@ def tcp_variables(job: TcpJob) -> dict[str, str]:
         "GRADIENTFLOW_MEET": join_address(job.keeper or job.meet, free_port()),
         "GRADIENTFLOW_SIZE": str(size),
         "WORLD_SIZE": str(size - job.servers),
-        SERVERS: str(job.servers),  # those of an outer job are not of this one
+        SERVERS: str(job.servers),  # replaces the value of an outer job
         "MASTER_ADDR": master_of_environment("MASTER_ADDR") or job.meet,
         "MASTER_PORT": master_of_environment("MASTER_PORT") or str(free_port()),
     }
 
 
 def command_lines(job: TcpJob) -> list[str]:
-    """Write what a shell would start each rank with, by rank."""
+    """Return the shell commands that would start the ranks, by rank."""
     variables, lines = {**tcp_variables(job), "GRADIENTFLOW_TOKEN": secrets.token_hex(32)}, []
     for rank, host in enumerate(job.hosts):
         own = {**variables, "GRADIENTFLOW_RANK": str(rank), "RANK": str(rank)}
