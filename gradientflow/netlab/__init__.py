@@ -1,4 +1,4 @@
-"""Hosts on one machine, with links of a given rate and delay."""
+"""Emulated hosts on one machine, with links of a given rate and delay."""
 
 from .lab import Netlab, end_leftovers
 from .link import RATE_VARIABLE, NetlabError, bytes_per_second, parse_delay, parse_link_down

@@ -1,24 +1,24 @@
 """Hosts on one machine: namespaces with their own names, addresses and processes, joined by links of a given rate.
 
 A host is a set of namespaces: network, host name, processes, mounts. The *control side*, from which jobs are started,
-is a network namespace. It holds two bridges::
+is a network namespace with two bridges::
 
     host0   eth0 10.0.0.1 ---- rate ----+
-    host1   eth0 10.0.0.2 ---- rate ----+-- bridge "data"      what ranks send each other
+    host1   eth0 10.0.0.2 ---- rate ----+-- bridge "data"      messages between ranks
             ...
     host0   ctl0 10.1.0.1 --------------+
-    host1   ctl0 10.1.0.2 --------------+-- bridge "control"   10.1.0.254: the launcher, and what ranks print
+    host1   ctl0 10.1.0.2 --------------+-- bridge "control"   10.1.0.254: the launcher, and output of ranks
             ...
 
-So neither starting a job nor its output counts against the rate, and the ranks of a host whose ``eth0`` is down can
-still be ended.
+So neither the start of a job nor its output counts against the rate, and ranks of a host can be ended even if its
+``eth0`` is down.
 
 Nothing here has a name outside the namespaces, so several netlabs can run at the same time. Namespaces live as long as
 a process in them. The first process of each waits for the end of a pipe from this process. However this process ends,
-the pipe ends with it, then the first processes, and then the kernel ends all other processes of the hosts and removes
+the pipe ends with it, and so do the first processes. The kernel then ends all other processes of the hosts, and removes
 links and bridges.
 
-With a delay a program takes the place of the bridge "data": the ``eth0`` of the hosts are TAP devices of it.
+With a delay, a program replaces the bridge "data": the ``eth0`` of the hosts are its TAP devices.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from .link import RATE_VARIABLE, NetlabError, link_limit, parse_delay
 
 _MOST_HOSTS = 250
 
-_MARK = "GRADIENTFLOW_NETLAB"  # a variable of all processes of a netlab; its value identifies the netlab's process
+_MARK = "GRADIENTFLOW_NETLAB"  # variable of all processes of a netlab; its value identifies the netlab's own process
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _SECONDS_TO_END = 5.0
 _SWITCH = Path(__file__).with_name("switch.py")
 
-# The names of the launcher's settings: for Open MPI 4, and for PRRTE, the launcher since Open MPI 5.
+# Names of the launcher's settings: for Open MPI 4, and for PRRTE, the launcher since Open MPI 5.
 _SETTINGS_OF_4 = {
     "agent": "OMPI_MCA_plm_rsh_agent",
     "hostfile": "OMPI_MCA_orte_default_hostfile",
@@ -86,18 +86,18 @@ exec nsenter --target $pid --net --uts --mount --pid=/proc/$pid/ns/pid_for_child
 
 
 class Netlab:
-    """Hosts on this machine, from ``with Netlab(...) as lab`` to the end of the block.
+    """Hosts on this machine, for the length of a block ``with Netlab(...) as lab``.
 
     Parameters
     ----------
     hosts : int
-        The number of hosts; they are called ``host0``, ``host1``, and so on.
+        Number of hosts; their names are ``host0``, ``host1``, and so on.
     rate : str
-        The sending rate of each ``eth0``, in the notation of ``tc`` (``1gbit``), or ``none`` for no limit.
+        Sending rate of each ``eth0``, in the notation of ``tc`` (``1gbit``), or ``none`` for no limit.
     ranks_per_host : int
-        The number of ranks for which a host has slots.
+        Number of slots for ranks on each host.
     delay : str
-        How long what a host sends is under way, such as ``5ms``; by default there is no delay.
+        Delay of each frame that a host sends, such as ``5ms``; none by default.
     """
 
     def __init__(self, hosts: int, rate: str = "none", ranks_per_host: int = 1, delay: str = "0s") -> None:
@@ -116,7 +116,7 @@ class Netlab:
         self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> Netlab:
-        """Create the hosts; after an exception none are left."""
+        """Create the hosts; after an exception, remove all of them."""
         _check_machine()
         with contextlib.ExitStack() as closing:
             self._control = closing.enter_context(_Namespaces("--net", _CONTROL_SCRIPT))
@@ -141,7 +141,7 @@ class Netlab:
         self._closing.close()
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Prefix a command such that it runs on the control side.
+        """Return a command with a prefix that runs it on the control side.
 
         Parameters
         ----------
@@ -151,23 +151,23 @@ class Netlab:
         Returns
         -------
         list of str
-            The prefixed command; its process becomes that of the given one.
+            The command with its prefix, which adds no process.
         """
         return self._control.command(command)
 
     @property
     def launcher_address(self) -> str:
-        """The address of the control side, where launchers run, as hosts reach it."""
+        """Address by which hosts reach the control side, where launchers run."""
         return _control_address(253)
 
     @property
     def agent(self) -> list[str]:
-        """What starts a command on a host from the control side: ``[*agent, host, command]``, as with ssh."""
+        """Command that, like ssh, starts a command on a host from the control side: ``[*agent, host, command]``."""
         return ["/bin/sh", self._agent.path]
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables that any job on the hosts finds. Settings of this process's environment are kept."""
+        """Environment variables of any job on the hosts. Settings of this process's environment are kept."""
         return {
             _MARK: _mark(os.getpid()),
             "NETLAB_HOSTS": self.slots,
@@ -179,12 +179,12 @@ class Netlab:
         }
 
     def environment(self, version: str) -> dict[str, str]:
-        """Give the variables with which Open MPI's launcher starts jobs on the hosts from the control side.
+        """Return the variables with which Open MPI's launcher starts jobs on the hosts from the control side.
 
         Parameters
         ----------
         version : str
-            Open MPI's.
+            Version of Open MPI.
 
         Returns
         -------
@@ -211,20 +211,20 @@ class Netlab:
         }
 
     def take_link_down(self, host: int, seconds: float) -> None:
-        """Take a host's ``eth0`` down after some seconds.
+        """Take down a host's ``eth0`` after some seconds.
 
         Parameters
         ----------
         host : int
-            The host's number.
+            Number of the host.
         seconds : float
-            The delay.
+            Time until then.
         """
         self._hosts[host].start(["sh", "-c", f"sleep {seconds:f}; ip link set eth0 down"])
 
     @contextlib.contextmanager
     def _switch(self) -> Iterator[None]:
-        """Start what passes frames on after a delay, and make devices for the hosts."""
+        """Start the switch program, which forwards frames after a delay and makes devices for the hosts."""
         devices = [f"data{number}" for number in range(len(self._hosts))]
         switch = subprocess.Popen(
             self._control.command([sys.executable, "-I", str(_SWITCH), f"{self._delay:f}", *devices]),
@@ -242,7 +242,7 @@ class Netlab:
                 reason = (said + switch.stdout.read()).strip().rpartition("\n")[2]
                 raise NetlabError(f"no link with a delay can be made here ({reason})")
             with contextlib.suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, switch.pid, -20)  # ranks that compute do not make it late
+                os.setpriority(os.PRIO_PROCESS, switch.pid, -20)  # computing ranks must not delay it
             yield
         finally:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -268,7 +268,7 @@ class Netlab:
                 host.run(["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *self._limit.split()])
 
     def _agent_script(self) -> str:
-        """Write the script that starts a command on a host, as ``ssh HOST COMMAND`` would."""
+        """Return the script that starts a command on a host, like ``ssh HOST COMMAND``."""
         lines = (
             f"{name}|{_data_address(number)}|{_control_address(number)}) pid={host.pid} ;;"
             for number, (name, host) in enumerate(zip(self._names, self._hosts, strict=True))
@@ -314,7 +314,7 @@ class _Namespaces:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # Ctrl-C at a terminal is not for it
+            start_new_session=True,  # Ctrl-C at a terminal must not end it
         )
         self._started: list[subprocess.Popen[bytes]] = []
         self.pid = self._first.pid
@@ -345,7 +345,7 @@ class _Namespaces:
         self.run(["ip", "-batch", "-"], lines)
 
     def start(self, command: Sequence[str]) -> None:
-        """Start a command that ends with the namespaces, one of which has to be a PID namespace."""
+        """Start a command that ends with the namespaces; these must include a PID namespace."""
         inside = self.command(command, f"--pid=/proc/{self.pid}/ns/pid_for_children")
         self._started.append(
             subprocess.Popen(inside, env=_environment(), stdin=subprocess.DEVNULL, start_new_session=True)
@@ -356,7 +356,7 @@ class _Namespaces:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._first.communicate(timeout=_SECONDS_TO_END)  # closes the pipe on which it waits
+            self._first.communicate(timeout=_SECONDS_TO_END)  # closes the pipe that the process waits for
         self._first.kill()
         self._first.wait()
         for process in self._started:
@@ -379,7 +379,7 @@ class _MemoryFile:
 
 
 def _check_machine() -> None:
-    """Refuse a machine on which no hosts can be created."""
+    """Raise if no hosts can be created on this machine."""
     if os.geteuid() != 0:
         raise NetlabError("only root can make hosts: run this command with sudo or as root")
     for name, package in _PROGRAMS.items():
@@ -388,7 +388,7 @@ def _check_machine() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Add the folders of the programs to the PATH, which may lack them for root without a login shell."""
+    """Return the environment with the programs' folders in the PATH, which root may lack without a login shell."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     return {**os.environ, "PATH": path}
 
@@ -402,16 +402,16 @@ def _control_address(number: int) -> str:
 
 
 def _mark(pid: int) -> str:
-    """Identify a process, unlike any later one of the same number; empty if it does not exist."""
+    """Return a mark of a process that no later process with the same number has; empty if it does not exist."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return ""
-    return f"{pid}-{status.rpartition(')')[2].split()[19]}"  # the time it was started
+    return f"{pid}-{status.rpartition(')')[2].split()[19]}"  # the time of its start
 
 
 def _leftovers() -> Iterable[int]:
-    """List the processes whose netlab has ended."""
+    """Yield the processes whose netlab has ended."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue

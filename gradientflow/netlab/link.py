@@ -1,4 +1,4 @@
-"""The link of a host: texts that say how fast it is, how late, and when it is cut."""
+"""Parsers of the options of a host's link: rate, delay, and time at which it goes down."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 
 from gradientflow.errors import GradientFlowError
 
-RATE_VARIABLE = "NETLAB_RATE"  # set by ``gradientflow netlab``; may be set by hand where the links are known
+RATE_VARIABLE = "NETLAB_RATE"  # set by ``gradientflow netlab``, or by hand if the links are known
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
 _LINK_DOWN = re.compile(r"(?:host)?(\d{1,3})@(\d+(?:\.\d+)?)", re.ASCII)
 _LONGEST_DELAY = 10.0
-_SLOWEST, _FASTEST = 1.0, 100e12 / 8  # bytes per second: tc counts those, and those of a burst in 32 bits
+_SLOWEST, _FASTEST = 1.0, 100e12 / 8  # bytes per second, the unit of tc, which counts a burst's bytes in 32 bits
 
-# After a pause a link sends a burst without limit. A large burst would make small messages faster than the link; a
-# small one would make fast links slower than their rate, because the kernel's timers are late by up to 0.1 ms.
-# Below 64 KiB, the size of its largest packets, the kernel splits every packet, at ten times the processor time.
+# After a pause a link sends a burst without limit. A large burst makes small messages faster than the link. A small
+# burst makes fast links slower than their rate, because the kernel's timers are late by up to 0.1 ms. If the burst is
+# below 64 KiB, the size of its largest packets, the kernel splits every packet, at ten times the processor time.
 _BURST_SECONDS = 128e-6
 _LEAST_BURST = 70_000
 
@@ -26,7 +26,7 @@ class NetlabError(GradientFlowError):
 
 
 def bytes_per_second(rate: str) -> float | None:
-    """Read a rate as ``tc`` writes it.
+    """Return the bytes per second of a rate in the notation of ``tc``.
 
     Parameters
     ----------
@@ -36,24 +36,24 @@ def bytes_per_second(rate: str) -> float | None:
     Returns
     -------
     float or None
-        The bytes; None for anything else.
+        Bytes per second; None for any other text.
     """
     match = _RATE.fullmatch(rate)
     return float(match[1]) * 1000.0 ** " kmgt".index(match[2] or " ") / 8 if match else None
 
 
 def link_limit(rate: str) -> str | None:
-    """Write the limit of a link for ``tc ... tbf``.
+    """Return the limit of a link as arguments of ``tc ... tbf``.
 
     Parameters
     ----------
     rate : str
-        The given text: a rate as ``tc`` writes it, or ``none``.
+        The given text: a rate in the notation of ``tc``, or ``none``.
 
     Returns
     -------
     str or None
-        The words, or None without a limit.
+        The arguments; None without a limit.
     """
     if rate == "none":
         return None
@@ -64,7 +64,7 @@ def link_limit(rate: str) -> str | None:
 
 
 def parse_delay(text: str) -> float:
-    """Read a time such as ``5ms``, in seconds.
+    """Return the seconds of a time such as ``5ms``.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def parse_delay(text: str) -> float:
     Returns
     -------
     float
-        The seconds.
+        Seconds.
     """
     match = _DELAY.fullmatch(text)
     if match is None or (seconds := float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]) > _LONGEST_DELAY:
@@ -83,19 +83,19 @@ def parse_delay(text: str) -> float:
 
 
 def parse_link_down(text: str, hosts: int) -> tuple[int, float]:
-    """Read ``HOST@SECONDS``, such as ``host1@2.5`` or ``1@2.5``.
+    """Return the host and time in ``HOST@SECONDS``, such as ``host1@2.5`` or ``1@2.5``.
 
     Parameters
     ----------
     text : str
         The given text.
     hosts : int
-        The number of hosts.
+        Number of hosts.
 
     Returns
     -------
     tuple of int and float
-        The host's number and the seconds.
+        Number of the host, and seconds.
     """
     match = _LINK_DOWN.fullmatch(text)
     if match is None or int(match[1]) >= hosts:

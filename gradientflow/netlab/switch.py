@@ -1,8 +1,8 @@
-"""A switch whose frames arrive late: what joins the hosts of a netlab with a delay, where the kernel has no netem.
+"""Ethernet switch with a delay, which joins the hosts of a netlab with a delay. It works without the kernel's netem.
 
-A program of its own, which netlab starts: ``switch.py SECONDS PORT...``. It makes a TAP device for each port, says so,
-and passes frames on until its standard input ends. A frame goes to the port where its receiver was heard of, or else to
-all others. The devices take segments that the kernel has not split, so that a frame has up to 64 KiB.
+A program of its own, which netlab starts: ``switch.py SECONDS PORT...``. It makes a TAP device for each port, reports
+this, and forwards frames until its standard input ends. A frame goes to the port from which its receiver last sent, or
+else to all other ports. The devices take segments that the kernel has not split, so a frame has up to 64 KiB.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _OFFLOADS = 0x01 | 0x02 | 0x04  # checksums, and segments of TCP over IPv4 and IPv6
-_HEADER = 10  # bytes in front of a frame: struct virtio_net_hdr
-_MOST = _HEADER + (1 << 16) + 64  # bytes of a frame
-_AT_ONCE = 64  # frames of a port before the others have their turn
+_HEADER = 10  # bytes before a frame: struct virtio_net_hdr
+_MOST = _HEADER + (1 << 16) + 64  # largest frame with its header, in bytes
+_AT_ONCE = 64  # largest number of frames read from a port before the next port
 
 
 def _tap(name: str) -> int:
@@ -34,12 +34,12 @@ def _tap(name: str) -> int:
 
 def _send(ports: list[int], frame: bytes) -> None:
     for port in ports:
-        with contextlib.suppress(OSError):  # a device that is down, or full: a network loses frames
+        with contextlib.suppress(OSError):  # the device is down or full: the frame is lost, as in a network
             os.write(port, frame)
 
 
 def main(seconds: float, names: list[str]) -> None:
-    """Pass frames on, each so many seconds after it has come."""
+    """Forward each frame `seconds` after its arrival."""
     ports = [_tap(name) for name in names]
     print("made", flush=True)
     heard_at: dict[bytes, int] = {}
