@@ -1,4 +1,4 @@
-"""Which pushes a parameter server applies together, and which workers may go on."""
+"""Policies of a parameter server: they choose the pushes that it applies together, and the workers that may proceed."""
 
 from __future__ import annotations
 

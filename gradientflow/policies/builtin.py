@@ -1,4 +1,4 @@
-"""The built-in policies, which run in the core."""
+"""Built-in policies, which run in the core."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gradientflow.errors import ArgumentError
 
 from .policy import Policy, RunningPolicy
 
-MOST_AHEAD = 100_000  # pushes; one decision may go through all of them
+MOST_AHEAD = 100_000  # pushes; a single decision may visit all of them
 
 
 class NativePolicy(Policy):
-    """A policy of the core: `name` is the constructor there, and the settings, in order, are its arguments."""
+    """A policy of the core: `name` is its constructor there, and the settings, in order, are the arguments."""
 
     def start(self, workers: int) -> RunningPolicy:
         """Return a new running policy for this number of workers."""
@@ -24,7 +24,7 @@ class NativePolicy(Policy):
 
 
 class BSP(NativePolicy):
-    """Bulk synchronous parallel: all workers wait until one push of each has been applied, together, as a mean."""
+    """Bulk synchronous parallel: all workers wait until the mean of one push of each has been applied."""
 
     name = "bsp"
     keeps_step = True
@@ -38,12 +38,12 @@ class ASP(NativePolicy):
 
 
 class SSP(NativePolicy):
-    """Stale synchronous parallel: a worker goes on while it is at most `staleness` pushes ahead of the slowest one.
+    """Stale synchronous parallel: a worker proceeds while at most `staleness` pushes ahead of the slowest worker.
 
     Parameters
     ----------
     staleness : int
-        0 or more.
+        Largest lead, in pushes: 0 or more.
 
     Raises
     ------
@@ -61,17 +61,17 @@ class SSP(NativePolicy):
 class DSSP(NativePolicy):
     """Dynamic stale synchronous parallel (elastic synchronization thesis): the fastest stops where it waits least.
 
-    Workers at most `low` pushes ahead of the slowest go on. A fast worker further ahead is granted more iterations, up
-    to `high` ahead: the number after which its predicted push is nearest to a predicted push of the slowest worker.
+    Workers at most `low` pushes ahead of the slowest proceed. A fast worker further ahead is granted more iterations,
+    up to `high` ahead: the number after which its predicted push is nearest to a predicted push of the slowest worker.
 
     Parameters
     ----------
     low, high : int
-        0 <= low <= high <= 100,000.
+        Bounds, in pushes ahead of the slowest worker: 0 <= low <= high <= 100,000.
     judged : {"fastest", "all"}
-        Who is granted iterations. "fastest", as in the thesis: only the fastest worker, when it pushes; once it waits,
-        it waits until it is within `low`. "all": every worker, when it pushes and, while it waits, at every push of
-        the slowest.
+        Workers that are granted iterations. "fastest", as in the thesis: only the fastest worker, when it pushes; once
+        it waits, it waits until it is within `low`. "all": every worker, when it pushes and, while it waits, at every
+        push of the slowest.
 
     Raises
     ------
@@ -99,14 +99,14 @@ class DSSP(NativePolicy):
 class ElasticBSP(NativePolicy):
     """Elastic bulk synchronous parallel (same thesis): barriers, placed where the workers wait least for each other.
 
-    After a barrier all workers go on until each has pushed twice. The next pushes of each worker are predicted from its
-    last interval. The barrier takes one predicted push of each, such that the time from the earliest to the latest is
-    smallest. Each worker runs up to its chosen push, and waits there for the others.
+    After a barrier all workers proceed until each has pushed twice. The next pushes of each worker are predicted from
+    its last interval. The barrier takes one predicted push of each worker, such that the time from the earliest to the
+    latest is smallest. Each worker runs up to its chosen push, and waits there for the rest.
 
     Parameters
     ----------
     lookahead : int, default 15
-        How many pushes are predicted for each worker, 1 to 100,000.
+        Number of pushes predicted for each worker, 1 to 100,000.
 
     Raises
     ------

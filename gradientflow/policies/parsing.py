@@ -1,4 +1,4 @@
-"""Policies named in words: ``ssp(3)``, or ``path/to/mine.py:Mine(1)``."""
+"""Parser of policies in words: ``ssp(3)``, or ``path/to/mine.py:Mine(1)``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def parse_policies(text: str) -> list[Policy]:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the text is empty, a policy is unknown, or it does not take these arguments.
+        If the text is empty, a policy is unknown, or a policy does not take the given arguments.
     """
     return _PARSER.parse_all(text)
 
 
 def as_policy(policy: Any) -> Policy:
-    """Return the policy for an object or words.
+    """Return a policy given as an object or in words.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def as_policy(policy: Any) -> Policy:
 
 
 def file_of_policy(text: str) -> Path | None:
-    """Return the Python file in the words for a policy, which `as_policy` runs; None if they have none."""
+    """Return the Python file that `as_policy` would run for the words of a policy; None if they name none."""
     return _PARSER.file(text)
 
 

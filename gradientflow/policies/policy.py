@@ -1,4 +1,4 @@
-"""The interface of policies: a `Policy` holds the settings; its `start` returns a `RunningPolicy` that decides."""
+"""Interface of policies: a `Policy` holds the settings; its `start` returns a `RunningPolicy`, which decides."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class Answer:
     Parameters
     ----------
     apply : sequence of sequences of int
-        Rounds, applied one after the other. A round is a list of workers in ascending order: the oldest pending push of
-        each is applied now, all together as one mean.
+        Rounds to apply, in order. A round is a list of workers in ascending order: the mean of the oldest pending push
+        of each is applied now.
     go_on : sequence of int
-        Workers that may go on after these rounds: once for each push.
+        Workers that may proceed after these rounds: once for each push.
 
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If an argument is something else.
+        If an argument has another type.
     """
 
     apply: Sequence[Sequence[int]] = field(default_factory=list)
     go_on: Sequence[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check both, and convert them to lists."""
+        """Check both arguments, and convert them to lists."""
         rounds = [_workers("a round of apply", each) for each in checked_list("apply", self.apply, "rounds")]
         object.__setattr__(self, "apply", rounds)
         object.__setattr__(self, "go_on", _workers("go_on", self.go_on))
@@ -47,29 +47,29 @@ class RunningPolicy(Protocol):
     """A policy at work: it answers events, and depends on nothing else, such as a clock.
 
     Workers are 0, 1, ...; all take part at first. Times are seconds from an arbitrary origin, and never decrease. A
-    worker that does not wait for the answer may push again before it is told to go on.
+    worker that does not wait for the answer may push again before it is told to proceed.
     """
 
     def pushed(self, worker: int, seconds: float) -> Answer:
         """Answer a push of this worker."""
 
     def departed(self, worker: int, seconds: float) -> Answer:
-        """Answer the departure of this worker. It pushes no more; its pending pushes are still to be applied."""
+        """Answer the departure of this worker. It pushes no more; its pending pushes must still be applied."""
 
 
 class Policy(Description, ABC):
-    """Decides which pushes a parameter server applies together, and which workers may go on. It holds settings only.
+    """Description of a policy, which chooses the pushes to apply together and the workers that may proceed.
 
-    A subclass stores each argument of its constructor in an attribute of the same name. `settings`, the comparison
-    between ranks and the policy's words, such as ``ssp(staleness=3)``, are made from these.
+    It holds settings only. A subclass stores each argument of its constructor in an attribute of the same name. These
+    attributes give `settings`, the comparison between ranks, and the policy's words, such as ``ssp(staleness=3)``.
 
     Attributes
     ----------
     name : str
-        The name in these words; by default that of the class.
+        Name in these words; by default that of the class.
     keeps_step : bool
-        Whether the policy allows a barrier before each step: no worker ever waits until another one is further ahead
-        than itself. Benchmarks use such a barrier only then.
+        True if the policy allows a barrier before each step: no worker ever waits until another worker is further
+        ahead. Benchmarks use such a barrier only then.
     """
 
     keeps_step: bool = False
@@ -81,7 +81,7 @@ class Policy(Description, ABC):
         Parameters
         ----------
         workers : int
-            1 or more.
+            Number of workers, 1 or more.
         """
 
 

@@ -36,13 +36,13 @@ class Simulation:
     computed : list of float
         Seconds that each worker spent in completed iterations.
     waited : list of float
-        Seconds that each worker waited, from a push until it went on.
+        Seconds that each worker waited between pushes and permissions to proceed.
     staleness : list of int
-        How often a worker went on 0, 1, 2, ... pushes ahead of the slowest one that took part.
+        Number of times that a worker proceeded 0, 1, 2, ... pushes ahead of the slowest active worker.
     barriers : list of float
-        Times at which all workers that took part, at least two, went on together.
+        Times at which all active workers, at least two, proceeded together.
     seconds : float
-        The time at which the simulation ended.
+        Time at which the simulation ended.
     events : list of Event
         All events, if `keep_events` was set.
     """
@@ -64,20 +64,20 @@ class Simulation:
 def simulate(
     policy: Any, durations: Sequence[Any], *, until: float = math.inf, keep_events: bool = False
 ) -> Simulation:
-    """Simulate workers whose iterations take given times; everything else takes none.
+    """Simulate workers whose iterations take given times; everything else takes no time.
 
-    All begin at time 0. After a push a worker waits until it may go on; after its last one it departs then.
+    All workers begin at time 0. After a push a worker waits until it may proceed; after its last push it then departs.
 
     Parameters
     ----------
     policy : Policy or str
         The policy, or its words.
     durations : sequence of sequences of float
-        For each worker, the seconds that each of its iterations takes.
+        Seconds of each iteration, for each worker.
     until : float, optional
-        The time at which to end, if workers are still running then.
+        Time at which to end, if workers are still running then.
     keep_events : bool, default False
-        Whether to return the events with their answers.
+        True to return the events with their answers.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def simulate(
 
 
 def checked(running: Any, workers: int) -> RunningPolicy:
-    """Wrap a running policy as a server does: invalid events and answers are refused."""
+    """Return a running policy wrapped as in a server, so that invalid events and answers raise."""
     policy: RunningPolicy = load_core().checked_policy(running, workers)
     return policy
 

@@ -1,4 +1,4 @@
-"""A model of workers of mixed speed: how long their iterations take. A seed gives the same times on every rank."""
+"""Model of the iteration times of workers of mixed speed. A seed gives the same times on every rank."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gradientflow.errors import ArgumentError
 
 
 class Stragglers(Description):
-    """How long the iterations of each worker take, in units of an iteration of the fastest worker.
+    """Durations of the iterations of each worker, in units of an iteration of the fastest worker.
 
     Parameters
     ----------
     ratios : sequence of float
-        The duration for each worker, before `jitter`, more than 0; reused in turn if there are more workers.
+        Duration for each worker, before `jitter`, more than 0; reused in turn if there are more workers.
     jitter : float, default 0
         Variation between iterations: a duration is its ratio times e to the power of a normal random number with this
         standard deviation.
     slows : int, optional
-        A worker that slows down in mid-run.
+        Worker that slows down in mid-run.
     at : int, default 100
-        Its first slow iteration.
+        First slow iteration of that worker.
     by : float, default 3
-        How many times as long its iterations take from then on.
+        Factor by which its iterations take longer from then on.
     seed : int, default 0
-        The seed of the random numbers.
+        Seed of the random numbers.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class Stragglers(Description):
         worker, iterations : int
             The worker, and the number of iterations.
         run : int, default 0
-            The number of the run: each run draws its own random numbers.
+            Number of the run: each run draws its own random numbers.
         """
         rng = np.random.default_rng((self.seed, run, worker))
         found = self.ratios[worker % len(self.ratios)] * np.exp(self.jitter * rng.standard_normal(iterations))
@@ -87,7 +87,7 @@ _PARSER: Parser[Stragglers] = Parser(Stragglers, "straggler model", (Stragglers,
 
 
 def as_stragglers(value: Any) -> Stragglers:
-    """Return the straggler model for an object or words.
+    """Return a straggler model given as an object or in words.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Traces: the recorded events and answers of a policy, to check and to replay with other policies."""
+"""Traces of a policy's events and answers, for checks and for replay with other policies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = ("push", "departure")
 
 
 class Difference(NamedTuple):
-    """An event to which a policy gives another answer than the recorded one."""
+    """An event to which a policy's answer differs from the recorded answer."""
 
     number: int
     event: Event
@@ -38,18 +38,18 @@ class Difference(NamedTuple):
 class Trace:
     """The events of a parameter server, in order.
 
-    Once all workers have departed, the policy starts anew with all of them.
+    Once all workers have departed, the policy starts again with all of them.
 
     Attributes
     ----------
     workers : int
-        The number of workers.
+        Number of workers.
     policy : str
-        The recorded policy, in words; for one of the user's own they include the path of its file.
+        Recorded policy, in words; for a user's own policy they include the path of its file.
     events : list of Event
         All events, with the answers.
     began : float or None
-        When the workers began, on the clock of the events; None if unknown.
+        Time at which the workers began, on the clock of the events; None if unknown.
     """
 
     workers: int
@@ -58,7 +58,7 @@ class Trace:
     began: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the attributes, and that no event is of a worker that has departed."""
+        """Check the attributes, and that no departed worker has a later event."""
         checked_int("workers", self.workers, 1)
         events = enumerate(checked_list("events", self.events, "events"))
         object.__setattr__(self, "events", [_event(position, event, self.workers) for position, event in events])
@@ -82,19 +82,19 @@ class Trace:
             raise ArgumentError(f"{path} cannot be read as a trace: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON: ``{"workers": ..., "policy": ..., "events": [[worker, seconds, kind, answer], ...]}``."""
+        """Write JSON: ``{"workers": ..., "policy": ..., "events": [[worker, seconds, kind, answer], ...]}``."""
         events = [[*event[:3], {"apply": event.answer.apply, "go_on": event.answer.go_on}] for event in self.events]
         lines = ",\n".join(json.dumps(event) for event in events)
         head = json.dumps({"workers": self.workers, "policy": self.policy, "began": self.began})
         Path(path).write_text(f'{head[:-1]}, "events": [\n{lines}\n]}}\n', encoding="utf-8")
 
     def difference(self, policy: Any = None) -> Difference | None:
-        """Replay the events with a policy, and return the first one that it answers differently.
+        """Replay the events with a policy, and return the first event that it answers differently.
 
         Parameters
         ----------
         policy : Policy or str, optional
-            By default the recorded one, from its words; a file that they name is run.
+            The policy; by default the recorded policy, from its words: a file that they name is run.
 
         Raises
         ------
@@ -115,8 +115,8 @@ class Trace:
     def durations(self) -> list[list[float]]:
         """Return the seconds of computation of each iteration of each worker.
 
-        That is the time from a worker's last push, or the answer that let it go on if this came later, to its next
-        push. Where `began` is None, the first iteration counts as long as the second.
+        An iteration lasts from a worker's last push, or the answer that let it proceed if this came later, to its next
+        push. If `began` is None, the first iteration counts as long as the second.
         """
         began = self._start
         found: list[list[float]] = [[] for _ in range(self.workers)]
@@ -135,7 +135,7 @@ class Trace:
         return found
 
     def happened(self) -> Simulation:
-        """Return what the workers did, in the form of a simulation's result."""
+        """Return the recorded run in the form of a simulation's result."""
         found = load_core().account_of(self.workers, self.events, self._start)
         events = [Event(*event) for event in found.pop("events")]
         return Simulation(computed=[sum(row) for row in self.durations()], events=events, **found)
@@ -163,7 +163,7 @@ class Trace:
 
 
 def trace_of(simulation: Simulation, policy: Any) -> Trace:
-    """Return a simulation, made with `keep_events`, as a trace."""
+    """Return the trace of a simulation that was made with `keep_events`."""
     return Trace(len(simulation.pushes), words_of(as_policy(policy)), simulation.events, began=0.0)
 
 
