@@ -1,8 +1,8 @@
 """The ``gradientflow`` command.
 
-There is one file per command; it turns options into a call of the library or of ``gradientflow.bench`` and holds no
-logic that is of use elsewhere. An error becomes one sentence and an exit status: 2 if the caller can correct it before
-anything is started, 1 if it happened afterwards.
+Each command has a file, which turns options into a call of the library or of ``gradientflow.bench``, and has no logic
+that is useful elsewhere. An error becomes one sentence and an exit status: 2 if the caller can correct it before
+anything is started, 1 if it happened later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ for _name, _summary in {
 
 
 def main() -> None:
-    """Run the command line; ends the process with the command's exit status."""
+    """Run the command line, and end the process with the command's exit status."""
     try:
         status = commands.main(prog_name="gradientflow", standalone_mode=False)
         sys.stdout.flush()
@@ -70,7 +70,7 @@ def main() -> None:
         if not rank_of_this_process():
             report_end(signal.SIGINT)
         status = 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of our output has left
+    except BrokenPipeError:  # the reader of our output has closed it
         _drop_output()
         status = 1
     except OSError as error:
@@ -82,13 +82,13 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """Drop what is still buffered: the interpreter would complain at its end that it cannot be written."""
+    """Drop buffered output: the interpreter would complain at its end that it cannot write it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, status: int) -> int:
     if rank_of_this_process():
-        # Rank 0 says it for all ranks; the launcher ends the job when one rank ends, so leave rank 0 the time.
+        # Rank 0 reports the error for all ranks. The launcher ends the job when a rank ends, so leave rank 0 the time.
         time.sleep(waits.FIRST_RANK_SAYS.seconds)
     else:
         print(f"gradientflow: {message}", file=sys.stderr, flush=True)

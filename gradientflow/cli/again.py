@@ -1,4 +1,4 @@
-"""Commands that run as a job of ranks: outside of one they start themselves again, once for each rank."""
+"""Start of commands that run as a job: outside a job they start themselves again, once for each rank."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def start_again(arguments: Sequence[str], ranks: int, hosts: str | None, transpo
     Parameters
     ----------
     arguments : sequence of str
-        Of ``gradientflow``.
+        Arguments of ``gradientflow``.
     ranks : int
-        How many ranks to start.
+        Number of ranks to start.
     hosts : str or None
-        Where; by default on this machine.
+        Hosts for the ranks; by default this machine.
     transport, without : str
-        As in `find_launcher_or_tcp`.
+        See `find_launcher_or_tcp`.
     """
     launcher = find_launcher_or_tcp(transport, without)
     command = module_command("gradientflow.cli", list(arguments))
@@ -45,7 +45,7 @@ def start_again(arguments: Sequence[str], ranks: int, hosts: str | None, transpo
 
 
 def _terminal() -> dict[str, str]:
-    """Say to rich in the ranks what this output is: theirs may be a terminal of the launcher where this is none."""
+    """Return variables that tell rich in the ranks if this output is a terminal: theirs may be one of the launcher."""
     return {"COLUMNS": str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {"TTY_COMPATIBLE": "0"}
 
 

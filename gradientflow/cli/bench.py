@@ -1,7 +1,7 @@
 """``gradientflow bench``: measure ours and other libraries side by side.
 
-A bench measures several ranks. Outside an MPI job its command checks the options, starts itself again under mpirun, and
-passes on what the ranks cannot see for themselves: whether its own output goes to a terminal, and how wide that is.
+A bench measures several ranks. Outside an MPI job its command checks the options and starts itself again under mpirun.
+It tells the ranks the width of the terminal that its own output goes to, if any, as they cannot see it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _JSON = click.Option(["--json", "json_path"], metavar="FILE", help="write figure
 _CSV = click.Option(["--csv", "csv_path"], metavar="FILE", help="write figures here, one line a result")
 _COLUMNS = click.Option(["--columns"], hidden=True, help="widths of the terminals behind stdout and stderr")
 
-# What each bench does. The benches of collectives share a folder of gradientflow.bench, the others have one each.
+# Summaries of the benches. Benches of collectives share a folder of gradientflow.bench; each of the rest has its own.
 _BENCHES = {
     **{name: f"Measure {name}." for name in COLLECTIVES},
     "fusion": (
@@ -58,7 +58,7 @@ _BENCHES = {
     "zipline": "Compare the searches for the next barrier of ElasticBSP: what they find, and how long they take.",
 }
 
-# Those with a command of their own, which starts the jobs that it needs.
+# Benches with a command of their own, which starts the jobs that it needs.
 _OWN = {
     "first": "Measure what users get who set nothing, beside DDP over Gloo.",
     "jax": "Measure unchanged programs of JAX beside gloo, and calls in jit.",  # a process of JAX has one library
@@ -76,14 +76,14 @@ def bench() -> None:
 
 
 class BenchCommand(click.Command):
-    """The command of a bench; its result is the exit status.
+    """Command of a bench; its result is the exit status.
 
     Parameters
     ----------
     what : Bench
         The bench.
     summary : str
-        What it does, for the help.
+        Description for the help.
     """
 
     def __init__(self, what: Bench, summary: str) -> None:
@@ -92,7 +92,7 @@ class BenchCommand(click.Command):
         super().__init__(what.name, params=params, help=summary)
 
     def invoke(self, ctx: click.Context) -> int:
-        """Measure as one rank inside an MPI job, or as one process that needs none; otherwise start a job."""
+        """Measure, as a rank inside an MPI job or as a process that needs no job; otherwise start a job."""
         options, named = ctx.params, {option.name for option in self._bench.options} - _FILES - {"with_cpu"}
         plan = self._bench.plan(**{name: options[name] for name in named if options[name] is not None})
         check_installed(plan.peers)
@@ -127,7 +127,7 @@ class BenchCommand(click.Command):
         return 1 if outcome.wrong else 0
 
     def _measure_in_job(self, plan: Any, output: Output) -> int:
-        """Measure with the other ranks; an exception on one rank ends the job."""
+        """Measure as a rank of a job; an exception on one rank ends the job."""
         die_with_parent(signal.SIGKILL)
         try:
             return self._measure(plan, output)
@@ -136,7 +136,7 @@ class BenchCommand(click.Command):
             print(f"gradientflow: rank {rank_of_this_process()}: {text}", file=sys.stderr, flush=True)
             mpi: Any = sys.modules.get("mpi4py.MPI")
             if mpi is not None:
-                mpi.COMM_WORLD.Abort(1)  # the others may be waiting for this rank
+                mpi.COMM_WORLD.Abort(1)  # other ranks may wait for this one
             return 1
 
 
@@ -175,12 +175,12 @@ for _name in ("join", "survive"):
 
 
 def _is_of_mpi() -> bool:
-    """Tell whether this rank is one of a job of MPI."""
+    """Return True if this rank belongs to an MPI job."""
     return find_way(os.environ, transport=asked_transport()).by_mpi
 
 
 def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
-    """Say where the figures go; a rank may have got the widths of the terminals as its last arguments."""
+    """Return the outputs for the figures; a rank may have got the widths of terminals as its last arguments."""
     arguments = sys.argv[1:]
     if options["columns"] is not None:
         arguments, columns = arguments[:-2], [int(width) for width in options["columns"].split(",")]
@@ -191,7 +191,7 @@ def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
-    """Find out before the measurement if its figures cannot be written."""
+    """Raise before the measurement if its figures cannot be written."""
     for path in filter(None, (options.get(name) for name in (*_FILES, "resume"))):
         check_writable(path)
     plot_path = options.get("plot_path")
@@ -208,7 +208,7 @@ def _check_files(options: Mapping[str, Any]) -> None:
 
 
 def _columns() -> list[int]:
-    """Give the widths of the terminals behind standard output and error, 0 where there is none."""
+    """Return the widths of the terminals of standard output and error; 0 if it is no terminal."""
     descriptors = (stream.fileno() for stream in (sys.stdout, sys.stderr))
-    # Pseudo-terminals that programs open often do not know their width.
+    # Pseudo-terminals opened by programs often do not know their width.
     return [os.get_terminal_size(number).columns or _COMMON_WIDTH if os.isatty(number) else 0 for number in descriptors]

@@ -1,4 +1,4 @@
-"""``gradientflow config``: how to compile against the library, and its settings."""
+"""``gradientflow config``: print flags for compiling against the library, and its settings."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _CMAKE = _LIBRARIES / "cmake" / "gradientflow"
 @click.option("--jax", is_flag=True, help="Print what a rank's environment needs for JAX, for a shell.")
 @click.option("--settings", is_flag=True, help="Print every setting with its variable and default.")
 def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, jax: bool, settings: bool) -> None:
-    """Print what a C or C++ program needs, quoted for a shell: mpicc x.c $(gradientflow config --cflags --libs)."""
+    """Print the flags for a C or C++ program, quoted for a shell: mpicc x.c $(gradientflow config --cflags --libs)."""
     flags = []
     if cxxflags:
         flags.append("-std=c++20")
     if cflags or cxxflags:
-        # gradientflow.h includes mpi.h where there is one
+        # gradientflow.h includes mpi.h if it exists
         flags += [f"-I{_present(_INCLUDE)}", *_mpi_flags("-I")]
     if libs:
         flags += _linker_flags(_present(_LIBRARIES))
@@ -52,7 +52,7 @@ def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, jax: bool, 
 
 
 def _linker_flags(folder: Path) -> list[str]:
-    # Programs of MPI need its library; that of a wheel is in the environment's lib, where no linker looks by default.
+    # MPI programs need the MPI library; a wheel's is in the environment's lib, where linkers do not look by default.
     environment = Path(sysconfig.get_path("data")) / "lib"
     return [
         *(f"-L{folder}", "-lgradientflow", f"-Wl,-rpath,{folder}"),
@@ -62,7 +62,7 @@ def _linker_flags(folder: Path) -> list[str]:
 
 
 def _mpi_flags(*kinds: str) -> list[str]:
-    """Ask the MPI library's compiler wrapper for its flags of these kinds; none where there is no wrapper."""
+    """Return the flags of these kinds of the MPI library's compiler wrapper; none if there is no wrapper."""
     wrapper = shutil.which("mpicxx", path=str(Path(sys.executable).parent)) or shutil.which("mpicxx")
     if wrapper is None:
         return []

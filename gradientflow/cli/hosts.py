@@ -1,4 +1,4 @@
-"""Checking the names of hosts before a job is started on them."""
+"""Checks of the names of hosts before a job is started on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 from gradientflow.launch import LaunchError, in_allocation, slots_of, ssh_settings
 
-# If one of these is set, the launcher may reach hosts by other means than ssh, with other names for them.
+# If any of these is set, the launcher may reach hosts by other means than ssh, under other names.
 _AGENTS = (
     *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
     *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP"),
@@ -20,13 +20,13 @@ def check_hosts(hosts: str | None) -> None:
     Parameters
     ----------
     hosts : str, optional
-        Where a job is to be started, as ``name:slots,name:slots``.
+        Hosts of a job, as ``name:slots,name:slots``.
 
     Raises
     ------
     gradientflow.launch.LaunchError
-        If this is no such list; if names cannot be resolved, and ssh has no entry for them either: the message has all
-        of them.
+        If this is no such list; or if names cannot be resolved and ssh has no entry for them: the message lists them
+        all.
     """
     names = [] if hosts is None else slots_of(hosts)
     if in_allocation() or any(os.environ.get(agent) for agent in _AGENTS):
@@ -41,18 +41,18 @@ def check_hosts(hosts: str | None) -> None:
 
 
 def _why_unknown(name: str) -> str:
-    """Return why a name cannot be resolved; nothing if it can."""
+    """Return the reason why a name cannot be resolved; empty if it can."""
     try:
         socket.getaddrinfo(name, None)
     except OSError as error:
         return error.strerror or str(error)
-    except UnicodeError as error:  # it is none: a part is empty, or too long
+    except UnicodeError as error:  # no valid name: a part is empty or too long
         return str(error.__cause__ or error)
     return ""
 
 
 def _is_known_to_ssh(name: str) -> bool:
-    """Tell whether the settings of ssh replace a name by another one, or go through another host."""
+    """Return True if the settings of ssh replace a name, or go through another host."""
     settings = ssh_settings(name)
     goes_through_another = not {"proxyjump", "proxycommand"}.isdisjoint(settings)
     return goes_through_another or settings.get("hostname", name).lower() != name.lower()

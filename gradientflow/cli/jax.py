@@ -1,4 +1,4 @@
-"""What commands say of JAX: whether it can be served, and the variables that do it."""
+"""JAX in commands: checks that it can be served, and the variables that it needs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _USE = """\
 
 
 def check_jax(*, needed: bool) -> None:
-    """Raise if JAX cannot be served; say on standard error what will not work as expected.
+    """Raise if JAX cannot be served; print warnings of likely problems to standard error.
 
     Parameters
     ----------
     needed : bool
-        Whether the program is run by this Python, which then has to have JAX.
+        True if this Python runs the program, and so must have JAX.
 
     Raises
     ------
     LaunchError
-        If JAX is missing, or the library for it.
+        If JAX or the library for it is missing.
     """
     library = jax_library()
     if not library.is_file():
@@ -43,6 +43,6 @@ def check_jax(*, needed: bool) -> None:
 
 
 def jax_lines(variables: Mapping[str, str]) -> list[str]:
-    """Write what a shell is to export in a rank with this environment, with a comment on how it is used."""
+    """Return shell lines that export the variables for a rank with this environment, with a comment on their use."""
     exports = (f"export {name}={shlex.quote(value)}" for name, value in jax_variables(variables).items())
     return [*_USE.splitlines(), *exports]

@@ -1,22 +1,20 @@
-"""Running one MPI job to its end, and leaving no process behind however it ends.
+"""Supervision of a job: run it to its end, and leave no process behind, however it ends.
 
-The launcher is a child of this process and the ranks are children of the launcher. Three things can cut a job short,
-and each has its answer here:
+The launcher is a child of this process, and the ranks are children of the launcher. Three events can cut a job short:
 
-- a signal to this process (Ctrl-C, a time limit): it is passed on to the launcher, which ends its ranks; what has not
-  ended after the time that ranks are given, or when a second signal comes, is killed;
-- the launcher is killed: its ranks become children of this process ("child subreaper") and are killed;
-- this process is killed outright: the kernel sends the launcher a SIGTERM ("parent death signal"), and it ends its
-  ranks.
+- A signal or time limit ends this process (Ctrl-C, for example): the signal is relayed to the launcher, which ends its
+  ranks. Processes that remain after the grace period of the ranks, or at a second signal, are killed.
+- The launcher is killed: its ranks become children of this process ("child subreaper"), which kills them.
+- This process is killed: the kernel sends the launcher a SIGTERM ("parent death signal"), and it ends its ranks.
 
-MPI's launchers kill ranks a quarter of a second after asking them to end. Where all ranks are on this machine, and
-handle SIGTERM, they are asked from here, and the launcher is told when their time is over.
+MPI's launchers kill ranks a quarter of a second after asking them to end. If all ranks are on this machine and handle
+SIGTERM, this process asks them itself, and tells the launcher only after the grace period.
 
-What MPI's launchers cannot write, as a disk is full, they drop without a word. So their output goes through this
-process, as that of ranks goes through a launcher of ours.
+MPI's launchers silently drop output that they cannot write, for example to a full disk. So their output goes through
+this process, as the output of ranks goes through our own launcher.
 
-Signals that programs have for themselves, and those that stop and continue a job, are passed on. The files of MPI's
-launcher are in a folder made for this job, which is removed even if the launcher or this process was killed.
+SIGUSR1, SIGUSR2 and the signals that stop and continue a job are relayed. The files of MPI's launcher are in a folder
+made for this job, which is removed even if the launcher or this process is killed.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ TIMED_OUT = 124
 
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _OF_TERMINAL = _ENDING - {signal.SIGTERM}
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # set by nohup
     _ENDING -= {signal.SIGHUP}
 _PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT})
 _WATCHED = _ENDING | _PASSED_ON | {signal.SIGCHLD}
 _SENT_BY_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C went to the whole foreground group, the launcher included
-_DYING_SECONDS = 60.0  # what the kernel may take to end a killed process that has much memory
+_DYING_SECONDS = 60.0  # time that the kernel may take to end a killed process with much memory
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -55,26 +53,26 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Job:
-    """What to run.
+    """Description of a job to run.
 
     Attributes
     ----------
     command : sequence of str
-        The launcher's command line.
+        Command line of the launcher.
     environment : mapping of str to str
         Variables to add to this process's own.
     output : binary file, optional
-        Where standard output and standard error go; by default where this process's own go.
+        File for standard output and standard error; by default those of this process.
     timeout : float, optional
         Seconds after which the job is ended.
     reads_input : bool
-        Whether rank 0 reads this process's standard input; a job that does not can run in a shell's background.
+        True if rank 0 reads this process's standard input; otherwise the job can run in a shell's background.
     is_mpi : bool
-        Whether the launcher is one of an MPI library, which needs a folder for its files.
+        True if the launcher belongs to an MPI library: it needs a folder for its files.
     starts_mpi : bool
-        Whether the command is not such a launcher, but may start one.
+        True if the command is no MPI launcher, but may start one.
     grace : float
-        Seconds that ranks have for ending after a signal to this process. A launcher of ours is told them, too.
+        Seconds that ranks have to end after a signal to this process. Our own launcher is told this, too.
     """
 
     command: Sequence[str]
@@ -93,13 +91,13 @@ def run_job(job: Job) -> int:
     Parameters
     ----------
     job : Job
-        What to run.
+        The job.
 
     Returns
     -------
     int
-        The launcher's exit status; 128 + the number of a signal that ended the job, with a sentence about it on
-        standard error; ``TIMED_OUT`` after the time limit.
+        Exit status of the launcher; 128 + the number of the signal that ended the job, with a message on standard
+        error; ``TIMED_OUT`` after the time limit.
     """
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder()) if job.is_mpi or job.starts_mpi else None
@@ -112,8 +110,8 @@ def _run(job: Job, scratch: Scratch | None) -> int:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def prepare_launcher() -> None:
-        # MPI's launcher would end its ranks at once when a terminal sends it the same signal. A launcher of ours takes
-        # signals that have come before it was ready.
+        # MPI's launcher would end its ranks at once if a terminal sent it the same signal. Our own launcher handles
+        # signals that came before it was ready.
         blocked = _OF_TERMINAL if job.is_mpi else set() if job.starts_mpi else _WATCHED
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before | blocked)
         die_with_parent(signal.SIGTERM)
@@ -158,29 +156,29 @@ def _run(job: Job, scratch: Scratch | None) -> int:
 
 
 def report_end(number: signal.Signals, more: str = "") -> None:
-    """Say on standard error, if it still has a reader, which signal has ended this command."""
+    """Report on standard error, if it still has a reader, the signal that has ended this command."""
     what = "Ctrl-C" if number == signal.SIGINT else number.name
     with contextlib.suppress(OSError):
-        # A terminal has echoed ^C after the last output.
+        # The terminal has echoed ^C after the last output.
         begin = "\n" if sys.stderr.isatty() else ""
         print(f"{begin}gradientflow: ended by {what}{more and f', {more}'}", file=sys.stderr, flush=True)
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when the process that started it ends."""
+    """Ask the kernel to send this process a signal when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def _wait(launcher: subprocess.Popen[bytes], job: Job) -> int | None:
     """Wait until the launcher has ended or is given up; return the exit status if a signal or the limit ended it."""
     cause: int | None = None
-    asked, asked_ranks = 0.0, False  # when, and whether that was done from here
+    asked, asked_ranks = 0.0, False  # time of the request to end; True if it went from here to the ranks
     deadline = None if job.timeout is None else time.monotonic() + job.timeout
     while launcher.poll() is None:
         received, now = _next_signal(deadline), time.monotonic()
         if received is None:
             if cause is not None and not asked_ranks:
-                return cause  # told to end, and did not
+                return cause  # the launcher was told to end, and did not
             cause = cause or TIMED_OUT
             launcher.terminate()
             asked_ranks, deadline = False, now + waits.LAUNCHER_ENDS.seconds
@@ -202,7 +200,7 @@ def _wait(launcher: subprocess.Popen[bytes], job: Job) -> int | None:
 
 
 def _finish(output: Output, deadline: float | None) -> int | None:
-    """Pass on what is left, however slow its reader is; return the exit status if a signal ends that."""
+    """Forward the remaining output, however slow its reader is; return the exit status if a signal ends this."""
     output.finish()
     while not output.has_ended and (received := _next_signal(deadline)):
         if received.si_signo in _ENDING:
@@ -211,7 +209,7 @@ def _finish(output: Output, deadline: float | None) -> int | None:
 
 
 def _pass_on(launcher: subprocess.Popen[bytes], received: signal.struct_siginfo, job: Job) -> None:
-    """Pass a signal on to the launcher; what ends MPI's is SIGTERM."""
+    """Relay a signal to the launcher; MPI's launcher gets SIGTERM for all signals that end it."""
     if job.is_mpi and received.si_signo in _ENDING:
         launcher.terminate()
     elif received.si_code != _SENT_BY_TERMINAL:
@@ -219,7 +217,7 @@ def _pass_on(launcher: subprocess.Popen[bytes], received: signal.struct_siginfo,
 
 
 def _ask_ranks(launcher: int) -> bool:
-    """Ask the ranks that MPI's launcher has started to end, if all of them are here and handle that; return whether."""
+    """Ask the ranks of MPI's launcher to end; return False if not all are on this machine and handle SIGTERM."""
     ranks = _children(launcher)
     if not ranks or not all(_is_one_of(len(ranks), rank) and _handles_end(rank) for rank in ranks):
         return False
@@ -227,7 +225,7 @@ def _ask_ranks(launcher: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
             send = os.killpg if os.getpgid(rank) == rank else os.kill
             send(rank, signal.SIGTERM)
-            send(rank, signal.SIGCONT)  # it may have been stopped
+            send(rank, signal.SIGCONT)  # it may be stopped
     return True
 
 
@@ -253,9 +251,9 @@ def _next_signal(deadline: float | None) -> signal.struct_siginfo | None:
 
 
 def _kill_orphans(spare: frozenset[int]) -> None:
-    """Kill what the launcher left behind, and wait for its end.
+    """Kill the processes that the launcher left behind, and wait for their end.
 
-    The children of a killed process become ours in turn, so look again.
+    The children of a killed process become ours in turn, so the search is repeated.
     """
     deadline = time.monotonic() + _DYING_SECONDS
     time_to_end_alone = time.monotonic() + 0.2
@@ -269,7 +267,7 @@ def _kill_orphans(spare: frozenset[int]) -> None:
 
 
 def _children(parent: int) -> frozenset[int]:
-    """List a process's children, zombies included."""
+    """Return a process's children, including zombies."""
     own = str(parent)
     found = set()
     for folder in Path("/proc").iterdir():

@@ -9,16 +9,16 @@ import click
 
 
 class LazyCommand(click.Command):
-    """A command of which a group knows only the name and a summary; the rest is imported once it is called.
+    """A command with only a name and a summary; the rest is imported once it is called.
 
     Parameters
     ----------
     name : str
-        The name of the command.
+        Name of the command.
     summary : str
-        Its entry in the list of commands.
+        Entry in the list of commands.
     load : callable
-        Imports and returns the command itself.
+        Function that imports and returns the command itself.
     """
 
     def __init__(self, name: str, summary: str, load: Callable[[], click.Command]) -> None:
@@ -28,5 +28,5 @@ class LazyCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Make the context of the command itself; click uses that command from then on."""
+        """Make the context of the command itself; click then uses that command."""
         return self._load().make_context(info_name, args, parent, **extra)

@@ -1,4 +1,4 @@
-"""What is known about the installed library without starting MPI."""
+"""Facts about the installed library, without starting MPI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGE = _location.PACKAGE
 
 
 def build_info() -> dict[str, Any]:
-    """Read what the build recorded about itself; empty where it recorded nothing."""
+    """Return the facts recorded by the build; empty if it recorded none."""
     try:
         return _location.build_info()
     except (OSError, ValueError):
@@ -19,15 +19,15 @@ def build_info() -> dict[str, Any]:
 
 
 def built_with() -> str | None:
-    """Name the MPI library the core was built with, as ``gradientflow.launch`` names it; None if it is not known."""
+    """Return ``gradientflow.launch``'s name of the MPI library that the core was built with; None if unknown."""
     mpi = build_info().get("mpi")
     if mpi is None:
         return None
-    return OPEN_MPI if mpi["name"] == OPEN_MPI else MPICH  # all others descend from MPICH and have its launcher
+    return OPEN_MPI if mpi["name"] == OPEN_MPI else MPICH  # all other libraries descend from MPICH and use its launcher
 
 
 def keep_mpi_unstarted() -> None:
-    """Have mpi4py loaded without starting MPI: this process only looks something up."""
+    """Make later imports of mpi4py start no MPI: this process only looks something up."""
     import mpi4py
 
     mpi4py.rc.initialize = False

@@ -1,4 +1,4 @@
-"""``gradientflow netlab``: run a job across hosts that are made on this machine for as long as it runs."""
+"""``gradientflow netlab``: run a job across hosts that exist on this machine while it runs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def netlab(
 ) -> int:
     """Make N hosts on this machine, run COMMAND across them as a job, and remove them.
 
-    Hosts have addresses and names (host0, host1, ...) of their own and links of a limited rate. Needs root. The exit
+    Hosts have their own addresses and names (host0, host1, ...) and links of a limited rate. Needs root. The exit
     status is the job's; Ctrl-C ends all.
     """
     if clean:

@@ -1,4 +1,4 @@
-"""Files of pictures that matplotlib draws, which only the plot modules import."""
+"""Picture files drawn by matplotlib, which only the plot modules import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def picture(path: str, width: float, height: float, dpi: int) -> Iterator[Any]:
-    """Give a figure of so many inches to draw on, and write it to a file, whose ending chooses the format.
+    """Yield a figure of this size in inches to draw on, and write it to a file, whose ending chooses the format.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What ``simulate`` and ``tune`` have in common: their options, and the table of predictions."""
+"""Options and the table of predictions that ``simulate`` and ``tune`` share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _time(option: str, text: str) -> float:
 
 
 def effect_of(strategy: Strategy) -> str:
-    """Say what a strategy does to the result of a step."""
+    """Return words for a strategy's effect on the result of a step."""
     words = {
         "exact": "exact",
         "delays": "a part comes later",
@@ -65,7 +65,7 @@ def effect_of(strategy: Strategy) -> str:
 def table_of(
     predictions: Sequence[Prediction], strategies: Sequence[Strategy], measured: dict[str, float] | None = None
 ) -> Any:
-    """Return the table of predictions, the shortest step first, with measured steps where there are any."""
+    """Return the table of predictions, the shortest step first, with measured steps if there are any."""
     headings = ["step ms", *(["measured"] if measured else []), "waits ms", "own ms", "speed", "sent MB", "extra MB"]
     table = plain_table(["strategy"], headings)
     table.add_column("result", no_wrap=True)

@@ -43,11 +43,11 @@ def replay(
     begin: float,
     end: float | None,
 ) -> None:
-    """Check a trace of a parameter server, and say what other policies would have done.
+    """Check a trace of a parameter server, and show the results of other policies.
 
-    The recorded policy is told the same events, and has to give the same answers. The others are simulated with workers
-    that compute as long as the recorded ones; nothing else takes any time. A policy of a Python file that the trace
-    names is asked only once you have agreed that the file is run.
+    The recorded policy gets the same events, and must give the same answers. Other policies are simulated with workers
+    that compute as long as the recorded workers; nothing else takes any time. If the trace names a Python file for its
+    policy, the file is run only after you agree.
     """
     if picture:
         require_matplotlib()
@@ -127,7 +127,7 @@ def _figures(run: Simulation) -> dict[str, Any]:
 
 
 def _histogram(staleness: Sequence[int]) -> str:
-    """Draw how often each staleness occurred, from 0 on, in bins of equal width."""
+    """Return a histogram of staleness, from 0 on, in bins of equal width."""
     width = math.ceil(len(staleness) / _BINS) or 1
     bins = [sum(staleness[first : first + width]) for first in range(0, len(staleness), width)]
     most = max(bins, default=0)

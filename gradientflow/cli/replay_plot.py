@@ -1,4 +1,4 @@
-"""Pushes, waiting and barriers of each policy as a picture. Needs matplotlib, which only the plot modules import."""
+"""Picture of the pushes, waiting and barriers of each policy. Needs matplotlib, which only plot modules import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPUTES = "#2a9d8f"
 _WAITS = "#d9d9d9"
 _PUSH = "#0b3c5d"
 _BARRIER = "#d1495b"
-_MOST_ROWS = 64  # of one policy: further workers are left out
+_MOST_ROWS = 64  # largest number of rows of a policy: further workers are left out
 
 
 def save_replay(path: str, runs: Mapping[str, Simulation], begin: float, end: float | None) -> None:
@@ -25,11 +25,11 @@ def save_replay(path: str, runs: Mapping[str, Simulation], begin: float, end: fl
     Parameters
     ----------
     path : str
-        The picture's file; the ending chooses the format.
+        File of the picture; the ending chooses the format.
     runs : mapping of str to Simulation
-        By the name of the policy; with their events.
+        Simulations with their events, by the name of the policy.
     begin, end : float, float or None
-        The stretch, in seconds; None for the end of the longest.
+        The stretch, in seconds; None for the end of the longest run.
     """
     last = max(run.seconds for run in runs.values()) if end is None else end
     if last <= begin:

@@ -101,30 +101,28 @@ def run(
 ) -> int:
     """Start PROGRAM as a job of N ranks.
 
-    That is an MPI job, with the launcher of the MPI library in use and the flags it needs, or, with --transport tcp,
-    with --min-ranks or where there is no MPI, processes that find each other by themselves.
+    By default this is an MPI job, with the launcher of the MPI library in use and the flags it needs. With --transport
+    tcp, with --min-ranks, or without MPI, the ranks are processes that find each other by themselves.
 
-    A .py file is run with this Python. The exit status is the program's. Every rank finds RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment.
+    A .py file is run with this Python. The exit status is the program's. The environment of every rank has RANK,
+    WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    Ctrl-C, SIGTERM and SIGHUP end all ranks, which get a SIGTERM. SIGUSR1, SIGUSR2, SIGTSTP (Ctrl-Z) and SIGCONT are
-    passed on to them.
+    Ctrl-C, SIGTERM and SIGHUP end all ranks, which get a SIGTERM. Ranks also get SIGUSR1, SIGUSR2, SIGTSTP (Ctrl-Z) and
+    SIGCONT.
 
-    With --min-ranks, a rank that fails does not end the others while at least M are left, each failure is said in a
-    line, and the exit status is 0 if at least M ranks end with 0. Otherwise it is that of the rank since whose failure
-    there were fewer.
+    With --min-ranks, a failed rank does not end the job while at least M ranks survive. Each failure is reported in a
+    line. The exit status is 0 if at least M ranks end with 0, else that of the rank whose failure left fewer.
 
-    With --restart as well, a process that has failed is started again, and gradientflow.join() in PROGRAM takes part in
-    the job once more.
+    With --restart as well, a failed process is restarted, and joins the job again by gradientflow.join() in PROGRAM.
 
-    With --preload torch,torch._dynamo processes have these modules when they start, also when they are started again:
-    they are forked from one that has imported them. PROGRAM is a .py file, or python -m MODULE. The modules must start
-    no threads, and use no GPU, when they are imported.
+    With --preload torch,torch._dynamo processes have these modules when they start or restart: they are forked from a
+    process that has imported them. PROGRAM is a .py file, or python -m MODULE. The modules must start no threads, and
+    use no GPU, when they are imported.
 
     With --servers, S more processes run PROGRAM up to gradientflow.init(), which serves the N ranks as parameter
     servers until all have closed, and then ends them.
 
-    With --jax, PROGRAM is an unchanged program of JAX: psum and the like are done by GradientFlow, and
+    With --jax, PROGRAM is an unchanged JAX program: GradientFlow performs psum and similar calls, and
     jax.distributed.initialize() needs no arguments.
     """
     if (outer := ranks_of_this_job()) is not None:
@@ -171,7 +169,7 @@ def run(
 
 
 def executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:
-    """Put the interpreter before a Python file, and find mistyped names here rather than in N complaints of mpirun."""
+    """Return the command of a program, with the interpreter before a Python file; raise early for mistyped names."""
     name = program[0]
     if name.endswith(".py"):
         if not elsewhere and not Path(name).is_file():
@@ -183,7 +181,7 @@ def executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:
 
 
 def _modules(preload: str, command: Sequence[str]) -> list[str]:
-    """Read the modules to preload, if ranks of a command can be forked."""
+    """Return the names of modules to preload; raise if ranks of the command cannot be forked."""
     modules = [name.strip() for name in preload.split(",") if name.strip()]
     wrong = [name for name in modules if not all(part.isidentifier() for part in name.split("."))]
     if wrong or not modules:

@@ -1,4 +1,4 @@
-"""``gradientflow simulate``: predict the steps of strategies on hosts that need not be there."""
+"""``gradientflow simulate``: predict the steps of strategies on hosts that need not exist."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _up_to(number: int) -> list[int]:
-    """Return powers of two, and the number."""
+    """Return the powers of two below a number, and the number."""
     return [*(2**power for power in range((number - 1).bit_length())), number]
 
 

@@ -1,4 +1,4 @@
-"""Steps over hosts as a picture. Needs matplotlib, which only the plot modules import."""
+"""Picture of step times over hosts. Needs matplotlib, which only the plot modules import."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MARKERS = "osv^D<>PX*"
 
 
 def save_steps(path: str, results: Mapping[int, Sequence[Prediction]], title: str) -> None:
-    """Draw the step of each strategy over the number of hosts, and that without communication.
+    """Draw the step time of each strategy, and that without communication, over the number of hosts.
 
     Parameters
     ----------
     path : str
-        The picture's file; the ending chooses the format.
+        File of the picture; the ending chooses the format.
     results : mapping of int to sequence of Prediction
-        By the number of hosts; the same strategies each time.
+        Predictions by the number of hosts, with the same strategies each time.
     title : str
-        What was simulated.
+        Title: the simulated model and hosts.
     """
     hosts = list(results)
     with picture(path, 9, 5.5, dpi=130) as figure:

@@ -24,7 +24,7 @@ _FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 def timeline() -> None:
     """Join the timelines of a job's ranks, and read them.
 
-    With GRADIENTFLOW_TIMELINE=trace.json every rank writes one: trace.rank0.json, trace.rank1.json and so on.
+    With GRADIENTFLOW_TIMELINE=trace.json every rank writes a timeline: trace.rank0.json, trace.rank1.json and so on.
     """
 
 
@@ -41,7 +41,7 @@ def merge(files: tuple[str, ...], output: str) -> None:
 @timeline.command()
 @_FILES
 def summary(files: tuple[str, ...]) -> None:
-    """Say, for each rank, how long gradients were on their way, and how much of that the program waited for."""
+    """Print, for each rank, how long gradients were on their way, and how much of that the program waited for."""
     table = plain_table(("rank", "host"), _HEADINGS)
     for of_rank in read_timelines(files):
         found = summarise(of_rank)
@@ -55,7 +55,7 @@ def summary(files: tuple[str, ...]) -> None:
 @click.option("--from", "begin", type=float, default=0.0, metavar="MS", help="where to begin, after the first event")
 @click.option("--to", "end", type=float, metavar="MS", help="where to end")
 def plot(files: tuple[str, ...], output: str, begin: float, end: float | None) -> None:
-    """Draw a stretch of time: what the program did, and what was on its way meanwhile."""
+    """Draw a stretch of time: the program's work, and the communication under way meanwhile."""
     require_matplotlib()
     from gradientflow.cli.timeline_plot import save_timeline
 

@@ -1,7 +1,7 @@
-"""The files that ``GRADIENTFLOW_TIMELINE`` leaves: reading them, joining them on one clock, and adding up times.
+"""Timeline files written with ``GRADIENTFLOW_TIMELINE``: reading, joining on one clock, and adding up times.
 
 They are in the trace event format of Chrome and Perfetto. Each rank writes an array with one event per line. The array
-of a killed process has no end, and perhaps an incomplete last line.
+of a killed process has no end, and may have an incomplete last line.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gradientflow.errors import ArgumentError
 Event = dict[str, Any]
 Interval = tuple[float, float]  # microseconds
 
-# Names that the core writes.
+# Names written by the core.
 WAIT = "wait for gradients"
-_GRADIENTS = "of a gradient pool"  # in the name of every allreduce of a pool
+_GRADIENTS = "of a gradient pool"  # part of the name of every allreduce of a pool
 _CLOCK = "clock"
 _METADATA = "M"
 _SPAN = "X"
@@ -32,7 +32,7 @@ class TimelineError(ArgumentError):
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """What one rank recorded.
+    """Timeline of one rank.
 
     Attributes
     ----------
@@ -41,11 +41,11 @@ class RankTimeline:
     rank : int
         The rank.
     host, run : str
-        Where the rank was, and in which job.
+        Host of the rank, and its job.
     offset_us : float
-        To be added to the times of this rank to get those of rank 0's clock.
+        Microseconds to add to the times of this rank for times on rank 0's clock.
     events : list of dict
-        All events, in the order in which they were written.
+        All events, in the order of writing.
     """
 
     path: str
@@ -56,11 +56,11 @@ class RankTimeline:
     events: list[Event]
 
     def spans(self) -> Iterable[Event]:
-        """Give the events that took time."""
+        """Yield the events that have a duration."""
         return (event for event in self.events if event["ph"] == _SPAN)
 
     def tracks(self) -> dict[int, str]:
-        """Give the names of rows by their number."""
+        """Return the names of rows by their number."""
         return {
             event["tid"]: event["args"]["name"]
             for event in self.events
@@ -77,17 +77,17 @@ class Summary:
     rank : int
         The rank.
     host : str
-        Where the rank was.
+        Host of the rank.
     recorded : float
-        From the first event to the last.
+        Time from the first event to the last.
     calls, nbytes, bytes_sent : int
         Allreduces of gradient pools, the bytes they reduced, and the bytes this rank sent in messages for them.
     communication : float
-        How long at least one such allreduce was under way.
+        Time during which at least one such allreduce was under way.
     waiting : float
-        How long the program waited for gradients.
+        Time that the program waited for gradients.
     other : float
-        How long other collectives were under way.
+        Time during which other collectives were under way.
     """
 
     rank: int
@@ -102,12 +102,12 @@ class Summary:
 
     @property
     def hidden(self) -> float | None:
-        """The share of communication that the program did not wait for; None where there was none."""
+        """Share of communication that the program did not wait for; None if there was no communication."""
         return max(0.0, 1 - self.waiting / self.communication) if self.communication else None
 
 
 def read_timelines(paths: Sequence[str]) -> list[RankTimeline]:
-    """Read the files of ranks of one job, or one file that they were merged into.
+    """Read the files of the ranks of a job, or a file into which they were merged.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def read_timelines(paths: Sequence[str]) -> list[RankTimeline]:
     Returns
     -------
     list of RankTimeline
-        In the order of ranks.
+        Timelines in the order of ranks.
     """
     timelines = [timeline for path in paths for timeline in _timelines_of(path, read_events(path))]
     first_of_rank: dict[int, RankTimeline] = {}
@@ -136,7 +136,7 @@ def merged_events(timelines: Iterable[RankTimeline]) -> list[Event]:
     Parameters
     ----------
     timelines : iterable of RankTimeline
-        One of each rank.
+        A timeline of each rank.
 
     Returns
     -------
@@ -162,12 +162,12 @@ def summarise(timeline: RankTimeline) -> Summary:
     Parameters
     ----------
     timeline : RankTimeline
-        What it recorded.
+        Timeline of the rank.
 
     Returns
     -------
     Summary
-        Overlapping times count once.
+        The sums, in which overlapping times count once.
     """
     all_calls = [span for span in timeline.spans() if is_communication(span)]
     gradients_under_way = [span for span in all_calls if _GRADIENTS in span["name"]]
@@ -188,22 +188,22 @@ def summarise(timeline: RankTimeline) -> Summary:
 
 
 def is_communication(span: Event) -> bool:
-    """Tell whether a span is a collective."""
+    """Return True if a span is a collective."""
     return "bytes" in span["args"] or _is_on_device(span)
 
 
 def _is_on_device(span: Event) -> bool:
-    """Tell whether a span is a device's part of a call; the host's part is a span of its own."""
+    """Return True if a span is a device's part of a call; the host's part is a span of its own."""
     return bool(span["args"].get("on_device"))
 
 
 def interval_of(event: Event) -> Interval:
-    """Give when an event began and ended."""
+    """Return the begin and end of an event."""
     return event["ts"], event["ts"] + event.get("dur", 0.0)
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """Give the length of the union of intervals."""
+    """Return the length of the union of intervals."""
     length, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         length += max(0.0, end - max(begin, reached))
@@ -223,7 +223,7 @@ def _on_common_clock(event: Event, timeline: RankTimeline) -> Event:
 
 
 def _timelines_of(path: str, events: Sequence[Event]) -> list[RankTimeline]:
-    """Split the events of a file by rank: one, or all of a job."""
+    """Return the timelines in a file, split by rank: one timeline, or those of all ranks of a job."""
     clocks = {event["pid"]: event["args"] for event in events if event["ph"] == _METADATA and event["name"] == _CLOCK}
     if not clocks:
         raise TimelineError(f"{path} is no timeline of GradientFlow: it does not say how the rank's clock stands")
@@ -241,12 +241,12 @@ def _timelines_of(path: str, events: Sequence[Event]) -> list[RankTimeline]:
 
 
 def read_events(path: str) -> list[Event]:
-    """Read the events of a file in the trace event format, of ours or of PyTorch's profiler.
+    """Read the events of a file in the trace event format, ours or one from PyTorch's profiler.
 
     Raises
     ------
     TimelineError
-        If it cannot be read, or holds none.
+        If it cannot be read, or has no events.
     """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -269,7 +269,7 @@ def read_events(path: str) -> list[Event]:
 
 
 def _events_until_cut_off(path: str, text: str) -> Any:
-    """Read an array that has no end, and perhaps an incomplete last line."""
+    """Read an array that has no end, and may have an incomplete last line."""
     if not text.startswith("["):
         raise TimelineError(f"{path} is no timeline: it is not JSON")
     for rest in (text, text.rpartition("\n")[0]):

@@ -1,4 +1,4 @@
-"""A stretch of a timeline as a picture. Needs matplotlib, which only the plot modules import."""
+"""Picture of a stretch of a timeline. Needs matplotlib, which only the plot modules import."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _COLOURS = {
 }
 _FURTHER_COLOURS = ("#7a4fb5", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
 _HEIGHT = 0.8
-_WIDTH_OF_LETTER = 0.01  # share of the picture's width: bars too short for their name have none
+_WIDTH_OF_LETTER = 0.01  # share of the picture's width: bars too short for their name show none
 _LEAST_WITH_EDGE = 0.003
 
 
 def save_timeline(path: str, timelines: Sequence[RankTimeline], begin: float, end: float | None) -> None:
-    """Draw what happened in a stretch of time, a row for each thread and communicator of each rank.
+    """Draw the events of a stretch of time, with a row for each thread and communicator of each rank.
 
     Parameters
     ----------
     path : str
-        The picture's file; the ending chooses the format.
+        File of the picture; the ending chooses the format.
     timelines : sequence of RankTimeline
-        Of the ranks of one job.
+        Timelines of the ranks of one job.
     begin, end : float, float or None
-        The stretch, in milliseconds after the first event; None for the end of all.
+        The stretch, in milliseconds after the first event; None for the end of the last.
     """
     events = [event for event in merged_events(timelines) if event["ph"] in ("X", "i")]
     origin = min((event["ts"] for event in events), default=0.0)
@@ -92,7 +92,7 @@ def _draw_row(
 
 
 def _nested(spans: Sequence[Event]) -> Iterator[tuple[Event, int]]:
-    """Give every span with the number of spans around it, outer ones first."""
+    """Yield every span with the number of spans around it, outer spans first."""
     around: list[float] = []
     for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
         begin, end = interval_of(span)

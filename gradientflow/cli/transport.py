@@ -1,4 +1,4 @@
-"""How a job is started: by MPI's launcher, or over TCP where there is no MPI."""
+"""Choice of the launcher of a job: MPI's launcher, or TCP without MPI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradientflow.settings_file import settings_file
 
 
 def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make the option of how ranks are started; `how` they are over TCP."""
+    """Return the option for the start of ranks; `how` describes the start over TCP."""
     return click.option(
         "--transport",
         type=click.Choice(TRANSPORTS),
@@ -24,7 +24,7 @@ def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., i
     )
 
 
-WHY_NOT_MPI = "MPI's launcher ends all ranks when one fails"  # with --min-ranks
+WHY_NOT_MPI = "MPI's launcher ends all ranks when one fails"  # reason against MPI with --min-ranks
 _RESTARTS = 3
 
 min_ranks_option = click.option(
@@ -48,7 +48,7 @@ restart_option = click.option(
 
 
 def check_restarts(restarts: int, min_ranks: int | None) -> None:
-    """Refuse to start processes again for ranks that have been ended."""
+    """Raise for restarts in a job that the failure of a rank ends."""
     if restarts > 0 and min_ranks is None:
         raise LaunchError("--restart goes with --min-ranks: without it the failure of a rank ends the others")
 
@@ -59,14 +59,14 @@ def find_launcher_or_tcp(transport: str, without: str = "") -> Launcher | None:
     Parameters
     ----------
     transport : {"auto", "mpi", "tcp"}
-        What is asked for. With "auto" it is TCP where there is no MPI, and a line on standard error says so.
+        Transport asked for. "auto" is TCP if there is no MPI, which a line on standard error reports.
     without : str
-        What else that line says.
+        Addition to that line.
 
     Raises
     ------
     gradientflow.launch.LaunchError
-        If MPI is asked for, and there is none.
+        If MPI is asked for but missing.
     """
     if transport == "tcp":
         return None
@@ -80,7 +80,7 @@ def find_launcher_or_tcp(transport: str, without: str = "") -> Launcher | None:
 
 
 def transport_without_mpi(transport: str, option: str, why: str) -> str:
-    """Return the transport of a job with an option that MPI's launcher does not have.
+    """Return the transport of a job with an option that MPI's launcher lacks.
 
     Raises
     ------

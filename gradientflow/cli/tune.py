@@ -1,4 +1,4 @@
-"""``gradientflow tune``: measure the link of a job, and predict and measure which strategy suits it."""
+"""``gradientflow tune``: measure the link of a job, and choose a strategy by predictions and measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gradientflow.strategies import Strategy, parse_strategies
 
 _BLOCKS = 3
 _LEAST_STEPS = 5
-_SECONDS = 2.0  # of a block, roughly
+_SECONDS = 2.0  # rough duration of a block
 
 
 @click.command()
@@ -93,7 +93,7 @@ def tune(
         costs = Costs(where, fit.link)
         predictions = [predict(each, computation, costs) for each in chosen]
         order = np.argsort([each.step.seconds for each in predictions], kind="stable")
-        comm.broadcast(order)  # the same on all ranks, whatever the last bits of their fits are
+        comm.broadcast(order)  # the last bits of the fits may differ between ranks
         console.print(f"{where}: {fit.link}", soft_wrap=True)
         if comm.rank == 0:
             print_table(_points(fit))
@@ -132,7 +132,7 @@ def _points(fit: Fit) -> Any:
 def _measure(
     comm: Communicator, computation: Computation, rows: Sequence[tuple[Prediction, Strategy]], number: int
 ) -> dict[str, float]:
-    """Measure the first of each effect, and return their median steps. Collective."""
+    """Measure the first `number` strategies of each effect, and return their median steps. Collective."""
     seen: Counter[str] = Counter()
     measured = {}
     for prediction, strategy in rows:
@@ -165,7 +165,7 @@ def _words_of(best: dict[str, tuple[float, str]]) -> str:
 
 
 def _outcome(output: str, strategy: str | None) -> str:
-    """Say what the file does from now on."""
+    """Return words for the effect of the written file."""
     link = f"The link is in {output}: gradientflow simulate --link-from {output}"
     if strategy is None:
         return link

@@ -1,4 +1,4 @@
-"""``gradientflow doctor``: a module for each kind of check, and the command that prints them."""
+"""``gradientflow doctor``: a module for each kind of check, and the command that prints the results."""
 
 from .command import doctor
 

@@ -1,4 +1,4 @@
-"""The result of one check."""
+"""Result of a check."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found.
+    """Result of a check.
 
     Attributes
     ----------
     name : str
-        What was looked at.
+        Subject of the check.
     status : str
         "ok", "warn" or "fail".
     value : str
-        What was found.
+        Finding.
     advice : str
-        What to do about it; empty where there is nothing to do.
+        Remedy; empty if none is needed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""``gradientflow doctor``: what this machine has, what is missing, and whether a job really runs."""
+"""``gradientflow doctor``: report this machine's equipment, missing parts, and the result of a trial job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _AFTER: tuple[_Section, ...] = (
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option("--meet", metavar="HOST:PORT", help="Only check whether ranks started here can meet there.")
 def doctor(as_json: bool, meet: str | None) -> int:
-    """Check this machine and installation; exits with 1 if something has to be put right."""
+    """Check this machine and installation; exits with 1 if something must be fixed."""
     sections = _sections() if meet is None else (("meeting point", partial(meeting_point, meet)),)
     console = Console(soft_wrap=True, highlight=False)
     found: dict[str, list[Check]] = {}
@@ -66,7 +66,7 @@ def doctor(as_json: bool, meet: str | None) -> int:
 
 
 def _sections() -> tuple[_Section, ...]:
-    """Return what to look at; the job that this process is a rank of takes the place of jobs to try."""
+    """Return the sections of checks; on a rank of a job, that job replaces the trial jobs."""
     inside = ranks_of_this_job() is not None
     return (*_BEFORE, *((("this job", jobs.this_job),) if inside else _JOBS), *_AFTER)
 

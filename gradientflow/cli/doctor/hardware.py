@@ -13,7 +13,7 @@ _SIMD_FLAGS = ("avx2", "avx512f", "avx512_fp16", "avx512_bf16", "sve", "asimd")
 
 
 def machine() -> list[Check]:
-    """Describe what speed depends on: processor, cores, memory and vector units."""
+    """Report the hardware that speed depends on: processor, cores, memory and vector units."""
     count, gibibytes = cores(), memory_limit() / 2**30
     advice = "" if count > 1 else "a job's ranks will share one core: right, but no measure of speed"
     return [

@@ -1,4 +1,4 @@
-"""Checks by jobs: two ranks are started, sum random integers, and report what the library says."""
+"""Checks by trial jobs: two ranks sum random integers, and report the library's description of itself."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _FACTS = (
 
 
 def this_job() -> list[Check]:
-    """Have the job that this process is a rank of do the same as the jobs below; all of its ranks have to come here."""
+    """Check the job of this process as the trial jobs below; all of its ranks must call this."""
     return _try(_PROBE, {})
 
 
 def live_job() -> list[Check]:
-    """Start an MPI job of two ranks, have it sum random integers, and look at what it reports."""
+    """Check an MPI job of two ranks, which sums random integers."""
     if obstacle := _obstacle():
         return [obstacle]
     if missing_mpi():
@@ -57,13 +57,13 @@ def live_job() -> list[Check]:
 
 
 def live_job_without_mpi() -> list[Check]:
-    """Do the same over TCP."""
+    """Check the same job over TCP."""
     obstacle = _obstacle()
     return [obstacle] if obstacle else _try(tcp_command(job_here(2, _PROBE, bind=asked_binding())), {})
 
 
 def _obstacle() -> Check | None:
-    """Say why no job can be tried; None if one can."""
+    """Return a failed check if no job can be tried, with the reason; else None."""
     try:
         asked_binding()
     except LaunchError as error:
@@ -86,7 +86,7 @@ def _try(command: Sequence[str], environment: Mapping[str, str], *, by_mpi: bool
 
 
 def judge(report: dict[str, Any]) -> list[Check]:
-    """Turn the report of ``gradientflow.cli.doctor.probe`` into checks."""
+    """Return the checks that follow from a report of ``gradientflow.cli.doctor.probe``."""
     found = [Check("start", "ok", f"{report['ranks']} ranks")]
     for memory, words in (("pool", "node memory"), ("array", "ordinary arrays")):
         wrong = report["wrong"][memory]

@@ -1,4 +1,4 @@
-"""Whether the point where ranks are to meet can be reached from here: for ``gradientflow doctor --meet``."""
+"""Check that this host can reach a meeting point, for ``gradientflow doctor --meet``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .network import address_towards
 
 
 def meeting_point(place: str) -> list[Check]:
-    """Say whether a meeting point can be reached, and who is there.
+    """Check that a meeting point can be reached, and identify the server there.
 
     Parameters
     ----------
     place : str
-        ``host:port``, several of them with commas; they are tried in turn, as by ranks that meet.
+        ``host:port``, several with commas; they are tried in turn, as by ranks that meet.
 
     Returns
     -------
     list of Check
-        One for each, and the address at which this host would be reached.
+        A check for each, and the address at which this host would be reached.
     """
     places = [each.strip() for each in place.split(",")]
     return [*map(_try, places), address_towards(",".join(places))]
@@ -56,11 +56,11 @@ def _try(place: str) -> Check:
 
 
 def _nobody(place: str, host: str, port: int) -> Check:
-    """Say what it means that nobody listens: on the host of rank 0 that the port is free."""
+    """Return the check of a port without a listener: on the host of rank 0 the port is free."""
     with contextlib.suppress(OSError):
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as trying:
-            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a store does
+            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a store sets it, too
             try:
                 trying.bind(address)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Checks of how ranks would meet, and of what would move their messages between hosts."""
+"""Checks of the way in which ranks would meet, and of the transport of their messages between hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .check import Check
 
 
 def meeting() -> list[Check]:
-    """Say how ranks that are started as this process was would meet, and why not in the ways before."""
+    """Report the way in which ranks started like this process would meet, and why earlier ways do not apply."""
     *before, last = consider_ways(os.environ, transport=asked_transport())
     found = [Check(each.name, "ok", f"no: {each.why}") for each in before]
     if not last.applies:
@@ -32,7 +32,7 @@ def meeting() -> list[Check]:
 
 
 def address_towards(place: str, *, by_mpi: bool = False) -> Check:
-    """Say at which address the other ranks would reach this host; it leads to where they meet, unless `by_mpi`."""
+    """Report the address at which ranks would reach this host; unless `by_mpi`, on the route to the meeting point."""
     try:
         interface = load_core().choice_between_hosts(dict(Config()))[2] if by_mpi else Config()["interface"]
         address = load_core().own_address(place, {**Config(), "interface": interface})
@@ -45,7 +45,7 @@ def address_towards(place: str, *, by_mpi: bool = False) -> Check:
 
 
 def mpi_between_hosts() -> Check:
-    """Say what would move the messages of a job of MPI on several hosts like this one."""
+    """Report the transport of messages in an MPI job on several hosts like this one."""
     name = "MPI between hosts"
     try:
         transport, why, _ = load_core().choice_between_hosts(dict(Config(transport=asked_transport())))
@@ -55,7 +55,7 @@ def mpi_between_hosts() -> Check:
 
 
 def between_hosts() -> list[Check]:
-    """Say which path an allreduce would take between hosts, and why."""
+    """Report the path that an allreduce would take between hosts, with the reason."""
     ways = load_core().ways
     layouts = (("2 hosts", [1, 1]), ("4 hosts", [1] * 4), ("2 hosts of 2 ranks", [2, 2]), ("4 hosts of 8", [8] * 4))
     try:
@@ -65,5 +65,5 @@ def between_hosts() -> list[Check]:
 
 
 def words_of_paths(ways: Sequence[tuple[int, str, str]]) -> str:
-    """Say which path an allreduce takes from which size in bytes on, and why."""
+    """Return words for the paths of an allreduce, each with its smallest size in bytes and the reason."""
     return "; ".join(f"{f'from {format_size(start)} on ' if start else ''}{path} ({why})" for start, path, why in ways)

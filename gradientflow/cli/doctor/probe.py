@@ -1,4 +1,4 @@
-"""One rank of the job that ``gradientflow doctor`` starts: sum random integers and report what the library says."""
+"""Program of the ranks of ``gradientflow doctor``'s job: sum random integers, report the library's description."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import gradientflow as gf
 from gradientflow.cli.job import die_with_parent
 
-MARK = "gradientflow-probe "  # the line that carries the report; the MPI library may print others
+MARK = "gradientflow-probe "  # prefix of the line with the report; the MPI library may print other lines
 
 _CORES = "Cpus_allowed_list:"
 _WIDTH = 256
-_COUNT = 100_003  # neither a multiple of the ranks nor of any block
+_COUNT = 100_003  # a multiple neither of the ranks nor of any block
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Checks of the settings: each one's value, and where it comes from."""
+"""Checks of the settings: the value and the source of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITLESS = ("", "choice", "count")
 
 
 def settings() -> list[Check]:
-    """Give every setting's value and where it comes from."""
+    """Report the value and the source of every setting."""
     try:
         config, strategy, file = Config(), words_of_default_strategy(), settings_file()
     except (ValueError, TypeError) as error:

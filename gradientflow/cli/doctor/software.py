@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, packages, the build, and the MPI library."""
+"""Checks of the installed software: Python, packages, the build, and the MPI library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .network import mpi_between_hosts
 
 
 def versions() -> list[Check]:
-    """Give the versions of Python, of the packages and of the build."""
+    """Report the versions of Python, of the packages and of the build."""
     info = build_info()
     found = [Check("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")]
     found += [_package(name) for name in ("gradientflow", "numpy")]
@@ -39,7 +39,7 @@ def versions() -> list[Check]:
 
 
 def mpi() -> list[Check]:
-    """Look for the MPI library, its launcher, and whether mpi4py and the core use the same one."""
+    """Check the MPI library and its launcher, and that mpi4py and the core use the same library."""
     if why := missing_mpi():
         return [Check("MPI library", "ok", f"none: {why}; jobs exchange messages over TCP")]
     found = []
@@ -58,7 +58,7 @@ def mpi() -> list[Check]:
         return [*found, Check("MPI library", "fail", problem, advice)]
     advice = "reinstall mpi4py and gradientflow in one environment with one MPI library"
     try:
-        ctypes.CDLL(str(PACKAGE / "lib" / "libgradientflow_mpi.so"))  # as a job of MPI does
+        ctypes.CDLL(str(PACKAGE / "lib" / "libgradientflow_mpi.so"))  # MPI jobs load it
         loaded = loaded_mpi_libraries(Path("/proc/self/maps").read_text(encoding="utf-8"))
         one, value = len(loaded) == 1, " and ".join(loaded) or "none loaded"
     except OSError as error:
@@ -70,20 +70,20 @@ def mpi() -> list[Check]:
 
 
 def _start_of_open_mpi() -> Check:
-    """Say whether Open MPI looks for RDMA devices as it starts, which takes a second where there are none."""
+    """Report if Open MPI looks for RDMA devices at its start, which takes a second if there are none."""
     chosen = os.environ.get(TRANSPORTS) or start_variables().get(TRANSPORTS)
     default = "with btl/ofi: there is an RDMA device, or a file of Open MPI's parameters says so"
     return Check("start of MPI", "ok", f"{TRANSPORTS}={chosen}" if chosen else default)
 
 
 def loaded_mpi_libraries(maps: str) -> list[str]:
-    """Find the MPI libraries in a list of mapped files (the text of ``/proc/PID/maps``)."""
+    """Return the MPI libraries in a list of mapped files (the text of ``/proc/PID/maps``)."""
     paths = re.findall(r"(/\S.*/libmpi(?:ch)?\.so[.\d]*)$", maps, re.MULTILINE)
     return sorted({os.path.realpath(path) for path in paths})
 
 
 def other_packages() -> list[Check]:
-    """Say which optional packages are installed."""
+    """Report the optional packages that are installed."""
     found = [_optional("torch", "torch"), _jax(), _optional("matplotlib", "plot"), _cuda()]
     cuda = next((name for name in ("cupy", "cupy-cuda13x", "cupy-cuda12x") if package_version(name)), None)
     found.append(Check("cupy", "ok", f"{cuda} {package_version(cuda)}" if cuda else "absent"))
@@ -104,7 +104,7 @@ def _optional(name: str, extra: str) -> Check:
 
 
 def _jax() -> Check:
-    """Say whether programs of JAX can be served: nothing is loaded for it."""
+    """Check that JAX programs can be served. Loads nothing."""
     version, jaxlib = installed_version(), jaxlib_library()
     if version is None or jaxlib is None:
         return _optional("jax", "jax")
