@@ -247,7 +247,7 @@ class Parser(Generic[Kind]):
         return found
 
     def file(self, text: str) -> Path | None:
-        """Return the file that `parse` would run for a text; None for one of the library's own descriptions."""
+        """Return the file that `parse` would run for a text; None for the library's own descriptions."""
         return self._parts(text)[0]
 
     def _parts(self, text: str) -> tuple[Path | None, str]:

@@ -70,7 +70,7 @@ class Door:
     # ---- joining: calls of the new process -----------------------------------------------------------------------
 
     def come_in(self, config: Mapping[str, str]) -> Any:
-        """Request admission and wait for it; return the core's communicator, in which this process is a last rank."""
+        """Request admission and wait for it; return the core's communicator, in which joiners are the last ranks."""
         core, seconds = load_core(), float(config["timeout"])
         newcomer = core.Newcomer(self._near, dict(config))
         number = self._knock(core.random_token().encode() + newcomer.card)

@@ -52,7 +52,7 @@ def init(
     comm : mpi4py.MPI.Intracomm, optional
         Ranks that take part; by default all of the job. It is duplicated, so that messages never mix.
     config : Config, optional
-        Settings; by default those of the environment and of the settings file.
+        Settings; by default from the environment and the settings file.
     transport : {"auto", "mpi", "tcp"}, optional
         Transport of messages between nodes; by default the setting of that name. ``auto`` is TCP, but in MPI jobs the
         faster of the two: MPI inside one host, and if all hosts have an RDMA device. With ``tcp``, ranks started by
@@ -77,7 +77,7 @@ def init(
         If arguments or environment variables contradict each other or are incomplete; or if a setting is unknown or
         its value is not accepted.
     gradientflow.errors.MPILibraryError
-        If MPI is to be used and one of these holds: GradientFlow was built without it; mpi4py or the MPI library is
+        If MPI is to be used and any of these holds: GradientFlow was built without it; mpi4py or the MPI library is
         missing; both use different libraries; or another library's launcher started the program, so that every process
         would be alone.
     gradientflow.errors.CommunicationTimeoutError

@@ -21,7 +21,7 @@ _LOOPS = {"gradientflow": "gradientflow.optimizers", "gradientflow.torch": "grad
 
 
 def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Communicator:
-    """Join a job, even one that has long been running.
+    """Join a job, even long after its start.
 
     With `meet`, and in a process that ``gradientflow run --restart`` has started in place of a failed rank, `join`
     waits until the ranks of the job call `Communicator.admit`. The new communicator has these ranks and, behind them,
@@ -34,7 +34,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
         Address where the ranks of the job met: ``host:port``, several with commas, or ``file:///path``; by default the
         launcher's. The store there must still exist. GRADIENTFLOW_TOKEN must be the job's.
     config : Config, optional
-        Settings; by default those of the environment. Settings that all ranks must share have to equal the job's.
+        Settings; by default from the environment. Settings that all ranks must share have to equal the job's.
 
     Returns
     -------

@@ -45,7 +45,7 @@ def start_again(arguments: Sequence[str], ranks: int, hosts: str | None, transpo
 
 
 def _terminal() -> dict[str, str]:
-    """Return variables that tell rich in the ranks if this output is a terminal: theirs may be one of the launcher."""
+    """Return variables that tell rich in the ranks if this output is a terminal: theirs may be the launcher's."""
     return {"COLUMNS": str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {"TTY_COMPATIBLE": "0"}
 
 

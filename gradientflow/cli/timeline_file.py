@@ -223,7 +223,7 @@ def _on_common_clock(event: Event, timeline: RankTimeline) -> Event:
 
 
 def _timelines_of(path: str, events: Sequence[Event]) -> list[RankTimeline]:
-    """Return the timelines in a file, split by rank: one timeline, or those of all ranks of a job."""
+    """Return the timelines in a file: of a single rank, or of all ranks of a job."""
     clocks = {event["pid"]: event["args"] for event in events if event["ph"] == _METADATA and event["name"] == _CLOCK}
     if not clocks:
         raise TimelineError(f"{path} is no timeline of GradientFlow: it does not say how the rank's clock stands")

@@ -90,7 +90,7 @@ class Output:
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
 
     def pipe_to(self, stream: Stream) -> int | None:
-        """Return a new pipe to one of this process's outputs; None for a terminal that needs no pipe."""
+        """Return a new pipe to an output of this process; None for a terminal that needs no pipe."""
         if os.isatty(stream.target) and not (stream.label or stream.mark):
             return None
         read, write = os.pipe()

@@ -47,7 +47,7 @@ from .variables import (
 )
 from .way import ALONE, ARGUMENTS, MASTER, MEET, MPI_LAUNCHER, RESTARTS, SLURM, Way
 
-SERVERS = "GRADIENTFLOW_SERVERS"  # number of ranks, the last ones of the job, that only serve
+SERVERS = "GRADIENTFLOW_SERVERS"  # number of ranks that only serve, the last of the job
 TRANSPORTS = ("auto", "mpi", "tcp")
 
 _MEET = ("GRADIENTFLOW_MEET", "GRADIENTFLOW_RANK", "GRADIENTFLOW_SIZE")

@@ -449,7 +449,7 @@ class ParameterServer:
     # ---- recovery ------------------------------------------------------------------------------------------------
 
     def recover(self, comm: Communicator) -> ParameterServer:
-        """Close this parameter server, and make one of the survivors with its state. Collective.
+        """Close this parameter server, and return a new one with its state among the survivors. Collective.
 
         The state is that after the last round applied by all servers. Under policies that apply pushes as they come, a
         push that was under way can be in the parts of only some servers. Wait for a pull to get the weights.

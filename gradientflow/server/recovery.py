@@ -47,7 +47,7 @@ class Recovery:
     ended : int or None
         Number of rounds that this rank knows to have ended, if only such rounds count.
     is_known : bool
-        True if the servers have the weights with which training began, not placeholders given before.
+        True if the servers have the weights with which training began, not weights given earlier.
     state : State or None
         The whole state, on ranks that have it.
     """
@@ -142,7 +142,7 @@ class Recovery:
         self.ended = None if self.ended is None else self.ended + 1
 
     def follow(self, former: Recovery) -> None:
-        """Continue the counts of a former parameter server, whose state this one has got."""
+        """Continue the counts of a former parameter server, whose state this one takes over."""
         self._number = self._last_number = former._last_number + 1
         self._position = _Position(former._last_kept + 1, 0)
         self.state, self.is_known = former.state, former.state is not None
@@ -182,7 +182,7 @@ class _Part(NamedTuple):
 def _parts(holdings: list[list[list[int]]], servers: int, ended: int | None, *, in_step: bool) -> list[_Part] | int:
     """Return the rank and round of each server's part; if a part is lost, the number of its server.
 
-    A part is lost if no rank has it, or, `in_step`, if no rank has it after the round common to all parts.
+    A part is lost if no rank has it, or, `in_step`, if there is no round after which all parts are available.
     """
     found: list[dict[int, int]] = [{} for _ in range(servers)]  # for each server, a rank with its part by round
     for rank, each in reversed([*enumerate(holdings)]):
