@@ -1,4 +1,4 @@
-"""A model whose parameters a strategy is bound to: with a training loop, gradients in their places, and hooks."""
+"""A model bound to a strategy: its training loop, the places of its gradients, and hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DIRECT_LAYERS = (DirectLinear, DirectEmbedding)
 
 
 class BoundModel:
-    """A model, the training loop of its parameters, and their optimizer, whose step `fused_step` may make."""
+    """A model, the training loop of its parameters, and their optimizer. `fused_step` may make the optimizer's step."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BoundModel:
         self._hooks: BackwardHooks | None = None
 
     def start(self, number: int) -> None:
-        """Begin to train; `number` is that of `BackwardHooks`."""
+        """Begin to train; `number` orders `BackwardHooks` that share a pass."""
         self.loop.status.rates.now = self._rates
         self.loop.synchronizer.check_settings(self.gradients.settings)
         self._hooks = BackwardHooks(self.loop, self.gradients, number, self.check)
@@ -55,7 +55,7 @@ class BoundModel:
         self._use_places()
 
     def _use_places(self) -> None:
-        """Use new places of gradients: in layers that write there, and in the core's step."""
+        """Use new gradient locations: in layers that write gradients directly, and in the core's step."""
         if self.gradients.takes_any_content:
             write_directly(self._model, self.gradients, _DIRECT_LAYERS)
         step, loop = self._fused_step, self.loop
@@ -73,7 +73,7 @@ class BoundModel:
         return self.loop.synchronizer
 
     def _rates(self) -> list[float]:
-        """Return the learning rates of the parameter groups; 0 for those on a device, which the host would wait for."""
+        """Return the learning rates of the parameter groups; 0 if on a device, for which the host would wait."""
         rates = (group.get("lr") for group in self._optimizer.param_groups)
         return [0.0 if rate is None or getattr(rate, "is_cuda", False) else float(rate) for rate in rates]
 
@@ -83,7 +83,7 @@ class BoundModel:
         return [id(parameter) for module in self._model.modules() for parameter in module._parameters.values()]
 
     def check(self) -> None:
-        """Raise if the model has other parameters now, or others of the optimizer require gradients."""
+        """Raise if the model's parameters have changed, or another parameter of the optimizer requires gradients."""
         if self._fused_step is not None and self._fused_step.shared_model is not None:
             self._fused_step.shared_model.check()
         if self._model_parameters() != self._known_parameters:
@@ -99,7 +99,7 @@ class BoundModel:
             )
 
     def check_weights(self) -> None:
-        """Raise if the strategy writes weights, and they have moved."""
+        """Raise if the strategy writes weights, and a weight has moved in memory."""
         if self.loop.writes_weights and self.gradients.weights_have_moved:
             raise ArgumentError(
                 "parameters have memory of their own now: a model must not change after DistributedOptimizer has been "
@@ -121,14 +121,14 @@ class BoundModel:
         self.loop.progress.unscaled = True
 
     def weights_are_written(self) -> None:
-        """Let PyTorch know that parameters have changed, if the strategy writes them."""
+        """Tell PyTorch that parameters have changed, if the strategy writes them."""
         if self.loop.writes_weights:
             torch.autograd.graph.increment_version(self.gradients.parameters)
 
     def finish(self) -> None:
         """End training; where weights may differ between ranks, average buffers. Collective."""
         self.check_weights()
-        means: list[tuple[torch.Tensor, torch.Tensor]] = []  # written once all ranks have them
+        means: list[tuple[torch.Tensor, torch.Tensor]] = []  # (buffer, mean), written once all ranks have the means
 
         def average() -> None:
             means.clear()
@@ -140,7 +140,7 @@ class BoundModel:
         pending: NonFiniteError | None = None
         try:
             self.loop.finish(average)
-        except NonFiniteError as error:  # other ranks may not know of it
+        except NonFiniteError as error:  # other ranks may not have seen it
             pending = error
         self.weights_are_written()
         with torch.no_grad():
@@ -151,14 +151,14 @@ class BoundModel:
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Put the weights common to all ranks in place for a ``with`` block."""
+        """Put the weights common to all ranks in the model for a ``with`` block."""
         with self.loop.common_weights():
             torch.autograd.graph.increment_version(self.gradients.parameters)
             yield
         torch.autograd.graph.increment_version(self.gradients.parameters)
 
     def join(self, optimizer: Any) -> AbstractContextManager[None]:
-        """Allow the ranks different numbers of iterations in a ``with`` block, of this DistributedOptimizer."""
+        """Allow the ranks different numbers of iterations of this DistributedOptimizer in a ``with`` block."""
         if self.loop.synchronizer.shared is not None:
             raise ArgumentError("join() does not go with share='node': every rank makes a part of every step")
 

@@ -1,4 +1,4 @@
-"""A communication hook for DistributedDataParallel, which averages a bucket in one pass."""
+"""A communication hook for DistributedDataParallel that averages a bucket in one pass."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 import torch
 import torch.distributed
 
-dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
 
 
 def mean_hook(state: Any, bucket: Any) -> Any:
     """Average a bucket of gradients over the ranks: a communication hook of ``DistributedDataParallel``.
 
-    By default DDP divides the gradients first, with ``gradient_as_bucket_view=True`` in a pass of its own, and then has
-    them added up. With this hook the mean is one call.
+    By default DDP first divides the gradients, with ``gradient_as_bucket_view=True`` in a separate pass, and then sums
+    them. With this hook one call computes the mean.
 
     Parameters
     ----------
     state : torch.distributed.ProcessGroup, optional
-        The group whose ranks train together; by default all.
+        Group of the ranks that train together; by default all ranks.
     bucket : torch.distributed.GradBucket
-        The bucket, of DDP.
+        DDP's bucket.
 
     Returns
     -------
     torch.futures.Future
-        Of the bucket's tensor, with the means.
+        Future of the bucket's tensor, which then holds the means.
 
     Examples
     --------
@@ -45,4 +45,4 @@ def mean_hook(state: Any, bucket: Any) -> Any:
     return future
 
 
-mean_hook.__annotations__.clear()  # PyTorch wants types there, not text
+mean_hook.__annotations__.clear()  # PyTorch expects types there, not text

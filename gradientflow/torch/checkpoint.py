@@ -1,4 +1,4 @@
-"""The state dict of a DistributedOptimizer: that of its optimizer, with the states of strategy and core."""
+"""State dict of a DistributedOptimizer: the wrapped optimizer's, plus the state of strategy and core."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .fused_step import FusedStep
 from .named_state import named, states_of
 from .plain_tensors import from_plain, to_plain
 
-_BUFFERS = ("momentum_buffer", "exp_avg", "exp_avg_sq")  # of float32, in the state of a parameter
-_KEY = "gradientflow"  # in a state dict, and in the state of a parameter; optimizers of PyTorch ignore it
-_NO_STATE: dict[str, Any] = {"momentum": {}, "master_weights": {}}  # of the core
-_COMMON, _OWN = "common", "own"  # named tensors that are the same on all ranks, and this rank's
+_BUFFERS = ("momentum_buffer", "exp_avg", "exp_avg_sq")  # float32 tensors in the state of a parameter
+_KEY = "gradientflow"  # key in a state dict and in the state of a parameter; PyTorch's optimizers ignore it
+_NO_STATE: dict[str, Any] = {"momentum": {}, "master_weights": {}}  # empty state of the core
+_COMMON, _OWN = "common", "own"  # named tensors equal on all ranks, and this rank's
 
 
 class Checkpoint:
-    """Returns and loads the state of a bound model, of its optimizer, and of the core, if this makes the step."""
+    """Returns and loads the state of a bound model, of its optimizer, and of the core if it makes the step."""
 
     def __init__(self, bound: BoundModel, optimizer: Any, fused_step: FusedStep | None) -> None:
         self._bound = bound
@@ -44,8 +44,8 @@ class Checkpoint:
     def own(self, by_name: bool) -> dict[str, Any]:
         """Return this rank's state dict. Does not communicate.
 
-        With `by_name` the states of strategy and core are also in the state of a parameter, as named tensors. They are
-        not copied. PyTorch's `get_state_dict` passes on nothing but the states of parameters, and parameter groups.
+        With `by_name`, the state of a parameter also holds the states of strategy and core, as named tensors, not
+        copied. PyTorch's `get_state_dict` passes on only parameter groups and the states of parameters.
         """
         state, of_core, own = self._of_optimizer(), self._of_core(), with_tensors(self._training.own())
         own |= of_core
@@ -55,11 +55,11 @@ class Checkpoint:
         return whole
 
     def common(self) -> dict[str, Any]:
-        """Return the part of the state dict that is the same on all ranks. Does not communicate."""
+        """Return the part of the state dict that is equal on all ranks. Does not communicate."""
         return self._with(self._of_optimizer(), with_tensors(self._training.common()) | self._of_core())
 
     def consolidated(self) -> dict[str, Any]:
-        """Return a state dict that any number of ranks can load, the same on all ranks. Collective."""
+        """Return a state dict equal on all ranks, which any number of ranks can load. Collective."""
         state, of_core = self._of_optimizer(), self._of_core()
         own = self._training.consolidated()
         if self._loop.writes_weights:
@@ -72,7 +72,7 @@ class Checkpoint:
         try:
             state_dict = self._without_names(state_dict)
         except ArgumentError as error:
-            problem = error  # which the other ranks have to hear of
+            problem = error  # raised after the remaining ranks have heard of it
         own = _own(state_dict)
 
         def check() -> None:
@@ -89,7 +89,7 @@ class Checkpoint:
         self._load(state_dict, own)
 
     def check_common(self, state_dict: dict[str, Any]) -> None:
-        """Raise unless `load_common` can load a state dict, and change nothing."""
+        """Raise unless `load_common` can load a state dict. Changes nothing."""
         _check_groups(self._optimizer, state_dict)
         self._check(state_dict, _own(state_dict))
 
@@ -109,7 +109,7 @@ class Checkpoint:
         return _NO_STATE if self._fused_step is None else self._fused_step.state()
 
     def _with(self, state: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the optimizer, with those of core and strategy, if there are any."""
+        """Return the optimizer's state, with the states of core and strategy if there are any."""
         if self._fused_step is None and not own["synchronizer"]:
             return state
         return {**state, _KEY: own}
@@ -117,20 +117,20 @@ class Checkpoint:
     # ---- by name -------------------------------------------------------------------------------------------------
 
     def _names_by(self, numbers: Iterable[Any]) -> dict[Any, str]:
-        """Return the names of the parameters that are trained, by what a state dict has in place of each parameter."""
+        """Return the names of the trained parameters, by the keys that a state dict uses for parameters."""
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
         pairs = zip(numbers, parameters, strict=False)
         return {number: self._names[id(parameter)] for number, parameter in pairs if id(parameter) in self._names}
 
     @cached_property
     def _names(self) -> dict[int, str]:
-        """The names of the parameters that are trained, by their ids."""
+        """The names of the trained parameters, by their ids."""
         gradients = self._bound.gradients
         return {id(parameter): name for name, parameter in zip(gradients.names, gradients.parameters, strict=True)}
 
     @cached_property
     def _holder(self) -> str:
-        """The name of the parameter whose state has the named tensors, too."""
+        """The name of the parameter whose state also holds the named tensors."""
         return min(self._names.values())
 
     @cached_property
@@ -139,24 +139,24 @@ class Checkpoint:
 
     @property
     def _has_more(self) -> bool:
-        """Whether there is more to save than the state of the optimizer."""
+        """True if there is more to save than the state of the optimizer."""
         return self._strategy_has_state or self._loop.loss_scale is not None or any(self._of_core().values())
 
     def is_holder(self, parameter: torch.Tensor) -> bool:
-        """Tell whether the state of this parameter has the named tensors, too."""
+        """Tell if the state of this parameter also holds the named tensors."""
         return self._names.get(id(parameter)) == self._holder and self._has_more
 
     def prepare(self) -> None:
-        """Make momentum, moments and master weights as they are before the first step. Does not communicate."""
+        """Create momentum, moments and master weights with their initial values. Does not communicate."""
         if self._loop.strategy.gradients == "consumed":
-            return  # and nothing is left for the optimizer
+            return  # nothing is left for the optimizer
         if self._fused_step is not None:
             self._fused_step.prepare()
             return
         decays = [(group, group["weight_decay"]) for group in self._optimizer.param_groups if "weight_decay" in group]
         try:
             for group, _ in decays:
-                group["weight_decay"] = 0.0  # else it is in momentum and moments
+                group["weight_decay"] = 0.0  # else it would enter momentum and moments
             self._optimizer.step()
         finally:
             for group, decay in decays:
@@ -166,10 +166,10 @@ class Checkpoint:
                 of_one["step"] = of_one["step"] * 0
 
     def _with_names(self, of_each: Mapping[int, Any], own: dict[str, Any]) -> dict[int, Any]:
-        """Return the states of parameters, with `own` as named tensors in one of them.
+        """Return the states of parameters, with `own` as named tensors in the holder's.
 
-        What the ranks have of their own is the state of the strategy. If this lets each of them train by itself, it is
-        all else, too: then the states of the parameters are those of one rank, and those of each rank among the names.
+        Only the strategy's state differs between ranks. If the strategy lets each rank train by itself, all state
+        differs: then the states of parameters are one rank's, and the named tensors hold each rank's.
         """
         names = self._names_by(itertools.count())
         mine = {"synchronizer"} if own["synchronizer"] else set()
@@ -182,13 +182,13 @@ class Checkpoint:
         if mine:
             comm = self._loop.comm
             entries[_OWN] = named({key: value for key, value in own.items() if key in mine}, comm.rank, comm.size)
-        # PyTorch wants states of all parameters if there is one.
+        # PyTorch expects a state of every parameter if there is any.
         whole = {**{number: {} for number in names}, **of_each}
         holder = next(number for number, name in names.items() if name == self._holder)
         return {**whole, holder: {**whole[holder], _KEY: entries}}
 
     def _without_names(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a state dict in which an entry of its own has what the named tensors in it have.
+        """Return a state dict with a top-level entry made from its named tensors.
 
         Collective if the strategy has a state, and another number of ranks has saved it.
         """
@@ -207,7 +207,7 @@ class Checkpoint:
         return {**alone, _KEY: own}
 
     def _own_of(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's state in named tensors: if other ranks saved them, what any number of ranks can load."""
+        """Return this rank's state in named tensors; if saved by another number of ranks, a state for any number."""
         comm = self._loop.comm
         states, saved_by = states_of(entries)
         if saved_by in (None, comm.size):
@@ -240,18 +240,18 @@ class Checkpoint:
 
 
 class NamedState(UserDict[torch.Tensor, Any]):
-    """The state of an optimizer, as PyTorch's functions for checkpoints by name see it.
+    """The state of an optimizer, as seen by PyTorch's functions for checkpoints by name.
 
-    They make a step to initialise it if it is false, and look into the states of single parameters for the names there.
+    These functions make a step to initialize the state if it is false, and take names from states of single parameters.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer whose state it is.
+        The optimizer that has the state.
     checkpoint : Checkpoint
-        Its checkpoints.
+        The optimizer's checkpoints.
     is_new : bool
-        Whether nothing was trained yet.
+        True if nothing was trained yet.
     """
 
     def __init__(self, optimizer: Any, checkpoint: Checkpoint, is_new: bool) -> None:
@@ -260,15 +260,15 @@ class NamedState(UserDict[torch.Tensor, Any]):
         self._is_new = is_new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Be copied and pickled as the state of the optimizer."""
+        """Reduce to the plain state of the optimizer, for copies and pickles."""
         return self.data.__reduce_ex__(protocol)
 
     def __bool__(self) -> bool:
-        """Tell whether there is a state, be it in the optimizer or not."""
+        """Tell if there is a state, in the optimizer or elsewhere."""
         return bool(self.data) or not self._is_new
 
     def __getitem__(self, parameter: torch.Tensor) -> Any:
-        """Return the state of a parameter, and in that of one parameter the name of what is elsewhere."""
+        """Return the state of a parameter; for one parameter also with the key of state kept elsewhere."""
         of_one = self.data[parameter]
         return ChainMap(of_one, {_KEY: {}}) if self._checkpoint.is_holder(parameter) else of_one
 
@@ -282,7 +282,7 @@ class NamedState(UserDict[torch.Tensor, Any]):
 
 
 def load_alone(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Load a state dict into an optimizer, without the states of strategy and core."""
+    """Load a state dict into an optimizer, ignoring the states of strategy and core."""
     state_dict = without_names(state_dict)
     optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
 
@@ -297,7 +297,7 @@ def without_names(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own(state_dict: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the states of strategy and core in a state dict, with arrays in that of the strategy."""
+    """Return the states of strategy and core in a state dict, the strategy's with arrays."""
     own: dict[str, Any] | None = state_dict.get(_KEY)
     return own if own is None else {**own, "synchronizer": with_arrays(own.get("synchronizer"))}
 
@@ -330,9 +330,9 @@ def with_arrays(state: Any) -> Any:
 
 
 def _consolidated(comm: Communicator, state: dict[str, Any], of_core: dict[str, Any]) -> tuple[Any, Any]:
-    """Return an optimizer's state, and the core's part of it, the same on all ranks. Collective.
+    """Return an optimizer's state, and the core's part of it, equal on all ranks. Collective.
 
-    Floating-point tensors except "step", such as momentum, are means over the ranks; all else is that of rank 0.
+    Floating-point tensors except "step", such as momentum, are means over the ranks; the rest is rank 0's.
     """
     mine = {**state, "state": _with_means(state["state"]), _KEY: _with_means(of_core)}
     those = from_plain(consolidated(comm, to_plain(mine), means=True))
@@ -341,7 +341,7 @@ def _consolidated(comm: Communicator, state: dict[str, Any], of_core: dict[str, 
 
 
 def _with_means(state: Any, key: object = None) -> Any:
-    """Return the state with arrays in place of the tensors to average: floating-point ones except "step"."""
+    """Return the state with arrays in place of the tensors to average: all floating-point tensors except "step"."""
     if isinstance(state, Mapping):
         return {name: _with_means(value, name) for name, value in state.items()}
     if not isinstance(state, torch.Tensor):
@@ -353,7 +353,7 @@ def _with_means(state: Any, key: object = None) -> Any:
 
 
 def _of_all(states: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return states with zeros for parameters without one, which this rank has not trained, and others may have."""
+    """Return states with zeros for each parameter without one: this rank has not trained it, other ranks may have."""
     if not states:
         return {}
     name, pattern = next(iter(states.items()))
@@ -371,7 +371,7 @@ def _of_all(states: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -
 
 
 def _of_trained(states: Mapping[str, Any]) -> dict[str, Any]:
-    """Return states without those of zeros."""
+    """Return the states that are not all zeros."""
 
     def has_been_trained(state: Mapping[str, Any]) -> bool:
         return any(bool(value.any()) for value in state.values() if isinstance(value, torch.Tensor))
@@ -380,7 +380,7 @@ def _of_trained(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
-    """Raise unless an optimizer of PyTorch can load this state dict."""
+    """Raise unless a PyTorch optimizer can load this state dict."""
     saved = [group["params"] for group in state_dict["param_groups"]]
     wanted = [group["params"] for group in optimizer.param_groups]
     if [len(group) for group in saved] != [len(group) for group in wanted]:
@@ -393,7 +393,7 @@ def _check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
 
 
 def _buffers(optimizer: Any, state_dict: Mapping[str, Any]) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
-    """Return (parameter, name, tensor) of each momentum or moment of Adam in this state dict."""
+    """Return (parameter, name, tensor) of each momentum, and each moment of Adam, in this state dict."""
     saved = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [

@@ -1,8 +1,8 @@
-"""The devices of tensors, and what CUDA devices need: streams, events, and memory of the core.
+"""Devices of tensors, and support for CUDA devices: streams, events, and memory of the core.
 
-Calls are ordered by PyTorch's current stream, as PyTorch's own operations are: a call sees the work that was enqueued
-before it, and work enqueued after the wait sees the result. Every function takes host and CUDA tensors and devices; the
-host has no streams, and ``None`` stands for one. The rest of this folder uses these functions, never ``torch.cuda``.
+PyTorch's current stream orders calls, as it orders PyTorch's own operations: a call sees the work enqueued before it,
+and work enqueued after the wait sees the result. Every function takes host and CUDA tensors and devices; the host has
+no streams, and ``None`` stands for one. The rest of this folder uses these functions, never ``torch.cuda``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOST = torch.device("cpu")
 KINDS = ("cpu", "cuda")
 
 _on_host = nullcontext()
-_cuda: Any = torch.cuda  # without annotations for what is used
+_cuda: Any = torch.cuda  # untyped: PyTorch leaves parts of it without annotations
 _from_dlpack: Any = torch.utils.dlpack.from_dlpack
 
 
@@ -37,17 +37,17 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is in host memory, with the least overhead."""
+    """Tell if a tensor is in host memory, with the least overhead."""
     return tensor.is_cpu
 
 
 def common_device(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Return the one device of all these tensors; the host if there are none.
+    """Return the device that all these tensors are on; the host if there are none.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If they are on several devices.
+        If they are on more than one device.
     """
     elsewhere = [tensor for tensor in tensors if not is_on_host(tensor)]
     if not elsewhere:
@@ -67,12 +67,12 @@ def kinds() -> list[torch.device]:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a new tensor, not initialised."""
+    """Return a new uninitialized tensor."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 def shared(tensor: torch.Tensor) -> Any:
-    """Return a contiguous tensor as the core takes it: it asks PyTorch for the memory, and for the current stream."""
+    """Return a contiguous tensor in a form for the core, which asks PyTorch for its memory and the current stream."""
     return tensor
 
 
@@ -85,7 +85,7 @@ def tensor_over(array: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return plain tensors in host memory: those on a device as copies.
+    """Return plain tensors in host memory; tensors on a device are copied.
 
     The host waits for the copies, and so for all work in the current stream.
     """
@@ -116,7 +116,7 @@ def current_stream(device: torch.device) -> Stream:
 
 
 def stream_number(device: torch.device) -> int:
-    """Return the current stream of a device as a number, which is what pools take."""
+    """Return the current stream of a device as a number, the form that pools take."""
     return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -126,13 +126,13 @@ def new_stream(device: torch.device) -> Stream:
 
 
 def within(stream: Stream) -> AbstractContextManager[Any]:
-    """Make a stream, and its device, the current ones for a ``with`` block."""
+    """Make a stream and its device current for a ``with`` block."""
     return _on_host if stream is None else torch.cuda.stream(stream)
 
 
 @contextmanager
 def as_default(device: torch.device) -> Iterator[None]:
-    """Order the default stream after the current one on entry to a ``with`` block, and before it on exit."""
+    """Order the default stream after the current stream on entry to a ``with`` block, and before it on exit."""
     stream = stream_number(device)
     if stream == 0:
         yield
@@ -152,7 +152,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def mark(stream: Stream) -> Event:
-    """Return an event recorded after all work that is in the stream now."""
+    """Return an event recorded after all work now in the stream."""
     return stream.record_event()
 
 
@@ -164,6 +164,6 @@ def wait_for(event: Event, device: torch.device) -> None:
 def for_future(device: torch.device) -> list[int | str | torch.device]:
     """Return the `devices` argument of a ``torch.futures.Future`` whose tensors are on this device.
 
-    On completion the future records events in the current streams; streams of its waiters then wait for these.
+    On completion the future records events in the current streams; the streams of its waiters wait for these.
     """
     return [] if device.type == "cpu" else [device]

@@ -9,31 +9,31 @@ from torch.autograd import forward_ad
 
 from .gradients import ParameterGradients
 
-LEAST_BYTES = 1 << 20  # of a weight; below, the function in Python costs more than zeroing and adding
+LEAST_BYTES = 1 << 20  # size of a weight below which a Python function costs more than zeroing and adding
 
 _is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]
 _TARGET = "_gradientflow_target"
 
 
 class DirectLayer:
-    """Stands in for an ordinary layer while an optimizer is bound to its weight.
+    """Replacement of an ordinary layer while an optimizer is bound to its weight.
 
     Subclasses also derive from the class of the ordinary layer. Copies and pickles are ordinary layers again.
     """
 
-    ordinary: ClassVar[Any]  # the class of the layer that it stands for
+    ordinary: ClassVar[Any]  # class of the layer that it replaces
     weight: Any
 
     def serves(self, x: Any) -> bool:
-        """Whether `compute` supports this input, with bitwise equal results."""
+        """Tell if `compute` supports this input, with bitwise equal results."""
         raise NotImplementedError
 
     def compute(self, x: Any, gradients: ParameterGradients) -> Any:
-        """Compute what the ordinary layer does; the backward pass writes to `gradients.place_to_overwrite`."""
+        """Compute the ordinary layer's output; its backward pass writes to `gradients.place_to_overwrite`."""
         raise NotImplementedError
 
     def forward(self, input: Any) -> Any:
-        """Compute what the ordinary layer does."""
+        """Compute the ordinary layer's output."""
         if torch.compiler.is_compiling() or not (self._is_plain(input) and self.serves(input)):
             return self.ordinary.forward(self, input)
         return self.compute(input, self.__dict__[_TARGET])
@@ -43,7 +43,7 @@ class DirectLayer:
             torch.is_grad_enabled()
             and type(x) is torch.Tensor
             and self.weight.requires_grad
-            and self.__dict__[_TARGET].has_place_for(self.weight)  # not a replacement, as of functional_call
+            and self.__dict__[_TARGET].has_place_for(self.weight)  # false for a replaced weight, as in functional_call
             and not torch.is_autocast_enabled("cpu")
             and not _is_tracing()
             and not torch._C._are_functorch_transforms_active()
@@ -57,7 +57,7 @@ class DirectLayer:
         return {name: value for name, value in self.__dict__.items() if name != _TARGET}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy an ordinary layer with the same parameters."""
+        """Reduce to an ordinary layer with the same parameters, for copies and pickles."""
         return self.ordinary.__new__, (self.ordinary,), self._ordinary()
 
     def __prepare_scriptable__(self) -> Any:
@@ -68,7 +68,7 @@ class DirectLayer:
 
 
 def write_directly(model: torch.nn.Module, gradients: ParameterGradients, kinds: tuple[type[DirectLayer], ...]) -> None:
-    """Make the large layers of these kinds in a model write the gradients of their weights directly."""
+    """Make a model's large layers of these kinds write the gradients of their weights directly."""
     trained = {id(parameter) for parameter in gradients.parameters}
     direct = {kind.ordinary: kind for kind in kinds}
     module: Any

@@ -1,4 +1,4 @@
-"""Batches for a DataLoader that are dealt anew when ranks are lost or come."""
+"""Batches for a DataLoader that are dealt again when ranks die or join."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .optimizer import DistributedOptimizer
 
 
 class ElasticSampler:
-    """Deals the samples of a data set to the ranks that take part, whoever they are in a step.
+    """Deals the samples of a data set to the current ranks, which may change from step to step.
 
     It is the ``batch_sampler`` of a `torch.utils.data.DataLoader`, and `steps` is the training loop::
 
@@ -21,23 +21,23 @@ class ElasticSampler:
         for step, (x, y) in sampler.steps(loader, total):
             ...
 
-    The batch of a step depends on the step and the seed only; each rank gets its part of it. So no sample is left out
-    or comes twice in an epoch when ranks are lost or come, batches stay as large as they were, and so the learning rate
-    may. What is left of an epoch behind its last whole batch is not dealt.
+    The batch of a step depends on the step and the seed only; each rank gets its part. So when ranks die or join, no
+    sample is left out or repeated in an epoch, and batches keep their size: the learning rate need not change. Samples
+    after the last whole batch of an epoch are not dealt.
 
     Parameters
     ----------
     dataset : Dataset or int
-        Whose samples are dealt, or how many there are.
+        The data set to deal, or its number of samples.
     optimizer : DistributedOptimizer
-        It knows who takes part.
+        The optimizer, which knows the current ranks.
     batch_size, seed, shuffle
-        As in `gradientflow.training.Deal`.
+        Same as for `gradientflow.training.Deal`.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there are fewer samples than a batch has.
+        If the data set has fewer samples than a batch.
     """
 
     def __init__(
@@ -54,25 +54,25 @@ class ElasticSampler:
             raise ArgumentTypeError(message)
         self._deal = Deal(len(dataset) if isinstance(dataset, Sized) else dataset, batch_size, seed, shuffle)
         self._optimizer = optimizer
-        self._ahead: range | None = None  # the steps whose batches a DataLoader is to take
+        self._ahead: range | None = None  # steps whose batches the DataLoader loads next
 
     def steps(self, loader: Iterable[Any], total: int) -> Iterator[tuple[int, Any]]:
         """Return an iterator over ``optimizer.steps(total)``, with this rank's part of each batch.
 
-        Where ranks were lost or have come, or a step is numbered again, the loader is iterated over anew: what it has
-        loaded ahead is not used.
+        When ranks have died or joined, or a step gets another number, iteration over the loader starts again: batches
+        loaded ahead are dropped.
 
         Parameters
         ----------
         loader : DataLoader
-            It has this sampler as its ``batch_sampler``.
+            A loader with this sampler as its ``batch_sampler``.
         total : int
             The number of steps.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it has another one. In a step, if there are more ranks than samples in a batch.
+            If the loader has another sampler; in a step, if a batch has fewer samples than there are ranks.
         """
         sampler: object = getattr(loader, "batch_sampler", None)
         if sampler is not self:
@@ -82,11 +82,11 @@ class ElasticSampler:
 
     def _steps(self, loader: Iterable[Any], total: int) -> Iterator[tuple[int, Any]]:
         batches: Iterator[Any] = iter(())
-        loaded = None  # for which step, rank and size the next batch is
+        loaded = None  # step, rank and size of the next batch
         for step in self._optimizer.steps(total):
             now = self._optimizer.membership
             if loaded != (step, now.rank, now.size):
-                batches = iter(())  # the workers of the former one end before others begin
+                batches = iter(())  # end the workers of the former iteration before others begin
                 self._ahead = range(step, total)
                 batches = iter(loader)
                 self._ahead = None
@@ -94,7 +94,7 @@ class ElasticSampler:
             yield step, next(batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Return an iterator over the numbers of this rank's samples, for the loader in `steps`."""
+        """Return an iterator over the numbers of this rank's samples, for the loader of `steps`."""
         if self._ahead is None:
             raise ArgumentError("the loader of an ElasticSampler is iterated over by sampler.steps(loader, total)")
         now = self._optimizer.membership

@@ -1,6 +1,6 @@
-"""Embeddings whose backward pass adds the gradients of the rows looked up directly to the weight's gradient.
+"""Embeddings whose backward pass adds gradients of looked-up rows directly to the weight's gradient.
 
-PyTorch adds them up in temporary memory as large as the whole table, which would then have to be copied.
+PyTorch sums them in temporary memory as large as the table, which would then have to be copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _backward: Any = torch.ops.aten.embedding_dense_backward
 
 
 class _Direct(_Function):  # type: ignore[misc]
-    """`torch.nn.functional.embedding`, with bitwise equal results: rows are added up in the same order."""
+    """`torch.nn.functional.embedding` with bitwise equal results: rows are summed in the same order."""
 
     @staticmethod
     def forward(ctx: Any, indices: Any, weight: Any, padding: int | None, gradients: ParameterGradients) -> Any:
@@ -44,12 +44,12 @@ class _Direct(_Function):  # type: ignore[misc]
 
 
 class DirectEmbedding(DirectLayer, _Embedding):  # type: ignore[misc]
-    """Stands in for a `torch.nn.Embedding`."""
+    """Replacement of a `torch.nn.Embedding`."""
 
     ordinary: ClassVar[Any] = _Embedding
 
     def serves(self, x: Any) -> bool:
-        """Whether the gradient is dense, and the plain sum over the rows looked up."""
+        """Tell if the gradient is dense, and the plain sum over the looked-up rows."""
         return (
             x.dtype in (torch.int64, torch.int32)
             and self.weight.dtype in (torch.float32, torch.float64)
@@ -57,5 +57,5 @@ class DirectEmbedding(DirectLayer, _Embedding):  # type: ignore[misc]
         )
 
     def compute(self, x: Any, gradients: ParameterGradients) -> Any:
-        """Look rows up."""
+        """Look up rows."""
         return _Direct.apply(x, self.weight, self.padding_idx, gradients)

@@ -24,16 +24,16 @@ from .shared_model import SharedModel
 _NEVER = -1
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
-_STEP = "step"  # the key of a parameter's number of updates in their state
+_STEP = "step"  # key of a parameter's number of updates in the optimizer's state
 
-# The keys of an optimizer's ``state[parameter]``, and the names of the core's arrays for them.
+# Keys of an optimizer's ``state[parameter]`` -> names of the core's arrays.
 _OF_MOMENTUM = {"momentum_buffer": "momentum"}
 _OF_ADAM = {"exp_avg": "momentum", "exp_avg_sq": "mean_square"}
 
 
 @dataclass
 class _Weights:
-    """A parameter, and the core's arrays for it."""
+    """A parameter and its arrays in the core."""
 
     name: str
     parameter: torch.Tensor
@@ -41,9 +41,9 @@ class _Weights:
     native: Any
     index: int
     address: int = 0
-    version: int = _NEVER  # of the parameter, after the last step
+    version: int = _NEVER  # version of the parameter after the last step
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # by their keys in the optimizer's state
-    master: torch.Tensor | None = None  # float32, for a parameter of 16 bits
+    master: torch.Tensor | None = None  # float32 weights of a 16-bit parameter
 
     def numbers(self, what: str) -> torch.Tensor:
         """Return the core's "momentum", "mean_square" or "master" array, with the shape of the parameter."""
@@ -55,21 +55,21 @@ class FusedStep:
     """Makes the step in place of the optimizer, in one pass over memory for each parameter.
 
     Learning rate, momentum, weight decay and so on are read from the parameter groups at every step. Momentum and the
-    moments of Adam are in the optimizer's ``state[parameter]``, as usual, in float32. Only where the strategy has the
-    learning rate of SGD inside the momentum, momentum is kept here instead.
+    moments of Adam are in the optimizer's ``state[parameter]``, as usual, in float32. If the strategy has the learning
+    rate of SGD inside the momentum, momentum is kept here instead.
 
-    Parameters of 16 bits have float32 master weights, copied from them at the first step. If others have changed a
-    parameter since the last step, its master weights are set to it wherever they do not round to it.
+    Parameters of 16 bits have float32 master weights, copied from them at the first step. If other code has changed a
+    parameter since the last step, each master weight that does not round to it is set to it.
 
     Parameters
     ----------
     optimizer : torch.optim.SGD, Adam or AdamW, or LARS
-        The optimizer whose step is made.
+        The optimizer whose step this class makes.
     strategy : gradientflow.strategies.Strategy
-        Its `Strategy.step` says whether the learning rate of SGD is inside the momentum, as in the
-        GradientFlow paper, or outside, as in PyTorch. That of LARS is always inside.
+        Its `Strategy.step` determines if the learning rate of SGD is inside the momentum, as in the GradientFlow paper,
+        or outside, as in PyTorch. LARS always has it inside.
     model : torch.nn.Module
-        The model with the parameters.
+        The model that has the parameters.
 
     Attributes
     ----------
@@ -87,12 +87,12 @@ class FusedStep:
         in_momentum = strategy.step == "core_rate_in_momentum"
         self._rate_inside = in_momentum or is_lars
         self._momentum_in_state = is_lars or not in_momentum
-        self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # by their keys in the state
+        self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # names of arrays, by keys of the state
         self._natives: list[Any] = []
-        self._weights: list[list[_Weights]] = []  # by dtype, as in the layout
+        self._weights: list[list[_Weights]] = []  # parameters by dtype, as in the layout
 
     def lay_out(self, gradients: ParameterGradients, layout: Layout, shared: NodeWeights | None) -> None:
-        """Use gradients in these places from now on. Momentum and master weights of their parameters are kept.
+        """Use gradients at new locations from now on. Momentum and master weights are kept.
 
         Collective if the ranks of a node share weights.
         """
@@ -117,7 +117,7 @@ class FusedStep:
             self._weights.append(all_weights)
 
     def masters(self, layout: Layout) -> dict[int, Any]:
-        """Return the master weights of all parameters of 16 bits, by their indices in the layout."""
+        """Return the master weights of all 16-bit parameters, by their indices in the layout."""
         found = {}
         for (_, indices), all_weights in zip(layout.groups, self._weights, strict=True):
             for index, weights in zip(indices, all_weights, strict=True):
@@ -127,7 +127,7 @@ class FusedStep:
         return found
 
     def round_masters(self) -> None:
-        """Set the parameters of 16 bits to their rounded master weights."""
+        """Set the 16-bit parameters to their rounded master weights."""
         with torch.no_grad():
             for weights in self._all():
                 if weights.master is not None:
@@ -135,17 +135,17 @@ class FusedStep:
                     weights.version = weights.parameter._version
 
     def update_masters(self) -> None:
-        """Update master weights for parameters of 16 bits that others have changed."""
+        """Update the master weights of 16-bit parameters that other code has changed."""
         for weights in self._all():
             if weights.master is not None and weights.parameter._version != weights.version:
                 self._take_weights(weights)
                 weights.version = weights.parameter._version
 
     def step(self, update: Update, gradient_scale: float, stream: int | None, error: Exception | None = None) -> None:
-        """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone.
+        """Make a step with the gradients times `gradient_scale`. Leave parameters without a gradient alone.
 
-        If the ranks of a node share weights, `error` is why this rank cannot make the step: then no rank of the node
-        makes it.
+        If the ranks of a node share weights, `error` is the reason why this rank cannot make the step: then no rank of
+        the node makes it.
         """
         if self._shared is None:
             self._step(self._prepared(), update, gradient_scale, stream)
@@ -162,7 +162,7 @@ class FusedStep:
         self.shared_model.accept()
 
     def _prepared(self) -> list[list[Settings | None]]:
-        """Return the settings of the step for each parameter, after giving the core buffers and weights for it."""
+        """Give the core buffers and weights for the step. Return the settings of each parameter."""
         for group in self._optimizer.param_groups:
             _check_group(group)
         group_of = {id(parameter): group for group in self._optimizer.param_groups for parameter in group["params"]}
@@ -196,12 +196,12 @@ class FusedStep:
                     self._optimizer.state[weights.parameter][_STEP] += 1
 
     def check_whole(self) -> None:
-        """Raise if the ranks of a node share weights, and a step on these was not completed."""
+        """Raise if the ranks of a node share weights, and a step on them was left incomplete."""
         if self.shared_model is not None:
             self.shared_model.check_whole()
 
     def close(self) -> None:
-        """Leave the optimizer a state with which it can go on by itself."""
+        """Leave the optimizer a state with which it can train by itself."""
         for weights in self._all():
             of_parameter = self._optimizer.state.get(weights.parameter, {})
             for name, buffer in weights.buffers.items():
@@ -214,13 +214,13 @@ class FusedStep:
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return momentum and master weights that are not in the optimizer's state, by name of the parameter."""
+        """Return momentum and master weights that the optimizer's state lacks, by name of the parameter."""
         momentum = {} if self._momentum_in_state else {w.name: each for w in self._all() for each in w.buffers.values()}
         masters = {w.name: w.master for w in self._all() if w.master is not None}
         return {"momentum": momentum, "master_weights": masters}
 
     def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Load the result of `state`; momentum that it lacks becomes zero."""
+        """Load the result of `state`; momentum missing there becomes zero."""
         for weights in self._all():
             momentum = state["momentum"].get(weights.name)
             for name in self._arrays:
@@ -237,7 +237,7 @@ class FusedStep:
                 self._set_master(weights, master)
 
     def prepare(self) -> None:
-        """Make momentum, moments and master weights of all parameters, with their initial values."""
+        """Create momentum, moments and master weights of all parameters, with their initial values."""
         group_of = {id(parameter): group for group in self._optimizer.param_groups for parameter in group["params"]}
         for weights in self._all():
             group = group_of[id(weights.parameter)]
@@ -249,13 +249,13 @@ class FusedStep:
     # ---- momentum, and moments of Adam ---------------------------------------------------------------------------
 
     def _take_buffers(self, weights: _Weights, settings: Settings) -> None:
-        """Make the core's arrays the buffers in the optimizer's state, with the values of others put there."""
+        """Make the core's arrays the buffers in the optimizer's state, with the values of buffers that they replace."""
         state = self._optimizer.state
         of_parameter = state.get(weights.parameter, {})
         for name in self._arrays:
             found = of_parameter.get(name)
             if not self._momentum_in_state:
-                if found is not None:  # by a plain optimizer, so with the learning rate outside
+                if found is not None:  # from a plain optimizer, so with the learning rate outside
                     self._buffer(weights, name).copy_(found).mul_(settings.rate)
                     del of_parameter[name]
                     if not of_parameter:
@@ -282,7 +282,7 @@ class FusedStep:
         return weights.buffers[name]
 
     def _adam_settings(self, parameter: torch.Tensor, group: Mapping[str, Any]) -> AdamSettings:
-        """Return Adam's settings for a parameter's next update; its number comes from the optimizer's state."""
+        """Return Adam's settings for a parameter's next update, whose number is in the optimizer's state."""
         of_parameter = self._optimizer.state[parameter]
         if _STEP not in of_parameter:
             is_wide = torch.get_default_dtype() is torch.float64
@@ -294,7 +294,7 @@ class FusedStep:
     # ---- weights -------------------------------------------------------------------------------------------------
 
     def _take_weights(self, weights: _Weights) -> None:
-        """Give the core the parameter's address, and make its master weights round to it."""
+        """Give the core the parameter's address, and make its master weights round to the parameter."""
         parameter = weights.parameter
         if parameter.data_ptr() != weights.address:
             self._set_parameter(weights)
@@ -355,7 +355,7 @@ class FusedStep:
 
 
 def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, fused: bool | None) -> str | None:
-    """Return why the core makes the step, or None if the optimizer does."""
+    """Return the reason why the core makes the step, or None if the optimizer makes it."""
     if strategy.step != "any" or loss_scale is not None:
         reason = str(strategy) if strategy.step != "any" else "loss_scale"
         if fused is False:
@@ -367,7 +367,7 @@ def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, 
 
 
 def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, torch.Tensor], reason: str) -> None:
-    """Raise unless `FusedStep` can make the step of this optimizer for these parameters."""
+    """Raise unless `FusedStep` can make this optimizer's step for these parameters."""
     possible: dict[Any, str] = {torch.optim.SGD: "torch.optim.SGD", LARS: "gradientflow.torch.LARS"}
     if strategy.step != "core_rate_in_momentum" and strategy.gradients != "consumed":
         possible |= {torch.optim.Adam: "torch.optim.Adam", torch.optim.AdamW: "torch.optim.AdamW"}
@@ -392,13 +392,13 @@ def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, 
 
 
 def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Tell whether the elements lie in memory as these strides have it."""
+    """Tell if a parameter's elements have these strides in memory."""
     places = zip(parameter.shape, parameter.stride(), strides, strict=True)
     return parameter.numel() == 0 or all(size == 1 or stride == wanted for size, stride, wanted in places)
 
 
 def settings_of_parameter(optimizer: Any, parameter: torch.Tensor) -> Settings:
-    """Return the optimizer's settings of a parameter in the next step."""
+    """Return the optimizer's settings for a parameter in the next step."""
     for group in optimizer.param_groups:
         if any(parameter is each for each in group["params"]):
             return settings_of_group(group)
@@ -406,13 +406,13 @@ def settings_of_parameter(optimizer: Any, parameter: torch.Tensor) -> Settings:
 
 
 def settings_of_group(group: Mapping[str, Any]) -> Settings:
-    """Return the settings of a parameter group; 0 for those that it lacks."""
+    """Return the settings of a parameter group; a missing one is 0."""
     rate, momentum, decay, trust = (float(group.get(name, 0)) for name in ("lr", "momentum", "weight_decay", "trust"))
     return Settings(rate, momentum, decay, trust)
 
 
 def _check_group(group: Mapping[str, Any]) -> None:
-    """Raise if a parameter group asks for something that the core does not support."""
+    """Raise if a parameter group asks for a feature that the core lacks."""
     for name in ("nesterov", "dampening", "amsgrad", "differentiable"):
         if group.get(name):
             raise ArgumentError(f"the step is made by the core, which does not have {name} of PyTorch's optimizers")

@@ -1,4 +1,4 @@
-"""Gradients of parameters, stored in their places in a synchronizer's memory."""
+"""Gradients of parameters, stored in a synchronizer's memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from . import devices
 
 Group = Mapping[str, Any]
 
-_current_task: Callable[[], int] = torch._C._current_graph_task_id  # which backward pass runs in this thread
+_current_task: Callable[[], int] = torch._C._current_graph_task_id  # gives the backward pass that runs in this thread
 
 
 class ParameterGradients:
-    """The `Tensors` of PyTorch's parameters for the training loop: ``parameter.grad`` is a view of its place.
+    """The `Tensors` of PyTorch's parameters for the training loop: ``parameter.grad`` is a view of a place.
 
-    Until the first backward pass it is None, as without GradientFlow.
+    The place of a gradient is its memory in the synchronizer. Until the first backward pass ``grad`` is None, as
+    without GradientFlow.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ class ParameterGradients:
     device : torch.device
         The device of the parameters.
     bytes_copied : int
-        Bytes of gradients that were copied to their places from other memory.
+        Bytes of gradients copied to their places from other memory.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], settings_of: Callable[[torch.Tensor], Settings]) -> None:
@@ -60,14 +61,14 @@ class ParameterGradients:
         self._dtypes = {name: parameter.dtype for name, parameter in self.by_name.items()}
         self._addresses: list[int] = []
         self._weight_addresses: list[int] = []
-        self._is_new = True  # no gradient was exchanged
-        self._flat: list[torch.Tensor] = []  # by dtype
-        self._groups: dict[int, int] = {}  # the index in `_flat`, by that of a gradient
-        self._versions: list[int] = []  # of `_flat`, when the synchronizer knew what each held; or -1
+        self._is_new = True  # True until gradients were exchanged
+        self._flat: list[torch.Tensor] = []  # flat gradients, by dtype
+        self._groups: dict[int, int] = {}  # index in `_flat`, by index of a gradient
+        self._versions: list[int] = []  # versions of `_flat` for which the synchronizer knew its content; or -1
         self._synchronizer: Synchronizer | None = None
         self._read_until_wait: list[torch.Tensor | None] = []
-        self.indices: dict[int, int] = {}  # of the parameters, by their ids
-        self._overwritten: list[int | None] = []  # the backward pass that writes there, until the gradient arrives
+        self.indices: dict[int, int] = {}  # indices of the parameters, by their ids
+        self._overwritten: list[int | None] = []  # backward pass that writes to each place, until the gradient arrives
 
     # ---- for the training loop -----------------------------------------------------------------------------------
 
@@ -77,13 +78,13 @@ class ParameterGradients:
         return None if self._on_host else devices.stream_number(self.device)
 
     def default_stream(self) -> AbstractContextManager[object]:
-        """Return a context that orders the default stream after the current one on entry, and before it on exit."""
+        """Return a context that orders the default stream after the current stream on entry, and before it on exit."""
         return devices.as_default(self.device)
 
     def attach(self, synchronizer: Synchronizer) -> list[int]:
-        """Move the parameters' gradients to the places of a synchronizer.
+        """Move the parameters' gradients to their places in a synchronizer.
 
-        Return the indices of gradients that were copied there from memory of their own.
+        Return the indices of gradients that were copied there from other memory.
         """
         stored = []
         before = dict(zip(self.names, self.views, strict=False))
@@ -133,7 +134,7 @@ class ParameterGradients:
                 self._raise_changed(index)
 
     def collect(self, index: int, used: bool) -> bool:
-        """Put a gradient, or zeros, into its place. Return whether there is a gradient."""
+        """Put a gradient, or zeros, into its place. Return True if there is a gradient."""
         parameter, view = self.parameters[index], self.views[index]
         if parameter.grad is None:
             view.zero_()
@@ -141,7 +142,7 @@ class ParameterGradients:
         if parameter.grad is not view:
             self.store(index)
             return True
-        return used or bool(view.any())  # written to by hand
+        return used or bool(view.any())  # the place was written to by hand
 
     def set_present(self, index: int, present: bool) -> None:
         """Set a parameter's ``grad`` to its place, or to None."""
@@ -151,7 +152,7 @@ class ParameterGradients:
         """Zero all gradients in their places, and make these the parameters' ``grad``.
 
         With `set_to_none`, ``grad`` is None if the synchronizer reads gradients elsewhere, or if they may overwrite any
-        content of their places: then backpropagation need not add to zeros. So it is before the first exchange.
+        content of their places: then backpropagation need not add to zeros. The same holds before the first exchange.
         """
         assert self._synchronizer is not None
         self._read_until_wait.clear()
@@ -159,7 +160,7 @@ class ParameterGradients:
         leave_all = set_to_none and self.takes_any_content
         for group, flat in enumerate(self._flat):
             if leave_all:
-                self._versions[group] = -1  # places are zeroed or written to one by one
+                self._versions[group] = -1  # each place is zeroed or written to by itself
             elif flat._version == self._versions[group]:
                 self._synchronizer.zero(group, self.stream)
             else:
@@ -173,7 +174,7 @@ class ParameterGradients:
                 parameter.grad = view
 
     def exchanged(self) -> None:
-        """Note that the gradients are now those left by the synchronizer."""
+        """Record that the synchronizer has left these gradients."""
         self._is_new = False
         self._versions = [flat._version for flat in self._flat]
         self._read_until_wait.clear()
@@ -187,7 +188,7 @@ class ParameterGradients:
 
     @property
     def takes_any_content(self) -> bool:
-        """Whether gradients may overwrite any content of their places."""
+        """True if gradients may overwrite any content of their places."""
         assert self._synchronizer is not None
         return self._synchronizer.gradient_source == "any_place" and self._on_host
 
@@ -197,14 +198,15 @@ class ParameterGradients:
         return self._synchronizer.gradient_source in ("elsewhere", "elsewhere_until_wait")
 
     def has_place_for(self, parameter: torch.Tensor) -> bool:
-        """Whether this is one of the parameters."""
+        """Tell if the model trains this parameter."""
         return id(parameter) in self.indices
 
     def place_to_overwrite(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the place for a gradient that a backward pass now computes; None if it needs memory of its own.
+        """Return the place for a gradient that a backward pass now computes; None if it needs other memory.
 
-        It does if there is a gradient to add to, if it has another dtype, if the parameter is used more than once in
-        the pass, or if others may get it: a hook, `torch.autograd.grad`, or a pass that is itself differentiated.
+        It needs other memory if there is a gradient to add to, if its dtype differs, if the pass uses the parameter
+        more than once, or if other code may get it: a hook, `torch.autograd.grad`, or a pass that is itself
+        differentiated.
         """
         index = self.indices[id(parameter)]
         view = self.views[index]
@@ -224,7 +226,7 @@ class ParameterGradients:
         """Put a gradient that a backward pass has computed into its place."""
         parameter, task = self.parameters[index], self._overwritten[index]
         gradient: Any = parameter.grad
-        if gradient is None:  # PyTorch keeps none for a parameter that was frozen after the forward pass
+        if gradient is None:  # PyTorch keeps no gradient of a parameter frozen after the forward pass
             self._raise_changed(index)
         if task is None or task == _current_task():
             self._overwritten[index] = None
@@ -234,7 +236,7 @@ class ParameterGradients:
                 self._write(index)
             else:
                 self.store(index)
-        # Else an outer pass has written to the place, which PyTorch has yet to add to this gradient.
+        # Else an outer pass has written to the place, and PyTorch has yet to add that to this gradient.
 
     def address_elsewhere(self, index: int) -> int | None:
         """Return the address at which the synchronizer can read a gradient; None if it has to be stored first."""
@@ -244,7 +246,7 @@ class ParameterGradients:
         view, group = self.views[index], self._groups[index]
         gradient: Any = self.parameters[index].grad
         lies_alike = gradient.layout is torch.strided and gradient.stride() == view.stride()
-        is_known = self._flat[group]._version == self._versions[group]  # what its place holds
+        is_known = self._flat[group]._version == self._versions[group]  # True if the content of its place is known
         return gradient.data_ptr() if lies_alike and is_known and gradient.dtype is view.dtype else None
 
     def has_been_read(self, index: int) -> None:
@@ -273,7 +275,7 @@ class ParameterGradients:
             raise
 
     def scale(self, factor: float) -> None:
-        """Multiply the gradients of the last update; on a device all: one launch is cheaper than several."""
+        """Multiply the gradients of the last update; on a device all gradients, since one launch is cheapest."""
         assert self._synchronizer is not None
         for group, flat in enumerate(self._flat):
             is_known = self._versions[group] == flat._version
@@ -284,7 +286,7 @@ class ParameterGradients:
 
     @property
     def replaced(self) -> bool:
-        """Whether a gradient has been set by hand."""
+        """True if a gradient has been set by hand."""
         return any(
             parameter.grad is not view and parameter.grad is not None
             for parameter, view in zip(self.parameters, self.views, strict=True)
@@ -292,26 +294,26 @@ class ParameterGradients:
 
     @property
     def are_zeros_set_by_hand(self) -> bool:
-        """Whether all gradients have been set by hand, to zeros."""
+        """True if all gradients have been set by hand, to zeros."""
         pairs = zip(self.parameters, self.views, strict=True)
         return all(each.grad is not None and each.grad is not view and not each.grad.any() for each, view in pairs)
 
     @property
     def changed(self) -> bool:
-        """Whether a gradient has been set or changed by hand since the last exchange."""
+        """True if a gradient has been set or changed by hand since the last exchange."""
         versions = zip(self._flat, self._versions, strict=True)
         return self.replaced or any(known not in (-1, flat._version) for flat, known in versions)
 
     @property
     def weights_have_moved(self) -> bool:
-        """Whether a parameter has moved in memory since its layout was made."""
+        """True if a parameter has moved in memory since its layout was made."""
         return any(
             parameter.data_ptr() != place
             for parameter, place in zip(self.parameters, self._weight_addresses, strict=True)
         )
 
     def detach_unused(self, used: list[bool]) -> None:
-        """Set ``grad`` to None for parameters that have got no gradient."""
+        """Set ``grad`` to None for parameters that have received no gradient."""
         for parameter, view, is_used in zip(self.parameters, self.views, used, strict=True):
             if parameter.grad is view and not is_used:
                 parameter.grad = None
@@ -337,10 +339,10 @@ def layout_of(parameters: Mapping[str, torch.Tensor]) -> Layout:
 
 
 def _is_for_the_parameter(parameter: torch.Tensor) -> bool:
-    """Tell whether the running backward pass accumulates into ``grad``, rather than returns the gradient."""
+    """Tell if the running backward pass accumulates into ``grad``, rather than returns the gradient."""
     try:
         return bool(torch._C._will_engine_execute_node(get_gradient_edge(parameter).node))
-    except RuntimeError:  # torch.autograd.grad asks for this one
+    except RuntimeError:  # torch.autograd.grad asks for this gradient
         return False
 
 
@@ -350,7 +352,7 @@ def pool_device(device: torch.device) -> str | int:
 
 
 def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a gradient: those of the parameter, if this is dense."""
+    """Return the strides of a gradient: the parameter's, if it is dense."""
     found: tuple[int, ...] = torch.empty_like(parameter, device="meta").stride()
     return found
 

@@ -18,9 +18,9 @@ from gradientflow.training import Loop
 from .gradients import ParameterGradients
 
 _NO_TASK = -1
-_ACCUMULATING = Phase.ACCUMULATING  # found faster, for each gradient
+_ACCUMULATING = Phase.ACCUMULATING  # kept here for speed: read for each gradient
 
-_current_task: Callable[[], int] = torch._C._current_graph_task_id  # which backward pass runs in this thread
+_current_task: Callable[[], int] = torch._C._current_graph_task_id  # gives the backward pass that runs in this thread
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
@@ -39,7 +39,7 @@ class BackwardHooks:
     """The hooks of all parameters of an optimizer.
 
     After a backward pass `check` raises if the model has changed, then gradients are handed over, then the loop waits
-    for the means: if several optimizers share a pass, in the order of their `number`, the same on all ranks.
+    for the means. Optimizers that share a pass wait in the order of their `number`, which is equal on all ranks.
     """
 
     def __init__(self, loop: Loop, gradients: ParameterGradients, number: int, check: Callable[[], object]) -> None:
@@ -47,7 +47,7 @@ class BackwardHooks:
         self._gradients = gradients
         self._number = number
         self._check = check
-        self._task = _NO_TASK  # the id of the current backward pass
+        self._task = _NO_TASK  # id of the current backward pass
         self._handles: list[Any] = []
 
     def register(self) -> None:
@@ -90,14 +90,14 @@ class BackwardHooks:
     def _end_pass(self) -> None:
         if self._task == _NO_TASK:
             return
-        # A nested backward pass, as of gradient checkpointing, ends the outer one only if all gradients are final.
+        # A nested backward pass, as in gradient checkpointing, ends the outer pass only if all gradients are final.
         if _current_node() is not None and len(self._loop.progress.order) < len(self._loop.layout):
             return
         self._task = _NO_TASK
         self._check()
         if self._loop.end_pass():
             _flushed.all.append(self)
-            _queue_callback(_synchronize_flushed)  # runs after other optimizers have flushed, too
+            _queue_callback(_synchronize_flushed)  # runs after the remaining optimizers have flushed
 
     def _synchronize_if_flushed(self) -> None:
         if self._handles and self._loop.progress.phase is Phase.HANDED_OVER:
@@ -105,7 +105,7 @@ class BackwardHooks:
 
 
 def _synchronize_flushed() -> None:
-    """Wait for the means of several optimizers, in the order of their construction, the same on all ranks."""
+    """Wait for the means of several optimizers in the order of their construction, which is equal on all ranks."""
     flushed = sorted(_flushed.all, key=lambda hooks: hooks._number)
     _flushed.all.clear()
     for hooks in flushed:

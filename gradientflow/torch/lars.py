@@ -1,4 +1,4 @@
-"""LARS: momentum SGD with a learning rate of its own for every layer."""
+"""LARS: momentum SGD with a separate learning rate for every layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         v = momentum * v + lr * local * (g + weight_decay * w)
         w = w - v
 
-    It works by itself, as any other optimizer. In a `DistributedOptimizer`, kernels of the core make its step.
+    It works by itself, like any other optimizer. In a `DistributedOptimizer`, kernels of the core make its step.
 
     Parameters
     ----------
@@ -34,8 +34,8 @@ class LARS(_Optimizer):  # type: ignore[misc]
     weight_decay : float, default 0.0
         L2 penalty.
     trust : float, default 0.001
-        The trust coefficient: how much of its norm a parameter moves in a step with a learning rate of 1. With 0 a
-        group uses `lr` itself, as is usual for biases and the parameters of normalizations.
+        The trust coefficient: the part of its norm by which a parameter moves in a step with a learning rate of 1. With
+        0 a group uses `lr` itself, as is usual for biases and the parameters of normalizations.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group; settings that it lacks are the defaults."""
+        """Add a parameter group; missing settings get the defaults."""
         settings = {**self.defaults, **param_group}
         for name in ("lr", "weight_decay", "trust"):
             if not settings[name] >= 0:
@@ -70,7 +70,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         Parameters
         ----------
         closure : callable, optional
-            Evaluates the model again, and returns the loss.
+            Function that evaluates the model again and returns the loss.
         """
         loss = None
         if closure is not None:
@@ -86,7 +86,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         gradient: Any = parameter.grad
         decay, rate = group["weight_decay"], group["lr"]
         if group["trust"] > 0:
-            # In float64, where the squares of float32 neither overflow nor underflow.
+            # Float64 can hold the squares of all float32 values, without overflow or underflow.
             weight_norm, gradient_norm = (
                 torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in (parameter, gradient)
             )

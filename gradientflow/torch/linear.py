@@ -17,7 +17,7 @@ _Linear: Any = torch.nn.Linear
 class _Direct(_Function):  # type: ignore[misc]
     """`torch.nn.functional.linear`, with bitwise equal results.
 
-    The bias comes before the weight, as in PyTorch, so that their gradients become final in the same order.
+    The bias precedes the weight, as in PyTorch, so that their gradients become final in the same order.
     """
 
     @staticmethod
@@ -40,12 +40,12 @@ class _Direct(_Function):  # type: ignore[misc]
 
 
 class DirectLinear(DirectLayer, _Linear):  # type: ignore[misc]
-    """Stands in for a `torch.nn.Linear`."""
+    """Replacement of a `torch.nn.Linear`."""
 
     ordinary: ClassVar[Any] = _Linear
 
     def serves(self, x: Any) -> bool:
-        """Whether x is a contiguous batch of vectors, in the dtype of the weight."""
+        """Tell if x is a contiguous batch of vectors with the dtype of the weight."""
         return bool(x.is_contiguous() and x.dim() > 1 and x.dtype is self.weight.dtype)
 
     def compute(self, x: Any, gradients: ParameterGradients) -> Any:

@@ -1,7 +1,7 @@
-"""A state as named tensors: what PyTorch's functions for checkpoints pass on, and `torch.distributed.checkpoint` saves.
+"""A state as named tensors, the form that PyTorch's checkpoint functions and `torch.distributed.checkpoint` handle.
 
-A state consists of dictionaries, lists, tensors, numbers, text and None. Its *outline* is JSON with all of these but
-the tensors and numbers, in place of which it has their positions in the other entries.
+A state consists of dictionaries, lists, tensors, numbers, text and None. Its *outline* is the state as JSON, with
+tensors and numbers replaced by their positions in the remaining entries.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _OUTLINE, _NUMBERS = "outline", "numbers"
 
 
 def named(state: Any, rank: int = 0, ranks: int = 1) -> dict[str, OfRank]:
-    """Return named tensors with a state: that of one of the ranks, or one that is the same on all ranks.
+    """Return named tensors with a state: one rank's, or one equal on all ranks.
 
-    Ranks have different tensors and numbers, of the same shapes and dtypes; their outlines have to be the same.
+    Tensors and numbers may differ between ranks, but not shapes, dtypes and outlines.
 
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If the state has something else.
+        If the state holds a value of another type.
     """
     tensors: list[torch.Tensor] = []
     numbers: list[int] = []
@@ -44,12 +44,12 @@ def named(state: Any, rank: int = 0, ranks: int = 1) -> dict[str, OfRank]:
 
 
 def states_of(entries: Mapping[str, Any]) -> tuple[list[Any], int | None]:
-    """Return the states in named tensors, and the number of ranks that saved them; None if there is one, of any rank.
+    """Return the states in named tensors, and the number of ranks that saved them; None if all ranks share one state.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If entries are missing, or the outline is not that of a state.
+        If entries are missing, or an outline is not valid.
     """
     parts = {name: entry.parts if isinstance(entry, OfRank) else {0: entry} for name, entry in entries.items()}
     states = []
@@ -90,7 +90,7 @@ def _outline(value: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Any
     if isinstance(value, bool | int | float):
         kind = next(kind for kind in (bool, int, float) if isinstance(value, kind))
         numbers.append(struct.unpack("q", struct.pack("d", value))[0] if kind is float else int(value))
-        return {kind.__name__: len(numbers)}  # the first number is the digest of the outline
+        return {kind.__name__: len(numbers)}  # 1 for the first one: number 0 is the digest of the outline
     raise ArgumentTypeError(
         f"the state of a strategy has a {type(value).__name__}: what can be saved by name are arrays, numbers, text, "
         "None, lists, and dictionaries with text as keys"

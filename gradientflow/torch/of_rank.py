@@ -1,4 +1,4 @@
-"""Entries of checkpoints of which every rank has its own: `torch.distributed.checkpoint` saves and reads them all."""
+"""Checkpoint entries with a part per rank: `torch.distributed.checkpoint` saves and reads all parts."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ _Tensor: Any = torch.Tensor
 
 
 class OfRank(_Tensor):  # type: ignore[misc]
-    """The part of this rank in an entry that has a part for each rank.
+    """Part of this rank in an entry that has a part for each rank.
 
-    `torch.distributed.checkpoint` sees one tensor with the parts side by side, of which each rank saves its own. The
-    parts are read by any number of ranks, which take turns: as many ranks get their own parts again, fewer get several
-    each, and of more ranks some get none. Shapes may differ from those in the checkpoint: they are replaced.
-    To everything else this is a tensor with the part of this rank. It is pickled as a plain one.
+    `torch.distributed.checkpoint` sees one tensor with the parts side by side, of which each rank saves its own. Any
+    number of ranks can read the parts, which are dealt to them in turn: the same number of ranks get their own parts
+    back, fewer ranks get several each, and of more ranks some get none. Shapes may differ from the checkpoint's, which
+    replace them. Otherwise this is a tensor with this rank's part. It is pickled as a plain one.
 
     Attributes
     ----------
     parts : dict of int to torch.Tensor
-        The parts that this rank has, by the ranks that saved them.
+        Parts on this rank, by the ranks that saved them.
     ranks : int
-        How many ranks have, or saved, a part.
+        Number of ranks that have, or saved, a part.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # results of operations are plain tensors
 
     parts: dict[int, torch.Tensor]
     ranks: int
-    _place: tuple[int, int]  # rank, and number of ranks, of this process
+    _place: tuple[int, int]  # rank of this process, and number of ranks
 
     @classmethod
     def part(cls, tensor: torch.Tensor, rank: int, ranks: int) -> OfRank:
-        """Return the part of one of the ranks, in the memory of a tensor."""
+        """Return a rank's part, in the memory of a tensor."""
         part: Any = tensor.detach().as_subclass(cls)
         part.parts, part.ranks, part._place = {rank: tensor.detach()}, ranks, (rank, ranks)
         return part  # type: ignore[no-any-return]
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape of this part; compared with the size of a saved entry, it fits any number of parts."""
+        """Return the shape of this part; it compares equal to the size of a saved entry with any number of parts."""
         return _Size(self) if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """Return 0, as of a number: `set_state_dict` refuses other tensors that are not all on one device."""
+        """Return 0, as for a number: `set_state_dict` refuses other tensors that are not all on one device."""
         return 0
 
     def new_empty(self, *shape: Any, **settings: Any) -> Any:
-        """Return memory for a copy of this part, such as `async_save` makes."""
+        """Return memory for a copy of this part, for example for `async_save`."""
         return super().new_empty(*shape, **settings).as_subclass(OfRank)
 
     def find(self, saved: torch.Size) -> None:
-        """Expect to read an entry of this size, with its parts along the first dimension."""
+        """Prepare to read an entry of this size, with its parts along the first dimension."""
         (rank, ranks), self.ranks = self._place, saved[0]
-        # In memory of their own: that of the tensor may be the place of another entry, too.
+        # Not the tensor's memory, which another entry may use.
         self.parts = {number: torch.empty(saved[1:], dtype=self.dtype) for number in range(rank, self.ranks, ranks)}
 
     # ---- the protocol of torch.distributed.checkpoint ------------------------------------------------------------
 
     def __create_write_items__(self, fqn: str, _: object) -> list[Any]:
-        """Return what this rank saves."""
+        """Return the items that this rank saves."""
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -70,7 +70,7 @@ class OfRank(_Tensor):  # type: ignore[misc]
         return [WriteItem(MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=data)]
 
     def __create_chunk_list__(self) -> list[Any]:
-        """Return the places of this rank's parts in the entry."""
+        """Return the positions of this rank's parts in the entry."""
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
         return [
@@ -79,13 +79,13 @@ class OfRank(_Tensor):  # type: ignore[misc]
         ]
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        """Return one of this rank's parts."""
+        """Return a part of this rank."""
         return self.parts[index.offset[0]].unsqueeze(0)
 
     # ---- copies --------------------------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Be pickled as a plain tensor."""
+        """Reduce to a plain tensor, for pickles."""
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: Any) -> OfRank:
@@ -97,21 +97,21 @@ class OfRank(_Tensor):  # type: ignore[misc]
 
 
 class _Size(list[int]):
-    """The shape of an `OfRank`: a list, so that comparing a `torch.Size` with it asks the list."""
+    """The shape of an `OfRank`: a list, so that a comparison with a `torch.Size` calls this class."""
 
     def __init__(self, part: OfRank) -> None:
         super().__init__(part.shape)
         self._part = part
 
     def __ne__(self, saved: object) -> bool:
-        """Tell whether an entry of this size cannot be read; if it can, have the part expect it."""
+        """Tell if an entry of this size cannot be read; if it can, prepare the part to read it."""
         if not isinstance(saved, torch.Size) or not saved:
             return True
         self._part.find(saved)
         return False
 
     def __reduce__(self) -> Any:
-        """Be pickled as the shape."""
+        """Reduce to a `torch.Size`, for pickles."""
         return torch.Size, (tuple(self),)
 
 

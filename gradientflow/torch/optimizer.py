@@ -43,58 +43,59 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     """A `torch.optim.Optimizer` that steps with the mean of the gradients of all ranks.
 
     The gradients lie in gradient pools in node memory, one for each dtype: ``parameter.grad`` is a view of a pool.
-    Complete gradients are sent while backpropagation goes on, and when ``backward()`` returns, the gradients are the
-    means. So clipping, `torch.amp.GradScaler` and everything else that reads gradients before `step` works as in one
-    process. Strategies that do not send gradients as they are support less of this, and refuse the rest.
-    If the parameters are on a CUDA device, so are the pools, and all calls are ordered by PyTorch's current streams:
-    work enqueued in the current stream after ``backward()`` returns sees the means.
+    Complete gradients are sent while backpropagation continues, and when ``backward()`` returns, the gradients are the
+    means. So clipping, `torch.amp.GradScaler` and any other code that reads gradients before `step` works as in one
+    process. Strategies that change gradients before they send them support less of this, and refuse the rest. If the
+    parameters are on a CUDA device, so are the pools, and PyTorch's current streams order all calls: work enqueued in
+    the current stream after ``backward()`` returns sees the means.
 
-    It replaces the optimizer it is made of, and has its parameter groups, state and state dict. With one rank it does
-    nothing of its own, unless the core makes the step or the strategy has an effect on one rank. Collective: all ranks
+    It replaces the wrapped optimizer, and has its parameter groups, state and state dict. With one rank it only
+    forwards to it, unless the core makes the step or the strategy has an effect on one rank. Collective: all ranks
     construct it with the same arguments and models of the same names, shapes and dtypes. They begin with the parameters
     and buffers of rank 0.
 
     With ``"csc(density=0.1)"`` only the important chunks of gradients are averaged. With this and some other
     strategies, a loss scale, `LARS` or `fused`, kernels of the core make the step of momentum SGD, LARS, Adam or AdamW:
-    in one pass over memory, and on float32 master weights of parameters of 16 bits.
+    in one pass over memory, and on float32 master weights of 16-bit parameters.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer to replace.
+        The optimizer to wrap.
     model : torch.nn.Module
-        The model it trains. All of its parameters that require gradients must be in the optimizer; parameters that are
-        not in the model must not.
+        The model that it trains. All of its parameters that require gradients must be in the optimizer; parameters
+        outside the model must not.
     comm : Communicator, optional
-        Whose ranks take part; by default all of the job, on a communicator that is closed with the optimizer.
+        The ranks that take part; by default all of the job, on a communicator that is closed with the optimizer.
     strategy : gradientflow.strategies.Strategy or str, optional
-        What is sent, and when: an object, or its words, such as ``"csc(density=0.1)"``. By default `strategies.Dense`,
-        all gradients in every iteration.
+        Selects the gradients to send, and when: an object, or its words, such as ``"csc(density=0.1)"``. By default
+        `strategies.Dense`: all gradients in every iteration.
     fusion_threshold : int, float or str, default "auto"
-        The least number of bytes of gradients sent together, see `GradientPool`. A strategy has its own.
+        The least number of bytes of gradients sent together, see `GradientPool`. Other strategies have their own.
     wire : str, optional
-        What float32 gradients are rounded to between nodes, as in `Communicator.allreduce`. A strategy has its own.
+        The format to which float32 gradients are rounded between nodes, as in `Communicator.allreduce`. Other strategies
+        have their own.
     accumulation_steps : int, default 1
-        Average in every n-th backward pass only; gradients add up in between. The sum is not divided by n.
+        Average only in every n-th backward pass; gradients add up in between. The sum is not divided by n.
     fused : bool, optional
-        Whether the core makes the step. By default only with LARS, a loss scale, `share`, or strategies that need it,
-        such as `csc`.
+        True to have the core make the step. By default only with LARS, a loss scale, `share`, or strategies that need
+        it, such as `csc`.
     share : {"node"}, optional
         With "node" the ranks of a node train on one copy of parameters and optimizer state, of which each rank updates
         a slice in every step, while it averages the gradients of that slice. ``grad`` is then not the mean, and must
-        not be changed between ``backward()`` and `step`; and only steps may write parameters. A strategy has its own.
+        not be changed between ``backward()`` and `step`; and only steps may write parameters. Other strategies have
+        their own.
     loss_scale : float, "dynamic" or gradientflow.optimizers.LossScale, optional
-        The factor by which `scale` multiplies the loss, and `step` divides the gradients. With it, a step with
-        gradients that are not finite is skipped, on all ranks.
+        The factor by which `scale` multiplies the loss, and `step` divides the gradients. With it, all ranks skip a
+        step with gradients that are not finite.
     broadcast : bool, default True
-        Whether to broadcast rank 0's parameters and buffers now, and the parameters of later groups when they are
-        added. Without it the parameters have to be the same on all ranks already, bit by bit, which is checked;
-        buffers may differ.
+        True to broadcast rank 0's parameters and buffers now, and the parameters of later groups when they are added.
+        If False, the parameters must already be equal on all ranks, bit by bit, which is checked; buffers may differ.
     on_failure : {"raise", "continue"}
-        Whether to raise the error if a rank dies or does not answer, or to go on with the ranks that are left: see
-        `steps`. Gradients are zero then, and `step` makes none.
+        Reaction to a rank that dies or does not answer: raise the error, or continue with the survivors, see `steps`.
+        Gradients are zero then, and `step` makes none.
     min_ranks : int, optional
-        How many have to be left at least, as in `gradientflow.Communicator.recover`.
+        Least number of survivors, as in `gradientflow.Communicator.recover`.
 
     Attributes
     ----------
@@ -108,14 +109,13 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the optimizer and the model do not have the same parameters, or these belong to another
-        DistributedOptimizer, or are on several devices; or if the core has to make the step and does not support it.
+        If the optimizer and the model have different parameters, or these belong to another DistributedOptimizer or are
+        on several devices; or if the core has to make the step and does not support it.
     gradientflow.errors.ArgumentTypeError
-        If a parameter is of another dtype than float16, bfloat16, float32 and float64, or neither in CPU memory nor on
-        a CUDA device. Where the core makes the step, float64 is not supported.
+        If a parameter is neither float16, bfloat16, float32 nor float64, or neither in CPU memory nor on a CUDA device.
+        Where the core makes the step, float64 is not supported.
     gradientflow.errors.MismatchError
-        On every rank, if the models differ in names, shapes or dtypes; without `broadcast` also if they differ in
-        values.
+        On every rank, if the models differ in names, shapes or dtypes; without `broadcast` also in values.
 
     Examples
     --------
@@ -127,8 +127,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     ...     optimizer.step()
     """
 
-    # True makes GradScaler leave unscaling and the search for infinities to `step`. Where GradScaler is not supported,
-    # `step` notices it by this.
+    # If True, GradScaler leaves unscaling and the search for infinities to `step`. Where it is not supported, this lets
+    # `step` detect it.
     _step_supports_amp_scaling = False
 
     def __init__(
@@ -159,7 +159,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         if self.loss_scale is not None:
             self.loss_scale.bind(self)
         self._fused_step: FusedStep | None = None
-        # Other strategies may keep gradients, or select by magnitude, and would not know that the scale has changed.
+        # Other strategies may keep gradients, or select by magnitude, and would not notice a change of the scale.
         sends_as_they_are = self.strategy.gradients == "mean" and self.strategy.is_identity_on_one_rank
         is_plain = self.strategy.step == "any" and sends_as_they_are and self.loss_scale is None
         goes_on = check_on_failure(on_failure, min_ranks)
@@ -167,9 +167,9 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         self._bound: BoundModel | None = None  # these three are None with one rank, if there is nothing to do
         self._checkpoint: Checkpoint | None = None
         self._step: Step | None = None
-        self._alone = Batches()  # without a training loop
-        self._is_new = True  # no step was made, and no state loaded
-        self._bytes_copied = 0  # to places of synchronizers that are closed
+        self._alone = Batches()  # steps without a training loop
+        self._is_new = True  # True until a step was made or a state loaded
+        self._bytes_copied = 0  # bytes copied to places of closed synchronizers
         self._closed = False
         self._owns_comm = comm is None
         trained = trained_parameters(optimizer, model, self)
@@ -207,7 +207,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         if self._ranks.may_change:
             buffers = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._model.named_buffers()}
             self._ranks.entries = {**entries, **buffers, **settings}
-            with failing_together(comm):  # not when a rank is lost
+            with failing_together(comm):  # not when a rank dies
                 pack(to_plain(self._inner.state_dict()["param_groups"]), "param_groups")
         require_same(comm, "models", {**entries, **settings})
         if comm.size > 1:
@@ -218,11 +218,11 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
             make_equal(self._model, added, self._broadcast, comm)
         previous = self._detach()
         reserve(trained.values(), self)
-        is_alone = comm.size == 1 and not self._ranks.may_change  # others may come to a rank that survives
+        is_alone = comm.size == 1 and not self._ranks.may_change  # other ranks may join a survivor
         if is_alone and self._fused_step is None and self.strategy.is_identity_on_one_rank:
             self.strategy.bind(comm, Layout(("nothing",), ((0,),), ("float32",))).close()  # checks the settings
             return
-        ordered = dict(reversed(list(trained.items())))  # mostly as backpropagation reaches them
+        ordered = dict(reversed(list(trained.items())))  # roughly the order in which backpropagation reaches them
         gradients = ParameterGradients(ordered, partial(settings_of_parameter, self._inner))
         loop = Loop(
             self._ranks,
@@ -241,7 +241,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         bound.start(self._number)
 
     def _detach(self) -> Synchronizer | None:
-        """Detach from parameters and their gradients. Return the synchronizer, if there was one."""
+        """Detach from parameters and gradients. Return the synchronizer if there was one."""
         bound, self._bound, self._checkpoint, self._step = self._bound, None, None, None
         if bound is None:
             return None
@@ -252,10 +252,10 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         if self._closed:
             raise ClosedError("the optimizer is closed")
 
-    # ---- what torch.optim.Optimizer has --------------------------------------------------------------------------
+    # ---- interface of torch.optim.Optimizer ----------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Forward everything else to the optimizer it is made of."""
+        """Forward all other attributes to the wrapped optimizer."""
         if name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
@@ -282,9 +282,9 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         self._inner.state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the optimizer; that optimizer and a DistributedOptimizer can load each other's.
+        """Return the state dict of the optimizer; it and the wrapped optimizer can load each other's.
 
-        An entry "gradientflow" has the state of the strategy, and of the core if this makes the step. State of the
+        An entry "gradientflow" has the state of the strategy, and of the core if it makes the step. State of the
         strategy, such as residuals, is this rank's own: either each rank saves and loads its own state dict, or all use
         `consolidated_state_dict`. It does not communicate.
         """
@@ -293,25 +293,25 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return self._inner.state_dict() if self._checkpoint is None else self._checkpoint.own(bool(self.state))
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return a state dict that any number of ranks can load, the same on all ranks. Collective.
+        """Return a state dict equal on all ranks, which any number of ranks can load. Collective.
 
-        It has the sum of the residuals over the ranks; each rank that loads it takes the mean over those that saved it.
+        It has the sum of the residuals over the ranks; each loading rank takes the mean over the ranks that saved it.
         If the strategy lets each rank train by itself, momentum and the like are means over the ranks.
         """
         self._check_open()
         return self._inner.state_dict() if self._checkpoint is None else self._checkpoint.consolidated()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of a DistributedOptimizer, or of the optimizer it is made of.
+        """Load a state dict of a DistributedOptimizer, or of the wrapped optimizer.
 
         Collective if the strategy has a state, such as residuals; otherwise one rank may load alone, and then call
-        `broadcast_optimizer_state`. With a state dict of a plain optimizer, the strategy begins anew.
+        `broadcast_optimizer_state`. With a state dict of a plain optimizer, the strategy restarts.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the state is of another model or strategy; where loading is collective, on all ranks if one has such a
-            state. Nothing is changed then.
+            If the state is from another model or strategy; where loading is collective, on all ranks if one rank has
+            such a state. Nothing is changed then.
         gradientflow.errors.MismatchError
             If the ranks load states of different iterations.
         """
@@ -326,7 +326,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, for example once they are no longer frozen. Collective.
 
-        Rank 0's values are broadcast, or values are compared, as when the optimizer was made.
+        As in the constructor, rank 0's values are broadcast, or values are compared.
         """
         self._check_open()
         before = self._bound
@@ -340,18 +340,18 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
             self._bind(trained, self._ranks.here)
         except BaseException as error:
             self._inner.param_groups.pop()
-            if before is not None and self._bound is None:  # no longer bound: it must not go on to train alone
+            if before is not None and self._bound is None:  # now unbound: it must not continue to train alone
                 self.__exit__(type(error), error, error.__traceback__)
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero all gradients, including those of a backward pass that failed halfway.
+        """Zero all gradients, including partial gradients of a failed backward pass.
 
         Parameters
         ----------
         set_to_none : bool, default True
-            Whether parameters that the next backward passes do not reach have no gradient, so that `step` leaves them
-            alone, or zeros. With several ranks ``grad`` is a view of the pool when ``backward()`` returns either way.
+            If True, parameters that the next backward passes do not reach have no gradient, so that `step` leaves them
+            alone; else they have zeros. With several ranks ``grad`` is a view of the pool when ``backward()`` returns.
         """
         self._check_open()
         if self._bound is None:
@@ -365,7 +365,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         Parameters
         ----------
         closure : callable, optional
-            Evaluates the model again, and returns the loss; the optimizer gets the mean loss of all ranks.
+            Function that evaluates the model again and returns the loss. The wrapped optimizer gets the mean loss of
+            all ranks.
         """
         self._check_open()
         self._refuse_grad_scaler()
@@ -382,8 +383,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def common_weights(self) -> Iterator[None]:
         """Put the parameters common to all ranks in place for a ``with`` block, to evaluate or save them in mid-run.
 
-        If the strategy lets each rank train on parameters of its own, the common ones are those of the last exchange
-        that this rank has applied. Buffers stay the rank's own. Not collective.
+        If the strategy lets each rank train on its own parameters, the common ones are those of the last exchange that
+        this rank has applied. Buffers stay this rank's. Not collective.
         """
         self._check_open()
         with nullcontext() if self._bound is None else self._bound.common_weights():
@@ -393,7 +394,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         """End training: complete communication under way, and leave the same weights on all ranks. Collective.
 
         With a strategy that lets weights differ between ranks for a while, buffers, such as the statistics of batch
-        normalisation, are averaged as well. Training can go on afterwards.
+        normalization, are averaged as well. Training can continue afterwards.
         """
         self._check_open()
         if self._bound is not None:
@@ -414,7 +415,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return self.strategy.explain_layout(self.comm, layout, **times)
 
     def __repr__(self) -> str:
-        """Return the text for the optimizer it is made of."""
+        """Return text that names the wrapped optimizer."""
         return f"DistributedOptimizer over {self._inner!r}"
 
     def __getstate__(self) -> Any:
@@ -446,21 +447,21 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return 0 if self.loss_scale is None else self.loss_scale.overflows
 
     def _refuse_grad_scaler(self) -> None:
-        if "grad_scale" in self.__dict__:  # GradScaler has set it for the call of `step`
+        if "grad_scale" in self.__dict__:  # set by GradScaler for the call of `step`
             del self.grad_scale, self.found_inf
             raise ArgumentError(
                 f"torch.amp.GradScaler does not go with {self.strategy}, loss_scale or on_failure='continue': use "
                 "DistributedOptimizer(..., loss_scale='dynamic') and optimizer.scale(loss).backward() in its place"
             )
 
-    # ---- ranks that are lost -------------------------------------------------------------------------------------
+    # ---- failed ranks --------------------------------------------------------------------------------------------
 
     def _loop_now(self) -> Loop:
         assert self._bound is not None
         return self._bound.loop
 
     def _replica(self, with_weights: bool) -> Any:
-        """Return parameters, the state that is the same on all ranks, and this rank's buffers."""
+        """Return parameters, the state that is equal on all ranks, and this rank's buffers."""
         assert self._bound is not None
         assert self._checkpoint is not None
         parameters = zip(self._bound.gradients.names, self._bound.gradients.parameters, strict=True)
@@ -469,7 +470,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return copies, self._checkpoint.common(), buffers
 
     def _load_replica(self, replica: tuple[Mapping[str, torch.Tensor], dict[str, Any], Any], is_new: bool) -> None:
-        """Load them, and the rest on a newcomer only: rates of a rank that is ahead may be those of its next step."""
+        """Load a replica; only on a joiner also rates and buffers: a rank ahead may have the rates of its next step."""
         assert self._bound is not None
         assert self._checkpoint is not None
         parameters, state, buffers = replica
@@ -488,8 +489,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def synchronize(self) -> None:
         """Replace all gradients by their means, if ``backward()`` has not yet done so. Collective.
 
-        Gradients kept by `no_sync` or set by hand are averaged as they are. If a parameter has a gradient on some
-        ranks only, it counts as zeros on the others; if it has one on no rank, ``grad`` stays None.
+        Gradients kept by `no_sync` or set by hand are averaged as they are. If only some ranks have a gradient of a
+        parameter, it counts as zeros on the remaining ranks; if no rank has one, ``grad`` stays None.
         """
         self._check_open()
         if self._bound is not None:
@@ -499,7 +500,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def no_sync(self) -> Iterator[None]:
         """Accumulate the gradients of the backward passes in a ``with`` block without averaging them.
 
-        The next backward pass outside averages the sums; if there is none, `step` does.
+        The next backward pass outside averages the sums; if there is none, `step` averages them.
         """
         with nullcontext() if self._bound is None else self._bound.loop.no_sync():
             yield
@@ -508,9 +509,9 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def join(self) -> Iterator[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
-        A rank that leaves the block contributes zeros until all have left it. Means are always over all ranks. In the
-        end all get the parameters and the optimizer state of a rank that had the most iterations. Ranks that have left
-        the block do not take part in its other collective calls.
+        A rank that leaves the block contributes zeros until all have left it. Means are always over all ranks. At the
+        end all ranks get the parameters and the optimizer state of a rank with the most iterations. Ranks that have
+        left the block do not take part in its other collective calls.
         """
         self._check_open()
         with self._alone.uneven() if self._bound is None else self._bound.join(self):
@@ -518,7 +519,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
 
     @property
     def synchronizer(self) -> Synchronizer | None:
-        """The synchronizer, which `Strategy.bind` has returned; None with one rank, if there is nothing to do."""
+        """The synchronizer, returned by `Strategy.bind`; None with one rank, if there is nothing to do."""
         return None if self._bound is None else self._bound.loop.synchronizer
 
     @property
@@ -533,21 +534,21 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes this rank sent to others in messages for the last step; None where that is not known."""
+        """Bytes this rank sent to other ranks in messages for the last step; None where that is not known."""
         return 0 if self._bound is None else self._bound.loop.bytes_sent
 
     @property
     def bytes_copied(self) -> int:
-        """Bytes of gradients that had to be copied into the pools, in all.
+        """Total bytes of gradients that had to be copied into the pools.
 
-        Gradients of backward passes are written there, which does not count as a copy; those set by hand are copied.
+        Backward passes write gradients there, which does not count as a copy; gradients set by hand are copied.
         """
         return self._bytes_copied + (0 if self._bound is None else self._bound.gradients.bytes_copied)
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Detach from the optimizer it is made of, and from the model. Closing twice is harmless."""
+        """Detach from the wrapped optimizer and the model. Closing twice is harmless."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> DistributedOptimizer:
@@ -573,7 +574,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
 
 
 def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any) -> None:
-    """Check the arguments of DistributedOptimizer, except those of the strategy."""
+    """Check the arguments of DistributedOptimizer, except for the strategy's."""
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer):
         message = f"the optimizer is a {type(optimizer).__name__}: what is needed is an optimizer of torch.optim"
         raise ArgumentTypeError(message)
@@ -586,7 +587,7 @@ def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any)
 
 
 def _checked_strategy(strategy: Strategy | str | None, **settings: Any) -> Strategy:
-    """Return the strategy; by default dense communication with these settings, and without any the usual one."""
+    """Return the strategy; by default dense communication with these settings, or without any the usual strategy."""
     default = Dense().settings
     given = [name for name, value in settings.items() if value != default[name]]
     if strategy is None:

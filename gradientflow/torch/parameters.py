@@ -21,7 +21,7 @@ from gradientflow.training.handover import hand_over_parts
 from . import devices, shared_model
 from .plain_tensors import from_plain, to_plain
 
-is_lazy: Any = torch.nn.parameter.is_lazy  # whether a parameter has no shape yet
+is_lazy: Any = torch.nn.parameter.is_lazy  # tells if a parameter has no shape yet
 
 _PACK_BYTES = 16 << 20  # smaller tensors are broadcast together, up to about this size
 _ALIGNMENT = 16  # bytes, enough for any dtype
@@ -38,7 +38,7 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
     root : int
         The rank whose values are broadcast.
     comm : Communicator, optional
-        Whose ranks take part; by default all of the job.
+        The ranks that take part; by default all of the job.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
     gradientflow.errors.ArgumentError
         If there are tensors on several CUDA devices.
     gradientflow.errors.ArgumentTypeError
-        If something is not a dense tensor in CPU memory or on a CUDA device.
+        If a value is not a dense tensor in CPU memory or on a CUDA device.
     """
     tensors = _named_tensors(module_or_state_dict)
     with _communicator(comm) as comm:
@@ -67,23 +67,24 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
 def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicator | None = None) -> None:
     """Broadcast the root's optimizer state: momentum and the like, learning rates and other settings. Collective.
 
-    A strategy's state of each rank, such as residuals, is not broadcast.
+    State of a strategy that differs between ranks, such as residuals, is not broadcast.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        On the other ranks it may have no state yet, for example when only the root has loaded a checkpoint.
+        The optimizer. On other ranks than the root it may have no state yet, for example after only the root has loaded
+        a checkpoint.
     root : int
         The rank whose state is broadcast.
     comm : Communicator, optional
-        Whose ranks take part; by default all of the job.
+        The ranks that take part; by default all of the job.
 
     Raises
     ------
     gradientflow.errors.MismatchError
         On every rank, before anything is sent, if the optimizers or their parameters differ between ranks.
     gradientflow.errors.GradientFlowError
-        On every rank, before anything is sent, if there is something else in it than numbers, text, tensors, and lists,
+        On every rank, before anything is sent, if the state has a value other than numbers, text, tensors, and lists,
         tuples and dicts of these.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -97,14 +98,14 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
         require_same(comm, "optimizers", {"the class": type(optimizer).__name__, **groups})
         if comm.size == 1:
             return
-        # That of a DistributedOptimizer, whose state dict has more than what is common to the ranks.
+        # A DistributedOptimizer's state dict has more than the state common to all ranks.
         checkpoint = getattr(optimizer, "_checkpoint", None)
         parts: list[Bytes] = []
         with failing_together(comm):
             if comm.rank == root:
                 state = optimizer.state_dict() if checkpoint is None else checkpoint.common()
                 parts = pack(to_plain(state), "the state of the optimizer")
-        # Onto the host: the root's device may belong to another rank. The optimizer copies it to its own device.
+        # Moved to the host: the root's device may belong to another rank. The optimizer copies it to its own device.
         given = hand_over_parts(comm, parts, None, root)
         if comm.rank != root:
             (optimizer.load_state_dict if checkpoint is None else checkpoint.load_common)(from_plain(given))
@@ -113,7 +114,7 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
 def make_equal(
     model: torch.nn.Module, added: Mapping[str, torch.Tensor] | None, broadcast: bool, comm: Communicator
 ) -> None:
-    """Make added parameters the same on all ranks, or check that they are; without `added` the model. Collective."""
+    """Make added parameters, or without `added` the model, equal on all ranks; or check that they are. Collective."""
     if broadcast:
         broadcast_parameters(model if added is None else added, comm=comm)
     else:
@@ -147,7 +148,7 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 @contextmanager
 def _communicator(comm: Communicator | None) -> Iterator[Communicator]:
-    """Yield the communicator, or a temporary one of all ranks."""
+    """Yield the communicator, or a temporary communicator of all ranks."""
     if comm is not None:
         yield comm
         return
@@ -161,7 +162,7 @@ def _check_root(comm: Communicator, root: int) -> None:
 
 
 def _named_tensors(source: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors to broadcast by name, after checking them; of a module, every tensor once."""
+    """Return the tensors to broadcast by name, after checks; of a module, every tensor once."""
     if isinstance(source, torch.nn.Module):
         tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     elif isinstance(source, Mapping):
@@ -189,7 +190,7 @@ def _devices_of(tensors: Mapping[str, torch.Tensor]) -> list[torch.device]:
 
 
 def _description(tensor: torch.Tensor) -> str:
-    """Describe what has to be the same on all ranks; device numbers may differ."""
+    """Describe the properties that must be equal on all ranks; device numbers may differ."""
     device = devices.device_of(tensor)
     return f"{tensor.dtype} {tuple(tensor.shape)}" + ("" if device == devices.HOST else f" on {device.type}")
 
@@ -210,7 +211,7 @@ def _broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root
 
 
 def _broadcast_pack(comm: Communicator, tensors: list[torch.Tensor], root: int) -> None:
-    """Broadcast tensors in one call: a single contiguous one in place, others packed into one buffer."""
+    """Broadcast tensors in one call: a single contiguous tensor in place, several packed into one buffer."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         _broadcast_bytes(comm, tensors[0].view(-1).view(torch.uint8), root)
         torch.autograd.graph.increment_version(tensors[0])

@@ -1,4 +1,4 @@
-"""Tensors in plain values, which ranks send each other."""
+"""Tensors as plain values, which ranks send each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAG = "torch"
 
 
 def to_plain(state: Any) -> Any:
-    """Return a state with the memory of its dense tensors, on the host, in their place."""
+    """Return a state in which each dense tensor is replaced by its memory, on the host."""
     if isinstance(state, torch.Tensor) and state.layout is torch.strided and not state.is_quantized:
         on_host = state.detach().cpu().resolve_conj().resolve_neg().contiguous()
         memory: Any = on_host.view(-1).view(torch.uint8).numpy()

@@ -1,8 +1,8 @@
 """Registration of the backend "gradientflow" with PyTorch.
 
-PyTorch calls `register` while it is imported, because the installed package names it under ``torch.backends``. So
-nothing heavy is imported here, and MPI is not touched before a process group is made. PyTorch itself is imported in
-the functions, because this module may be imported halfway through the import of PyTorch.
+PyTorch calls `register` during its own import, because the installed package lists it under ``torch.backends``. So
+nothing heavy is imported here, and MPI is not touched before a process group is made. The functions import PyTorch,
+because its import may be only halfway done when this module is imported.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def _finding_ranks(init_process_group: Callable[..., None]) -> Callable[..., Non
 
 
 def _is_meant(backend: Any) -> bool:
-    """Tell whether a backend, such as "gradientflow" or "cpu:gradientflow,cuda:nccl", is or includes this one."""
+    """Tell if a backend, such as "gradientflow" or "cpu:gradientflow,cuda:nccl", is or includes this one."""
     return BACKEND in [part.rpartition(":")[2] for part in str(backend).lower().split(",")]
 
 
 def _found(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``init_process_group`` that the job provides, in view of those given."""
+    """Return the arguments of ``init_process_group`` that the job provides, given the caller's."""
     from torch.distributed.constants import default_pg_timeout
 
     from .process_group.rendezvous import Rendezvous, is_left_to_pytorch, meet_before_pytorch

@@ -1,4 +1,4 @@
-"""A model with one copy of its parameters per node: checks that steps alone write them, and are completed."""
+"""A model with one copy of its parameters per node: checks that only steps write them, and are completed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _Hook:
 
 
 class SharedModel:
-    """Moves parameters to node memory, and checks from then on who writes them.
+    """Moves parameters to node memory, and checks all later writes.
 
-    Steps may write them, and calls that write the same on all ranks: `load_state_dict` of the model or of a module of
-    it, and `broadcast_parameters`. Any other write would be repeated by each rank, on the same weights. After a step
-    that was not completed, forward passes and state dicts of the model raise.
+    Steps may write parameters, and so may calls that write the same on all ranks: `load_state_dict` of the model or a
+    module in it, and `broadcast_parameters`. Any other write would be repeated by each rank, on the same weights. After
+    an incomplete step, forward passes and state dicts of the model raise.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class SharedModel:
         parameters: Sequence[torch.Tensor],
         strides: Sequence[tuple[int, ...]],
     ) -> None:
-        """Move the parameters of a dtype, which are the same on all ranks, to node memory. Collective."""
+        """Move the parameters of a dtype, which are equal on all ranks, to node memory. Collective."""
         memory = weights.weights(group)
         begin, end = weights.slices[group]
         places = []
@@ -70,7 +70,7 @@ class SharedModel:
             size, count = parameter.element_size(), parameter.numel()
             flat = devices.tensor_over(memory[offset * size : (offset + count) * size], parameter.dtype)
             first, last = max(begin - offset, 0), min(end - offset, count)
-            if first < last:  # this rank writes its own slice, so that its pages are local to it
+            if first < last:  # each rank writes its slice, so that its pages are local to it
                 flat[first:last].copy_(parameter.detach().as_strided((count,), (1,))[first:last])
             places.append(flat.as_strided(parameter.shape, its_strides))
         weights.node.barrier()
@@ -84,7 +84,7 @@ class SharedModel:
         self._known = {name: (each, place, each._version) for name, (each, place, _) in self._known.items()}
 
     def check(self) -> None:
-        """Raise if a step was not completed, or parameters were moved or written outside of steps."""
+        """Raise if a step is incomplete, or parameters were moved or written outside of steps."""
         self.check_whole()
         for name, (parameter, place, version) in self._known.items():
             if parameter.data_ptr() != place:
@@ -99,12 +99,12 @@ class SharedModel:
                 )
 
     def check_whole(self) -> None:
-        """Raise if a step on the weights was not completed."""
+        """Raise if a step on the weights is incomplete."""
         if self._weights is not None:
             self._weights.check()
 
     def close(self) -> None:
-        """Give the parameters memory of their own, unless a step was not completed: then their use remains an error."""
+        """Give the parameters separate memory, unless a step is incomplete: then their use remains an error."""
         if self._weights is None or self._weights.is_whole:
             for hook in self._hooks:
                 hook.remove()

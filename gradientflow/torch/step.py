@@ -1,4 +1,4 @@
-"""The step of a DistributedOptimizer: by its optimizer or by the core, or skipped, or made by the strategy already."""
+"""The step of a DistributedOptimizer: made by its optimizer, the core or the strategy, or skipped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Step:
         self._hooked_step = _Optimizer.profile_hook_step(self._step_of_core)
 
     def __call__(self, closure: Callable[[], Any] | None) -> Any:
-        """Make a step, or skip it. Return what the optimizer returns, or the mean loss of `closure`."""
+        """Make a step, or skip it. Return the optimizer's result, or the mean loss of `closure`."""
         self._check(closure)
         if self._fused_step is not None:
             result = None
@@ -52,7 +52,7 @@ class Step:
 
     @property
     def is_for_state(self) -> bool:
-        """Whether the step has nothing to train: by such a step PyTorch's `get_state_dict` initialises the state.
+        """True if the step has nothing to train: PyTorch's `get_state_dict` makes such a step to initialize the state.
 
         It sets gradients of zeros and learning rates of 0, before the first backward pass.
         """
@@ -65,7 +65,7 @@ class Step:
         )
 
     def _check(self, closure: Callable[[], Any] | None) -> None:
-        """Raise if gradients were changed after they were sent, or a closure would do so."""
+        """Raise if gradients were changed after they were sent, or a closure would change them."""
         strategy, progress, problem = self._loop.strategy, self._loop.progress, ""
         if strategy.gradients == "consumed" and closure is not None:
             problem = "step(closure) does not go with it"
@@ -83,7 +83,7 @@ class Step:
         if update is not None and update.kind == "apply" and not self._loop.progress.overflowed:
             with self._loop.comm.span("step"):
                 result = step()
-        vars(self._optimizer)["_opt_called"] = True  # for learning-rate schedulers
+        vars(self._optimizer)["_opt_called"] = True  # read by learning-rate schedulers
         return result
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:

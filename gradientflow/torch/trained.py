@@ -1,4 +1,4 @@
-"""The parameters that an optimizer trains of a model."""
+"""The parameters of a model that an optimizer trains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def release(owner: Any) -> None:
 def trained_parameters(optimizer: Any, model: torch.nn.Module, owner: Any) -> dict[str, torch.Tensor]:
     """Return the parameters to train by name.
 
-    Raises unless the optimizer has them, and no other, they can be trained, and no other than `owner` has them.
+    Raises unless they can be trained, are all in the optimizer, and belong to no DistributedOptimizer but `owner`; or
+    if the optimizer has parameters outside the model.
     """
     named: dict[str, torch.Tensor] = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}

@@ -11,12 +11,12 @@ import torch
 from gradientflow.communicator import Communicator
 from gradientflow.torch import devices
 
-_TENSORS = ("x", "out")  # the names of arguments that are tensors
+_TENSORS = ("x", "out")  # names of the tensor arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call on the communicator, with plain tensors, and what to run when it is done."""
+    """A call on the communicator, with plain tensors, and an action to run when it is done."""
 
     name: str
     arguments: dict[str, Any]
@@ -24,11 +24,11 @@ class Call:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors that it reads and writes."""
+        """The tensors that the call reads and writes."""
         return [self.arguments[name] for name in _TENSORS if name in self.arguments]
 
     def make(self, communicator: Communicator, form: str = "") -> Any:
-        """Make the call in one of its forms: "", or "_async"."""
+        """Make the call in the form "" or "_async"."""
         arguments = self.arguments.copy()
         for name in _TENSORS:
             if name in arguments:
@@ -36,7 +36,7 @@ class Call:
         return getattr(communicator, self.name + form)(**arguments)
 
     def then(self, store: Callable[[], object]) -> Call:
-        """Return the same call, with `store` to run in the end."""
+        """Return the same call, with `store` to run at the end."""
 
         def finish() -> None:
             if self.finish is not None:

@@ -26,18 +26,18 @@ class Collectives:
     Parameters
     ----------
     ranks : callable
-        Takes settings, and gives what a communicator of the group is made of. Collective.
+        Takes settings, and returns the base of a communicator of the group. Collective.
     settings : Config
-        Of the communicators.
+        Settings of the communicators.
     context : WorkContext
         Shared by the works of the group.
 
     Attributes
     ----------
     communicator : Communicator
-        Of calls in threads of the program.
+        Communicator for calls in threads of the program.
     plain : PlainCalls
-        Of the core: makes the usual calls, past the methods of the group.
+        Object of the core that makes the usual calls, past the methods of the group.
     """
 
     def __init__(self, ranks: Callable[[Config], Any], settings: Config, context: WorkContext) -> None:
@@ -48,12 +48,12 @@ class Collectives:
         self._ranks = ranks
         self._settings = settings
         self._context = context
-        self._device = devices.HOST  # of the last call on tensors of a device
+        self._device = devices.HOST  # device of the last call on tensors of a device
 
     def close(self) -> None:
         """Close the communicators after their calls and the callbacks of these are done."""
         self.communicator.close()
-        self._context.thread.close()  # waits for callbacks, which may use what is closed next
+        self._context.thread.close()  # waits for callbacks, which may use the communicator closed next
         if self._callback_communicator is not None:
             self._callback_communicator.close()
 
@@ -69,13 +69,13 @@ class Collectives:
         Parameters
         ----------
         calls : sequence of Call
-            What to call.
+            The calls to make.
         outputs : list of torch.Tensor
             The result of the work.
         limit : float, optional
             Seconds after which a wait for the work ends; by default the communicator's timeout.
         waits : bool
-            Whether the caller waits for the work at once.
+            True if the caller waits for the work at once.
         """
         tensors = outputs.copy()
         for call in calls:
@@ -100,7 +100,7 @@ class Collectives:
         waits: bool,
         stream: devices.Stream,
     ) -> Work:
-        """Make the calls: in this thread if the caller waits without a limit of its own, else in the background."""
+        """Make the calls: in this thread if the caller waits without a limit, else in the background."""
         communicator = self._communicator_of_thread()
         if not waits or limit is not None:
             handles = [call.make(communicator, "_async") for call in calls]
@@ -118,7 +118,7 @@ class Collectives:
     def _communicator_of_thread(self) -> Communicator:
         """Return the communicator for the calls of this thread.
 
-        Calls in callbacks have a communicator of their own, because their order relative to calls of other threads may
+        Calls in callbacks have a separate communicator, because their order relative to calls of other threads may
         differ between ranks.
         """
         if not self._context.thread.is_current:

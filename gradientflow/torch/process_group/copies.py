@@ -53,7 +53,7 @@ def gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> 
 
 
 def scatter(target: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> Call:
-    """Send each of the root's tensors to its rank; the other ranks have none."""
+    """Send each of the root's tensors to its rank; only the root has any."""
     memory, finish = memory_for(target)
     arguments = {"root": root, "out": movable(memory)}
     if parts:
@@ -65,7 +65,7 @@ def scatter(target: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> C
 
 
 def all_to_all_single(target: torch.Tensor, source: torch.Tensor, size: int) -> Call:
-    """Send a block to every rank and receive one from every rank, all of one size."""
+    """Send a block to every rank and receive one from every rank, all of the same size."""
     check_count("all_to_all_single", source, target.numel() // size * size)
     check_count("all_to_all_single", target, source.numel())
     memory, finish = memory_for(target)

@@ -1,4 +1,4 @@
-"""How ``torch.distributed`` makes a process group."""
+"""Construction of process groups, for ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from .group import ProcessGroup
 from .members import Members
 from .rendezvous import Rendezvous, is_by_mpi, way_of_job
 
-dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:
-    """Make a process group; called by ``torch.distributed`` on the ranks that belong to it.
+    """Make a process group; called by ``torch.distributed`` on the members of the group.
 
-    In a job of MPI its ranks meet through MPI, and exchange messages as those of `gradientflow.init` do. Else they do
-    so over TCP, and meet at the store of the group, by which PyTorch's own backends meet, too.
+    In an MPI job the ranks meet through MPI, and exchange messages like the ranks of `gradientflow.init`. Else they do
+    so over TCP, and meet at the group's store, as with PyTorch's own backends.
 
     Parameters
     ----------
     options : torch.distributed._DistributedBackendOptions
-        Its ranks, name, store and timeout.
+        Ranks, name, store and timeout of the group.
     backend_options : None
-        The backend has no options.
+        None: the backend has no options.
     """
     if backend_options is not None:
         raise ArgumentTypeError(f"the backend {BACKEND} has no options: leave pg_options out")
-    has_members = not getattr(options, "enable_reconfigure", False)  # which PyTorch has since 2.14
+    has_members = not getattr(options, "enable_reconfigure", False)  # an option of PyTorch since 2.14
     if is_by_mpi():
         if not has_members:
             raise ArgumentError("enable_reconfigure=True needs messages over TCP: set GRADIENTFLOW_TRANSPORT=tcp")
@@ -64,8 +64,8 @@ def _by_mpi(options: Any) -> Members:
         Rendezvous(dist.get_rank(), dist.get_world_size())
     else:
         ranks = list(range(Rendezvous(options.group_rank, options.group_size).place.size))
-    # Only the members call this, so only they take part. The tag keeps apart groups that are made at the same time. It
-    # is not made of the group's name, which can differ between members (use_local_synchronization).
+    # Only members call this, so only they take part. The tag distinguishes groups that are made at the same time. It is
+    # not made from the group's name, which can differ between members (use_local_synchronization).
     tag = zlib.crc32(repr(ranks).encode()) % 32768
     everybody = MPI.COMM_WORLD.Get_group()
     members = everybody.Incl(ranks)
@@ -92,9 +92,9 @@ def _meet(store: Any, place: Place, towards: str, settings: Config) -> Any:
 
 
 def _towards(store: Any) -> str:
-    """Return where the ranks meet on the network, if anything says it: the store, the job, or PyTorch's variables."""
+    """Return where the ranks meet on the network, if known from the store, the job, or PyTorch's variables."""
     address = address_of_store(store)
-    if address and not _is_loopback(address):  # under which rank 0 may know a store that others reach elsewhere
+    if address and not _is_loopback(address):  # rank 0 may know a store by a loopback address, others by another one
         return address
     with suppress(ArgumentError):  # about variables that are not needed here
         if towards := near(way_of_job()):

@@ -1,4 +1,4 @@
-"""DistributedDataParallel's built-in hook for float16 on this backend.
+"""DistributedDataParallel's built-in float16 hook on this backend.
 
 The hook is written in C++, and expects the result of an allreduce as a C++ list of tensors, which a process group
 written in Python cannot provide. PyTorch's Python hook of the same name does the same work.
@@ -18,7 +18,7 @@ dist: Any = torch.distributed
 
 
 def serve_builtin_hook(kind: type) -> None:
-    """Make DistributedDataParallel, on process groups of a class, use the Python hook in place of that in C++."""
+    """Make DistributedDataParallel, on process groups of a class, use the Python hook in place of the C++ hook."""
     ddp: Any = DistributedDataParallel
     ddp._register_builtin_comm_hook = _choosing(ddp._register_builtin_comm_hook, kind)
 
@@ -28,7 +28,7 @@ def _choosing(register: Callable[..., None], kind: type) -> Callable[..., None]:
     def wrapper(self: Any, comm_hook_type: Any) -> None:
         if comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS and isinstance(self.process_group, kind):
             self.register_comm_hook(self.process_group, default_hooks.fp16_compress_hook)
-            self.logger._set_comm_hook_name(str(comm_hook_type))  # the name that was asked for
+            self.logger._set_comm_hook_name(str(comm_hook_type))  # the requested name
         else:
             register(self, comm_hook_type)
 

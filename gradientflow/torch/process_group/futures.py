@@ -14,7 +14,7 @@ import torch
 from gradientflow._location import load_core
 from gradientflow.torch import devices
 
-PlainFuture: Any = torch.futures.Future  # without annotations for what is used
+PlainFuture: Any = torch.futures.Future  # untyped: PyTorch leaves parts of it without annotations
 
 T = TypeVar("T")
 
@@ -28,14 +28,14 @@ def untraced(cls: type[T]) -> type[T]:
 
 
 class FutureThread:
-    """A thread that waits for works and runs the callbacks of their futures, one after the other.
+    """A thread that waits for works and runs the callbacks of their futures, one at a time.
 
     A callback may itself make collective calls and wait for them. All ranks have to make them in the same order, so
     callbacks run in the order in which they were registered, never in the thread that registers them. The thread
     starts with the first task, and sleeps while there is nothing to do.
 
-    Its work on a device goes to a stream of its own. In the default stream, with which a thread begins, it could hold
-    up other work while it waits.
+    It has a separate stream for its work on a device. In the default stream, in which a thread starts, its waits could
+    delay other work.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,11 +47,11 @@ class FutureThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether this thread is the caller's."""
+        """True if the caller runs in this thread."""
         return self._thread is not None and threading.current_thread() is self._thread
 
     def run(self, task: Callable[[], object], device: torch.device = devices.HOST) -> None:
-        """Run a task on tensors of a device, after all earlier tasks; if a task is the caller, at once."""
+        """Run a task on tensors of a device, after all earlier tasks; at once if called from a task."""
         if self.is_current:
             task()
             return
@@ -65,7 +65,7 @@ class FutureThread:
         self._tasks.put(task)
 
     def close(self) -> None:
-        """End the thread after its queued tasks; the calls they wait for must have ended or be about to."""
+        """End the thread after its queued tasks. The calls they wait for must have ended or be about to end."""
         with self._lock:
             thread = self._thread
         if thread is not None and not self.is_current:
@@ -83,7 +83,7 @@ class FutureThread:
         load_core().begin_callbacks()
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # its tensors would otherwise live until the next task
+            del task  # else its tensors would live until the next task
 
 
 @untraced
@@ -123,9 +123,9 @@ class Future(PlainFuture):  # type: ignore[misc]
 class _Failure:
     """An error as the value of a future.
 
-    In Python the future raises it. C++, such as DistributedDataParallel's, gets the value, and pickles it to find
-    tensors in it: pickling then raises the error. It does not while the value is being set, in the same thread, since a
-    future with devices looks for tensors then, too.
+    In Python the future raises it. C++, such as DistributedDataParallel's, gets the value and pickles it to find
+    tensors in it: pickling then raises the error. A future with devices also looks for tensors while the value is being
+    set, in the same thread; pickling does not raise then.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -136,7 +136,7 @@ class _Failure:
     def raise_error(self) -> NoReturn:
         raise self.error
 
-    def __repr__(self) -> str:  # in the message of C++ that expected a tensor
+    def __repr__(self) -> str:  # shown in the message of C++ that expected a tensor
         return f"the error {type(self.error).__name__}: {self.error}"
 
     def __reduce__(self) -> tuple[Any, ...]:

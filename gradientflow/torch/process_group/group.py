@@ -1,4 +1,4 @@
-"""The process group, as ``torch.distributed`` calls it."""
+"""The process group, with the interface that ``torch.distributed`` calls."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from .sparse import allreduce_sparse
 from .tensors import check_alike, checked, is_sparse, list_of, memory_for, only, plain, together
 from .work import CollectiveWork, Work
 
-dist: Any = torch.distributed  # its annotations leave out what it takes from C++
-c10d: Any = torch._C._distributed_c10d  # with the options of all calls
+dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
+c10d: Any = torch._C._distributed_c10d  # has the options of all calls
 
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
@@ -51,23 +51,23 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     Collectives are calls on a `gradientflow.Communicator` of the group, in the tensors' own memory if it is contiguous,
     on the host or on a CUDA device. Messages between two ranks, and all-to-all exchanges of uneven parts, go through a
-    mailbox; tensors on a device are copied to and from the host for them.
+    mailbox, for which tensors on a device are copied to and from the host.
 
-    Made by ``torch.distributed.init_process_group("gradientflow")`` and ``new_group``. The methods are those of
+    Made by ``torch.distributed.init_process_group("gradientflow")`` and ``new_group``. The methods are the same as in
     ``torch.distributed.ProcessGroup``.
 
     Parameters
     ----------
     place : tuple of int and int
-        This process in the group, and how many there are.
+        Rank of this process in the group, and number of ranks.
     members : Members, optional
-        The ranks of the group; None: it has none before its first reconfiguration.
+        The ranks of the group; None if it has none before its first reconfiguration.
     timeout : datetime.timedelta
-        How long a call waits for the other ranks.
+        Time that a call waits for other ranks.
     name : str
-        The name shown to people.
+        Name shown to people.
     towards : str, optional
-        Where the ranks are on the network, as far as it is known; None: not over TCP, so the members stay.
+        Location of the ranks on the network, as far as it is known; None if not over TCP, so that the members stay.
     """
 
     supports_splitting = False
@@ -86,7 +86,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._place = Place(*place)
         self._name, self._description = name, "undefined"
         self._timeout = timeout
-        self._limit: float | None = None  # None: that of the communicator
+        self._limit: float | None = None  # None means the communicator's limit
         self._calls = 0
         self._process = os.getpid()
         self._settings = settings_of(timeout)
@@ -94,7 +94,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._release: Callable[[], object] = lambda: None
         self._context = WorkContext(())
         self._collectives: Collectives = NO_CALLS
-        self._native: Any = None  # of the collectives, with the fast paths
+        self._native: Any = None  # object of `_collectives` with the fast paths
         self._messages: Messages = NO_CALLS
         if members is not None:
             self._begin(members)
@@ -102,7 +102,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def _begin(self, members: Members) -> None:
-        """Make calls among these ranks from now on. Collective; where it fails, the group stays as it was."""
+        """Make calls among these ranks from now on. Collective; on failure the group stays as it was."""
         context = WorkContext(members.world_ranks, owner_of_timeout(self._settings), self._name)
         collectives = Collectives(members.ranks, self._settings, context)
         messages = Messages(collectives.communicator, context)
@@ -114,7 +114,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         _open.add(self)
 
     def shutdown(self) -> None:
-        """End the group after its collectives are done. Calling it twice is harmless."""
+        """End the group after its collectives are done. A second call is harmless."""
         self._close(orderly=True)
 
     def abort(self) -> None:
@@ -137,10 +137,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             release()
 
     def get_error(self) -> Any:
-        """Tell what has happened to the group, without communication, as an ``ErrorType`` of PyTorch.
+        """Return the state of the group, without communication, as an ``ErrorType`` of PyTorch.
 
-        It is TIMEOUT or REMOTE_ERROR after a timeout or the loss of a rank that a call of this rank has met, waited for
-        or not; COMM_ERROR after any other error that makes the group unusable, and once it has ended; else SUCCESS.
+        TIMEOUT or REMOTE_ERROR means that a call of this rank, waited for or not, has timed out or lost a rank.
+        COMM_ERROR means any other error that makes the group unusable, or that the group has ended. Otherwise it is
+        SUCCESS.
         """
         try:
             self._collectives.communicator._native.check_open()
@@ -154,29 +155,29 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def supports_reconfigure(self) -> bool:
-        """Whether the group may get other members."""
+        """True if the group can get other members."""
         return self._reconfiguration is not None
 
     def get_reconfigure_handle(self) -> str:
-        """Return what others have to know of this process for `reconfigure`; a new one after each."""
+        """Return the handle of this process, which others need for `reconfigure`; new after each reconfiguration."""
         return self._reconfigured().handle(None if self._collectives is NO_CALLS else self._place.rank)
 
     def reconfigure(self, options: Any) -> Work:
-        """Give the group other members. Collective over these; calls under way among the former ones fail.
+        """Replace the members of the group. Collective over the new ones; calls under way among the former ones fail.
 
         Parameters
         ----------
         options : torch._C._distributed_c10d.ReconfigureOptions
-            The handles of all members, in a list by rank, or in a set: then ranks keep their order, and processes that
-            had none come behind; a uuid, the same for all of them, which the group has not had before; and how long to
-            wait for the others, by default the timeout of the group.
+            The handles of all members, in a list by rank, or in a set: then ranks keep their order, and processes
+            without a rank follow; a uuid, equal on all of them and new to the group; and how long to wait for other
+            members, by default the timeout of the group.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the options cannot be served; nothing has happened then.
+            If the options are not supported; nothing has happened then.
         gradientflow.errors.CommunicationError
-            If a member has died, or does not come in time. The group is what it was, and may be reconfigured again,
+            If a member has died, or does not come in time. The group stays as it was, and may be reconfigured again,
             with a new handle of this process and a new uuid.
         """
         self._begin(self._reconfigured().members(options))
@@ -188,7 +189,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._reconfiguration
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long calls wait from now on. For collectives, the timeout of the group remains the maximum."""
+        """Set the time that calls wait from now on. For collectives, the group's timeout remains the maximum."""
         self._timeout = timeout
         self._limit = seconds(timeout)
         if self._native is not None:
@@ -221,7 +222,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # None while PyTorch makes the group: its recorder would then expect a C++ backend for each of them.
+        # Empty while PyTorch makes the group: its recorder would then expect a C++ backend for each device type.
         return devices.kinds() if self in dist.distributed_c10d._world.pg_map else []
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
@@ -272,7 +273,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Reduce one tensor per rank over all ranks; every rank gets the result of its own."""
+        """Reduce one tensor per rank over all ranks; every rank gets the result for its tensor."""
         options = options_of(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
         output = checked(only(output_tensors, "reduce_scatter"))
         parts = self._place.parts(list_of(input_tensors), "reduce_scatter")
@@ -292,7 +293,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Do several of `reduce_scatter_single`."""
+        """Make several calls of `reduce_scatter_single` in one."""
         options = options_of(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
         pairs = [(checked(output), checked(tensor)) for output, tensor in together("reduce_scatter", outputs, inputs)]
         calls = [reductions.reduce_scatter_single(*pair, options.reduceOp, self._place) for pair in pairs]
@@ -314,7 +315,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Collect the tensors of all ranks on every rank; they may be of different sizes."""
+        """Collect the tensors of all ranks on every rank; sizes may differ."""
         options = options_of(c10d.AllgatherOptions, opts, timeout)
         outputs = self._place.parts(list_of(output_tensors), "allgather")
         source = checked(only(input_tensors, "allgather"))
@@ -348,7 +349,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Do several of `all_gather_single`."""
+        """Make several calls of `all_gather_single` in one."""
         options = options_of(c10d.AllgatherOptions, opts, timeout)
         pairs = [(checked(output), checked(tensor)) for output, tensor in together("all_gather", outputs, inputs)]
         calls = [copies.all_gather_single(*pair, self._place.size) for pair in pairs]
@@ -409,7 +410,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         options = options_of(c10d.AllToAllOptions, opts, timeout)
         target, source = checked(output), plain(checked(input))
         check_alike("all_to_all_single", target, source)
-        # All ranks have to take the same path: with sizes, even equal ones, always messages.
+        # All ranks have to take the same path: sizes, even equal ones, always mean messages.
         if not (output_split_sizes or input_split_sizes):
             return self._run([copies.all_to_all_single(target, source, self._place.size)], [target], options)
         memory, finish = memory_for(target)
@@ -420,11 +421,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
-    # ---- synchronisation -----------------------------------------------------------------------------------------
+    # ---- synchronization -----------------------------------------------------------------------------------------
 
     @recorded("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Wait until all ranks are here; each first completes the current stream of the group's CUDA device."""
+        """Wait until all ranks are here; each rank first completes the current stream of the group's CUDA device."""
         options = options_of(c10d.BarrierOptions, opts, timeout)
         if not options.asyncOp:
             self._collectives.synchronize()
@@ -432,19 +433,19 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("monitored_barrier")
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until all ranks are here; if some do not come in time, name these.
+        """Wait until all ranks are here; if some do not come in time, name them.
 
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            How long rank 0 waits; by default the group's timeout. With 0 it checks once.
+            Time that rank 0 waits; by default the group's timeout. With 0 it checks once.
         wait_all_ranks : bool
-            Whether the error names all missing ranks together, or the first one and then the others.
+            True if the error names all missing ranks together; else it names the first one before the rest.
 
         Raises
         ------
         gradientflow.errors.CommunicationTimeoutError
-            On the ranks that came, if others did not.
+            On the ranks that came, if some did not.
         """
         given = timeout if timeout is not None and timeout >= timedelta(0) else self._timeout
         self._messages.barrier(given.total_seconds(), wait_all_ranks)
@@ -465,14 +466,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("recvAnySource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Start to receive a tensor from any rank; the work's `source_rank` returns which."""
+        """Start to receive a tensor from any rank; the work's `source_rank` returns the sender."""
         return self._messages.receive(checked(only(tensors, "recv")), None, tag, self._seconds)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     @property
     def _seconds(self) -> float:
-        """How long messages wait."""
+        """Time that messages wait."""
         return self._timeout.total_seconds()
 
     def _run(self, calls: Sequence[Call], outputs: list[torch.Tensor], options: Any) -> Work:

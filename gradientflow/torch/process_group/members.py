@@ -1,4 +1,4 @@
-"""The ranks of a group."""
+"""The members of a process group."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from gradientflow.config import Config
 
 
 class Members(NamedTuple):
-    """The ranks of a group.
+    """The members of a group.
 
     Attributes
     ----------
     place : tuple of int and int
-        This process in the group, and how many there are.
+        Rank of this process in the group, and number of ranks.
     world_ranks : sequence of int
-        The rank in the world of each rank of the group.
+        World rank of each rank of the group.
     ranks : callable
-        Takes the settings of a communicator, and gives what it is made of: an MPI communicator, or an endpoint of its
-        own. Collective over the group.
+        Takes the settings of a communicator, and returns its base: an MPI communicator or a separate endpoint.
+        Collective over the group.
     release : callable
-        Gives up what belongs to the group besides, once; after an abort it is not called.
+        Releases other resources of the group, once; not called after an abort.
     """
 
     place: tuple[int, int]

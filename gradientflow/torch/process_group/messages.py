@@ -1,4 +1,4 @@
-"""The messages of a process group between two ranks, and what it makes of them."""
+"""Messages between two ranks of a process group, and calls made of messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .work import CollectiveWork, MessageWork, Work
 class Messages:
     """Sends and receives, all-to-all exchanges of uneven parts, and barriers that name missing ranks.
 
-    They go through a mailbox. Tensors on a device are copied to and from the host.
+    Messages go through a mailbox. Tensors on a device are copied to and from the host.
 
     Parameters
     ----------
     communicator : Communicator
-        Of the group.
+        The group's communicator.
     context : WorkContext
         Shared by the works of the group.
     """
@@ -35,12 +35,12 @@ class Messages:
         self._context = context
         self._mailbox = make_mailbox(communicator, "the process group")
         self._barrier_tags = self._mailbox.draw(1)
-        self._alltoall_tags = self._mailbox.draw(2)  # for calls from callbacks, and for all others
-        self._tags = self._mailbox.draw_rest()  # for users
+        self._alltoall_tags = self._mailbox.draw(2)  # one for calls from callbacks, one for all other calls
+        self._tags = self._mailbox.draw_rest()  # tags for users
         self._barriers = 0
 
     def close(self, *, orderly: bool) -> None:
-        """Send and receive no more; if `orderly`, wait a moment for messages under way."""
+        """Stop sending and receiving; if `orderly`, first wait a moment for messages under way."""
         self._mailbox.close(orderly)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int, limit: float) -> Work:
@@ -49,7 +49,7 @@ class Messages:
         return MessageWork(self._context, tensor, request, [], limit)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int, limit: float) -> Work:
-        """Start to receive a tensor from a rank, or from any."""
+        """Start to receive a tensor from a rank, or from any rank."""
         tag = self._tags.at(tag)
         stream = devices.current_stream(devices.device_of(tensor))
         if stream is None:
@@ -102,7 +102,7 @@ class Messages:
         return CollectiveWork(self._context, results, requests, [store], limit, stream)
 
     def barrier(self, limit: float, wait_all_ranks: bool) -> None:
-        """Wait until all ranks are here, on rank 0 at most `limit` seconds; then name those that are missing."""
+        """Wait until all ranks are here, on rank 0 at most `limit` seconds; then name the missing ranks."""
         self._barriers += 1
         ranks = self._context.world_ranks
         monitored_barrier(self._mailbox, self._barrier_tags, self._rank, ranks, self._barriers, limit, wait_all_ranks)
@@ -112,5 +112,5 @@ class Messages:
         return self._mailbox.send(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
 
     def _post_receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageRequest:
-        """Start to receive into a plain tensor in host memory, from one rank or from any."""
+        """Start to receive into a plain tensor in host memory, from one rank or from any rank."""
         return self._mailbox.receive(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)

@@ -1,10 +1,10 @@
-"""A barrier after which every rank knows which ranks did not come.
+"""A barrier after which every rank knows the ranks that did not come.
 
-Each rank sends rank 0 a message, and waits for its answer. Rank 0 waits for all messages, up to a limit, and answers
-the ranks that came with the list of those that did not. Messages carry the number of the barrier, so that a late one is
-not taken for one of the next barrier.
+Each rank sends rank 0 a message, and waits for its answer. Rank 0 waits for all messages, up to a limit, and sends the
+list of missing ranks to the ranks that came. Messages carry the number of the barrier, so that a late message is not
+counted in the next barrier.
 
-Error messages are worded like those of PyTorch's Gloo, which its tests and other programs look for.
+Error messages have the wording of PyTorch's Gloo, which its tests and other programs look for.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def monitored_barrier(
     rank : int
         This rank.
     world_ranks : sequence of int
-        The rank in the world of each rank of the group.
+        World rank of each rank of the group.
     number : int
         The number of this barrier, from 1.
     limit : float
         Seconds that rank 0 waits.
     wait_all_ranks : bool
-        Whether the error names all missing ranks together, or the first one and then the others.
+        True if the error names all missing ranks together; else it names the first one before the rest.
 
     Raises
     ------
     gradientflow.errors.CommunicationTimeoutError
-        On the ranks that came, if others did not.
+        On the ranks that came, if some did not.
     """
     wait = _find_missing if rank == 0 else _ask_rank_0
     missing = wait(mailbox, tags, len(world_ranks), number, limit)
@@ -68,7 +68,7 @@ def monitored_barrier(
 
 
 def _failed(ranks: Sequence[int], limit: float, together: bool) -> str:
-    """Return the message about the world ranks that did not come: all together, or the first one first."""
+    """Return the message about the world ranks that did not come: all together, or the first one before the rest."""
     first, *others = [str(rank) for rank in ranks]
     failed = f"failed to pass monitoredBarrier in {limit * 1000:.0f} ms"
     if not others:
@@ -78,7 +78,7 @@ def _failed(ranks: Sequence[int], limit: float, together: bool) -> str:
 
 
 def _find_missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
-    """On rank 0: wait for the other ranks, answer those that come, and return the missing ones."""
+    """On rank 0: wait for a message of each rank, answer the ranks that come, and return the missing ranks."""
     deadline = time.monotonic() + limit
     missing = [rank for rank in range(1, size) if not _come(mailbox, tags, rank, number, deadline, _words(1))]
     answer = _words(2 + size)
@@ -89,8 +89,8 @@ def _find_missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: f
 
 
 def _ask_rank_0(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
-    """On other ranks: send rank 0 a message; return the missing ranks of its answer, or rank 0 if none comes."""
-    deadline = time.monotonic() + 2 * limit  # rank 0 may come last, and then waits for as long
+    """On other ranks: send rank 0 a message; return the missing ranks in its answer, or rank 0 if none comes."""
+    deadline = time.monotonic() + 2 * limit  # rank 0 may come last, and then waits for the limit, too
     bell, answer = _words(1), _words(2 + size)
     bell[0] = number
     mailbox.send(bell.data_ptr(), bell.nbytes, bell, 0, tags.at(0))
@@ -101,13 +101,13 @@ def _ask_rank_0(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: flo
 
 
 def _come(mailbox: Mailbox, tags: Tags, rank: int, number: int, deadline: float, message: torch.Tensor) -> bool:
-    """Receive a rank's message of this barrier, dropping those of earlier ones; return whether it came."""
+    """Receive a rank's message of this barrier, dropping messages of earlier ones. Return True if it came."""
     try:
         while (arrival := mailbox.next(tags, rank, max(0.0, deadline - time.monotonic()))) is not None:
             mailbox.take(arrival, message.data_ptr(), message).wait()
             if message[0].item() == number:
                 return True
-    except PeerError:  # it has left
+    except PeerError:  # the rank has left
         pass
     return False
 

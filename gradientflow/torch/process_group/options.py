@@ -1,4 +1,4 @@
-"""The options of groups and calls, which PyTorch gives as objects or, in short forms of the calls, as arguments."""
+"""Options of groups and calls, which PyTorch gives as objects or, in short forms of calls, as arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradientflow.config import Config
 
 
 def options_of(kind: Any, given: Any, timeout: timedelta | None = None, **values: Any) -> Any:
-    """Return the options of a call: those given, or options made of the arguments of its short form."""
+    """Return the options of a call: the given object, or an object made from the arguments of the short form."""
     if isinstance(given, kind):
         return given
     options = kind()
@@ -25,7 +25,7 @@ def options_of(kind: Any, given: Any, timeout: timedelta | None = None, **values
 
 
 def seconds(timeout: timedelta | None, default: float | None = None) -> float | None:
-    """Return a timeout in seconds; for values of 0 and less, which PyTorch has for unset, the default."""
+    """Return a timeout in seconds, or the default for values of 0 and less, by which PyTorch means unset."""
     return default if timeout is None or timeout.days < 0 else timeout.total_seconds() or default
 
 
@@ -37,5 +37,5 @@ def settings_of(timeout: timedelta) -> Config:
 
 
 def owner_of_timeout(settings: Config) -> str | None:
-    """Return what has the timeout of these settings, for errors; None if it is GRADIENTFLOW_TIMEOUT."""
+    """Return the name of the object that sets the timeout, for errors; None if it is GRADIENTFLOW_TIMEOUT."""
     return None if settings == Config() else "the process group"

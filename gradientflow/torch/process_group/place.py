@@ -1,4 +1,4 @@
-"""The place of a rank in its group, and the checks of arguments that depend on it."""
+"""The rank of a process in its group, and checks of arguments that depend on it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Place(NamedTuple):
             raise ArgumentError(f"rank {rank} is not in the group: its ranks are 0 to {self.size - 1}")
 
     def root_of(self, options: Any) -> int:
-        """Return the root in the options of a call, after checking it."""
+        """Check the root in the options of a call, and return it."""
         root: int = options.rootRank
         self.check_rank(root)
         return root
 
     def parts(self, tensors: Sequence[torch.Tensor], call: str) -> list[torch.Tensor]:
-        """Check that there is one tensor for each rank, and each tensor; return the list."""
+        """Check that there is one tensor for each rank, and check each tensor. Return the list."""
         if len(tensors) != self.size:
             message = f"{call} takes a list of one tensor for each of the {self.size} ranks, not of {len(tensors)}"
             raise ArgumentError(message)

@@ -1,4 +1,4 @@
-"""The calls of process groups as events of PyTorch's profiler, as its own backends record them."""
+"""Calls of process groups as events of PyTorch's profiler, in the manner of PyTorch's own backends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from gradientflow.torch.names import BACKEND
 
-_autograd: Any = torch.autograd  # its annotations leave out what it takes from C++
+_autograd: Any = torch.autograd  # annotations of torch.autograd lack names taken from C++
 profiler_enabled: Callable[[], bool] = _autograd._profiler_enabled
 
 _PREFIX = f"{BACKEND}:"
-_INPUTS = ("tensors", "input", "inputs", "input_tensors", "input_list")  # parameters of methods
+_INPUTS = ("tensors", "input", "inputs", "input_tensors", "input_list")  # names of method parameters
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -25,7 +25,7 @@ def recorded(operation: str) -> Callable[[Method], Method]:
     """Return a decorator for methods: a call is the event "gradientflow:OPERATION", with the shapes of its inputs.
 
     The event of an asynchronous call ends when the call returns, not with its work. Only the thread in which an event
-    began can end it safely: one that another thread ends, while or after the profiler stops, is written into memory
+    began can end it safely: if another thread ends it, while or after the profiler stops, it is written into memory
     that the profiler has freed.
     """
     name = _PREFIX + operation
@@ -51,7 +51,7 @@ def recorded(operation: str) -> Callable[[Method], Method]:
 
 
 def mark_asynchronous() -> None:
-    """Make PyTorch's profiler treat the events as asynchronous, like those of its own backends.
+    """Make PyTorch's profiler treat the events as asynchronous, like the events of PyTorch's own backends.
 
     Asynchronous events are not children of the events around them, and not counted in their time. C++ marks them when
     they begin; Python can do so only after the profiler has stopped, when it makes its list of events.

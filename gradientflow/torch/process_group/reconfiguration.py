@@ -1,7 +1,7 @@
-"""New members for a group: what ``torch.distributed._get_reconfigure_handle`` and ``_reconfigure`` ask for.
+"""New members for a group, for ``torch.distributed._get_reconfigure_handle`` and ``_reconfigure``.
 
-A handle says where its process listens. Processes that have each other's handles need nothing else to meet: no store,
-and nobody who was there before.
+A handle holds the address at which its process listens. Processes that have each other's handles need no store to meet,
+and no former member.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .place import Place
 
 
 class Reconfiguration:
-    """Makes members of a group of the processes whose handles are given.
+    """Makes members of a group from the handles of their processes.
 
     Parameters
     ----------
     settings : Config
-        Of the group's communicators.
+        Settings of the group's communicators.
     towards : str
-        Where the ranks are on the network, as far as it is known.
+        Location of the ranks on the network, as far as it is known.
     """
 
     def __init__(self, settings: Config, towards: str) -> None:
@@ -41,9 +41,9 @@ class Reconfiguration:
         self._uuids: set[int] = set()
 
     def handle(self, rank: int | None) -> str:
-        """Return the handle of this process, for the next members; `rank` is its own among those that there are.
+        """Return the handle of this process for the next reconfiguration; `rank` is its rank among the present members.
 
-        In the order of their texts, processes that have had no rank are behind the others.
+        Sorted by their texts, handles of processes without a rank come last.
         """
         if not self._handle:
             core = load_core()
@@ -53,14 +53,14 @@ class Reconfiguration:
         return self._handle
 
     def members(self, options: Any) -> Members:
-        """Return those that PyTorch's ``ReconfigureOptions`` name, once all have come. Collective over them.
+        """Return the members that PyTorch's ``ReconfigureOptions`` name, once all have come. Collective over them.
 
-        The handle of this process is used up then, also where a member does not come.
+        The handle of this process is used up then, even if a member does not come.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the options cannot be served; then the handle stays.
+            If the options are not supported; then the handle stays.
         """
         handles = options.handles if isinstance(options.handles, list) else sorted(options.handles)
         addresses = [_address(rank, handle) for rank, handle in enumerate(handles)]
@@ -85,12 +85,12 @@ class Reconfiguration:
         self._uuids.add(options.uuid)
         with context.explaining():
             endpoint = newcomer.meet(place.rank, addresses, secret, limit or float(self._settings["timeout"]))
-        endpoints = iter((endpoint, endpoint.duplicate()))  # for calls, and for those in callbacks
+        endpoints = iter((endpoint, endpoint.duplicate()))  # the first for calls, the second for calls in callbacks
         return Members(place, range(place.size), lambda _: next(endpoints))
 
 
 class _NoCalls:
-    """What a group makes calls with before it has members."""
+    """Stand-in for the calls of a group that has no members yet."""
 
     def close(self, **_: object) -> None:
         """Do nothing."""
@@ -108,7 +108,7 @@ NO_CALLS: Any = _NoCalls()
 
 
 def _address(rank: int, handle: str) -> str:
-    """Return where the process with this handle listens, which shall get this rank."""
+    """Return the address in the handle of the process that will get this rank."""
     core = load_core()
     try:
         backend, _, _, text = handle.split(":")

@@ -1,7 +1,7 @@
-"""PyTorch's reductions, expressed in those of the core.
+"""PyTorch's reductions, expressed by reductions of the core.
 
-The core knows sum, mean, max, min and prod on some dtypes. Other dtypes are reduced as one of these: complex numbers as
-pairs, small integers in wider ones, unsigned 64-bit integers as signed ones of the same order.
+The core knows sum, mean, max, min and prod on some dtypes. Other dtypes are converted: complex numbers to pairs, small
+integers to wider ones, unsigned 64-bit integers to signed ones in the same order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tensors import CORE_DTYPES, as_bytes, plain_like
 
 ReduceOp: Any = torch.distributed.ReduceOp
 
-# By the numbers of the ops: PyTorch's objects are slow as keys.
+# Keys are the numbers of the ops: PyTorch's objects are slow as keys.
 NAMES = {
     ReduceOp.SUM.value: "sum",
     ReduceOp.AVG.value: "mean",
@@ -33,7 +33,7 @@ _BITWISE: dict[int, Callable[..., object]] = {
     ReduceOp.BOR.value: torch.bitwise_or,
     ReduceOp.BXOR.value: torch.bitwise_xor,
 }
-# In PyTorch a sum of bools is true if any of them is.
+# In PyTorch a sum of bools is true if any of them is true.
 _ON_BOOL = {
     ReduceOp.SUM.value: "max",
     ReduceOp.MAX.value: "max",
@@ -44,19 +44,19 @@ _ON_BOOL = {
 }
 _SUM, _AVG, _PREMUL_SUM = ReduceOp.SUM.value, ReduceOp.AVG.value, ReduceOp.PREMUL_SUM.value
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
-_HIGHEST_BIT = -(1 << 63)  # with it flipped, unsigned numbers keep their order when read as signed
+_HIGHEST_BIT = -(1 << 63)  # flipped, it makes unsigned numbers keep their order when read as signed
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction as the core makes it.
+    """A reduction in the form that the core supports.
 
     Attributes
     ----------
     op : str
         The core's op.
     operand : torch.Tensor
-        What it reduces: the memory of the tensor itself, or a copy.
+        The tensor that it reduces: in the memory of the given tensor, or a copy.
     store : callable
         ``store(target, result)`` writes a result of the core to a tensor of the original dtype.
     """
@@ -67,7 +67,7 @@ class Reduction:
 
 
 def is_bitwise(tensor: torch.Tensor, op: Any) -> bool:
-    """Tell whether a reduction is bitwise. The core has none of these; the ranks then gather and combine.
+    """Tell if a reduction is bitwise. The core has no bitwise reductions: the ranks then gather and combine.
 
     Raises
     ------

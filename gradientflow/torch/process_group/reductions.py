@@ -41,7 +41,7 @@ def reduce(tensor: torch.Tensor, root: int, op: Any, place: Place) -> Call:
 
 
 def reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any, place: Place) -> list[Call]:
-    """Reduce one tensor per rank, of any sizes; every rank gets the result of its own."""
+    """Reduce one tensor per rank, of any sizes; every rank gets the result for its tensor."""
     check_alike("reduce_scatter", output, *parts)
     if all(part.numel() == output.numel() for part in parts):
         return [_reduce_scatter_row(output, side_by_side(parts), op, place)]

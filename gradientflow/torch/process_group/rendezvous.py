@@ -1,8 +1,8 @@
-"""How the ranks of a job find each other for PyTorch: rank, number of ranks, and a store.
+"""Rendezvous of the ranks of a job for PyTorch: rank, number of ranks, and a store.
 
-PyTorch asks for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where these are set by who has started the processes,
-PyTorch's own rendezvous does it. Else the first two are known, from MPI or from where our ranks meet, which also let
-the ranks agree on the others.
+PyTorch asks for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where the launcher sets these, PyTorch's own rendezvous
+does the work. Else rank and number of ranks are known from MPI or from the store where GradientFlow's ranks meet; the
+ranks use MPI or this store to agree on the address and port.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from gradientflow.meeting.way import ALONE, MASTER
 
 from .options import settings_of
 
-dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
 
 _LOOPBACK = "127.0.0.1"
 _HIGHEST_PORT = 65535
-_numbers = itertools.count()  # of the stores that this process has served
+_numbers = itertools.count()  # numbers of the stores that this process has served
 
 
 def way_of_job(*, is_told: bool = False) -> Way:
-    """Find how the ranks of this job meet, whatever the program says.
+    """Find how the ranks of this job meet, regardless of the program's arguments.
 
     Parameters
     ----------
     is_told : bool, default False
-        Whether the program gives rank and number of ranks: then RANK and WORLD_SIZE are not asked.
+        True if the program gives rank and number of ranks: then RANK and WORLD_SIZE are ignored.
     """
     unasked = ("RANK", "WORLD_SIZE") if is_told else ()
     variables = {name: value for name, value in os.environ.items() if name not in unasked}
@@ -52,22 +52,22 @@ def way_of_job(*, is_told: bool = False) -> Way:
 
 
 def is_by_mpi() -> bool:
-    """Tell whether the ranks of this job meet through MPI; never raises."""
+    """Tell if the ranks of this job meet through MPI; never raises."""
     return is_mpi_job(os.environ, Given(mpi_size=mpi_size()), asked_transport())
 
 
 class Rendezvous:
-    """What ``init_process_group`` asks for, found by the job. Collective where some ranks only serve.
+    """Values that ``init_process_group`` needs, found from the job. Collective if some ranks only serve.
 
     Parameters
     ----------
     rank, size : int
-        The caller's values; -1 for those of the job.
+        The caller's values; -1 to use the job's.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If this process is in no job, and not said to be the only rank; or if the job has other values.
+        If this process is in no job, and not declared the only rank; or if the job has other values.
     """
 
     def __init__(self, rank: int = -1, size: int = -1) -> None:
@@ -103,8 +103,8 @@ class Rendezvous:
     def make_store(self, timeout: timedelta) -> Any:
         """Make the store through which PyTorch's processes exchange small values. Collective over all ranks.
 
-        Rank 0 serves it: at MASTER_ADDR and MASTER_PORT if these are set, else at an address of its host that the
-        others can reach, and at a free port.
+        Rank 0 serves it: at MASTER_ADDR and MASTER_PORT if these are set, else at an address of its host that other
+        ranks can reach, and at a free port.
 
         Raises
         ------
@@ -117,7 +117,7 @@ class Rendezvous:
         if rank == 0:
             failure = ""
             try:
-                server = dist.TCPStore(  # where the program still keeps an earlier one, that serves both
+                server = dist.TCPStore(  # serves both if the program still keeps an earlier store
                     address or _LOOPBACK,
                     port,
                     size,
@@ -127,7 +127,7 @@ class Rendezvous:
                     multi_tenant=True,
                 )
                 port = server.port
-            except RuntimeError as error:  # torch.distributed.DistError among them
+            except RuntimeError as error:  # includes torch.distributed.DistError
                 failure = f"rank 0 cannot serve the store of the process group: {str(error).splitlines()[0]}"
             addresses = [address] if address else _own_addresses()
             told = json.dumps([failure, addresses, port, socket.gethostname(), next(_numbers)]).encode()
@@ -149,17 +149,17 @@ class Rendezvous:
         return dist.PrefixStore(str(number), store)
 
     def _exchange(self, mine: bytes, config: Config) -> list[bytes]:
-        """Tell all ranks something. Collective; how long MPI waits is MPI's."""
+        """Exchange bytes with all ranks. Collective. With MPI, MPI determines how long to wait."""
         if self._mpi is not None:
             return list(self._mpi.allgather(mine))
         return _exchange_at_store(self._way, self.place, mine, config) if self._way.at else [mine]
 
 
 def meet_before_pytorch(given: dict[str, Any]) -> None:
-    """Meet at the store where PyTorch's own rendezvous will be, if rank 0 serves it. Collective.
+    """Meet at the store of PyTorch's own rendezvous, if rank 0 serves it. Collective.
 
-    PyTorch takes any process that comes there for a rank of the job. Here a rank of another job is told apart, and
-    ranks that do not come are named.
+    PyTorch accepts any process that comes there as a rank of the job. This meeting detects a rank of another job, and
+    names ranks that do not come.
     """
     told = {name: str(given[key]) for key, name in (("rank", "RANK"), ("world_size", "WORLD_SIZE")) if key in given}
     variables = {**os.environ, **{name: value for name, value in told.items() if value != "-1"}}
@@ -169,7 +169,7 @@ def meet_before_pytorch(given: dict[str, Any]) -> None:
 
 
 def _exchange_at_store(way: Way, place: Place, mine: bytes, config: Config) -> list[bytes]:
-    """Tell all ranks something at the store where they meet. Collective."""
+    """Exchange bytes with all ranks at the store where they meet. Collective."""
     seconds = float(config["timeout"])
     try:
         return list(open_store(way, seconds).exchange(*place, mine, seconds, f"{way.prefix}/pytorch"))
@@ -181,26 +181,26 @@ def _exchange_at_store(way: Way, place: Place, mine: bytes, config: Config) -> l
 
 
 def is_left_to_pytorch(given: dict[str, Any], url_says: bool) -> bool:
-    """Tell whether PyTorch's own rendezvous finds rank, number of ranks and store.
+    """Tell if PyTorch's own rendezvous finds rank, number of ranks and store.
 
-    So it does where the program gives all, or the variables are those that it reads itself; but MPI has to agree.
+    It does if the program gives all of them, or the variables that it reads are set; but MPI has to agree.
     """
     if url_says:
         return True
     if given.get("rank", -1) >= 0 and given.get("world_size", -1) > 0:
-        # Lightning, for one, sets MASTER_ADDR and MASTER_PORT, and says the rest by arguments.
+        # Lightning, for example, sets MASTER_ADDR and MASTER_PORT, and gives the rest by arguments.
         has_address = all(map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT"))) and not servers_of(os.environ)
         if has_address or given.get("store") is not None or given.get("init_method") is not None:
             return not is_by_mpi()
     way = way_of_job()
     if way.name == MASTER:
-        computing_ranks(way)  # where this does not return on a rank that serves
+        computing_ranks(way)  # does not return on a rank that serves
         return bool(way.at)
     return False
 
 
 def _given(argument: int, variable: str) -> int | None:
-    """Return the rank or number of ranks given by an argument or an environment variable, if there is one."""
+    """Return the rank or number of ranks that an argument or an environment variable gives, if any."""
     if argument != -1:
         return argument
     text = os.environ.get(variable, "")
@@ -223,13 +223,13 @@ def _port() -> int:
 
 
 def _own_addresses() -> list[str]:
-    """Return addresses of this host, first those of its name and of its default route."""
+    """Return addresses of this host, beginning with its name's and its default route's."""
     found = dict.fromkeys([*usual_addresses(), *interface_addresses().values()])
     return [address for address in found if not address.startswith("127.")]
 
 
 def _reachable(addresses: Sequence[str], port: int) -> str:
-    """Return the first address that answers; a single one is not tried."""
+    """Return the first address that answers; a single address is not tried."""
     if len(addresses) == 1:
         return addresses[0]
     for address in addresses:

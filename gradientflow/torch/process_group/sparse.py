@@ -25,11 +25,11 @@ def allreduce_sparse(tensor: torch.Tensor, op: Any, place: Place, run: Callable[
     Parameters
     ----------
     tensor : torch.Tensor
-        In the COO layout.
+        Tensor in the COO layout.
     op : torch.distributed.ReduceOp
         SUM or AVG.
     place : Place
-        Of this rank.
+        The place of this rank.
     run : callable
         Makes a call and waits for it: the ranks gather their numbers of elements first.
 
@@ -61,7 +61,7 @@ def allreduce_sparse(tensor: torch.Tensor, op: Any, place: Place, run: Callable[
         total = torch.sparse_coo_tensor(
             all_indices.t(), all_values, own.shape, device=device, check_invariants=False
         ).coalesce()
-        with torch.no_grad():  # in place: changing a detached sparse tensor would not change this one
+        with torch.no_grad():  # changing a detached sparse tensor would not change this one
             tensor.copy_(total / place.size if mean else total)
 
     return [

@@ -1,4 +1,4 @@
-"""PyTorch's tensors as memory that the core and MPI read and write."""
+"""PyTorch tensors as memory that the core and MPI can read and write."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def checked(tensor: Any) -> torch.Tensor:
 
 
 def is_sparse(tensor: Any) -> bool:
-    """Tell whether it is a sparse COO tensor, which some calls support."""
+    """Tell if the value is a sparse COO tensor, which some calls support."""
     return isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is plain: contiguous, without a lazy conjugation or negation."""
+    """Tell if a tensor is plain: contiguous, without a lazy conjugation or negation."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -68,7 +68,7 @@ def plain_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat view of a plain tensor as bytes."""
-    # Not reshape(-1): it can keep the meaningless stride of a single element, which view(dtype) rejects.
+    # reshape(-1) can keep the meaningless stride of a single element, which view(dtype) rejects.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -78,13 +78,13 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Tell whether two plain tensors share memory."""
+    """Tell if two plain tensors share memory."""
     begin, other = a.data_ptr(), b.data_ptr()
     return begin < other + b.nbytes and other < begin + a.nbytes
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return tensors that are adjacent in one storage, such as those of torch.split, as one row; else None."""
+    """Return tensors that are adjacent in one storage, such as results of torch.split, as one row; else None."""
     first = tensors[0]
     end = first.data_ptr()
     storage = first.untyped_storage().data_ptr()
@@ -112,7 +112,7 @@ def apart(source: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def memory_for(target: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object] | None]:
-    """Return plain memory for the values of a tensor, and the function that then copies them there, if needed."""
+    """Return plain memory for the values of a tensor, and a function that then copies them to the tensor, if needed."""
     if is_plain(target):
         return target, None
     memory = plain_like(target)
@@ -120,7 +120,7 @@ def memory_for(target: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]
 
 
 def row_for(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], object] | None]:
-    """Return memory for the elements of all outputs, and the function that then copies them there, if needed."""
+    """Return memory for the elements of all outputs, and a function that then copies them to the outputs, if needed."""
     row = joined(outputs)
     if row is not None:
         return row, None
@@ -130,20 +130,20 @@ def row_for(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[],
 
 
 def _scatter_row(row: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy the elements of a row into tensors, one after the other."""
+    """Copy the elements of a row into tensors, in order."""
     for tensor, part in zip(tensors, torch.split(row, [tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))
 
 
 def only(tensors: Any, call: str) -> Any:
-    """Return the only tensor of a list, or a tensor that is given without a list.
+    """Return the only tensor of a list, or a tensor given without a list.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the list does not have exactly one: a rank has one device.
+        If the list does not have exactly one tensor: a rank has one device.
     """
-    if not isinstance(tensors, list) and isinstance(tensors, torch.Tensor):  # the second takes PyTorch its time
+    if not isinstance(tensors, list) and isinstance(tensors, torch.Tensor):  # the second test is slow
         return tensors
     tensors = checked_list(f"what {call} takes", tensors, "tensors")
     if len(tensors) != 1:
@@ -152,7 +152,7 @@ def only(tensors: Any, call: str) -> Any:
 
 
 def list_of(tensors: Any) -> Sequence[torch.Tensor]:
-    """Return the list of tensors, which PyTorch wraps in another list."""
+    """Return the list of tensors, unwrapped if PyTorch has wrapped it in another list."""
     found: Sequence[torch.Tensor] = tensors
     if not (isinstance(tensors, list | tuple) and tensors and isinstance(tensors[0], torch.Tensor)):
         found = only(tensors, "the call")
@@ -165,9 +165,9 @@ def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If they have different lengths.
+        If the lists have different lengths.
     gradientflow.errors.ArgumentTypeError
-        If one is not a list.
+        If an argument is not a list.
     """
     found = [checked_list(f"what {call} takes", each, "tensors") for each in lists]
     lengths = sorted({len(each) for each in found})
@@ -177,7 +177,7 @@ def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def check_alike(call: str, *tensors: torch.Tensor) -> None:
-    """Raise unless all tensors of a call have one dtype and are on one device."""
+    """Raise unless all tensors of a call have the same dtype and device."""
     devices.common_device(tensors)
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:

@@ -1,4 +1,4 @@
-"""The results of calls on a process group: collective calls and messages as works."""
+"""Results of calls on a process group: collective calls and messages as works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .context import WorkContext
 from .futures import Future, PlainFuture, untraced
 from .options import seconds
 
-dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
 
 _AT_ONCE = timedelta(microseconds=1)
 
@@ -29,11 +29,11 @@ class Pending(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """True if the call has ended, well or badly."""
 
     @property
     def device_done(self) -> bool:
-        """Whether the work on the device of its tensors, if any, is done, too."""
+        """True if the work on the device of its tensors, if any, is also done."""
 
     def wait(self, timeout: float | None = None) -> object:
         """Wait for the end; raise the error of the call, or `CommunicationTimeoutError` if the timeout passes first."""
@@ -44,7 +44,7 @@ class Work(dist.Work):  # type: ignore[misc]
     """A call of a process group, under way or done.
 
     On tensors of a CUDA device, waiting makes the current stream wait: work enqueued from then on sees the results. The
-    host goes on as soon as the results are certain to come. The work's own operations run in the stream that was
+    host continues as soon as the results are certain to come. The work's own operations run in the stream that was
     current when the call was made. Its temporary tensors were allocated in that stream, so that PyTorch does not reuse
     their memory too early.
 
@@ -57,25 +57,25 @@ class Work(dist.Work):  # type: ignore[misc]
     calls : sequence of Pending
         The calls under way.
     finish : sequence of callables
-        They write the results to `outputs` once the calls are done.
+        Functions that write the results to `outputs` once the calls are done.
     limit : float, optional
-        Seconds after which a wait ends with an error; by default the calls have a limit of their own.
+        Seconds after which a wait ends with an error; by default the limit of the calls.
     stream : torch.cuda.Stream, optional
-        For tensors on a CUDA device, the stream that was current when the call was made.
+        The stream that was current when the call was made; only for tensors on a CUDA device.
     """
 
-    # Those of a call of the host that is done: it then costs no time to set them.
-    _claimed = False  # somebody has waited for it
+    # Values for a finished call on the host, which then need not be set.
+    _claimed = False  # True once a caller has waited for it
     _ended = True
     _calls: Sequence[Pending] = ()
     _finish: Sequence[Callable[[], object]] = ()
     _limit: float | None = None
     _stream: devices.Stream = None
     _device = devices.HOST
-    _end: devices.Event = None  # on a device: of the results, if they come later than the end of the calls
+    _end: devices.Event = None  # event on the device after the results, if these come later than the end of the calls
     _error: Exception | None = None
-    _future: Any = None  # made when it is asked for
-    _lock = threading.RLock()  # a signal or a collection may ask another one for its future meanwhile
+    _future: Any = None  # made on demand
+    _lock = threading.RLock()  # reentrant: a signal handler or a garbage collection may ask for the future meanwhile
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class Work(dist.Work):  # type: ignore[misc]
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            The longest time to wait; by default that of the call itself.
+            The longest time to wait; by default the call's own limit.
 
         Raises
         ------
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passes first; the call goes on and can be waited for again.
+            If the timeout passes first; the call continues and can be waited for again.
         gradientflow.errors.GradientFlowError
             The error of the call.
         """
@@ -128,7 +128,7 @@ class Work(dist.Work):  # type: ignore[misc]
             devices.wait_for(self._end, self._device)
         elif ended and self._stream is not None:
             for call in self._calls:
-                call.wait()  # it has ended, but this may be another current stream than at the first wait
+                call.wait()  # it has ended, but the current stream may differ from that of the first wait
         return True
 
     def synchronize(self) -> None:
@@ -136,7 +136,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        """Tell whether the call has ended, well or badly; on a CUDA device, whether the results are there."""
+        """Tell if the call has ended, well or badly; on a CUDA device, if the results are there."""
         if not self._ended and all(call.done for call in self._calls):
             with devices.within(self._stream):
                 self._await(None)
@@ -145,11 +145,11 @@ class Work(dist.Work):  # type: ignore[misc]
         return self._ended
 
     def is_success(self) -> bool:
-        """Tell whether the call has ended well."""
+        """Tell if the call has ended well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Return the error that the call has ended with, if any."""
+        """Return the error that ended the call, if any."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
@@ -180,7 +180,7 @@ class Work(dist.Work):  # type: ignore[misc]
             self._ended = True
 
     def _wait_for_calls(self, limit: float | None) -> Exception | None:
-        """Return the error of the first call that fails, or the error that the limit has passed."""
+        """Return the error of the first call that fails, or the error for a passed limit."""
         begin, left = time.monotonic(), limit
         try:
             for call in self._calls:
@@ -215,9 +215,9 @@ class CollectiveWork(Work):
 
 
 class EndedWork(CollectiveWork):
-    """A collective call of the host that the core has made; it sets `_context` and `_outputs`.
+    """A finished call on the host; the core has made it and sets `_context` and `_outputs`.
 
-    torch.compile can trace its `wait`, which is not `untraced`: that would take twice the time.
+    torch.compile can trace its `wait`, because the class is not `untraced`, which would double its time.
     """
 
     __init__ = dist.Work.__init__  # takes a third of the time
@@ -232,8 +232,8 @@ class EndedWork(CollectiveWork):
 class MessageWork(Work):
     """A message between two ranks as a work.
 
-    Its future is completed in the thread of the mailbox. The group's `FutureThread` waits for one work after the other,
-    but a message may come at any time.
+    Its future is completed in the thread of the mailbox: a message may come at any time, and the group's `FutureThread`
+    waits for works in order.
     """
 
     def __init__(
