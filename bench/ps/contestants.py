@@ -59,7 +59,7 @@ class ServerContestant:
     call: Callable[[], object]
     close: Callable[[], object] = lambda: None
     turn: int = 0
-    """Which of two gradients is the present one."""
+    """Index of the present one of two gradients."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""GradientFlow for JAX: collectives and averaged gradients inside of jax.jit, on the CPU."""
+"""GradientFlow for JAX: collectives and averaged gradients inside `jax.jit`, on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Import a name when it is first used: `versions` can be had without JAX."""
+        """Import a name on first use: `versions` is available without JAX."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

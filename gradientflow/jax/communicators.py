@@ -1,4 +1,4 @@
-"""The communicators of calls: that of calls which name none, and how all of them end."""
+"""Communicators of calls: the default communicator, and an orderly end of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _default: Communicator | None = None
 
 
 def communicator_of(comm: Communicator | None) -> Communicator:
-    """Return a communicator; without one, that of all ranks of the job, which the first such call makes. Collective."""
+    """Return `comm`, or the program's default communicator of all ranks, made by the first such call. Collective."""
     global _default  # one for the whole program
     if comm is not None:
         return comm
@@ -24,8 +24,8 @@ def communicator_of(comm: Communicator | None) -> Communicator:
 
 
 def wait_for_programs() -> None:
-    """Let the programs end that have been started, as far as anybody may still ask for their results."""
-    with suppress(Exception):  # what fails is told to those who ask
+    """Wait until all started programs whose results may still be used have ended."""
+    with suppress(Exception):  # errors are reported to the users of the results
         jax.effects_barrier()  # type: ignore[no-untyped-call]
     for array in jax.live_arrays():  # type: ignore[no-untyped-call]
         with suppress(Exception):
@@ -33,12 +33,12 @@ def wait_for_programs() -> None:
 
 
 def close_after_programs(comm: Communicator) -> None:
-    """Let a communicator wait for programs before it closes: JAX starts them, and goes on before they have called."""
+    """Make a communicator wait for programs before it closes: JAX does not wait for their calls."""
     comm._waits.add(wait_for_programs)
 
 
 def number_of(comm: Communicator) -> int:
-    """Return the number that programs have for a communicator, which waits for them before it closes."""
+    """Return a communicator's number for programs. The communicator waits for programs before it closes."""
     close_after_programs(comm)
     return int(load_core().jax.number_of(comm._native))
 

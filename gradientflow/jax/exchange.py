@@ -1,4 +1,4 @@
-"""The exchange of gradients by a strategy, as compiled programs call it: with addresses of XLA's buffers."""
+"""Exchange of gradients by a strategy, called by compiled programs with addresses of XLA's buffers."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from gradientflow.training.tensors import Tensors
 
 from .states import TOKEN, States
 
-# Bytes from which on a gradient is averaged by a call of its own, where XLA has put it. Below, a copy costs little.
+# Least bytes of a gradient that is averaged by a separate call, in XLA's buffer. Below, a copy costs little.
 _LARGE = 1 << 18
-_NONCE = slice(2, 4)  # of a token: zero in a state of init()
-_FRESH = b""  # in place of the token of such a state
+_NONCE = slice(2, 4)  # part of a token: zero in a state of init()
+_FRESH = b""  # stands for the token of such a state
 
 Array = npt.NDArray[Any]
 
-# There is no optimizer to ask. Only csc does, for the factor by which residuals decay, unless it has one itself: they
-# stay as they are.
+# There is no optimizer to ask. Only csc needs one, for the factor by which residuals decay; unless csc sets the factor
+# itself, residuals do not decay.
 _SETTINGS = Settings(rate=1.0, momentum=1.0)
 
 
 class Exchange:
-    """An exchange of gradients of one layout by a strategy, for one call after the other.
+    """Exchange of gradients of one layout by a strategy, for successive calls.
 
     Parameters
     ----------
     strategy : Strategy
-        How gradients are averaged.
+        The strategy that averages gradients.
     layout : Layout
-        Of the gradients.
+        Layout of the gradients.
     states : States
-        What states are.
+        The strategy's states for the layout.
     comm : callable
-        Makes the communicator, for this exchange alone, at the first call. Collective.
+        Makes the communicator, for this exchange only, at the first call. Collective.
 
     Attributes
     ----------
     native : object
-        What the core calls.
+        The object that the core calls.
     """
 
     def __init__(self, strategy: Strategy, layout: Layout, states: States, comm: Callable[[], Communicator]) -> None:
@@ -63,15 +63,15 @@ class Exchange:
         self._states = states
         self._comm = comm
         self.native = load_core().jax.Exchange(held_weakly(WeakMethod(self._run)))
-        self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint64).copy()  # another one for each state it gives
-        self._loaded: bytes | None = _FRESH  # the token of the state that the synchronizer has
+        self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint64).copy()  # different for each state returned
+        self._loaded: bytes | None = _FRESH  # token of the state in the synchronizer
         self._bound: Synchronizer | None = None
-        self._kept: object = None  # what the native exchange uses
-        self._placed: Any = None  # the gradients of the synchronizer, and where they are
+        self._kept: object = None  # objects that the native exchange uses
+        self._placed: Any = None  # gradients of the synchronizer, whose addresses are in _addresses
         self._addresses: list[int] = []
 
     def _load(self, synchronizer: Synchronizer, token: Array, operands: Sequence[int]) -> None:
-        """Load the state of the operands, unless it is the one that the synchronizer has. Collective."""
+        """Load the state of the operands, unless the synchronizer already has it. Collective."""
         found = token.tobytes() if token[_NONCE].any() else _FRESH
         if found == self._loaded:
             return
@@ -87,7 +87,7 @@ class Exchange:
         return [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self.layout.dtypes, strict=True)]
 
     def _run(self, operands: list[int], results: list[int], refused: bool) -> bool:
-        """Exchange gradients; return False if the native exchange is to do that from now on."""
+        """Exchange gradients. Return False if the native exchange has to do it from now on."""
         if self.strategy.is_plain_mean:
             self._prepare_dense(cast("PoolStrategy", self.strategy))
             return False
@@ -101,7 +101,7 @@ class Exchange:
         has_state = bool(self._states.sizes[-1])
         if has_state:
             self._load(synchronizer, token, operands[behind:])
-        self._loaded = None  # as long as this call has not succeeded
+        self._loaded = None  # until this call has succeeded
         self._exchange(synchronizer, int(token[0]), refused, operands[1:behind], results[1:behind])
         token[0] += 1
         if has_state:
@@ -134,7 +134,7 @@ class Exchange:
             synchronizer.flush()
             phase = Phase.WAIT_FAILED
             synchronizer.wait()
-        except NonFiniteError:  # on all ranks, which have ended the iteration
+        except NonFiniteError:  # raised on all ranks, which have ended the iteration
             raise
         except BaseException:
             synchronizer.rollback(phase)
@@ -144,7 +144,7 @@ class Exchange:
         synchronizer.after_step()
 
     def _places(self) -> list[int]:
-        """Return the addresses of the gradients in the synchronizer, which may bind pools anew."""
+        """Return the addresses of the gradients in the synchronizer, which may have bound pools again."""
         assert self._bound is not None
         gradients = self._bound.gradients
         if self._placed is not gradients:
@@ -157,7 +157,7 @@ class Exchange:
         return bind_together(self.strategy, self._comm(), layout, cast("Tensors", _Streams()))
 
     def _prepare_dense(self, strategy: PoolStrategy) -> None:
-        """Make what averages all gradients without Python. Collective."""
+        """Prepare the pools that average all gradients without Python. Collective."""
         core, layout, comm = load_core().jax, self.layout, self._comm()
         places: list[tuple[int | None, int, str, str | None]] = [
             (None, 0, name, strategy.wire_of(dtype)) for name, dtype in zip(layout.names, layout.dtypes, strict=True)
@@ -176,7 +176,7 @@ class Exchange:
 
 
 def held_weakly(method: WeakMethod[Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a function that calls a method: the core, which the object has, must not keep the object alive."""
+    """Return a function that calls a method. The core, which its object holds, must not keep the object alive."""
 
     def call(*arguments: Any) -> Any:
         found = method()
@@ -188,19 +188,19 @@ def held_weakly(method: WeakMethod[Callable[..., Any]]) -> Callable[..., Any]:
 
 
 class _Streams:
-    """What binding needs of an adapter's tensors."""
+    """The part of an adapter's tensors that binding needs."""
 
     def default_stream(self) -> AbstractContextManager[object]:
         return nullcontext()
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Raise unless a strategy averages gradients in every step, and nothing else.
+    """Raise unless a strategy only averages gradients, in every step.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it writes weights, or shares them.
+        If the strategy writes or shares weights.
     """
     if strategy.gradients != "mean":
         raise ArgumentError(

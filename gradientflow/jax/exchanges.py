@@ -1,4 +1,4 @@
-"""The exchanges of gradients of one layout: that of the first state, and that of all others, which take turns."""
+"""Exchanges of gradients of one layout: one for the first state, another for all other states in turn."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from .states import States
 
 
 class Exchanges:
-    """The exchanges of gradients of one layout by a strategy; see kernels/jax/ffi/exchanges.hpp.
+    """Exchanges of gradients of one layout by a strategy; see kernels/jax/ffi/exchanges.hpp.
 
-    Nothing is made before the first call: by then all ranks call, and a program may be traced on one rank only.
+    Nothing is made before the first call: then all ranks call, while a program may be traced on only one rank.
 
     Parameters
     ----------
     strategy : Strategy
-        How gradients are averaged.
+        The strategy that averages gradients.
     layout : Layout
-        Of the gradients.
+        Layout of the gradients.
     comm : callable
         Returns the communicator.
     place : int
-        Of the transformation among those of the program, in the order in which they were made.
+        Number of the transformation in the program, in order of construction.
 
     Attributes
     ----------
     number : int
-        The number that programs have for them.
+        Number by which programs find these exchanges.
     states : States
-        What their states are.
+        The strategy's states for the layout.
     """
 
     def __init__(self, strategy: Strategy, layout: Layout, comm: Callable[[], Communicator], place: int) -> None:
@@ -55,13 +55,13 @@ class Exchanges:
 
 
 class _Meeting:
-    """Makes communicators once calls come, on all ranks: the calls of different states may come in any order."""
+    """Makes communicators when calls come, on all ranks: calls of different states may come in any order."""
 
     def __init__(self, strategy: Strategy, comm: Callable[[], Communicator], place: int) -> None:
         self._strategy = strategy
         self._comm = comm
         self._place = place
-        self._lock = Lock()  # threads of XLA's may run two programs at once
+        self._lock = Lock()  # XLA's threads may run two programs at once
         self._first: Communicator | None = None
         self._others: Communicator | None = None
 
@@ -74,21 +74,21 @@ class _Meeting:
             return self._first
 
     def part_of_other_states(self) -> Communicator:
-        """Return that for calls with all other states. Collective, by these calls."""
+        """Return the communicator for calls with all other states. Collective, by these calls."""
         self.part_of_first_state()
         if self._others is None:
             self._others = self._comm()._own_part(0)
         return self._others
 
     def order(self) -> tuple[Any, float]:
-        """Return the same for the core, and the timeout."""
+        """Return the same for the core, and its timeout."""
         part = self.part_of_other_states()
         return part._native, float(part.describe()["settings"]["timeout"])
 
     def _check_others(self) -> None:
         """Raise on all ranks unless each makes this first call with this strategy. Collective.
 
-        Threads may begin in another order.
+        Threads may have started in different orders.
         """
         comm = self._comm()
         places = comm.allgather(np.array([self._place])).ravel().tolist()

@@ -1,4 +1,4 @@
-"""The names that jaxlib looks up in the library that stands in for MPI. Nothing here imports JAX."""
+"""Names that jaxlib looks up in the library that replaces MPI. Nothing here imports JAX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREFIXES = (b"MPIABI_", b"MPIXABI_")
 
 
 def jaxlib_library() -> Path | None:
-    """Return the shared object of the installed jaxlib that looks them up; None where there is none."""
+    """Return the shared object of the installed jaxlib that looks them up, or None."""
     spec = importlib.util.find_spec("jaxlib")
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         if (found := Path(folder, "libjax_common.so")).is_file():
@@ -22,18 +22,18 @@ def jaxlib_library() -> Path | None:
 
 
 def names_in(library: Path) -> set[str]:
-    """Return the names of MPItrampoline's interface that a shared object has among its strings."""
+    """Return the names of MPItrampoline's interface among the strings of a shared object."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return {name for prefix in _PREFIXES for name in _strings(content, prefix)}
 
 
 def missing_names(jaxlib: Path) -> list[str]:
-    """Return the names that a shared object of jaxlib looks up and our library does not have."""
+    """Return the names that a shared object of jaxlib looks up and GradientFlow's library lacks."""
     return sorted(names_in(jaxlib) - names_in(jax_library()))
 
 
 def _strings(content: mmap.mmap, prefix: bytes) -> Iterator[str]:
-    """Give every whole string that begins so, and goes on like a name."""
+    """Yield every whole string that begins with the prefix and is a name."""
     at = content.find(b"\0" + prefix)
     while at >= 0:
         end = content.find(b"\0", at + 1)

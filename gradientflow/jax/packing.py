@@ -1,4 +1,4 @@
-"""The state of a synchronizer as arrays of fixed shapes, for the state of a transformation and its checkpoints."""
+"""State of a synchronizer as arrays of fixed shapes, for the state of a transformation and its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import numpy.typing as npt
 
 from gradientflow.errors import ArgumentError
 
-_KNOWN = ("float32", "float16", "bfloat16", "int32", "uint32", "int8", "uint8", "bool")  # to JAX without 64 bits
-_TEXT_FOR_CHANGES = 1024  # bytes that the text may grow by, and for each tensor
+# Dtypes that JAX has without 64-bit support.
+_KNOWN = ("float32", "float16", "bfloat16", "int32", "uint32", "int8", "uint8", "bool")
+_TEXT_FOR_CHANGES = 1024  # spare bytes by which the text may grow, beside those for each tensor
 _TEXT_FOR_TENSOR = 64
 
 Array = npt.NDArray[Any]
 
 
 def pack(state: Mapping[str, Any]) -> tuple[list[Array], bytes]:
-    """Return the arrays in the lists of a state, such as residuals, and all else as text.
+    """Return the arrays in the lists of a state, such as residuals, and the rest as text.
 
-    Names of tensors are left out, and arrays without elements, which not every checkpoint takes: `unpack` has them from
-    the state that it is given.
+    Names of tensors are left out, and so are arrays without elements, which some checkpoints reject: `unpack` takes
+    them from its argument `like`.
     """
     arrays: list[Array] = []
     rest = _split({key: value for key, value in state.items() if key != "names"}, arrays)
@@ -31,7 +32,7 @@ def pack(state: Mapping[str, Any]) -> tuple[list[Array], bytes]:
 
 
 def unpack(arrays: Sequence[Array], text: bytes, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that has been packed; `like` is one of the same synchronizer."""
+    """Return the state that has been packed; `like` is a state of the same synchronizer."""
     known: list[Array] = []
     _split(like, known)
     stored = iter(arrays)
@@ -40,17 +41,17 @@ def unpack(arrays: Sequence[Array], text: bytes, like: Mapping[str, Any]) -> dic
 
 
 def room_for(text: bytes, tensors: int) -> int:
-    """Return the bytes that are kept for a text: it may grow."""
+    """Return the bytes to reserve for a text, which may grow."""
     return 2 * len(text) + _TEXT_FOR_CHANGES + _TEXT_FOR_TENSOR * tensors
 
 
 def padded(text: bytes, room: int) -> bytes:
-    """Return a text with spaces behind it, which do not count.
+    """Return a text padded with spaces, which have no meaning.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there is not enough room.
+        If the text needs more room.
     """
     if len(text) > room:
         message = f"what the strategy keeps beside arrays has grown to {len(text)} bytes, and there is room for {room}"
@@ -66,7 +67,7 @@ def _split(value: Any, arrays: list[Array]) -> Any:
             arrays.extend(value)
             return {"arrays": len(value)}
         return [_split(each, arrays) for each in value]
-    if isinstance(value, np.ndarray):  # perhaps of another size next time
+    if isinstance(value, np.ndarray):  # its size may change
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         return {"dtype": value.dtype.name, "shape": value.shape, "data": data}
     if isinstance(value, np.generic):

@@ -1,4 +1,4 @@
-"""What JAX keeps to itself and we need: here and nowhere else, and tried with every version in `versions`."""
+"""Private parts of JAX that GradientFlow needs, used only here and tried with every version in `versions`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ except (ImportError, AttributeError) as error:
 
 
 def ordered_effect(name: str) -> Any:
-    """Return an effect of our own: calls that have it stay, and run in the order of the program.
+    """Return a new effect: calls that have it are kept, and run in the order of the program.
 
-    Also from one program to the next, under the control flow and the transformations of JAX, and in `jax.shard_map`.
+    The order also holds from one program to the next, under JAX's control flow and transformations, and in
+    `jax.shard_map`.
     """
     kind = type(name, (effects.Effect,), {"__str__": lambda self: name})
     for allowed in (
@@ -36,21 +37,21 @@ def ordered_effect(name: str) -> Any:
 
 
 def place_of_process() -> tuple[int, int]:
-    """Return the number of this process, and of all: asking for them by public means would start JAX's backends."""
+    """Return the number of this process, and of all: JAX's public functions for them would start its backends."""
     state = distributed.global_state
     return state.process_id, state.num_processes
 
 
 def forget_failed_calls() -> None:
-    """Let programs with ordered effects begin anew in this thread: one that failed has no token for the next."""
+    """Let programs with ordered effects start again in this thread: a failed program leaves no token for the next."""
     dispatch.runtime_tokens.clear()  # type: ignore[no-untyped-call]
 
 
 def devices_of(context: Any) -> tuple[int, int]:
-    """Return, of a program that is being lowered, the number of devices, and that of devices a call runs on.
+    """Return a lowered program's number of devices, and the number of devices that a call runs on.
 
-    They differ inside of `jax.shard_map` with a mesh over several processes: there each process makes the call for its
-    own device.
+    They differ inside `jax.shard_map` with a mesh over several processes: there each process makes the call for its own
+    device.
     """
     axes = context.module_context.axis_context
     if hasattr(axes, "num_devices"):  # jit
@@ -64,11 +65,11 @@ def devices_of(context: Any) -> tuple[int, int]:
 
 
 def lower_each_call(primitive: Any, rule: Callable[..., Any]) -> None:
-    """Register how a primitive is lowered on CPUs: anew for each call, where JAX would take equal ones together."""
+    """Register the lowering of a primitive on CPUs, done for each call; by default JAX merges equal calls."""
     has_choice = "cacheable" in signature(mlir.register_lowering).parameters
     mlir.register_lowering(primitive, rule, platform="cpu", **({"cacheable": False} if has_choice else {}))
 
 
 def things_of_program(context: Any) -> list[Any]:
-    """Return what lives as long as the program that is being lowered: things can be added."""
+    """Return the list of objects that live as long as the program being lowered, to append to."""
     return context.module_context.keepalives  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The ranks of JAX's processes, for the collectives of unchanged programs."""
+"""Ranks of JAX's processes, for the collectives of unchanged programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ranks_of_processes() -> Communicator:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        On all ranks, if JAX counts its processes otherwise.
+        On all ranks, if JAX numbers its processes differently.
     """
     comm = init()
     process, processes = place_of_process()

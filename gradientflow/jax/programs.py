@@ -1,4 +1,4 @@
-"""Calls in compiled programs: registered with XLA, and refused where they could not work."""
+"""Calls in compiled programs: registered with XLA, and refused where they cannot work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .private import devices_of, forget_failed_calls, things_of_program
 
 
 def by_itself(primitive: Any, *parameters: str) -> Callable[..., Any]:
-    """Return what calls a primitive outside of `jax.jit`: a program of one call, also below `jax.disable_jit`."""
+    """Return a function that calls a primitive outside `jax.jit`: one-call programs, also under `jax.disable_jit`."""
     program = jax.jit(primitive.bind, static_argnames=parameters)
 
     def call(*operands: Any, **values: Any) -> Any:
@@ -37,21 +37,21 @@ def register() -> None:
 
 
 def _end() -> None:
-    """Let calls end before Python does, and before communicators are closed at exit: XLA's threads need both."""
+    """End calls before Python ends, and before communicators are closed at exit: XLA's threads need both."""
     wait_for_programs()  # other ranks may wait for their calls
     load_core().jax.end_calls()
     forget_failed_calls()
 
 
 class Calls:
-    """Calls of one kind in a program; kept by the program.
+    """Calls of one kind in a program, which keeps this object.
 
     Parameters
     ----------
     kind : str
-        The function that makes them.
+        The function that makes the calls.
     needs : object, optional
-        What they need as long as the program lives.
+        Object that the calls need as long as the program lives.
     """
 
     def __init__(self, kind: str, needs: object = None) -> None:
@@ -65,7 +65,7 @@ def check_program(context: Any, calls: Calls) -> None:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If they could not work there.
+        If the calls cannot work there.
     """
     devices, own = devices_of(context)
     if own > 1:

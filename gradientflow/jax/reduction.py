@@ -20,7 +20,7 @@ from .private import abstract_token, forget_failed_calls, ordered_effect
 from .programs import Calls, by_itself, check_program, register
 
 OPS = ("sum", "mean", "max", "min", "prod")
-_LINEAR = ("sum", "mean")  # over the ranks
+_LINEAR = ("sum", "mean")  # linear over the ranks
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DTYPES = (*_FLOATS, "int8", "uint8", "int32", "int64", "bool")
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -29,39 +29,39 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 def allreduce(
     x: Any, op: str = "sum", *, wire: str | None = None, comm: Communicator | None = None, label: str | None = None
 ) -> Any:
-    """Reduce arrays over the ranks, inside of `jax.jit` too; every rank gets the result. Collective.
+    """Reduce arrays over the ranks, also inside `jax.jit`; every rank gets the result. Collective.
 
-    An ordered effect keeps the calls of a program, and of programs that one thread starts one after the other, in their
-    order. It works under `jax.grad`, `jax.jvp`, `jax.vmap`, `jax.checkpoint`, `jax.lax.scan`, ``while_loop`` and
-    ``cond`` (with a condition that is the same on all ranks), and inside of `jax.shard_map`. XLA's buffer is
-    reduced where it lies, unless it is needed afterwards.
+    An ordered effect keeps the order of the calls in a program, and in programs that one thread starts in succession.
+    It works under `jax.grad`, `jax.jvp`, `jax.vmap`, `jax.checkpoint`, `jax.lax.scan`, ``while_loop`` and ``cond``
+    (with a condition that is equal on all ranks), and inside `jax.shard_map`. XLA's buffer is reduced in place, unless
+    it is needed afterwards.
 
     Parameters
     ----------
     x : array or tree of arrays
-        Of the same shapes and dtypes on all ranks, on one device of the CPU backend.
+        Arrays of the same shapes and dtypes on all ranks, on one device of the CPU backend.
     op : {"sum", "mean", "max", "min", "prod"}
-        mean needs a floating dtype; bool has max and min. sum and mean can be differentiated: the gradient is that of
-        the sum of the losses of all ranks, so that cotangents are reduced as the values were.
+        mean needs a floating dtype; bool has max and min. sum and mean can be differentiated: the gradient is taken of
+        the sum of all ranks' losses, so that cotangents are reduced like the values.
     wire : str, optional
         As in `gradientflow.Communicator.allreduce`, for cotangents too.
     comm : Communicator, optional
-        Whose ranks take part; by default all of the job. It must be open whenever the program runs.
+        The ranks that take part; by default all of the job. It must be open whenever the program runs.
     label : str, optional
         A name for `x`, which the ranks compare: by default the file and line of the call.
 
     Returns
     -------
     array or tree of arrays
-        Like `x`.
+        The results, in the form of `x`.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If an argument is out of range; or when a program is compiled in which it could not work: for several devices of
-        a process, for arrays sharded outside of `jax.shard_map`, or together with `average`.
+        If an argument is out of range; or, when a program is compiled, if the call cannot work in it: for several
+        devices of a process, for arrays sharded outside `jax.shard_map`, or together with `average`.
     gradientflow.errors.ArgumentTypeError
-        If the dtype cannot be reduced so.
+        If the reduction does not support the dtype.
     jax.errors.JaxRuntimeError
         If a call fails while the program runs; the message begins with the name of the exception in
         `gradientflow.errors`. See `forget_failed_calls`.
@@ -107,7 +107,7 @@ def _reduce(x: Any, op: str, wire: str | None, comm: Communicator, label: str) -
 
 
 def _place_of_call() -> str:
-    """Return the file and line outside of this package where a call comes from."""
+    """Return the file and line of a call from outside this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == _HERE:
         frame = frame.f_back

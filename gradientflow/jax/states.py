@@ -1,4 +1,4 @@
-"""The states of a strategy as compiled programs have them: arrays of fixed shapes, which XLA puts somewhere."""
+"""States of a strategy in the form that compiled programs hold: arrays of fixed shapes in XLA's memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradientflow.training.alone import alone
 
 from .packing import pack, padded, room_for, unpack
 
-TOKEN = 5  # numbers of uint32: see kernels/jax/ffi/token.hpp
+TOKEN = 5  # length in uint32 numbers: see kernels/jax/ffi/token.hpp
 
 Array = npt.NDArray[Any]
 
@@ -28,16 +28,16 @@ class States:
     Parameters
     ----------
     strategy : Strategy
-        How gradients are averaged.
+        The strategy that averages gradients.
     layout : Layout
-        Of the gradients.
+        Layout of the gradients.
 
     Attributes
     ----------
     hash : int
-        A hash of what a state belongs to, in its token.
+        Hash of strategy and layout, in the token of each state.
     made : int
-        How many states there are; the next one has the number behind it.
+        Number of states made; the next state gets the number after it.
     """
 
     def __init__(self, strategy: Strategy, layout: Layout) -> None:
@@ -53,7 +53,7 @@ class States:
 
     @cached_property
     def first(self) -> tuple[list[Array], Array]:
-        """What a state has before the first call beside its token: arrays and text."""
+        """The first content of a state, beside its token: arrays and text."""
         with alone(settings_of(None)) as comm:
             synchronizer = self._strategy.bind(comm, self._layout)
             arrays, text = pack(synchronizer.state_dict())
@@ -63,19 +63,19 @@ class States:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The bytes of the arrays, and of the text."""
+        """The bytes of each array, and of the text."""
         arrays, text = self.first
         return [each.nbytes for each in (*arrays, text)]
 
     def read(self, addresses: Sequence[int], like: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state that lies at addresses; `like` is one of the same synchronizer."""
+        """Return the state at these addresses; `like` is a state of the same synchronizer."""
         arrays, text = self.first
         arrays, text = [np.empty_like(each) for each in arrays], np.empty_like(text)
         load_core().jax.copy(addresses, [each.ctypes.data for each in (*arrays, text)], self.sizes)
         return unpack(arrays, text.tobytes(), like)
 
     def write(self, state: Mapping[str, Any], addresses: Sequence[int]) -> None:
-        """Put a state to addresses."""
+        """Write a state to addresses."""
         arrays, text = pack(state)
         stored = [*arrays, np.frombuffer(padded(text, self.sizes[-1]), np.uint8)]
         load_core().jax.copy([each.ctypes.data for each in stored], addresses, self.sizes)

@@ -1,4 +1,4 @@
-"""Averaging of gradients as a transformation in the convention of Optax, as a primitive of JAX without an effect."""
+"""Averaging of gradients as an Optax transformation: a JAX primitive without an effect."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ try:
 except ImportError:
 
     class GradientTransformation(NamedTuple):  # type: ignore[no-redef]
-        """A transformation of gradients, as Optax has it: a pair of functions."""
+        """A transformation of gradients, as in Optax: a pair of functions."""
 
         init: Callable[[Any], Any]
         update: Callable[..., tuple[Any, Any]]
 
 
 class AverageState(NamedTuple):
-    """The state of `average`: arrays of fixed shapes, so that every checkpoint of optimizer states has it.
+    """The state of `average`: arrays of fixed shapes, so that every checkpoint of optimizer states includes it.
 
     Attributes
     ----------
     token : array
-        Leads from one call to the next, counts the calls, and has the number of the state, which its successors keep.
+        Passes from each call to the next, counts the calls, and has the number of the state, which its successors keep.
     arrays : tuple of arrays
-        What the strategy keeps for each tensor, such as residuals: those of this rank.
+        This rank's part of the strategy's state for each tensor, such as residuals.
     rest : array
-        What else it keeps, as text.
+        The rest of the strategy's state, as text.
     """
 
     token: Any
@@ -55,45 +55,44 @@ class AverageState(NamedTuple):
 
 
 def average(strategy: Strategy | str | None = None, *, comm: Communicator | None = None) -> GradientTransformation:
-    """Return a transformation that averages gradients over the ranks, inside of `jax.jit` too. Collective.
+    """Return a transformation that averages gradients over the ranks, also inside `jax.jit`. Collective.
 
-    It comes first in `optax.chain`, and what follows gets the same gradients on all ranks. What the strategy keeps from
-    step to step, such as residuals, is in the state of the transformation, and so in every checkpoint of it. It differs
-    between ranks: each rank saves and restores its own.
+    It comes first in `optax.chain`; the next transformations get the same gradients on all ranks. The strategy's state
+    between steps, such as residuals, is in the state of the transformation, and so in every checkpoint of it. It
+    differs between ranks: each rank saves and restores its own.
 
-    Calls are kept in order by their states: each needs the state that the one before has given. So a program
-    has one such transformation, and passes its state on. It may have several states, made by ``init`` in the same order
-    on all ranks.
+    States keep calls in order: each call needs the state that the one before has returned. So a program has one such
+    transformation, and passes its state on. It may have several states, made by ``init`` in the same order on all
+    ranks.
 
     Parameters
     ----------
     strategy : Strategy or str, optional
-        A strategy that averages gradients in every step, or its words, such as ``"csc(density=0.1)"``; by default that
-        of the settings file, else dense communication. Residuals of csc do not decay unless it has a momentum of its
-        own.
+        A strategy that averages gradients in every step, or its words, such as ``"csc(density=0.1)"``; by default the
+        settings file's, else dense communication. Residuals of csc do not decay unless it is given a momentum.
     comm : Communicator, optional
-        Whose ranks take part; by default all of the job.
+        The ranks that take part; by default all of the job.
 
     Returns
     -------
     optax.GradientTransformation
         A named tuple of ``init`` and ``update``; Optax itself need not be installed. ``init`` gets arrays of the shapes
-        and dtypes that gradients have. ``update`` gives an error when it is compiled or run if gradients have others.
+        and dtypes that gradients have. ``update`` fails when compiled or run with gradients of other shapes or dtypes.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the strategy writes weights; see docs/jax.md for what is to be done then.
+        If the strategy writes weights; see docs/jax.md for an alternative.
     jax.errors.JaxRuntimeError
         If a call fails while the program runs; the message begins with the name of the exception in
         `gradientflow.errors`. With strategies that keep residuals, gradients that are not finite are a
-        ``NonFiniteError`` on all ranks. With dense the means are not finite on any rank then, and
-        `optax.apply_if_finite` around what follows skips the step.
+        ``NonFiniteError`` on all ranks. With dense the means are then not finite on any rank, and
+        `optax.apply_if_finite` around the next transformations skips the step.
 
     Notes
     -----
     The convention of gradient transformations: https://optax.readthedocs.io/en/latest/api/combining_optimizers.html.
-    Strategies and their sources: docs/strategies.md. `optax.MultiSteps` averages in every one of its steps.
+    Strategies and their sources: docs/strategies.md. `optax.MultiSteps` averages in each of its steps.
 
     Examples
     --------
@@ -122,7 +121,7 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
         arrays, rest = states.first
         as_jax = jax.numpy.array  # copies, which can be donated
         token = as_jax(states.next_token)
-        # Where init is traced there is no state yet: perhaps one rank alone asks for the shapes.
+        # While init is traced there is no state yet: one rank alone may be asking for the shapes.
         states.made += not isinstance(token, jax.core.Tracer)
         return AverageState(token, tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
 
@@ -160,7 +159,7 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
 def _layout_of(tree: Any) -> Layout:
     """Return the layout of the leaves that have elements."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    # Flax gives its variables to init, and their values to update.
+    # Flax passes its variables to init, and their values to update.
     found = [(jax.tree_util.keystr(path).removesuffix(".value"), _as_array(leaf)) for path, leaf in leaves]
     there = [(name, leaf) for name, leaf in found if leaf.size]
     for name, leaf in there:
@@ -175,7 +174,7 @@ def _layout_of(tree: Any) -> Layout:
 
 
 def _as_array(leaf: Any) -> Any:
-    return leaf if hasattr(leaf, "size") else jax.numpy.asarray(leaf)  # weights may be numbers of Python
+    return leaf if hasattr(leaf, "size") else jax.numpy.asarray(leaf)  # weights may be Python numbers
 
 
 def _check_state(states: States, token: Any, kept: Sequence[Any]) -> None:

@@ -1,15 +1,15 @@
-"""Which versions of JAX have been tried; pyproject.toml allows the same ones. Nothing here imports JAX."""
+"""Versions of JAX that have been tried; pyproject.toml allows the same ones. Nothing here imports JAX."""
 
 from __future__ import annotations
 
 import importlib.metadata
 
 OLDEST = "0.6.2"
-NEWEST = "0.10"  # with all that begin so
+NEWEST = "0.10"  # includes every 0.10.x
 
 
 def installed_version() -> str | None:
-    """Return the version of JAX in this environment; None where there is none."""
+    """Return the version of JAX in this environment, or None."""
     try:
         return importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:
@@ -17,7 +17,7 @@ def installed_version() -> str | None:
 
 
 def untried(version: str) -> str:
-    """Return a sentence for a version of JAX that has not been tried; empty for the others."""
+    """Return a sentence if a version of JAX has not been tried, else an empty text."""
     if _numbers(OLDEST) <= _numbers(version) and _numbers(version)[:2] <= _numbers(NEWEST):
         return ""
     return f"JAX {version} has not been tried with GradientFlow: JAX {OLDEST} to {NEWEST} have"

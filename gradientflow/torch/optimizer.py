@@ -73,8 +73,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     fusion_threshold : int, float or str, default "auto"
         The least number of bytes of gradients sent together, see `GradientPool`. Other strategies have their own.
     wire : str, optional
-        The format to which float32 gradients are rounded between nodes, as in `Communicator.allreduce`. Other strategies
-        have their own.
+        The format to which float32 gradients are rounded between nodes, as in `Communicator.allreduce`. Other
+        strategies have their own.
     accumulation_steps : int, default 1
         Average only in every n-th backward pass; gradients add up in between. The sum is not divided by n.
     fused : bool, optional
