@@ -1,4 +1,4 @@
-"""A model of training on a cluster that need not be there: what strategies send, and how long their steps take.
+"""A model of training on a cluster, real or not: the traffic of strategies, and the time of their steps.
 
 The flow: `Cluster` -> `schedule_of` a call -> `Costs` of a `Link` -> `Traffic` of a strategy -> `predict`.
 """

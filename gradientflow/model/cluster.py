@@ -1,4 +1,4 @@
-"""A cluster that need not be there: how many ranks lie on each node, and what their messages travel over."""
+"""A cluster, real or not: the number of ranks on each node, and the transport of their messages."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Cluster:
     Attributes
     ----------
     nodes : tuple of int
-        The number of ranks on each node. Ranks are numbered node after node.
+        The number of ranks on each node. Ranks are numbered node by node.
     transport : {"tcp", "mpi"}
-        What messages between ranks travel over.
+        Transport of messages between ranks.
     settings : mapping of str to str
-        Settings by which the core selects algorithms, such as ``{"ring_bytes": "1MiB"}``; others are those of a
+        Settings by which the core selects algorithms, such as ``{"ring_bytes": "1MiB"}``; missing ones are taken from a
         `gradientflow.Config` without arguments.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there is no node, or a node without ranks, or no such transport.
+        If there is no node, a node without ranks, or an unknown transport.
     """
 
     nodes: tuple[int, ...]
@@ -54,7 +54,7 @@ class Cluster:
 
     @classmethod
     def of(cls, comm: Communicator) -> Cluster:
-        """Return the cluster on which the ranks of a communicator are."""
+        """Return the cluster of a communicator's ranks."""
         facts: dict[str, Any] = comm.describe()
         return cls(tuple(len(each) for each in facts["nodes"]), facts["transport"], facts["settings"])
 
@@ -65,7 +65,7 @@ class Cluster:
 
     @property
     def largest_node(self) -> int:
-        """The number of ranks on the node that has most."""
+        """The number of ranks on the largest node."""
         return max(self.nodes)
 
     @cached_property
@@ -84,19 +84,19 @@ class Cluster:
         return load_core().selector.Selector(list(self.nodes), self.transport, dict(Config(**self.settings)))
 
     def __str__(self) -> str:
-        """Say it in words, such as "4 hosts x 8 ranks"."""
+        """Return the cluster in words, such as "4 hosts x 8 ranks"."""
         if len(set(self.nodes)) > 1:
             return f"{len(self.nodes)} hosts, {self.ranks} ranks"
         return f"{len(self.nodes)} {'host' if len(self.nodes) == 1 else 'hosts'} x {self.nodes[0]}"
 
 
 def hosts(number: int, ranks: int = 1, transport: Transport = "tcp") -> Cluster:
-    """Return a cluster of so many hosts with so many ranks each."""
+    """Return a cluster of this many hosts with this many ranks each."""
     return Cluster((checked_int("ranks of a node", ranks, 1),) * checked_int("hosts", number, 1), transport)
 
 
 def parts_of(count: int, parts: int, grain: int = 1) -> Counts:
-    """Return the elements of nearly equal parts whose borders lie at multiples of `grain`: the core's partition."""
+    """Return the elements of nearly equal parts, cut at multiples of `grain`, like the core's partition."""
     grains = -(-count // grain)
     sizes = np.full(parts, grains // parts, np.int64)
     sizes[: grains % parts] += 1

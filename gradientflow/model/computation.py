@@ -1,4 +1,4 @@
-"""The computation of a step: how long it takes, and when each gradient is final."""
+"""The computation of a step: its duration, and the time at which each gradient is final."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate
 from gradientflow.arguments import checked_nonnegative
 from gradientflow.errors import ArgumentError
 
-_BACKWARD = 2 / 3  # of a step: backpropagation computes two products where the forward pass computes one
+_BACKWARD = 2 / 3  # share of a step: backpropagation computes twice the products of the forward pass
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class Computation:
     Attributes
     ----------
     shapes : tuple of tuples of int
-        Of the tensors, in the order of backpropagation: the last layer first.
+        Shapes of the tensors, in the order of backpropagation: the last layer first.
     ready : tuple of float
-        When the gradient of each is final, in seconds from the start of the step; not falling.
+        Time at which the gradient of each tensor is final, in seconds from the start of the step; not decreasing.
     seconds : float
-        The whole step, with forward pass and optimizer.
+        Duration of the whole step, with forward pass and optimizer.
     backward_seconds : float
-        The part of backpropagation.
+        Duration of backpropagation.
     dtype : {"float32", "float16", "bfloat16"}
-        Of the gradients.
+        Dtype of the gradients.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -50,13 +50,13 @@ class Computation:
         Parameters
         ----------
         shapes : sequence of tuples of int
-            In the order of backpropagation.
+            Shapes of the tensors, in the order of backpropagation.
         shares : sequence of float
-            What backpropagation spends on each, up to a common factor.
+            Time that backpropagation spends on each tensor, up to a common factor.
         seconds : float
-            The whole step.
+            Duration of the whole step.
         backward_seconds, forward_seconds : float, optional
-            By default two thirds of the step, and what is left; a step that is longer than both ends with an update.
+            By default two thirds of the step, and the rest; a step that is longer than both ends with an update.
 
         Raises
         ------

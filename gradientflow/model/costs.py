@@ -1,4 +1,4 @@
-"""What messages and passes over memory cost, as seconds."""
+"""Costs of messages and passes over memory, in seconds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .cluster import Cluster
 from .schedule import Schedule, schedule_of
 from .units import bits_per_second_of, seconds_of
 
-_PAYLOAD = 1448 / 1538  # the share of user data in full Ethernet frames of TCP, with preamble and gap
+_PAYLOAD = 1448 / 1538  # share of user data in full Ethernet frames of TCP, with preamble and gap
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call, as in `schedule_of`."""
+    """A call, in terms of `schedule_of`."""
 
     kind: str
     count: int
@@ -39,29 +39,29 @@ class Link:
 
         call + rounds * latency + max((leaving - burst) * per_byte, processors) + inside * per_byte_inside
 
-    where `leaving` are the bytes that leave the busiest node, `inside` those that pass through the memory of a node,
-    and `processors` is ``sum of leaving * processor_per_byte / cores`` where all nodes share `cores` processors.
+    `leaving` are the bytes that leave the busiest node, `inside` the bytes that pass through the memory of a node, and
+    `processors` is ``sum of leaving * processor_per_byte / cores`` if all nodes share `cores` processors.
 
     Attributes
     ----------
     call : float
-        For each call between nodes.
+        Cost of each call between nodes.
     latency : float
-        For each message that waits for another.
+        Cost of each message that waits for another.
     per_byte : float
-        For each byte that leaves a node.
+        Cost of each byte that leaves a node.
     burst : float
-        Bytes that an idle link lets through at once: those of a bucket that fills at the rate of the link.
+        Bytes that an idle link lets through at once: a token bucket that fills at the rate of the link.
     call_inside : float
-        For each call inside a node.
+        Cost of each call inside a node.
     per_byte_inside : float
-        For each byte that the ranks of a node read or write in shared memory.
+        Cost of each byte that the ranks of a node read or write in shared memory.
     per_byte_of_pass : float
-        For each byte of memory that a rank passes over to choose what it sends.
+        Cost of each byte of memory that a rank passes over to choose what it sends.
     processor_per_byte : float
-        Seconds of a processor for each byte between nodes: sending, receiving and adding.
+        Seconds of a processor for each byte between nodes: to send, receive and add it.
     cores : float
-        Processors that all nodes share, as emulated ones do; 0 where each rank has its own.
+        Number of processors that all nodes share, if these are emulated; 0 if each rank has its own.
     """
 
     call: float = 0.0
@@ -80,14 +80,14 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Link:
-        """Return a link of a rate and a latency, such as ``"25gbit,20us"``. The rest are usual values.
+        """Return a link with this rate and latency, such as ``"25gbit,20us"``, and usual values for the rest.
 
-        The rate is that of the wire, of which TCP leaves 94 % for data in frames of 1,500 bytes.
+        The rate is the wire's, of which TCP leaves 94 % for data in frames of 1,500 bytes.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is not a rate and a latency.
+            If the text is not a rate and a latency.
         """
         words = text.split(",")
         rates = [rate for rate in map(bits_per_second_of, words) if rate]
@@ -98,7 +98,7 @@ class Link:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Link:
-        """Return the link of a settings file, from its table ``[link]``.
+        """Return the link in the table ``[link]`` of a settings file.
 
         Raises
         ------
@@ -117,7 +117,7 @@ class Link:
             raise ArgumentError(f"{path}: [link] {error}") from error
 
     def __str__(self) -> str:
-        """Say the two main costs in words."""
+        """Return the two main costs in words."""
         rate = f"{8e-9 / self.per_byte:.3g} Gbit/s of data" if self.per_byte else "no limit of bandwidth"
         return f"{rate}, {self.latency * 1e6:.0f} us"
 
@@ -128,9 +128,9 @@ class Costs:
     Parameters
     ----------
     cluster : Cluster
-        Whose ranks make the calls.
+        Cluster of the ranks that make the calls.
     link : Link
-        What messages cost.
+        Costs of messages.
     """
 
     def __init__(self, cluster: Cluster, link: Link) -> None:
@@ -141,13 +141,13 @@ class Costs:
         )
 
     def seconds(self, call: Call, idle: float = math.inf) -> float:
-        """Return the seconds of a call that begins when the link has been idle for so long."""
+        """Return the seconds of a call that begins after the link has been idle for `idle` seconds."""
         if self.cluster.ranks == 1:
             return 0.0
         return self.of_schedule(self.schedule(call), idle)
 
     def of_schedule(self, schedule: Schedule, idle: float = math.inf) -> float:
-        """Return the seconds of the messages of a call."""
+        """Return the seconds that the messages of a call take."""
         link, inside = self.link, schedule.inside * self.link.per_byte_inside
         if len(self.cluster.nodes) == 1:
             return link.call_inside + inside
@@ -161,18 +161,18 @@ class Costs:
         )
 
     def wire_seconds(self, busiest: float, everywhere: float, idle: float = math.inf) -> float:
-        """Return the seconds of bytes between nodes: of those of the busiest node, and of all nodes together."""
+        """Return the seconds that bytes between nodes take: the busiest node's bytes, and the bytes of all nodes."""
         busiest -= min(busiest, self.link.burst, idle / self.link.per_byte if self.link.per_byte else math.inf)
         shared = everywhere * self.link.processor_per_byte / self.link.cores if self.link.cores else 0.0
         return max(busiest * self.link.per_byte, shared)
 
     def pass_seconds(self, nbytes: float) -> float:
-        """Return the seconds in which each rank passes over so many bytes of its memory."""
+        """Return the seconds in which each rank passes over this many bytes of its memory."""
         crowd = max(1.0, self.cluster.ranks / self.link.cores) if self.link.cores else 1.0
         return nbytes * self.link.per_byte_of_pass * crowd
 
     def sent(self, call: Call) -> float:
-        """Return the bytes that a rank sends to other nodes in a call: the mean over ranks."""
+        """Return the bytes that a rank sends to other nodes in a call, as a mean over the ranks."""
         if self.cluster.ranks == 1:
             return 0.0
         return float(self.schedule(call).leaving.sum()) / self.cluster.ranks

@@ -1,4 +1,4 @@
-"""The costs of a link, from calls of several sizes on the live ranks."""
+"""Costs of a link, fitted to calls of several sizes on the live ranks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .timing import average_pool, median_seconds_of
 
 SIZES = (256, 2048, 8192, 32_768, 131_072, 524_288, 2_097_152)  # elements of float32
 _BURSTS = (0, *(1 << power for power in range(14, 23)))  # bytes
-_CLEARLY = 0.8  # by which another burst has to be better
-_REST = 5e-3  # seconds before each call, in which buckets of the network fill up
+_CLEARLY = 0.8  # largest ratio of errors at which another burst is clearly better
+_REST = 5e-3  # seconds before each call, in which token buckets of the network fill up
 _BUDGET, _QUICK_BUDGET = 2.0, 0.05  # seconds of all calls
-_PASSED = 1 << 24  # elements over which a rank passes: more than caches hold
-_PASSED_ON, _PASSES_ON = 1 << 20, 5  # elements of a device, and how often
-_BUSY_CALLS = 8  # of the largest size, during which processors are watched
+_PASSED = 1 << 24  # elements over which a rank passes: more than fit caches
+_PASSED_ON, _PASSES_ON = 1 << 20, 5  # elements on a device, and number of passes
+_BUSY_CALLS = 8  # calls of the largest size, during which processor time is measured
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class Point(NamedTuple):
     call : Call
         The call.
     seconds : float
-        Its median, of the slowest rank.
+        Its median on the slowest rank.
     """
 
     call: Call
@@ -52,20 +52,20 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured on the ranks of a job.
+    """Measurements on the ranks of a job.
 
     Attributes
     ----------
     cluster : Cluster
-        Where the ranks are.
+        Cluster of the ranks.
     points : tuple of Point
         Calls of all ranks.
     inside : tuple of Point
-        Calls of the ranks of a node alone; empty where each node has one rank.
+        Calls of one node's ranks alone; empty if each node has one rank.
     per_byte_of_pass : float
-        Seconds of a byte of memory that a rank passes over.
+        Seconds for a byte of memory that a rank passes over.
     processor_per_byte, cores : float
-        As in `Link`.
+        Same as in `Link`.
     remark : str
         A note if other programs kept the processors busy meanwhile; otherwise empty.
     """
@@ -81,14 +81,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Fit:
-    """A link, and what it was fitted to.
+    """A link, and the measurement to which it was fitted.
 
     Attributes
     ----------
     link : Link
         The costs.
     measurement : Measurement
-        What was measured.
+        The measurement.
     """
 
     link: Link
@@ -96,7 +96,7 @@ class Fit:
 
     @property
     def residuals(self) -> tuple[float, ...]:
-        """The relative error of each point: what the link says over what was measured, less 1."""
+        """The relative error of each point: the link's time over the measured time, less 1."""
         costs = Costs(self.measurement.cluster, self.link)
         return tuple(costs.seconds(point.call) / point.seconds - 1 for point in self.measurement.points)
 
@@ -109,14 +109,14 @@ def measure_link(
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        Communicator of the ranks that take part.
     sizes : sequence of int
-        Elements of float32.
+        Sizes in elements of float32.
     device : str or int
-        Whose memory it is, as in `gradientflow.GradientPool`.
+        Device of the memory, as in `gradientflow.GradientPool`.
     quick : bool
-        Whether to measure calls that follow each other closely, and nothing else: neither what an idle link lets
-        through at once, nor passes over memory, nor processor time. Takes a tenth of a second where links are fast.
+        True to measure only calls in close succession: neither the burst of an idle link, nor passes over memory, nor
+        processor time. Takes a tenth of a second if links are fast.
     """
     found = measure(comm, sizes, device, quick=quick)
     return Fit(fit_link([found]), found)
@@ -125,7 +125,7 @@ def measure_link(
 def measure(
     comm: Communicator, sizes: Sequence[int] = SIZES, device: str | int = "cpu", *, quick: bool = False
 ) -> Measurement:
-    """Measure what `fit_link` needs. Collective. Parameters as in `measure_link`."""
+    """Take the measurements that `fit_link` needs. Collective. Parameters as in `measure_link`."""
     meter = LoadMeter(comm)
     cluster = Cluster.of(comm)
     calls = [Call("allreduce", count) for count in sizes]
@@ -157,7 +157,7 @@ def measure(
 
 
 def fit_link(measurements: Sequence[Measurement]) -> Link:
-    """Return the link that fits calls on one or several clusters whose nodes and links are alike."""
+    """Return the link that fits calls on one or several clusters with equal nodes and links."""
     link = Link(
         latency=0.0,
         per_byte_of_pass=float(np.median([each.per_byte_of_pass for each in measurements])),
@@ -174,7 +174,7 @@ def fit_link(measurements: Sequence[Measurement]) -> Link:
 
 
 def _node_of(cluster: Cluster) -> Cluster:
-    """Return the largest node alone."""
+    """Return the cluster's largest node alone."""
     return replace(cluster, nodes=(cluster.largest_node,))
 
 
@@ -185,10 +185,10 @@ def _fit_inside(link: Link, found: Sequence[tuple[Cluster, Point]]) -> Link:
 
 
 def _fit_between(link: Link, found: Sequence[tuple[Cluster, Point]]) -> Link:
-    """Fit what happens between nodes, once the costs inside are known.
+    """Fit the costs between nodes, once the costs inside are known.
 
-    The rate is that between the two largest sizes; then the rest is fitted to all sizes. With all at once, errors of
-    what small calls cost would make the rate of large ones wrong.
+    The rate follows from the two largest sizes; then the rest is fitted to all sizes. In a fit of all at once, errors
+    in the cost of small calls would make the rate of large ones wrong.
     """
     rows, rest = [], []
     for cluster, (call, seconds) in found:
@@ -217,16 +217,16 @@ def _fit_between(link: Link, found: Sequence[tuple[Cluster, Point]]) -> Link:
 
 
 def fit_nonnegative(rows: Floats, seconds: Floats, wanted: Floats | float = 1.0) -> Floats:
-    """Return the factors of the columns, 0 or more each, with the least squares of relative errors.
+    """Return the factors of the columns, each 0 or more, with the least squares of relative errors.
 
     Parameters
     ----------
     rows : numpy.ndarray
         The columns.
     seconds : numpy.ndarray
-        What they explain, by row.
+        The seconds that they explain, by row.
     wanted : numpy.ndarray or float
-        The share of it that they explain.
+        The share of the seconds that they explain.
     """
     weighted = rows / seconds[:, None]
     wanted = np.ones(len(seconds)) * wanted
@@ -245,7 +245,7 @@ def fit_nonnegative(rows: Floats, seconds: Floats, wanted: Floats | float = 1.0)
 def _measure_pools(
     comm: Communicator, sizes: Sequence[int], device: str | int, quick: bool
 ) -> tuple[list[float], float]:
-    """Return the seconds of pools of these sizes, and those of processors in one call of the largest. Collective."""
+    """Return the seconds of pools of these sizes, and processor seconds of one call of the largest. Collective."""
     pools = [GradientPool(comm, [count], fusion_threshold="inf", device=device) for count in sizes]
     try:
         calls = [partial(average_pool, pool) for pool in pools]
@@ -266,7 +266,7 @@ def _measure_pools(
 
 
 def _measure_pass(comm: Communicator) -> float:
-    """Return the seconds of a byte that a rank reads or writes when it goes through more than its caches hold."""
+    """Return the seconds per byte that a rank reads or writes when it passes over more than its caches hold."""
     values, other = np.ones((2, _PASSED), np.float32)
     seconds = median_seconds_of(comm, [lambda: np.add(values, other, out=values)])[0]
     return seconds / (3 * values.nbytes)
@@ -285,7 +285,7 @@ def _measure_pass_on(comm: Communicator, device: str | int) -> float:
 
 
 def _shared_cores(comm: Communicator) -> int:
-    """Return the processors that all nodes share, if they are emulated on one machine, else 0."""
+    """Return the number of processors that all nodes share if they are emulated on one machine, else 0."""
     mine = np.frombuffer(this_machine().encode().ljust(64)[:64], np.uint8)
     if len({row.tobytes() for row in comm.allgather(mine)}) > 1:
         return 0

@@ -1,4 +1,4 @@
-"""Well-known models as tables of layers: the shapes of their tensors, and what each layer computes."""
+"""Well-known models as tables of layers: the shapes of their tensors, and the work of each layer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Layer(NamedTuple):
     Attributes
     ----------
     shapes : tuple of tuples of int
-        Of its tensors, in the order of the forward pass.
+        Shapes of its tensors, in the order of the forward pass.
     products : float
-        Multiplications of its forward pass for one sample.
+        Number of multiplications in its forward pass for one sample.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -36,17 +36,17 @@ def convolution(inputs: int, outputs: int, kernel: int, side: int, bias: bool = 
 
 
 def normalisation(channels: int, elements: int) -> Layer:
-    """Return a normalisation with a weight and a bias for each channel, over so many elements of each."""
+    """Return a normalization with a weight and a bias for each channel, over this many elements of each."""
     return Layer(((channels,), (channels,)), 4.0 * channels * elements)
 
 
 def linear(inputs: int, outputs: int, positions: int = 1) -> Layer:
-    """Return a product with a matrix, and a bias, at so many positions."""
+    """Return a product with a matrix, and a bias, at this many positions."""
     return Layer(((outputs, inputs), (outputs,)), float(inputs * outputs * positions))
 
 
 def alexnet() -> Iterator[Layer]:
-    """AlexNet (Krizhevsky et al., 2012), in one tower, as torchvision has it: 61.1 million parameters."""
+    """AlexNet (Krizhevsky et al., 2012), in one tower, as in torchvision: 61.1 million parameters."""
     yield convolution(3, 64, 11, 55, bias=True)
     yield convolution(64, 192, 5, 27, bias=True)
     yield convolution(192, 384, 3, 13, bias=True)
@@ -80,7 +80,7 @@ def resnet50() -> Iterator[Layer]:
     inputs = 64
     for width, blocks, side in ((64, 3, 56), (128, 4, 28), (256, 6, 14), (512, 3, 7)):
         for block in range(blocks):
-            first = block == 0 and width > 64  # its stride is in the convolution of 3 x 3
+            first = block == 0 and width > 64  # the 3 x 3 convolution has the stride
             yield from normalised(inputs, width, 1, side * (2 if first else 1))
             yield from normalised(width, width, 3, side)
             yield from normalised(width, 4 * width, 1, side)
@@ -104,7 +104,7 @@ def _transformer(layers: int, width: int, positions: int) -> Iterator[Layer]:
 def gpt2() -> Iterator[Layer]:
     """GPT-2 small (Radford et al., 2019), with 1,024 positions: 124.4 million parameters."""
     width, positions, words = 768, 1024, 50_257
-    # The embedding is the last matrix, too: its gradient is final where backpropagation ends.
+    # The embedding is also the last matrix: its gradient is final where backpropagation ends.
     yield Layer(((words, width),), 0.0)
     yield Layer(((positions, width),), 0.0)
     yield from _transformer(12, width, positions)
@@ -151,7 +151,7 @@ def layers_of(name: str) -> list[Layer]:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there is no such table.
+        If there is no table of this name.
     """
     if name not in NETWORKS:
         raise ArgumentError(f"there are tables of {', '.join(NETWORKS)}, not of {name!r}")
@@ -164,11 +164,11 @@ def computation_of(layers: Layers, seconds: float, backward_seconds: float | Non
     Parameters
     ----------
     layers : iterable of Layer
-        In the order of the forward pass.
+        Layers in the order of the forward pass.
     seconds : float
-        The whole step without communication.
+        Duration of the whole step without communication.
     backward_seconds : float, optional
-        The part of backpropagation; by default two thirds.
+        Duration of backpropagation; by default two thirds of the step.
     """
     shapes, shares = [], []
     for layer in reversed(list(layers)):

@@ -1,4 +1,4 @@
-"""The traffic of pools: which tensors travel together, asked of the core."""
+"""The traffic of pools: the core determines which tensors travel together."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from .costs import Call, Costs
 from .traffic import EveryStep, Exchange
 
 _FLOAT, _INDEX = 4, 4  # bytes
-_NUMBERS_BESIDE = 6  # that a sparse pool sends beside its norms
+_NUMBERS_BESIDE = 6  # numbers that a sparse pool sends beside its norms
 _NO_LIMIT = 1 << 62
 CHUNK_PASSES = 5 * _FLOAT  # bytes for each gradient: read it and its residual, write both, read its norm
 SELECTION_PASSES = 6 * _FLOAT  # read gradient and residual, write the sum, compare, write residual, zero the gradient
 
 
 class Allreduces:
-    """Seconds of an allreduce, by its elements."""
+    """Seconds of an allreduce, by its number of elements."""
 
     def __init__(self, costs: Costs, wire: str | None) -> None:
         self._costs, self._wire = costs, wire
 
     def seconds(self, elements: float) -> float:
-        """Return the seconds of a call with so many elements."""
+        """Return the seconds of a call with this many elements."""
         return self._costs.seconds(Call("allreduce", int(elements), "float32", self._wire))
 
 
 class Allgathers:
-    """Seconds of an allgather of entries, by those of a rank."""
+    """Seconds of an allgather of entries, by the entries of a rank."""
 
     def __init__(self, costs: Costs, wire: str | None) -> None:
         self._costs = costs
         self._bytes = _INDEX + (itemsize(wire) if wire is not None and len(costs.cluster.nodes) > 1 else _FLOAT)
 
     def seconds(self, entries: float) -> float:
-        """Return the seconds of a call with so many entries of each rank."""
+        """Return the seconds of a call with this many entries of each rank."""
         return self._costs.seconds(Call("allgather", int(entries) * self._bytes, "uint8", in_node_memory=False))
 
 
@@ -58,7 +58,7 @@ def _threshold(given: float | str, default: int) -> int:
 
 
 def _wire_of(computation: Computation, wire: str | None) -> str | None:
-    """Return what gradients are rounded to between nodes: those of 16 bits travel as they are."""
+    """Return the dtype to which gradients are rounded between nodes; 16-bit gradients are not rounded."""
     return wire if computation.dtype == "float32" else None
 
 
@@ -88,7 +88,7 @@ def chunk_traffic(
     wire: str | None,
     algorithm: str,
 ) -> EveryStep:
-    """Return the traffic of a sparse pool: important chunks, which lie anywhere, and then the norms of all chunks."""
+    """Return the traffic of a sparse pool: important chunks, located anywhere, and then the norms of all chunks."""
     core = load_core()
     ends = list(accumulate(counts_of(computation)))
     parameters = ends[-1] if ends else 0
@@ -125,7 +125,7 @@ def top_k_traffic(
     algorithm: str = "auto",
     overlap: bool = True,
 ) -> EveryStep:
-    """Return the traffic of a top-k pool: entries of layers that travel together, or all of them where that is less."""
+    """Return the traffic of a top-k pool: entries of layers that travel together, or whole layers if smaller."""
     core = load_core().selector
     counts = counts_of(computation)
     default = core.entries_bytes if len(cluster.nodes) > 1 else _NO_LIMIT

@@ -1,4 +1,4 @@
-"""Predictions: steps of strategies on a cluster, with ranks that are not equally fast."""
+"""Predicted steps of strategies on a cluster whose ranks differ in speed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .traffic import Step, Traffic
 
 
 class SendsTraffic(Protocol):
-    """What a prediction needs of a strategy."""
+    """The interface of a strategy that predictions need."""
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
-        """Return what steps send and when."""
+        """Return the traffic of steps."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Prediction:
     step : Step
         The mean step.
     alone_seconds : float
-        The mean step of the same ranks without any communication, where nobody waits for anybody.
+        The mean step of the same ranks without any communication, where no rank waits for another.
     memory : float
         Bytes that a rank needs beside weights, gradients and the state of the optimizer.
     """
@@ -51,7 +51,7 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """The speed as a share of that without communication."""
+        """The speed as a share of the speed without communication."""
         return self.alone_seconds / self.step.seconds if self.step.seconds else 1.0
 
 
@@ -71,11 +71,11 @@ def predict(
     computation : Computation
         A step of the fastest rank without communication.
     costs : Costs
-        What calls cost on the cluster.
+        Costs of calls on the cluster.
     stragglers : Stragglers, optional
-        How many times as long the ranks compute; by default all are equally fast.
+        Slowdowns of the ranks; by default all are equally fast.
     steps : int
-        Steps over which random durations are drawn.
+        Number of steps over which random durations are drawn.
     """
     durations = _durations(stragglers, costs.cluster.ranks, checked_int("steps", steps, 1))
     alone = computation.seconds * _factor(durations, math.inf)
@@ -85,15 +85,15 @@ def predict(
 
 
 def _durations(stragglers: Stragglers | None, ranks: int, steps: int) -> npt.NDArray[np.float64]:
-    """Return the durations of steps: a row for each rank."""
+    """Return the durations of steps, in a row for each rank."""
     if stragglers is None:
         return np.ones((1, 1))
     return np.stack([stragglers.durations(rank, steps) for rank in range(ranks)])
 
 
 def _factor(durations: npt.NDArray[np.float64], together: float) -> float:
-    """Return the mean duration of a step where ranks wait for each other after so many steps."""
-    if math.isinf(together):  # each rank has its own speed: the mean of speeds counts
+    """Return the mean duration of a step if ranks wait for each other after every `together` steps."""
+    if math.isinf(together):  # each rank has its own speed: the mean of the speeds counts
         return float(1 / np.mean(1 / durations.mean(axis=1)))
     steps = durations.shape[1]
     length = max(1, min(steps, round(together)))

@@ -1,4 +1,4 @@
-"""What a call makes ranks send: the messages and bytes of every rank, for a cluster that need not be there.
+"""Schedule of a call: the messages and bytes that every rank of a cluster, real or not, sends.
 
 The core's own selector names the algorithm; the counts below follow the algorithm's schedule (kernels/collective).
 """
@@ -29,13 +29,13 @@ class Schedule:
     path : str
         The algorithm, as in `Communicator.describe`.
     rounds : int
-        Messages of which each waits for the one before, on the way that takes longest.
+        Number of messages on the longest path, each of which waits for the one before.
     messages, sent : numpy.ndarray
-        For each rank, how many messages it sends, and their bytes.
+        Number of messages that each rank sends, and their bytes.
     leaving : numpy.ndarray
-        For each node, the bytes that its ranks send to other nodes.
+        Bytes that the ranks of each node send to other nodes.
     inside : int
-        Bytes that the ranks of the largest node read and write in memory that they share.
+        Bytes that the ranks of the largest node read and write in shared memory.
     """
 
     path: str
@@ -47,7 +47,7 @@ class Schedule:
 
 
 class Lane(NamedTuple):
-    """What the members of a lane send: arrays by member; `rounds` as in `Schedule`."""
+    """The messages of a lane: arrays by member; `rounds` as in `Schedule`."""
 
     rounds: int
     messages: Counts
@@ -69,26 +69,24 @@ def schedule_of(
     Parameters
     ----------
     cluster : Cluster
-        Whose ranks take part.
+        Cluster of the ranks that take part.
     kind : {"allreduce", "allgather", "barrier"}
         The call.
     count : int
-        Elements that each rank gives.
+        Number of elements that each rank contributes.
     dtype : str
-        Of the elements.
+        Dtype of the elements.
     wire : str, optional
-        What values are rounded to between nodes, as in `Communicator.allreduce`.
+        Format to which values are rounded between nodes, as in `Communicator.allreduce`.
     algorithm : str
-        As there.
+        Same as in `Communicator.allreduce`.
     in_node_memory : bool
-        Whether the tensors lie in memory that the ranks of a node share, as those of pools do.
+        True if the tensors lie in memory that the ranks of a node share, as in pools.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there is no model of such a call.
-    gradientflow.errors.ValueError
-        If the algorithm does not serve it.
+        If there is no model of such a call, or the algorithm does not support it.
     """
     element = itemsize(dtype)
     rounds = wire is not None and len(cluster.nodes) > 1
@@ -144,7 +142,7 @@ class _Schedules:
         raise ArgumentError(f"there is no model of an allreduce by {path!r}")
 
     def _stretches(self) -> list[int]:
-        """Return the parts of ordinary arrays that pass through node memory one after the other."""
+        """Return the sizes of the parts in which ordinary arrays pass through node memory."""
         length = self.cluster.selector.stretch_bytes // _LINE * _LINE // self.element
         if not self.is_staged or self.count <= length:
             return [self.count]
@@ -183,14 +181,14 @@ class _Schedules:
         return Schedule(path, rounds + longest, messages, sent, leaving, inside)
 
     def _leaving(self, members: Counts, lane: Lane, ring: bool) -> Counts:
-        """Return for each node what leaves it."""
+        """Return the bytes that leave each node."""
         node_of = self.cluster.node_of[members]
         if len(members) == self.nodes:
             return lane.sent
         if ring:
             crossing = node_of != np.roll(node_of, -1)
             share = crossing.astype(float)
-        else:  # to every other rank alike
+        else:  # to each of the remaining ranks alike
             share = (len(members) - np.asarray(self.cluster.nodes)[node_of]) / max(1, len(members) - 1)
         return np.bincount(node_of, lane.sent * share, minlength=self.nodes).astype(np.int64)
 

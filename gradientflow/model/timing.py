@@ -1,4 +1,4 @@
-"""How long ranks wait for calls, as medians of turns."""
+"""Times that ranks wait for calls, as medians of turns."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from gradientflow.device import DeviceArray
 from gradientflow.pools.gradient import GradientPool
 
 _LEAST_TURNS, _MOST_TURNS = 5, 25
-_SECONDS = 0.05  # limit for all turns, where they are more than _LEAST_TURNS
+_SECONDS = 0.05  # limit for all turns beyond _LEAST_TURNS
 
 
 def median_seconds_of(
     comm: Communicator, calls: Sequence[Callable[[], object]], *, rest: float = 0.0, budget: float = _SECONDS
 ) -> list[float]:
-    """Return how long the slowest rank waits for each of several calls, after a turn that does not count. Collective.
+    """Return the time that the slowest rank waits for each call, after a turn that does not count. Collective.
 
-    The calls take turns; short ones get more turns. So other load of some milliseconds affects few turns of each call,
-    and the medians leave it out.
+    The calls take turns; short ones get more turns. So a disturbance of some milliseconds affects few turns of each
+    call, and the medians leave it out.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks make the calls.
+        Communicator of the ranks that make the calls.
     calls : sequence of callable
         The calls.
     rest : float
-        Seconds for which all are idle before each call.
+        Seconds for which all ranks are idle before each call.
     budget : float
-        Seconds of all turns together, where more than the least number fit.
+        Seconds of all turns together, if more than the least number fit.
     """
     _turns(comm, calls, 1, rest)
     times = _turns(comm, calls, _LEAST_TURNS, rest)
@@ -64,7 +64,7 @@ def average_pool(pool: GradientPool) -> None:
     """Average a pool, and wait until its device is done."""
     pool.ready()
     pool.wait()
-    if pool.device is not None:  # reading a byte makes the host wait for the device
+    if pool.device is not None:  # to read a byte, the host waits for the device
         DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
 
 

@@ -1,4 +1,4 @@
-"""The computation of a step from a recorded run: a timeline of ours, or a trace of PyTorch's profiler."""
+"""The computation of a step from a recorded run: a GradientFlow timeline, or a trace of PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class _Final(NamedTuple):
 def computation_of_events(events: Iterable[Event]) -> Computation:
     """Return the median step of a recorded run.
 
-    A step of a timeline of ours lasts from the end of one wait for gradients to the begin of the next, so that waiting
-    does not count; of a trace of `torch.profiler`, recorded with ``record_shapes=True``, from the end of one step of
-    the optimizer to that of the next. The first step of either is left out.
+    In a GradientFlow timeline, a step lasts from the end of one wait for gradients to the start of the next, so that
+    waiting does not count. In a trace of `torch.profiler`, recorded with ``record_shapes=True``, it lasts from the end
+    of one optimizer step to the end of the next. The first step is left out.
 
     Parameters
     ----------
     events : iterable of dict
-        In the trace event format, of one rank.
+        Events of one rank, in the trace event format.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there are not two alike steps.
+        If there are no two steps with the same gradients.
     """
     ordered = sorted((event for event in events if "ts" in event), key=lambda event: float(event["ts"]))
     profiled = any(event.get("name") == _ACCUMULATE for event in ordered)
@@ -64,13 +64,13 @@ def computation_of_events(events: Iterable[Event]) -> Computation:
 
 
 def _argument(event: Event, name: str) -> Any:
-    """Return an argument of an event if it is of the kind that it should be, else None."""
+    """Return an argument of an event if it has the expected type, else None."""
     arguments = event.get("args")
     found = arguments.get(name) if isinstance(arguments, dict) else None
     return found if isinstance(found, int if name == "bytes" else list) else None
 
 
-_Steps = list[tuple[float, float, Sequence[_Final]]]  # begin, end and gradients of each
+_Steps = list[tuple[float, float, Sequence[_Final]]]  # (begin, end, gradients) of each step
 
 
 def _recorded_steps(events: Sequence[Event]) -> _Steps:

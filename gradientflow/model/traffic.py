@@ -1,4 +1,4 @@
-"""What a strategy sends, and when: the kinds of traffic, each with the steps that follow from it."""
+"""Traffic of a strategy: its messages and their times. Each kind of traffic predicts its steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .costs import Call, Costs
 
 
 class Step(NamedTuple):
-    """A step, as predicted: means over many of them.
+    """A predicted step, as means over many steps.
 
     Attributes
     ----------
@@ -21,11 +21,11 @@ class Step(NamedTuple):
     exposed_seconds : float
         The part in which the rank waits for communication.
     own_seconds : float
-        The part in which it chooses, adds and applies what it sends.
+        The part in which it selects, adds and applies the data it exchanges.
     communication_seconds : float
-        How long calls are under way.
+        Duration of the calls.
     bytes_sent : float
-        What a rank sends to other nodes.
+        Bytes that a rank sends to other nodes.
     """
 
     seconds: float
@@ -36,13 +36,13 @@ class Step(NamedTuple):
 
 
 class Traffic(ABC):
-    """What a strategy sends, and when.
+    """Traffic of a strategy: its messages and their times.
 
     Attributes
     ----------
     together : float
-        Steps from one moment at which all ranks wait for each other to the next one: how far a rank that is slow for
-        a moment can fall behind without making others wait.
+        Steps between moments at which all ranks wait for each other: a rank that is slow for a moment can fall this far
+        behind without making other ranks wait.
     memory : float
         Bytes that a rank needs beside weights, gradients and the state of the optimizer.
     """
@@ -56,16 +56,16 @@ class Traffic(ABC):
 
 
 class Exchange(NamedTuple):
-    """Calls that are made one after the other as soon as the first `tensors` gradients are final.
+    """Calls made in succession as soon as the first `tensors` gradients are final.
 
     Attributes
     ----------
     calls : tuple of Call
         The calls.
     tensors : int
-        How many gradients have to be final.
+        Number of gradients that have to be final.
     passes : float
-        Bytes of its memory that a rank passes over before, to choose what it sends.
+        Bytes of memory that a rank first passes over to select the data to send.
     """
 
     calls: tuple[Call, ...]
@@ -80,11 +80,11 @@ class EveryStep(Traffic):
     Attributes
     ----------
     exchanges : tuple of Exchange
-        In their order. Each begins when its gradients are final and the one before has ended.
+        The exchanges in order. Each begins when its gradients are final and the one before has ended.
     passes_after : float
-        Bytes of memory that a rank passes over when all has come.
+        Bytes of memory that a rank passes over after all exchanges.
     in_backward : bool
-        Whether exchanges begin along with backpropagation, and not at its end.
+        True if exchanges begin during backpropagation, False if at its end.
     """
 
     exchanges: tuple[Exchange, ...]
@@ -93,8 +93,8 @@ class EveryStep(Traffic):
     memory: float = 0.0
 
     def events(self, computation: Computation, costs: Costs) -> list[tuple[float, float, float]]:
-        """Return of each exchange when its gradients are final, and when its calls begin and end."""
-        # Choosing what is sent delays the rest of backpropagation, which the same thread computes.
+        """Return (time of final gradients, begin, end) of each exchange."""
+        # Selecting the data to send delays the rest of backpropagation, which runs in the same thread.
         late, free, found = 0.0, 0.0, []
         end = computation.ready[-1] if computation.ready else computation.seconds
         for exchange in self.exchanges:
@@ -131,11 +131,11 @@ class EveryFewSteps(Traffic):
     Attributes
     ----------
     calls : tuple of Call
-        Of one part.
+        Calls for one part.
     period : int
         Steps in which each part is exchanged once.
     parts : int
-        Exchanges in `period` steps.
+        Number of exchanges in `period` steps.
     delay : int
         Steps after which the result is needed; it travels meanwhile.
     passes : float
@@ -159,7 +159,7 @@ class EveryFewSteps(Traffic):
         travelling = sum(map(costs.seconds, self.calls))
         own = costs.pass_seconds(self.passes) * often
         late = (travelling - self.delay * computation.seconds) * often
-        # Exchanges of several parts may be under way at once, but the link carries one after the other.
+        # Exchanges of several parts may be under way at once, but the link carries them in turn.
         exposed = max(0.0, late, travelling * often - computation.seconds - own)
         sent = sum(map(costs.sent, self.calls)) * often
         return Step(computation.seconds + exposed + own, exposed, own, travelling * often, sent)
@@ -167,12 +167,12 @@ class EveryFewSteps(Traffic):
 
 @dataclass(frozen=True)
 class InBackground(Traffic):
-    """One exchange after the other in the background, for which no step waits.
+    """Successive exchanges in the background, for which no step waits.
 
     Attributes
     ----------
     calls : tuple of Call
-        Of one exchange. It begins with a step, the first one after the exchange before has ended.
+        Calls of one exchange. It begins with the first step after the exchange before has ended.
     passes : float
         Bytes of memory that a rank passes over in each step.
     passes_of_exchange : float
@@ -203,19 +203,19 @@ class Served(Traffic):
     Attributes
     ----------
     ranges : tuple of (int, int)
-        Of what travels together: its bytes, and the number of gradients that have to be final.
+        (bytes, number of gradients that have to be final) of each range that travels together.
     servers : int
-        The number of servers; 0: as many as there are ranks.
+        Number of servers; 0 means the number of ranks.
     period : int
         Steps from one pull to the next.
     waits : bool
-        Whether a worker waits for its pull, or goes on for a step.
+        True if a worker waits for its pull; else it continues for a step.
     together : float
-        As in `Traffic`.
+        Same as in `Traffic`.
     passes : float
         Bytes of memory that a worker passes over in each step.
     passes_of_server : float
-        The same of all servers together, for each push that they apply.
+        The same for all servers together, for each push that they apply.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -228,15 +228,15 @@ class Served(Traffic):
     memory: float = 0.0
 
     def _travelling(self, nbytes: float, costs: Costs) -> float:
-        """Return the seconds in which every worker sends so many bytes to the servers, or gets them."""
+        """Return the seconds in which every worker sends this many bytes to the servers, or gets them."""
         cluster = costs.cluster
         if cluster.ranks == 1:
             return 0.0
         nodes = len(cluster.nodes)
         hosting = min(nodes, self.servers or nodes)  # nodes with servers
         workers = cluster.largest_node
-        away = nbytes * workers * (1 - 1 / nodes)  # what workers of a node send to others
-        coming = nbytes * (cluster.ranks - workers) / hosting  # what servers of a node get from others
+        away = nbytes * workers * (1 - 1 / nodes)  # bytes that workers of a node send to other nodes
+        coming = nbytes * (cluster.ranks - workers) / hosting  # bytes that servers of a node get from other nodes
         link = costs.link
         inside = link.call_inside + workers * nbytes * 2 / nodes * link.per_byte_inside if workers > 1 else 0.0
         if nodes == 1:
@@ -259,7 +259,7 @@ class Served(Traffic):
         pulling = self._travelling(all_bytes, costs)
         if self.waits:
             exposed = max(0.0, free - end) + serving + pulling
-        else:  # the pull travels along with the next step; pushes that take longer than a step hold it up
+        else:  # the pull overlaps with the next step; pushes that take longer than a step delay it
             busy = pushing + serving + pulling / self.period
             late = max(0.0, free - end + serving + pulling - computation.seconds - own) / self.period
             exposed = max(busy - computation.seconds - own, late, 0.0)
@@ -270,7 +270,7 @@ class Served(Traffic):
 
 @dataclass(frozen=True)
 class Nothing(Traffic):
-    """Nothing travels before the end."""
+    """No traffic before the end."""
 
     together = math.inf
 
