@@ -48,7 +48,7 @@ class LinearWarmup:
     peak : float
         The final rate.
     steps : int
-        How many steps the warm-up takes.
+        Number of steps of the warm-up.
     start : float, default 0
         The rate before the first increment.
     """

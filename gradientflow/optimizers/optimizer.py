@@ -50,11 +50,11 @@ def _overwrite(array: Any, values: Any) -> None:
 
 
 class _Optimizer:
-    """The common base of SGD, LARS, Adam and AdamW; the parameters are described there."""
+    """Common base of SGD, LARS, Adam and AdamW, whose docstrings describe the parameters."""
 
-    _arrays: tuple[str, ...] = ("momentum",)  # per tensor, besides master weights
-    _counts: tuple[str, ...] = ()  # per tensor, in the state
-    _numbers: tuple[str, ...] = ("lr", "momentum", "weight_decay")  # that can be changed
+    _arrays: tuple[str, ...] = ("momentum",)  # arrays per tensor, besides master weights
+    _counts: tuple[str, ...] = ()  # counts per tensor in the state
+    _numbers: tuple[str, ...] = ("lr", "momentum", "weight_decay")  # numbers that can be changed
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Optimizer:
         self._rate_inside = trust > 0 or source.rate_in_momentum
         self.parameters = list(parameters)
         counts = [int(np.prod(shape)) for shape in source.shapes]
-        self._places: dict[int, tuple[Any, int]] = {}  # by index of the parameter: native optimizer, index there
+        self._places: dict[int, tuple[Any, int]] = {}  # (native optimizer, index there) by index of the parameter
         self._natives = []
         for _, indices in source.groups:
             native = load_core().Optimizer([counts[index] for index in indices], self._rate_inside, source.device)
@@ -110,7 +110,7 @@ class _Optimizer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is negative or not finite.
+            If the rate is negative or not finite.
         """
         return checked_nonnegative("a learning rate", self.lr(step) if callable(self.lr) else self.lr)
 
@@ -119,11 +119,11 @@ class _Optimizer:
         return Settings(self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
 
     def _of(self, index: int, setting: Settings) -> Settings:
-        """Return the settings of a tensor, from those of all."""
+        """Return the settings of a tensor, based on the common ones."""
         return setting
 
     def _note_updates(self, indices: Iterable[int]) -> None:
-        """Note that a step has changed these tensors."""
+        """Record that a step has changed these tensors."""
 
     @property
     def loss_scale(self) -> LossScale | None:
@@ -136,16 +136,16 @@ class _Optimizer:
 
     @property
     def overflows(self) -> int:
-        """How many steps were skipped because a gradient was not finite; only with a loss scale."""
+        """Number of steps skipped because a gradient was not finite; only with a loss scale."""
         return 0 if self.loss_scale is None else self.loss_scale.overflows
 
     def step(self, stream: Any = None) -> bool:
-        """Make a step with the gradients, after `wait` of the pool or loop. Return whether it was made.
+        """Make a step with the gradients, after `wait` of the pool or loop. Return True if it was made.
 
-        A tensor that was ready in a loop on no rank stays as it is, as do its momentum or Adam's moments.
+        If no rank called ready for a tensor in a loop, the tensor and its momentum or Adam's moments stay as they are.
 
-        With a loss scale, a step whose gradients are not finite is skipped, on all ranks alike. If the strategy has
-        already written the weights, the step counts as made.
+        With a loss scale, all ranks alike skip a step whose gradients are not finite. If the strategy has already
+        written the weights, the step counts as made.
 
         On a CUDA device the step is enqueued in a stream, and the host does not wait for it. The host does wait for the
         norms that `LARS` needs, and on a dense pool with a loss scale for the count of values that are not finite.
@@ -153,8 +153,8 @@ class _Optimizer:
         Parameters
         ----------
         stream : optional
-            For a pool on a CUDA device: the stream given to the pool's `wait`, or one ordered after it. A number, or a
-            stream of CuPy or PyTorch; by default the device's default stream.
+            Only for a pool on a CUDA device: the stream given to the pool's `wait`, or a stream ordered after it. A
+            number, or a stream of CuPy or PyTorch; by default the device's default stream.
         """
         number = stream_number(stream)
         updates, kind = self._source.updates(stream)
@@ -176,16 +176,15 @@ class _Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return copies of momentum or Adam's moments, and of master weights, with the loss scale and step count.
 
-        Arrays are NumPy arrays, also where the optimizer is on a CUDA device. Only parameters of 16 bits have master
-        weights.
+        Arrays are NumPy arrays, also for an optimizer on a CUDA device. Only 16-bit parameters have master weights.
 
-        Save it together with the parameters; it is the same on all ranks if they are. The residuals of a sparse pool
-        are in the state of the pool.
+        Save it together with the parameters; it is equal on all ranks if they are. The residuals of a sparse pool are
+        in the state of the pool.
         """
         return self._state(_copied)
 
     def live_state(self) -> dict[str, Any]:
-        """Return the state itself, until the next step: arrays in host memory are no copies."""
+        """Return the state itself, valid until the next step: arrays in host memory are not copied."""
         return self._state(lambda array: array if isinstance(array, np.ndarray) else array.get())
 
     def _state(self, shown: Callable[[Any], Any]) -> dict[str, Any]:
@@ -198,19 +197,19 @@ class _Optimizer:
         }
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return a state that any number of ranks can load, the same on all. Collective.
+        """Return a state equal on all ranks, which any number of ranks can load. Collective.
 
         If the strategy of a loop lets each rank train by itself, arrays are means over the ranks.
         """
         return self._source.consolidated(self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state. Parameters of 16 bits are set to the rounded master weights.
+        """Load a state. 16-bit parameters are set to the rounded master weights.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is the state of another model or kind of optimizer. Nothing is changed then.
+            If the state is from another model or kind of optimizer. Nothing is changed then.
         """
         self._check_state_dict(state)
         for index, master in enumerate(state["master"]):
@@ -227,7 +226,7 @@ class _Optimizer:
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The learning rate, unless it is a function of the step, and the other numbers that can be changed."""
+        """The learning rate, unless it is a function of the step, and the remaining numbers that can be changed."""
         return {name: value for name in self._numbers if not callable(value := getattr(self, name))}
 
     @hyperparameters.setter
@@ -237,20 +236,20 @@ class _Optimizer:
 
     @property
     def masters(self) -> dict[int, Any]:
-        """The master weights, by the index of their parameter of 16 bits, empty parameters included."""
+        """The master weights, by the index of their 16-bit parameter, empty parameters included."""
         found = {index: self._array("master", index) for index in range(len(self.parameters))}
         return {
             index: master for index, master in found.items() if master.size or not self._array("momentum", index).size
         }
 
     def round_masters(self) -> None:
-        """Set the parameters of 16 bits to their rounded master weights."""
+        """Set the 16-bit parameters to their rounded master weights."""
         for native, place in self._places.values():
             if state_array(native, "master", place).size:
                 native.round_master(place)
 
     def update_masters(self) -> None:
-        """Set master weights to their parameter of 16 bits wherever they do not round to it."""
+        """Set each master weight that does not round to its 16-bit parameter to the parameter."""
         for index, master in self.masters.items():
             parameter = np.asarray(self.parameters[index]).reshape(-1)
             np.copyto(master, parameter, where=master.astype(parameter.dtype) != parameter)
@@ -294,28 +293,28 @@ class SGD(_Optimizer):
     Parameters
     ----------
     gradients : GradientPool, SparseGradientPool or gradientflow.training.ArrayLoop
-        The source of the gradients: a training loop, which has a strategy, or a pool, whose `wait` is called by hand.
+        The source of the gradients: a training loop, which has a strategy, or a pool, whose `wait` the caller calls.
     parameters : sequence of arrays
         The weights, in the order of the gradients, changed in place: NumPy arrays, or arrays with DLPack, the CUDA
-        array interface or the buffer protocol. They are contiguous, of float32, float16 or bfloat16, and all where the
-        pool is: in CPU memory, or on its CUDA device. Steps on those of 16 bits are made on float32 master weights.
+        array interface or the buffer protocol. They are contiguous, of float32, float16 or bfloat16, and all on the
+        device of the pool: in CPU memory, or on its CUDA device. Steps on 16-bit weights use float32 master weights.
     lr : float or callable
         The learning rate, or a function of the step, 0, 1, ..., such as `LinearWarmup`.
     momentum, weight_decay : float, default 0
         See above. A step with a momentum of 0 leaves v as it is, as PyTorch's does.
     correction : bool, default True
-        Whether to use momentum correction on a sparse pool, see above; in a training loop the strategy decides. Without
-        it the step is PyTorch's for all entries, with zeros for gradients that were not sent: for comparison.
+        True to use momentum correction on a sparse pool, see above; in a training loop the strategy decides. If False,
+        the step is PyTorch's for all entries, with zeros for gradients that were not sent: for comparison.
     loss_scale : float, "dynamic" or LossScale, optional
         The factor that the loss was multiplied by: a power of two. Steps divide gradients by it, and are skipped if
-        these are not finite. A training loop has its own.
+        these are not finite. A training loop has its own loss scale.
 
     Attributes
     ----------
     lr, momentum, weight_decay
-        As given; they can be changed.
+        The given values; they can be changed.
     steps : int
-        How many steps were made.
+        Number of steps made.
     loss_scale : LossScale or None
         Multiply the loss by its `value`.
 
@@ -324,7 +323,7 @@ class SGD(_Optimizer):
     gradientflow.errors.ArgumentError
         If the parameters do not match the gradients, are on another device, or a number is out of range.
     gradientflow.errors.ArgumentTypeError
-        If a parameter is of another dtype.
+        If a parameter has another dtype.
     """
 
     def __init__(
@@ -344,14 +343,14 @@ class SGD(_Optimizer):
 class LARS(_Optimizer):
     """Layer-wise adaptive rate scaling, for large batches (You et al., 2017; GradientFlow paper, section 4.2).
 
-    Each tensor has a learning rate of its own: ``local = trust * |w| / (|g| + weight_decay * |w|)``, 1 where a norm is
-    zero; ``v = momentum * v + lr * local * (g + weight_decay * w); w -= v``. On a sparse pool ``|g|`` is the norm of
-    the gradients that were sent, and only weights with such gradients are changed.
+    Each tensor has its own learning rate: ``local = trust * |w| / (|g| + weight_decay * |w|)``, 1 where a norm is zero;
+    ``v = momentum * v + lr * local * (g + weight_decay * w); w -= v``. On a sparse pool ``|g|`` is the norm of the
+    gradients that were sent, and only weights with such gradients are changed.
 
     Parameters
     ----------
     gradients, parameters, lr, loss_scale
-        As in `SGD`.
+        Same as for `SGD`.
     momentum : float, default 0.9
         See above.
     weight_decay : float, default 0
@@ -386,9 +385,9 @@ class Adam(_Optimizer):
     Parameters
     ----------
     gradients, parameters, loss_scale
-        As in `SGD`, except a SparseGradientPool or a training loop whose strategy is for momentum SGD only.
+        Same as for `SGD`, except a SparseGradientPool or a training loop with a strategy for momentum SGD only.
     lr : float or callable, default 0.001
-        As in `SGD`.
+        Same as for `SGD`.
     betas : pair of float, default (0.9, 0.999)
         See above; from 0 to below 1.
     eps : float, default 1e-8
@@ -399,7 +398,7 @@ class Adam(_Optimizer):
     Attributes
     ----------
     lr, betas, eps, weight_decay
-        As given; they can be changed.
+        The given values; they can be changed.
     """
 
     _arrays = ("momentum", "mean_square")
@@ -430,7 +429,7 @@ class Adam(_Optimizer):
             is_possible, name = not getattr(gradients, "corrects_momentum", False), type(gradients).__name__
         if not is_possible:
             raise ArgumentError(f"{name} is for gradients of momentum SGD, and does not go with {type(self).__name__}")
-        self._updates = Counter[int]()  # of each tensor
+        self._updates = Counter[int]()  # number of updates of each tensor
         super().__init__(gradients, parameters, lr, 0.0, weight_decay, 0.0, False, loss_scale)
 
     def _of(self, index: int, setting: Settings) -> Settings:
@@ -461,7 +460,7 @@ class AdamW(Adam):
     Parameters
     ----------
     gradients, parameters, lr, betas, eps, loss_scale
-        As in `Adam`.
+        Same as for `Adam`.
     weight_decay : float, default 0.01
         See above.
     """

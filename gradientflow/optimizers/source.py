@@ -1,4 +1,4 @@
-"""The sources of gradients for the core's optimizers: a pool, whose `wait` is called by hand, or a training loop."""
+"""Sources of gradients for the core's optimizers: a pool, whose `wait` the caller calls, or a training loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PoolSource:
     pool : GradientPool or SparseGradientPool
         The pool.
     correction : bool
-        Whether to use momentum correction, if the pool has it.
+        True to use momentum correction, if the pool has it.
     loss_scale : LossScale, float, "dynamic" or None
         The factor that gradients have to be divided by.
     """
@@ -41,7 +41,7 @@ class PoolSource:
         self.loss_scale = LossScale.of(loss_scale)
 
     def start(self, optimizer: Any, settings: SettingsOf) -> None:
-        """Bind the loss scale to the optimizer, once it is constructed."""
+        """Bind the loss scale to the optimizer, once this is constructed."""
         if self.loss_scale is None:
             return
         if not self._pool.skip_nonfinite:
@@ -56,17 +56,17 @@ class PoolSource:
             self._pool.loss_scale = self.loss_scale.value
 
     def has_gradient(self, index: int) -> bool:
-        """Return True: what is not ready in a pool counts as zeros."""
+        """Return True: gradients that are not ready in a pool count as zeros."""
         return True
 
     def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
-        """Return the pool's update, and whether the step is to apply or to skip it."""
+        """Return the pool's update, and the decision to apply or skip the step."""
         update = self._pool.update(self._updates_every_weight)
         skipped = self.loss_scale is not None and self._pool.has_nonfinite(stream)
         return (update,), "skipped" if skipped else "apply"
 
     def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the optimizer's state as it is: all ranks make the same steps."""
+        """Return the optimizer's state unchanged: all ranks make the same steps."""
         return state
 
     def stepped(self, overflowed: bool) -> None:
@@ -84,7 +84,7 @@ class LoopSource:
     loop : ArrayLoop
         The loop.
     loss_scale : None
-        Must be None: the loop has its own.
+        None: the loop has its own loss scale.
     """
 
     def __init__(self, loop: ArrayLoop, loss_scale: LossScale | float | str | None) -> None:
@@ -98,27 +98,27 @@ class LoopSource:
         self.loss_scale = loop.loss_scale
 
     def start(self, optimizer: Any, settings: SettingsOf) -> None:
-        """Bind the loop and its loss scale to the optimizer, once it is constructed."""
+        """Bind the loop and its loss scale to the optimizer, once this is constructed."""
         if self.loss_scale is not None:
             self.loss_scale.bind(optimizer)
         self._loop.use_optimizer(optimizer, settings)
 
     def has_gradient(self, index: int) -> bool:
-        """Tell whether any rank has a gradient of a tensor in the last iteration."""
+        """Tell if any rank had a gradient of a tensor in the last iteration."""
         return self._loop.has_gradient(index)
 
     def set_scale(self) -> None:
-        """Do nothing: each iteration begins with the loss scale as it is then."""
+        """Do nothing: each iteration begins with the current loss scale."""
 
     def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
-        """Return the update of each dtype, and whether it is to apply, to skip, or written by the strategy."""
+        """Return the update of each dtype, and its kind: to apply, to skip, or already written by the strategy."""
         update = self._loop.update
         if update is None:
             raise ArgumentError("there are no gradients for a step: wait() first, once in each iteration")
         return update.gradients, "skipped" if self._loop.overflowed else update.kind
 
     def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state of the optimizer that is the same on all ranks. Collective."""
+        """Return a state of the optimizer that is equal on all ranks. Collective."""
         are_same = self._loop.strategy.gradients == "mean"
         return state if are_same else cast("dict[str, Any]", consolidated(self._loop.comm, state, means=True))
 
