@@ -1,1 +1,1 @@
-"""The parts that all benches share: cases, checks, timing, sessions, tables, pictures and result files."""
+"""Parts that all benches share: cases, checks, timing, sessions, tables, pictures and result files."""

@@ -1,8 +1,8 @@
-"""The collectives that are measured: how bytes are counted, and what the right result is.
+"""The measured collectives: how bytes are counted, and which result is right.
 
-Byte counts and bus factors are those of nccl-tests, so that figures can be compared with published ones: for
-collectives of one block for each rank, the size is that of the whole array, and bus bandwidth is algorithm bandwidth
-times the share of the data that has to cross the slowest link.
+Byte counts and bus factors follow nccl-tests, so that figures can be compared with published ones: for collectives with
+one block per rank, the size is that of the whole array, and bus bandwidth is algorithm bandwidth times the share of the
+data that has to cross the slowest link.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Collective:
     Attributes
     ----------
     name : str
-        As on the command line and in results.
+        Name on the command line and in results.
     bus_factor : callable
         Takes the number of ranks; returns bus bandwidth over algorithm bandwidth.
     host_factor : callable
         Takes the numbers of hosts and of ranks on each; returns the least number of bytes that the busiest host has to
         send, over the size.
     reduces : bool
-        Whether it takes an op.
+        True if it takes an op.
     in_place : bool
-        Whether the result replaces the input.
+        True if the result replaces the input.
     equal_blocks : bool
-        Whether the size is rounded down to a multiple of the number of ranks.
+        True if the size is rounded down to a multiple of the number of ranks.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Case:
-    """One collective at one size, as one rank sees it.
+    """One collective at one size, from the view of one rank.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Case:
 
     @property
     def item(self) -> DTypeLike:
-        """The element type as NumPy's."""
+        """The element type as a NumPy dtype."""
         return np.dtype(self.dtype)
 
     @property
@@ -144,7 +144,7 @@ class Case:
 
     @property
     def result_count(self) -> int:
-        """Elements of the array that this rank's result is written to."""
+        """Elements of the array that receives this rank's result."""
         if self.collective == "scatter":
             return self.count // self.ranks
         if self.collective == "reduce-scatter":
@@ -159,13 +159,13 @@ class Case:
 
     @property
     def contributes(self) -> bool:
-        """Whether this rank's input reaches any result."""
+        """True if this rank's input reaches any result."""
         if self.collective in ("broadcast", "scatter"):
             return self.rank == ROOT
         return self.collective != "barrier"
 
     def segments(self) -> list[Segment]:
-        """Describe the right result of this rank; empty where it has none."""
+        """Describe the right result of this rank; an empty list if it has none."""
         share = self.count // self.ranks
         own = (self.rank * share, (self.rank + 1) * share)  # this rank's block
         if self.collective == "barrier" or (self.collective in ("reduce", "gather") and self.rank != ROOT):

@@ -1,4 +1,4 @@
-"""A bench as the command line needs it: its options, plan and session, and the ways to show its results."""
+"""A bench for the command line: its options, plan and session, and the ways to show its results."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Bench:
     Attributes
     ----------
     name : str
-        The name on the command line, which also has the description.
+        Name on the command line, where the command also has the description.
     options : sequence of click.Option
-        In addition to those that all benches have.
+        Options in addition to the common ones.
     plan : callable
         Takes the values of the options that are set, makes a `Plan`, or raises `PlanError`.
     session : callable
         Takes the communicator, a plan and an observer of the progress; gives the `Session` that measures.
     layout : Layout
-        The table.
+        Layout of the table.
     draw : callable
-        The picture.
+        Draws the picture.
     page : callable, optional
         Takes the results, the environment and the remarks; gives a page of HTML.
     others : mapping
-        The tables of further results, by their names in the outcome.
+        Tables of further results, by their names in the outcome.
     in_job : bool
-        Whether it measures several ranks; otherwise this process alone.
+        True if it measures several ranks, False if this process alone.
     """
 
     name: str
@@ -65,15 +65,15 @@ def option(
     Parameters
     ----------
     name : str
-        It may be followed by the name of the value in the plan.
+        Name of the option, possibly followed by the name of the value in the plan.
     default : object
-        As typed; it is shown. With None the plan's own default applies.
+        Default, as typed; shown in the help. With None the plan's default applies.
     help : str
         The help text.
     read : callable
-        Parses the typed text; not used if `further` has a type.
+        Parser of the typed text; not used if `further` has a type.
     **further
-        For `click.Option`.
+        Further arguments of `click.Option`.
     """
 
     def value(context: click.Context, parameter: click.Parameter, typed: Any) -> Any:
@@ -100,7 +100,7 @@ def transport() -> click.Option:
 
 
 def timing(seconds: float, each: str, what: str = "steps") -> tuple[click.Option, ...]:
-    """Make the options of how long to measure, and of showing processor times."""
+    """Make the options of the duration, and of showing processor times."""
     return (
         option("--iterations", None, f"timed {what} of each contestant (default: what fits)", type=int, metavar="N"),
         option("--seconds", seconds, f"to spend on each {each}, roughly", type=float),

@@ -1,4 +1,4 @@
-"""Test data whose exact result every rank can compute alone, and the counting of wrong elements.
+"""Test data with exact results that every rank can compute alone, and counts of wrong elements.
 
 All values are integers (stored in whatever element type), small enough for every order of addition to give the same
 bits, and every rank can produce every other rank's values from a seed. So the reference needs no communication, and a
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Here, not when a measurement first uses it: as its modules begin, Cython's code drops any exception, Ctrl-C's too.
+# Imported here, not at the first measurement: Cython's code drops any exception while its modules load, even Ctrl-C's.
 from numpy.random import SFC64, Generator
 from numpy.typing import NDArray
 
@@ -59,7 +59,7 @@ class RandomSource:
     alphabet : array
         The values to draw from.
     seed : int
-        A new seed gives fresh values.
+        The seed; each seed gives fresh values.
     """
 
     def __init__(self, alphabet: Values, seed: int) -> None:
@@ -80,7 +80,7 @@ class RandomSource:
 
 
 class TiledSource:
-    """The same block repeated, a different one for each rank: the input of timed calls.
+    """The same block repeated, different for each rank: the input of timed calls.
 
     Parameters
     ----------
@@ -98,18 +98,18 @@ class TiledSource:
 
 
 def alphabet(case: Case) -> Values:
-    """List the values that a case draws from: integers whose reduction over all ranks is exact in the element type.
+    """List the values to draw for a case: integers whose reduction over all ranks is exact in the element type.
 
     Parameters
     ----------
     case : Case
-        Its element type, op, wires and number of ranks count.
+        The case; its element type, op, wires and number of ranks count.
 
     Returns
     -------
     array
-        At most 4095 values. For a mean they are multiples of the number of ranks, so that the mean, and the values on
-        the wire, which are divided before they are sent, are integers too. Partial results are exact on every wire.
+        At most 4095 values. For a mean they are multiples of the number of ranks, so that the mean is an integer, and
+        so are the values on the wire, which are divided before they are sent. Partial results are exact on every wire.
     """
     dtype = np.dtype(case.dtype)
     unsigned = dtype.kind == "u"
@@ -174,7 +174,7 @@ def count_beyond_rounding(
     magnitudes : array
         The means of the absolute values of the summands.
     ranks : int
-        The number of ranks. Each value is rounded once or twice before it is added, and each sum again.
+        The number of ranks. Each value is rounded once or twice before it is added, and each sum once more.
     dtype : str
         The dtype of the rounding.
 
@@ -193,7 +193,7 @@ def count_beyond_rounding(
 
 def _exact(dtype: str) -> int:
     """Give the number up to which a dtype represents all integers."""
-    if dtype == "bfloat16":  # NumPy does not know it
+    if dtype == "bfloat16":  # unknown to NumPy
         return 1 << 8
     return 1 << (np.finfo(dtype).nmant + 1) if np.dtype(dtype).kind == "f" else int(np.iinfo(dtype).max)
 
@@ -210,7 +210,7 @@ def _largest(dtype: str) -> float:
 def _reference(case: Case, source: Source) -> Iterator[tuple[int, Values]]:
     """Make the right result in pieces, each with its offset in the result."""
     for segment in case.segments():
-        start = segment.begin - segment.begin % CHUNK  # pieces as the source makes them
+        start = segment.begin - segment.begin % CHUNK  # pieces are aligned to the source's chunks
         for piece in range(start, segment.end, CHUNK):
             begin, end = max(piece, segment.begin), min(piece + CHUNK, segment.end)
             yield segment.offset + begin - segment.begin, _expected(case, source, segment.source, begin, end)

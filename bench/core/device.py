@@ -1,4 +1,4 @@
-"""The CUDA device that a rank measures on, its arrays there, and fresh values for them."""
+"""A rank's CUDA device, its arrays there, and fresh values for them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
 _ALIGNED = 64  # elements
-_STREAM = 0  # the default one
-_DISTINCT = 61  # offsets, used in turn; a prime, to avoid periods shared with anything else
+_STREAM = 0  # default stream
+_DISTINCT = 61  # number of offsets, used in turn; a prime, to avoid periods shared with anything else
 
 
 def check_device(device: str) -> None:
-    """Refuse a missing device, with a sentence that says why."""
+    """Refuse a missing device, with a sentence that gives the reason."""
     if device == "cuda" and (reason := load_core().device.unavailable_reason()):
         raise PlanError(f"--device cuda: {reason}")
 
 
 def take_device(comm: Communicator) -> int:
-    """Make a device of the machine this thread's, and give its number: the ranks of a node take them in turn."""
+    """Make a device current in this thread, and give its number; the ranks of a node take devices in turn."""
     number: int = comm.local_rank % load_core().device.count()
     load_core().device.use(number)
     return number
@@ -51,14 +51,14 @@ def device_facts(device: str) -> dict[str, Any]:
 
 
 class DevicePart:
-    """The first elements of an array on a device, as the CUDA array interface shows them.
+    """The first elements of an array on a device, through the CUDA array interface.
 
     Parameters
     ----------
     array : DeviceArray
-        Of one dimension; it is kept.
+        Array of one dimension, which this object keeps.
     count : int
-        How many elements.
+        Number of elements.
     """
 
     def __init__(self, array: Any, count: int) -> None:
@@ -67,7 +67,7 @@ class DevicePart:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The array's, with another shape."""
+        """The interface of the array, with another shape."""
         return {**self._array.__cuda_array_interface__, "shape": (self._count,)}
 
 
@@ -78,9 +78,9 @@ class Mirror:
     Attributes
     ----------
     source, result : object
-        With the CUDA array interface. The same object where the collective works in place.
+        Objects with the CUDA array interface. The same object if the collective works in place.
     source_image, result_image : array
-        Flat, of the same lengths.
+        Flat arrays of the same lengths.
     """
 
     source: Any
@@ -100,10 +100,10 @@ class Mirror:
 
 
 class DeviceFreshValues(FreshValues):
-    """Fresh values that are already on the device, as gradients are.
+    """Fresh values that are already on the device, like gradients.
 
-    One block is repeated in device memory, and in each iteration buffers are copied from another offset of it. A
-    "block" is here the index of the first element to copy.
+    One block is repeated in device memory. In each iteration buffers are copied from another offset in it; here a
+    "block" is the index of the first element to copy.
     """
 
     def __init__(self, case: Case, alphabet: Values, seed: int) -> None:
@@ -129,7 +129,7 @@ class DeviceFreshValues(FreshValues):
 
     def _blocks(self, rank: int) -> list[Values]:
         base = super()._blocks(rank)[0]
-        # Copies are fastest from multiples of the size that a warp reads.
+        # Copies are fastest at multiples of the size that a warp reads.
         step = _ALIGNED if len(base) > _ALIGNED * _DISTINCT else 1
         self._starts = [number * step % len(base) for number in range(_DISTINCT)]
         return [np.roll(base, -start) for start in self._starts]
@@ -154,5 +154,5 @@ def synchronize() -> None:
 
 
 def pinned(values: Values) -> Any:
-    """Pin host memory for the lifetime of the returned object; None where pinning is impossible."""
+    """Pin host memory for the lifetime of the returned object; None if pinning is impossible."""
     return load_core().device.pin(address(values), values.nbytes)

@@ -1,4 +1,4 @@
-"""Where figures were measured: the machine, the libraries, the command. No host names."""
+"""The environment of a measurement: the machine, the libraries, the command. No host names."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 def describe_environment(
     comm: Communicator, arguments: list[str], hosts: Hosts, load: Load | None = None
 ) -> dict[str, Any]:
-    """Describe this run, as rank 0 sees it: the "environment" of a result file.
+    """Describe this run from the view of rank 0: the "environment" of a result file.
 
     `arguments` are the command line without the program's name.
     """
-    mpi: Any = sys.modules.get("mpi4py.MPI")  # not in a job over TCP, where importing it would start MPI
+    mpi: Any = sys.modules.get("mpi4py.MPI")  # absent in a job over TCP, where importing it would start MPI
     facts = comm.describe()
     environment: dict[str, Any] = {
         "cpu": cpu_model(),
@@ -57,12 +57,12 @@ def describe_environment(
     if load is not None:
         environment |= {"processors_taken_by_others": load.others, "processors_stolen": load.stolen}
         if warning := load.remark(hosts.ranks_on_this_machine):
-            environment["warning"] = warning  # so that figures passed on keep it
+            environment["warning"] = warning  # kept here so that it travels with the figures
     return environment
 
 
 def environment_lines(environment: Mapping[str, Any]) -> list[str]:
-    """Describe in a few lines where figures were measured, ending with a remark where ranks had to share cores."""
+    """Describe the environment of figures in a few lines, with a final remark if ranks had to share cores."""
     ranks = environment["ranks_on_this_machine"]
     lines = [
         f"{environment['cpu']}, {_plural(environment['cores'], 'core')}, {environment['memory_GiB']} GiB; "
@@ -87,7 +87,7 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
 
 
 def congestion_control() -> str:
-    """Name what decides how fast TCP sends by default; empty if the kernel does not say."""
+    """Name the algorithm that decides how fast TCP sends by default; empty if the kernel does not tell."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="utf-8").strip()
     return ""
@@ -99,7 +99,7 @@ def readable(date: str) -> str:
 
 
 def _place(environment: Mapping[str, Any]) -> str:
-    """Name the nodes, and the hosts where there are several or they are not the same."""
+    """Name the nodes, and also the hosts if there are several or they differ from the nodes."""
     nodes, hosts = environment["nodes"], environment["hosts"]
     if nodes == hosts == 1:
         return "1 node"

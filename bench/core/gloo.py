@@ -1,4 +1,4 @@
-"""Gloo as a peer, through PyTorch's process groups, as it is used in practice."""
+"""Gloo as a peer, through PyTorch's process groups, as in practice."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .traffic import interface_to_others
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-dist: Any = torch.distributed  # its annotations leave out the stores
+dist: Any = torch.distributed  # annotations of torch.distributed lack the stores
 
-# The names since PyTorch 2.13, where the older ones warn.
+# Names since PyTorch 2.13, which warns of the older names.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
@@ -38,19 +38,19 @@ class GlooPeer:
     """Gloo's collectives on CPU tensors.
 
     On one host the ranks find each other through a file, and communicate over the loopback interface. Otherwise they
-    find each other through a port of rank 0's host, and communicate over the interface of ``GLOO_SOCKET_IFNAME``, or
-    that of the host name's address, or that of the default route.
+    find each other through a port of rank 0's host, and communicate over the interface of ``GLOO_SOCKET_IFNAME``, of
+    the host name's address, or of the default route.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        torch.set_num_threads(1)  # one thread a rank, like every other contestant
+        torch.set_num_threads(1)  # one thread per rank, as for every other contestant
         self._stack = ExitStack()
         rank, size = comm.rank, comm.size
         if len(set(from_all(comm, socket.gethostname()))) == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             made = self._stack.enter_context(scratch_folder("gradientflow-gloo-")).path if rank == ROOT else ""
             folder = from_root(comm, made)
-            store = dist.FileStore(os.path.join(folder, "store"), size)  # where further groups meet, too
+            store = dist.FileStore(os.path.join(folder, "store"), size)  # further groups meet there, too
         else:
             found = interface_to_others()
             if found is None:

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a job's ranks, as one rank sees them.
+    """The hosts of a job's ranks, from the view of one rank.
 
     Attributes
     ----------
     number : int
         The number of hosts.
     ranks_per_host : int
-        The number of ranks on the host with the most.
+        The number of ranks on the largest host.
     machine : str
         The identity of this rank's machine.
     ranks_on_this_machine : int
-        The number of ranks that share its processors, possibly on several hosts, if hosts are containers or namespaces.
+        The number of ranks that share its processors, possibly on several hosts if hosts are containers or namespaces.
     rate : str
         The sending rate of each host, such as ``1gbit``; empty if unknown.
     """
@@ -46,7 +46,7 @@ class Hosts:
     rate: str
 
     def link_seconds(self, case: Case, wire: str) -> float | None:
-        """Give the least time that the busiest host needs for sending; None for nothing, or if the rate is unknown."""
+        """Give the least time that the busiest host needs to send; None if it sends nothing, or its rate is unknown."""
         factor = COLLECTIVES[case.collective].host_factor(self.number, self.ranks_per_host)
         nbytes = case.count * (wires()[wire].element if wire in wires() else np.dtype(wire).itemsize) * factor
         return self.sending_seconds(nbytes / self.ranks_per_host)
@@ -58,7 +58,7 @@ class Hosts:
 
 
 def find_hosts(comm: Communicator) -> Hosts:
-    """Find the hosts of the ranks, as this rank sees them. Collective."""
+    """Find the hosts of the ranks, from the view of this rank. Collective."""
     machine = this_machine()
     places = from_all(comm, (socket.gethostname(), machine))
     ranks = Counter(name for name, _ in places)

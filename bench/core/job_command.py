@@ -1,4 +1,4 @@
-"""Commands that measure in jobs of their own: where these run, and what becomes of their figures."""
+"""Commands that measure in separate jobs: the place of the jobs, and the output of their figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradientflow.meeting.rules import TRANSPORTS
 from .job_turns import Place
 from .plan import check_writable
 
-Found = tuple[Table, Mapping[str, Any], int]  # a table, all figures, and how many results were wrong
+Found = tuple[Table, Mapping[str, Any], int]  # a table, all figures, and the number of wrong results
 Command = Callable[..., Found]
 
 _PLACE = (
@@ -39,14 +39,14 @@ json_option = click.option("--json", "json_path", metavar="FILE", callback=writa
 
 
 def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Callable[[Command], Callable[..., int]]:
-    """Add the options of the place, which the command takes as `place`, and show and write what it has found.
+    """Add the options of the place, which the command takes as `place`, and show and write the command's findings.
 
     Parameters
     ----------
     results : str
-        What may be wrong; then the exit status is 1.
+        Name of the elements that may be wrong; then the exit status is 1.
     placed : bool
-        Whether the command takes a place.
+        True if the command takes a place.
     """
 
     def decorated(command: Command) -> Callable[..., int]:

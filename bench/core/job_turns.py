@@ -1,4 +1,4 @@
-"""Jobs that take turns: each measures one contestant in processes of its own, and prints what it has found."""
+"""Jobs that take turns: each measures one contestant in separate processes, and prints its findings."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MARK = "GRADIENTFLOW-BENCH "
 
 @dataclass(frozen=True)
 class Place:
-    """Where the ranks of all jobs run.
+    """The place of the ranks of all jobs.
 
     Attributes
     ----------
     ranks : int
-        How many.
+        Number of ranks.
     transport : str
         "auto", "mpi" or "tcp".
     hosts : int
-        How many hosts of a netlab share them; 0 for this machine.
+        Number of hosts of a netlab that share the ranks; 0 for this machine.
     rate : str
-        What each of these can send.
+        Rate at which each of these hosts can send.
     """
 
     ranks: int
@@ -36,7 +36,7 @@ class Place:
     rate: str = "1gbit"
 
     def command(self, program: Sequence[str]) -> list[str]:
-        """Write what runs a program there."""
+        """Make the command that runs a program there."""
         how = ["--transport", self.transport, "--", *program]
         if self.hosts == 0:
             return module_command("gradientflow.cli", ["run", "-n", str(self.ranks), *how])
@@ -47,14 +47,14 @@ class Place:
 
 
 def run_turn(place: Place, told: Mapping[str, Any], module: str = "gradientflow.bench.jax.rank") -> dict[str, Any]:
-    """Run one job of a module, which is told what to measure; return what rank 0 has printed."""
+    """Run one job of a module with the settings `told`; return the output of rank 0."""
     program = module_command(module, [json.dumps(told)])
     figures: dict[str, Any] = found_by(place.command(program), told["contestant"])
     return figures
 
 
 def found_by(command: Sequence[str], job: str) -> Any:
-    """Run a job, named in errors as `job`, and return what rank 0 has printed behind `MARK`."""
+    """Run a job, named in errors as `job`, and return rank 0's output after `MARK`."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     found = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if done.returncode != 0 or not found:
@@ -63,6 +63,6 @@ def found_by(command: Sequence[str], job: str) -> Any:
 
 
 def turns(contestants: Sequence[str], rounds: int) -> Iterator[str]:
-    """Give the contestants round by round, in an order that changes."""
+    """Give the contestants round by round, in alternating order."""
     for number in range(rounds):
         yield from contestants if number % 2 == 0 else reversed(contestants)

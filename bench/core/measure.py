@@ -1,4 +1,4 @@
-"""Timing contestants side by side.
+"""Timing of contestants side by side.
 
 Two series are taken. In each, all contestants are interleaved, in a new random order (the same on every rank) in each
 iteration:
@@ -6,18 +6,18 @@ iteration:
 - *call*: write fresh values (not timed), barrier, **call**;
 - *refill*: barrier, **write fresh values and call**, timed together.
 
-Both matter. A call that leaves the buffer's cache lines with another core is fast itself but makes the next writes
+Both matter. A call that leaves the buffer's cache lines with another core is itself fast but makes the next writes
 slow; a training step pays for both.
 
-A third, shorter series is like the first, with the processor time of each rank's process instead of wall time. It is a
-separate series because reading that clock enters the kernel, which makes the shortest calls slower.
+A third, shorter series is like the first, with the processor time of each rank's process instead of wall time. It is
+separate because reading that clock enters the kernel, which makes the shortest calls slower.
 
 "Writing fresh values" imitates backpropagation, which writes gradients from registers and the first-level cache and
-does not read them from memory first: a block of at most 64 KiB, from a random offset in a pool of random numbers that
-fits the second-level cache, different in each iteration, is copied over the whole buffer repeatedly. It runs at the
-speed of memcpy and is the same for every contestant. On a device the copy is queued in the stream, and the call and the
-wait for the device are timed together. There a fourth series times the call alone: how long it occupies the host, while
-the device may still be working.
+does not read them from memory first. A block is copied over the whole buffer repeatedly: at most 64 KiB, from a random
+offset in a pool of random numbers that fits the second-level cache, different in each iteration. It runs at the speed
+of memcpy and is the same for every contestant. On a device the copy is queued in the stream, and the call and the wait
+for the device are timed together. There a fourth series times the call alone: how long it occupies the host, while the
+device may still be working.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ MAX_ITERATIONS = 10_000
 
 _BLOCK_BYTES = 64 << 10
 _POOL_BYTES = 512 << 10
-_DISTINCT_BLOCKS = 61  # used in turn; a prime, to avoid periods shared with anything else
+_DISTINCT_BLOCKS = 61  # number of blocks, used in turn; a prime, to avoid periods shared with anything else
 _DISTINCT_ORDERS = 97
-_LONG_ROUND = 1.0  # seconds, from which on one round warms up as well as several
+_LONG_ROUND = 1.0  # least seconds of a round that warms up as well as several
 _PROCESSOR_SHARE = 4  # the series of processor times has this fraction of the iterations
 
 
@@ -62,7 +62,7 @@ class FreshValues:
     alphabet : array
         The values to draw from.
     seed : int
-        The same on all ranks; each rank gets its own values.
+        The seed, equal on all ranks; each rank gets its own values.
     """
 
     def __init__(self, case: Case, alphabet: Values, seed: int) -> None:
@@ -70,7 +70,7 @@ class FreshValues:
         self._seed = seed
         self._ranks = case.ranks
         item = np.dtype(case.dtype).itemsize
-        self.block_length = min(_BLOCK_BYTES // item, max(case.count, 1))  # the same on all ranks
+        self.block_length = min(_BLOCK_BYTES // item, max(case.count, 1))  # equal on all ranks
         self._pool_length = _POOL_BYTES // item
         self._own = self._blocks(case.rank)
 
@@ -79,7 +79,7 @@ class FreshValues:
         return self._own[iteration % _DISTINCT_BLOCKS]
 
     def source(self, iteration: int) -> TiledSource:
-        """Describe all ranks' inputs of an iteration, for checking its result."""
+        """Describe all ranks' inputs of an iteration, to check its result."""
         return TiledSource([self._blocks(rank)[iteration % _DISTINCT_BLOCKS] for rank in range(self._ranks)])
 
     def _blocks(self, rank: int) -> list[Values]:
@@ -90,7 +90,7 @@ class FreshValues:
 
 
 def refiller(case: Case, target: Values, block_length: int) -> Callable[[Values], None]:
-    """Make the function that copies a block over a flat buffer; nothing for ranks whose input reaches no result."""
+    """Make the function that copies a block over a flat buffer; it does nothing if this rank's input has no effect."""
     return writer(target, block_length) if case.contributes else lambda block: None
 
 
@@ -111,18 +111,18 @@ def writer(target: Values, block_length: int) -> Callable[[Values], None]:
 
 @dataclass(frozen=True)
 class Steps:
-    """A contestant's functions for one iteration of either series.
+    """A contestant's functions for one iteration of any series.
 
     Attributes
     ----------
     refill : callable
         Writes a block over the contestant's buffers. Not timed.
     call : callable
-        Timed after it.
+        Runs the collective. Timed, after `refill`.
     begin : callable
-        Writes a block, and begins the call meanwhile where that is possible. Timed, together with `end`.
+        Writes a block, and begins the call meanwhile if possible. Timed, together with `end`.
     end : callable
-        The rest of the call.
+        Ends the call.
     """
 
     refill: Callable[[Any], object]
@@ -133,7 +133,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Series:
-    """A series of calls: the contestants, and what they work on.
+    """A series of calls: the contestants, and the values they work on.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Series:
     fresh : FreshValues
         The values that refill the buffers.
     barrier : callable
-        Synchronises the ranks before each timed section; the same for every contestant.
+        Synchronizes the ranks before each timed section; the same for every contestant.
     """
 
     contestants: list[Steps]
@@ -157,7 +157,7 @@ class Series:
         iterations : int
             Timed calls of each contestant.
         with_refill : bool
-            Whether writing the values is inside the timed section.
+            True to write the values inside the timed section.
         clock : callable
             The clock, in nanoseconds.
 
@@ -171,7 +171,7 @@ class Series:
             (number, *((steps.begin, steps.end) if with_refill else (steps.refill, steps.call)))
             for number, steps in enumerate(self.contestants)
         ]
-        random = np.random.default_rng(len(entries))  # the same seed, hence the same orders, on every rank
+        random = np.random.default_rng(len(entries))  # equal seeds, hence equal orders, on every rank
         orders = [[entries[k] for k in random.permutation(len(entries))] for _ in range(_DISTINCT_ORDERS)]
         samples = np.empty((len(entries), iterations), np.int64)
         collected = gc.isenabled()
@@ -205,7 +205,7 @@ def fitting_iterations(seconds: float, seconds_per_round: float) -> int:
 
 
 def interleaved(timed: Sequence[Callable[[], int]], iterations: int) -> Samples:
-    """Take samples of each, in an order that changes with each iteration."""
+    """Take samples of each function, in an order that changes with each iteration."""
     samples = np.empty((len(timed), iterations), np.int64)
     random = np.random.default_rng(iterations)
     for iteration in range(iterations):
@@ -215,7 +215,7 @@ def interleaved(timed: Sequence[Callable[[], int]], iterations: int) -> Samples:
 
 
 def slowest(samples_of_ranks: list[Samples]) -> Samples:
-    """Keep, for every timed call, the time of the rank that took longest."""
+    """Keep, for every timed call, the time of the slowest rank."""
     slowest_samples: Samples = np.stack(samples_of_ranks).max(axis=0)
     return slowest_samples
 
@@ -233,13 +233,13 @@ class Times:
     Attributes
     ----------
     call : array
-        The call alone, on the slowest rank.
+        Times of the call alone, on the slowest rank.
     refill : array
-        Writing fresh values and the call, on the slowest rank.
+        Times of writing fresh values and the call, on the slowest rank.
     processor : array
-        Processor time of the call alone, of all ranks together; in fewer iterations.
+        Processor times of the call alone, of all ranks together; in fewer iterations.
     launch : array or None
-        On a device, the time until the call returns, possibly before the device is done; on the slowest rank.
+        On a device, times until the call returns, possibly before the device is done; on the slowest rank.
     """
 
     call: Samples
@@ -264,7 +264,7 @@ def take_series(
     comm : Communicator
         The ranks.
     calls : Series
-        Taken twice, with and without writing the values in the timed section; and with processor times.
+        Series to take twice, with and without writing the values in the timed section; and with processor times.
     iterations : int or None
         Timed calls of each contestant; None for as many as fit in `seconds`.
     seconds : float
@@ -272,15 +272,15 @@ def take_series(
     check : callable
         Called after each series of wall times with the iteration whose results are in the buffers.
     warm_up : int
-        Rounds to warm up, and rounds of each series to find out how many iterations fit; one each where a round takes
-        longer than `_LONG_ROUND`.
+        Rounds to warm up, and rounds of each series to find out how many iterations fit; only 1 if a round takes longer
+        than `_LONG_ROUND`.
     launches : Series, optional
-        The same contestants on a device, with calls without a wait for the device; an additional series.
+        An additional series of the same contestants on a device: calls without a wait for the device.
 
     Returns
     -------
     list of Times
-        One for each contestant; on rank 0 of all ranks, on the others of that rank.
+        Times of each contestant; on rank 0 over all ranks, on other ranks their own.
     """
     rounds = warm_up if _seconds(comm, calls, 1, with_refill=True) < _LONG_ROUND else 1
     calls.run(rounds - 1, with_refill=True)
@@ -303,13 +303,13 @@ def sum_over_ranks(comm: Communicator, counts: Sequence[int]) -> list[int]:
 
 
 def _seconds(comm: Communicator, calls: Series, rounds: int, *, with_refill: bool) -> float:
-    """Take some rounds; give their seconds on the slowest rank, the same on all."""
+    """Take some rounds; give their seconds on the slowest rank, equal on all ranks."""
     start = time.perf_counter()
     calls.run(rounds, with_refill=with_refill)
     return max(from_all(comm, time.perf_counter() - start))
 
 
 def _on_root(comm: Communicator, samples: Samples, merge: Callable[[list[Samples]], Samples]) -> Samples:
-    """Merge the samples of all ranks on rank 0; the others keep their own."""
+    """Merge the samples of all ranks on rank 0; other ranks keep their own."""
     samples_of_ranks = from_all(comm, samples)
     return samples if comm.rank != 0 else merge(samples_of_ranks)

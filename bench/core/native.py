@@ -1,8 +1,8 @@
-"""Native code of benchmarks and tests: modules compiled, with pybind11, when they are first used.
+"""Native code of benchmarks and tests: modules compiled, with pybind11, on first use.
 
-Each is one C++ file, compiled against the installed headers and library of the core. Several may be compiled in one go:
-pybind11's headers take most of the time. Compiled modules are in the user's cache, under a name that contains a hash of
-everything that they depend on.
+Each is one C++ file, compiled against the installed headers and library of the core. Several may be compiled at once,
+because pybind11's headers take most of the time. Compiled modules are in the user's cache, under a name that contains a
+hash of everything that they depend on.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def load_kernels(device: str) -> ModuleType:
 
 @functools.cache
 def load_barriers() -> ModuleType:
-    """Load the module of the searches for barriers, compiled like the core, beside whose search they are timed."""
+    """Load the module of barrier searches, compiled with the core's optimization, since both are timed."""
     source = SOURCES / "barriers.cpp"
     return load_native(source, build_native(source, level="-O3"))
 
 
 @functools.cache
 def load_native(source: Path, library: Path | None = None) -> ModuleType:
-    """Load the module defined by a C++ file, whose name it has, from a library that `build_native` has made, if any."""
+    """Load the module that a C++ file defines under its name, from `library` if given: a result of `build_native`."""
     load_core()  # raises an error if something is wrong with it
-    # Under our own name: older versions of pybind11 enter it in sys.modules, where others may have a "cuda", too.
+    # Under a prefixed name: older versions of pybind11 enter it in sys.modules, which may already have a "cuda".
     spec = importlib.util.spec_from_file_location(f"{__name__}.{source.stem}", library or build_native(source))
     if spec is None or spec.loader is None:
         raise ImportError(f"{source.stem} is no module")
@@ -61,20 +61,20 @@ def load_native(source: Path, library: Path | None = None) -> ModuleType:
 
 
 def build_native(*sources: Path, level: str = "-O1") -> Path:
-    """Compile the modules defined by C++ files into one library, unless it is in the cache; gives its path.
+    """Compile the modules that C++ files define into one library, unless it is in the cache; give its path.
 
-    At the first level of optimisation: most of pybind11's code only forwards calls. Raises `GradientFlowError` if there
+    Optimization is at the first level: most of pybind11's code only forwards calls. Raises `GradientFlowError` if there
     is no compiler or no pybind11, or the compiler fails.
     """
     command = [*_compiler(), level, *_flags(), f"-I{SOURCES}"]
     headers = [*sorted(SOURCES.glob("*.hpp")), *sorted((PACKAGE / "include").rglob("*.hpp"))]
-    # Modules share types, which works only if both were compiled with the same version of pybind11.
+    # Modules can share types only if compiled with the same version of pybind11.
     key = hashlib.sha256(repr([command, metadata.version("pybind11"), build_info(), _SUFFIX]).encode())
     for path in (*sources, *headers):
         key.update(path.read_bytes())
     module = cache_folder() / f"{sources[0].stem}-{key.hexdigest()[:20]}{_SUFFIX}"
     with module.with_suffix(".lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # some file systems of clusters have no locks: then every rank compiles
+        with contextlib.suppress(OSError):  # some cluster file systems have no locks: then every rank compiles
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks the first one compiles
         if not module.exists():
             _compile(command, sources, module)
@@ -87,7 +87,7 @@ def _compile(command: list[str], sources: Sequence[Path], module: Path) -> None:
     together = "".join(f'#include "{source}"\n' for source in sources)
     command = [*command, "-x", "c++", "-", "-shared", f"-L{PACKAGE / 'lib'}", "-lgradientflow"]
     command += [f"-Wl,-rpath,{PACKAGE / 'lib'}", "-Wl,--allow-shlib-undefined", "-o"]
-    own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # as with sanitizers
+    own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # set for sanitizers, for example
     with scratch_folder() as (folder, _):
         made = Path(folder, module.name)
         command.append(str(made))
@@ -99,7 +99,7 @@ def _compile(command: list[str], sources: Sequence[Path], module: Path) -> None:
 
 
 def _compiler() -> list[str]:
-    """Name the compiler, as the build of the package finds it."""
+    """Name the compiler, by the same rules as the build of the package."""
     named = shlex.split(os.environ.get("CXX", ""))
     for name in named[:1] or ["c++", "g++", "clang++"]:
         if found := shutil.which(name):
@@ -125,7 +125,7 @@ def _flags() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Give a folder for compiled modules: the user's cache, or a temporary one where that cannot be written."""
+    """Give a folder for compiled modules: the user's cache, or a temporary folder if the cache cannot be written."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "gradientflow")
     try:
         cache.mkdir(parents=True, exist_ok=True)

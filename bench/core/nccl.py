@@ -1,6 +1,6 @@
 """NCCL as a peer on CUDA devices: its C functions, called directly through ctypes.
 
-The communicator is a blocking one, as in most programs; the collectives are in the default stream.
+The communicator is blocking, as in most programs; the collectives run in the default stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _TYPES = {"int8": 0, "uint8": 1, "int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8}
 _OPERATIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
-_STREAM = None  # the default one
+_STREAM = None  # default stream
 _SUCCESS = 0
 
 _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -47,7 +47,7 @@ class _UniqueId(ctypes.Structure):
 class NcclPeer:
     """NCCL between the current devices of all ranks.
 
-    If it cannot be used, there are no contestants, and the reason is that of the first rank that has one.
+    If it cannot be used, there are no contestants, and the first rank that has a reason gives it.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -129,13 +129,13 @@ class NcclPeer:
         """Run a step; give the text of its error, if any."""
         try:
             step()
-        except (OSError, AttributeError, RuntimeError) as error:  # no library, not NCCL, or an error of NCCL
+        except (OSError, AttributeError, RuntimeError) as error:  # no library, another library, or an error of NCCL
             return str(error)
         return None
 
 
 def _library() -> str:
-    """Name the library as our communicators find it: as configured, from its package, or the system's."""
+    """Name the library, by the same rules as our communicators: as configured, from its package, or the system's."""
     configured = os.environ.get("GRADIENTFLOW_NCCL_LIBRARY", "auto")
     if configured not in ("auto", "off"):
         return configured

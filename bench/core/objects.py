@@ -1,4 +1,4 @@
-"""What the ranks of a bench tell each other beside what is measured: plain values, over the communicator."""
+"""Exchange of plain values between the ranks of a bench, over the communicator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def from_root(comm: Communicator, value: V) -> V:
 
 
 def wait_idly(comm: Communicator) -> None:
-    """Wait for the other ranks without taking processor time from them. Collective."""
+    """Wait for all ranks without taking processor time from them. Collective."""
     handle = comm.allreduce_async(np.zeros(1))
     while not handle.done:
         time.sleep(_IDLE_SECONDS)

@@ -1,4 +1,4 @@
-"""The contestants: one callable each for the same collective on the same values, with its own buffers.
+"""Contestants: a callable for each library, with its own buffers, for the same collective on the same values.
 
 A contestant's `call` is bound to its buffers beforehand, so that a timed call contains only the cost of the library. On
 a CUDA device its arrays are images of the buffers, in host memory, and `call` may return before the device is done.
@@ -34,17 +34,17 @@ class Contestant:
     Attributes
     ----------
     backend, algorithm, memory, wire : str
-        Its names in results. The wire is the dtype of the messages.
+        Names in results. The wire is the dtype of the messages.
     source : array
-        Flat; this rank's input is written here before each call.
+        Flat array, to which this rank's input is written before each call.
     result : array
-        Flat; holds the result after a call. The same array as `source` where the collective works in place.
+        Flat array with the result after a call. The same array as `source` if the collective works in place.
     call : callable
         Runs the collective.
     mirror : Mirror or None
-        The buffers on the device, if they are on one.
+        The buffers on the device, if there are any.
     completes_on_return : bool
-        Whether the result is complete when the call returns; otherwise a barrier is needed before and after the call.
+        True if the result is complete when the call returns; else a barrier is needed before and after the call.
     """
 
     backend: str
@@ -64,19 +64,19 @@ class Contestant:
 
     @property
     def inputs(self) -> list[Values]:
-        """The arrays for input values: one."""
+        """The arrays for input values: one array."""
         return [self.source]
 
     @property
     def results(self) -> list[Values]:
-        """The arrays with results: one."""
+        """The arrays with results: one array."""
         return [self.result]
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
 
     def push(self) -> None:
-        """Bring what was written to `source` to the device."""
+        """Copy `source` to the device."""
         if self.mirror is not None:
             self.mirror.push()
 
@@ -87,7 +87,7 @@ class Contestant:
 
     @property
     def key(self) -> Key:
-        """The identity of this contestant among the others."""
+        """The key that identifies this contestant."""
         return self.backend, self.algorithm, self.memory, self.wire
 
     @property
@@ -103,9 +103,9 @@ class Peer(Protocol):
     """A library to compare with, ready for use by all ranks."""
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Make a contestant for a case, on a given source or its own.
+        """Make a contestant for a case, on a given source or a new one.
 
-        Raises `NotServedError` where it cannot.
+        Raises `NotServedError` if that is not possible.
         """
         ...
 
@@ -115,7 +115,7 @@ class Peer(Protocol):
 
 
 class NotServedError(Exception):
-    """A contestant cannot run a case; the message says why. Raised on all ranks alike."""
+    """A contestant cannot run a case; the message gives the reason. Raised on all ranks alike."""
 
 
 def mirrored(case: Case, source: Any, result: Any) -> Mirror:
@@ -125,19 +125,19 @@ def mirrored(case: Case, source: Any, result: Any) -> Mirror:
 
 
 def staged(case: Case, contestant: Contestant) -> Contestant:
-    """Turn a contestant that works in host memory into one for the device, with copies around each call.
+    """Turn a contestant that works in host memory into a device contestant, with copies around each call.
 
     Parameters
     ----------
     case : Case
         Its case.
     contestant : Contestant
-        One of a library without support for devices; its arrays become pinned memory.
+        Contestant of a library without support for devices; its arrays become pinned memory.
 
     Returns
     -------
     Contestant
-        Its call copies to the host, calls, and copies back.
+        Contestant whose call copies to the host, calls, and copies back.
     """
     on_source = empty(case.input_count, case.dtype)
     in_place = contestant.result is contestant.source
@@ -212,5 +212,5 @@ def then_divide(call: Callable[[], object], result: Values, ranks: int) -> Calla
 
 
 def has_reduction(case: Case) -> bool:
-    """Tell whether this rank gets a reduced result."""
+    """Tell if this rank gets a reduced result."""
     return any(segment.source is None and segment.end > segment.begin for segment in case.segments())

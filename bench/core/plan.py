@@ -1,4 +1,4 @@
-"""Reading and checking the options of ``gradientflow bench``, for the plans of all benches."""
+"""Parsing and checks of the options of ``gradientflow bench``, for the plans of all benches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRANSPORTS = tuple(each for each in rules.TRANSPORTS if each != AUTO)
 
 P = TypeVar("P", bound=Any)
 
-Threshold = float | str  # bytes, 0 and infinity included, or AUTO
+Threshold = float | str  # bytes, possibly 0 or infinity, or AUTO
 
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 
@@ -43,12 +43,12 @@ class Plan:
 
     @property
     def blocks(self) -> Sequence[Any]:
-        """The blocks, measured one after the other; all contestants of a block are interleaved."""
+        """The blocks, measured in order; all contestants of a block are interleaved."""
         raise NotImplementedError
 
     @property
     def stages(self) -> int:
-        """The number of stages, for showing progress."""
+        """The number of stages, to show progress."""
         return len(self.blocks)
 
     def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
@@ -59,7 +59,7 @@ class Plan:
         ranks : int
             The number of ranks.
         on_this_machine : bool
-            Whether all ranks will share this machine's memory.
+            True if all ranks will share this machine's memory.
         """
         if ranks < 1:
             raise PlanError(f"-n needs at least 1 rank, not {ranks}")
@@ -67,12 +67,12 @@ class Plan:
             self.check_machine(ranks)
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse options that this machine cannot serve with this number of ranks."""
+        """Refuse options that this machine does not support with this number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedPlan(Plan):
-    """The options of a bench that compares ours with peers.
+    """The options of a bench that compares GradientFlow with peers.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class ComparedPlan(Plan):
     peers : tuple of str
         The peers.
     transports : tuple of str
-        What our messages between nodes travel over, each a variant; `AUTO` for that of the job.
+        Transports of our messages between nodes, each a variant; `AUTO` for the job's.
     iterations : int or None
         Timed calls of each contestant; None for as many as fit in `seconds`.
     seconds : float
@@ -106,9 +106,9 @@ class ComparedPlan(Plan):
 
 
 def without_mpi(plan: P) -> P:
-    """Return a plan without what only MPI can do; itself where there is no such thing.
+    """Return the plan without parts that need MPI; the same plan if it has none.
 
-    Raises `PlanError` where it is about the transport.
+    Raises `PlanError` if the transport needs MPI.
     """
     if "mpi" in getattr(plan, "transports", ()):
         raise PlanError("--transport mpi needs a job of MPI")
@@ -137,7 +137,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str) -> int:
-    """Read one of them."""
+    """Read one size."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise PlanError(f"{text!r} is not a size: write bytes, or a number with K, M or G, such as 64K or 1M")
@@ -148,18 +148,18 @@ def parse_size(text: str) -> int:
 
 
 def check_choices(option: str, values: Sequence[str], allowed: Sequence[str], *, may_be_empty: bool = False) -> None:
-    """Refuse an option that is empty or names something unknown.
+    """Refuse an option that is empty or has an unknown value.
 
     Parameters
     ----------
     option : str
-        Its name, for the message.
+        Name of the option, for the message.
     values : sequence of str
         The given values.
     allowed : sequence of str
         The permitted values.
     may_be_empty : bool
-        Whether the option may be empty.
+        True if the option may be empty.
     """
     if not values and not may_be_empty:
         raise PlanError(f"{option} names nothing: choose from {', '.join(allowed)}")
@@ -169,7 +169,7 @@ def check_choices(option: str, values: Sequence[str], allowed: Sequence[str], *,
 
 
 def check_sizes(sizes: Sequence[int], dtype: str, example: str) -> None:
-    """Refuse no sizes, and sizes that are no whole number of elements."""
+    """Refuse an empty list of sizes, and sizes that are no whole number of elements."""
     item = np.dtype(dtype).itemsize
     if not sizes:
         raise PlanError(f"--sizes names no size: write for example {example}")
@@ -205,11 +205,11 @@ def check_memory(needed: int, who: str, choose: str, of: str = "") -> None:
     Parameters
     ----------
     needed : int
-        Bytes.
+        Needed bytes.
     who : str
         Subject and verb of the message, such as "64M needs".
     choose : str
-        What to choose instead.
+        Alternative to choose.
     of : str
         The purpose of the memory.
     """
@@ -237,7 +237,7 @@ def parse_thresholds(text: str) -> tuple[Threshold, ...]:
 
 
 def format_threshold(threshold: Threshold) -> str:
-    """Write a threshold as `parse_thresholds` reads it."""
+    """Write a threshold in the form that `parse_thresholds` reads."""
     size = threshold_bytes(threshold)
     return format_size(size) if isinstance(size, int) else str(size)
 

@@ -1,4 +1,4 @@
-"""Pictures of results. Needs matplotlib, which only this file imports."""
+"""Pictures of results. They need matplotlib, which only this file imports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def save_plot(path: str, draw: Draw, results: Sequence[Any], environment: Mappin
     draw : callable
         Takes an empty figure and the results, draws them, and returns a sentence that describes the picture.
     results : sequence
-        Including wrong ones; possibly none.
+        All results, also wrong ones; possibly none.
     environment : mapping
         The environment of the measurement.
     """
@@ -52,7 +52,7 @@ def plain_numbers(axis: Any, *, steps: Sequence[int] = (1, 2, 5), show: Callable
     Parameters
     ----------
     axis : matplotlib axis
-        Of either direction.
+        Axis of either direction.
     steps : sequence of int
         The labels within a decade.
     show : callable

@@ -1,4 +1,4 @@
-"""The output of rank 0: progress of a measurement, and its results."""
+"""Output of rank 0: progress of a measurement, and its results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .command import Bench
     from .session import Observer, Outcome
 
-# Drawn between stages, without a background thread: a thread that redraws would disturb the measurement, and a hidden
-# cursor would stay hidden when the job is interrupted.
+# Drawn between stages, without a background thread: redraws would disturb the measurement, and a hidden cursor would
+# stay hidden when the job is interrupted.
 _CLEAR_LINE = "\r\x1b[K"
 _BAR_LENGTH = 30
 
@@ -38,9 +38,9 @@ class Output:
     json_path, csv_path, plot_path, page_path : str or None
         Files to write.
     out_columns, err_columns : int
-        Widths of the terminals that mpirun forwards standard output and error to; 0 where there is none.
+        Widths of the terminals to which mpirun forwards standard output and error; 0 if there is none.
     with_cpu : bool
-        Whether to show processor times.
+        True to show processor times.
     """
 
     arguments: list[str]
@@ -55,8 +55,8 @@ class Output:
 
 @contextlib.contextmanager
 def progress(comm: Communicator, output: Output, total: int) -> Iterator[Observer | None]:
-    """Draw the progress, on rank 0 and if there is a terminal, of so many stages; gives the observer that draws."""
-    # To standard output if it is a terminal: mpirun does not keep the order of standard output and standard error.
+    """Draw the progress of `total` stages, on rank 0 and if there is a terminal; give the observer that draws."""
+    # On standard output if it is a terminal: mpirun does not keep the order of standard output and standard error.
     file, columns = (sys.stdout, output.out_columns) if output.out_columns else (sys.stderr, output.err_columns)
     if comm.rank != 0 or columns == 0:
         yield None

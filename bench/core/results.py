@@ -1,7 +1,7 @@
-"""Results: the fields that several benches have, and the files that are made of results.
+"""Results: the fields common to several benches, and the files made of results.
 
-A field is declared once, in the dataclass of a result: its name is that in JSON and CSV files, on which scripts rely,
-and its metadata say how tables show it (`core.table.shown`).
+A field is declared once, in the dataclass of a result: its name appears in JSON and CSV files, on which scripts rely,
+and its metadata define how tables show it (`core.table.shown`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _PEERS_NOTE = "The last columns are the peer's time over ours: below 1 we are sl
 
 @dataclass(frozen=True, kw_only=True)
 class TimedResult:
-    """The time of a call, and whether its result was right.
+    """The time of a call, and the number of wrong elements in its results.
 
     Attributes
     ----------
     median_us, min_us, p95_us : float or None
-        Of the call alone, each with the time of its slowest rank; None, like all figures, if the result was wrong.
+        Times of the call alone, on its slowest rank; None, like all figures, if the result was wrong.
     wrong : int
         Wrong elements, summed over ranks and checks.
     """
@@ -54,18 +54,18 @@ class ContestantResult(TimedResult):
     backend, dtype, wire, device : str
         The library, the element type, the dtype of its messages, and the device.
     transport : str or None
-        What our messages between nodes travelled over: "mpi" or "tcp".
+        Transport of our messages between nodes: "mpi" or "tcp".
     ranks, nodes, bytes : int
-        The job, and the size.
+        Numbers of ranks and nodes of the job, and the size.
     iterations : int
         Timed calls; 0 if the result was wrong.
     refill_median_us : float or None
-        Of writing fresh values and the call, together.
+        Time of writing fresh values and the call, together.
     cpu_us : float or None
-        Processor time of a call, user and system, of all ranks' processes together; the mean.
+        Processor time of a call, user and system, summed over all ranks' processes; the mean.
     link_share : float or None
-        The least time that the links between the hosts need for the call, over the median; None where their rate is
-        not known.
+        The least time that the links between the hosts need for the call, over the median; None if their rate is
+        unknown.
     """
 
     backend: str
@@ -99,7 +99,7 @@ class BandwidthResult(ContestantResult):
         Bandwidth at the median, in 10^9 bytes per second.
     """
 
-    algbw_GBps: float | None = field(metadata=shown("algbw", "GB/s", bandwidth))  # noqa: N815 - as the unit is written
+    algbw_GBps: float | None = field(metadata=shown("algbw", "GB/s", bandwidth))  # noqa: N815 - spelled like the unit
     busbw_GBps: float | None = field(metadata=shown("busbw", "GB/s", bandwidth))  # noqa: N815
 
 
@@ -112,7 +112,7 @@ def quantiles(nanoseconds: NDArray[Any] | None) -> dict[str, Any]:
 
 
 def gigabytes_per_second(nbytes: float, microseconds: float | None) -> float | None:
-    """Give the bandwidth of so many bytes in a time; None without the time."""
+    """Give the bandwidth of this many bytes in a time; None without the time."""
     return None if microseconds is None else round(nbytes / (microseconds * 1e3), 6)
 
 
@@ -150,13 +150,13 @@ BACKEND = name("", lambda result: "ours" if result.backend == OURS else result.b
 
 
 def transport_column(results: Sequence[Any]) -> Column:
-    """Make the column of our transport, which is shown where there are several."""
+    """Make the column of our transport, shown if there are several transports."""
     several = len({result.transport for result in results if result.transport is not None}) > 1
     return name("transport", lambda result: result.transport or "", shown=several)
 
 
 def wire_column(results: Sequence[ContestantResult]) -> Column:
-    """Make the column of the wire dtype, which is shown where there was a choice."""
+    """Make the column of the wire dtype, shown if there was a choice."""
     return name("wire", "wire", shown=any(result.wire != result.dtype for result in results))
 
 
@@ -169,7 +169,7 @@ def over_peers(
     without: Sequence[str] = (),
     note: str = _PEERS_NOTE,
 ) -> list[Column]:
-    """Make the columns that compare ours with the result of each peer in the same block, or of those in `results`."""
+    """Make the columns that compare ours with each peer's result in the same block, or with each in `results`."""
     beside = {(block(result), result.backend): result for result in results}
 
     def compared(peer: str) -> Column:
@@ -191,7 +191,7 @@ def write_json(
     results: Sequence[Any],
     others: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """Write one object ``{"environment": ..., "results": [...]}``, with other results under names of their own."""
+    """Write an object ``{"environment": ..., "results": [...]}``, with further results under the names in `others`."""
     tables = {"results": results, **(others or {})}
     lists = {name: [record(result) for result in table] for name, table in tables.items()}
     text = json.dumps(_finite({"environment": environment, **lists}), indent=2, default=repr)
@@ -199,7 +199,7 @@ def write_json(
 
 
 def write_csv(path: str, results: Sequence[Any]) -> None:
-    """Write a line of names, and one for each result; other values than numbers and text are written as JSON."""
+    """Write a line of names, and one for each result; values other than numbers and text are written as JSON."""
     rows = [dict(result.row()) if hasattr(result, "row") else record(result) for result in results]
     with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
@@ -209,7 +209,7 @@ def write_csv(path: str, results: Sequence[Any]) -> None:
 
 
 def record(result: Any) -> dict[str, Any]:
-    """Give the record of a result for a result file: its own, or its fields, what it is before its figures."""
+    """Give the record of a result for a result file: its `record()`, or its fields, identifying ones before figures."""
     if hasattr(result, "record"):
         return dict(result.record())
     ordered = sorted(fields(result), key=lambda item: (item.name == "wrong", bool(item.metadata)))

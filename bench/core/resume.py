@@ -1,4 +1,4 @@
-"""The finished parts of a measurement, in a file, so that an interrupted run can be resumed."""
+"""Finished parts of a measurement in a file, from which an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 class ResumeFile:
-    """The finished parts of a measurement. Each is a line of JSON, written as soon as it is measured.
+    """The finished parts of a measurement, each a line of JSON that is written as soon as the part is measured.
 
     Parameters
     ----------
     comm : Communicator
-        The ranks; creating one is collective. Rank 0 reads and writes.
+        The ranks; construction is collective. Rank 0 reads and writes.
     path : str or None
         The file, which need not exist yet; None to keep nothing.
     conditions : mapping of str to str
-        The conditions under which parts belong together: the plan, the machine, the libraries.
+        The conditions that all parts must share: the plan, the machine, the libraries.
 
     Attributes
     ----------
     started_at : list of str
-        The times at which measuring began and was resumed.
+        The times at which the measurement began and was resumed.
 
     Raises
     ------
     PlanError
-        On rank 0, if the file is something else, was written under other conditions, or cannot be written; earlier
+        On rank 0, if the file has other content, was written under other conditions, or cannot be written; earlier
         parts stay in the file. It ends the job.
     """
 
@@ -52,7 +52,7 @@ class ResumeFile:
         self.started_at, self._parts = from_root(comm, (self.started_at, self._parts))
 
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Return a part of the measurement from the file, the same on all ranks, or measure it. Collective.
+        """Return a part of the measurement from the file, equal on all ranks, or measure it. Collective.
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class ResumeFile:
         return self._parts[name]
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether a part is finished."""
+        """Tell if a part is finished."""
         return name in self._parts
 
     def _open(self, path: Path, conditions: dict[str, str]) -> None:
@@ -88,7 +88,7 @@ class ResumeFile:
                 self._parts[record["part"]] = record["values"]
         records.append({"began": datetime.now(timezone.utc).isoformat(timespec="seconds")})
         self.started_at = [record["began"] for record in records if "began" in record]
-        with _told(path), whole_file(path) as file:  # without an incomplete last line
+        with _told(path), whole_file(path) as file:  # drops an incomplete last line
             file.write("".join(json.dumps(record) + "\n" for record in records).encode())
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class ResumeFile:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Turn a failed write, for example on a full disk, into an error that says that the file keeps its content."""
+    """Turn a failed write, for example on a full disk, into an error which says that the file keeps its content."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Measuring a plan: for each block build the contestants, check them, time them interleaved, and check them again.
+"""Measurement of a plan: for each block make the contestants, check them, time them interleaved, and check them again.
 
 A bench defines its blocks, its contestants, and its results; this file has everything else.
 """
@@ -93,7 +93,7 @@ class Outcome(Generic[R]):
     hosts : Hosts
         The hosts of the ranks.
     results : list
-        With times on rank 0, without on the others.
+        The results; only rank 0's have times.
     remarks : list of str
         Remarks for the reader, one sentence each.
     load : Load or None
@@ -124,7 +124,7 @@ class Outcome(Generic[R]):
 
 
 def open_transports(comm: Communicator, plan: Any) -> dict[str, Communicator]:
-    """Give the communicators of the transports that a plan compares, made of the same ranks; `comm` is one of them."""
+    """Give the communicators of the transports that a plan compares, all of the same ranks, including `comm`."""
     own = str(comm.describe()["transport"])
     wanted = [own if name == AUTO else name for name in getattr(plan, "transports", (AUTO,))]
     return {name: comm if name == own else gf.init(comm.mpi, transport=name) for name in dict.fromkeys(wanted)}
@@ -138,16 +138,16 @@ class Session(ABC, Generic[Block, C, R]):
     comm : Communicator
         The ranks.
     plan : object
-        The plan: its `blocks` are measured one after the other, compared with its `peers`.
+        The plan: its `blocks` are measured in order, compared with its `peers`.
     observe : callable, optional
         Takes the number of finished stages and the title of the next one.
     extra : callable, optional
-        Takes a block and its case; gives contestants in addition to those of the plan.
+        Takes a block and its case; gives contestants in addition to the plan's.
     """
 
-    warm_up = 3  # rounds
-    preposition = "on"  # before the name of a block
-    rounded_nevertheless = ""  # for a remark: contestants that round to the wire dtype inside a node as well
+    warm_up = 3  # number of rounds
+    preposition = "on"  # put before the name of a block
+    rounded_nevertheless = ""  # for a remark on contestants that round to the wire dtype inside a node as well
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Session(ABC, Generic[Block, C, R]):
         self._observe = observe or (lambda done, text: None)
         self._extra = extra or (lambda block, case: [])
         self._seed: int = from_root(comm, secrets.randbits(48))
-        self._refusals: dict[str, list[str]] = {}  # the blocks of each reason
+        self._refusals: dict[str, list[str]] = {}  # blocks by reason
 
     # ---- defined by each bench ---------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Session(ABC, Generic[Block, C, R]):
         return self.place(block)
 
     def case(self, block: Block) -> Case:
-        """Give the collective that a block is about."""
+        """Give the collective that a block measures."""
         raise NotImplementedError
 
     def contestants(self, block: Block, case: Case, peers: Sequence[Peer]) -> Iterable[C]:
@@ -191,7 +191,7 @@ class Session(ABC, Generic[Block, C, R]):
         raise NotImplementedError
 
     def result(self, block: Block, case: Case, contestant: C, wrong: int, times: Times | None) -> R:
-        """Make the result of a contestant; wrong ones have no times."""
+        """Make the result of a contestant; a wrong one has no times."""
         raise NotImplementedError
 
     def parts(self, case: Case, contestant: C) -> list[Case]:
@@ -213,7 +213,7 @@ class Session(ABC, Generic[Block, C, R]):
 
             return NcclPeer(self.comm)
         if name == "gloo":
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses that have no name
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Gloo warns of addresses without a name
             from .gloo import GlooPeer  # imports PyTorch, which takes a second or two
 
             return GlooPeer(self.comm)
@@ -239,12 +239,12 @@ class Session(ABC, Generic[Block, C, R]):
         self._observe(self.done, text)
 
     def refuse(self, block: Block, reason: str) -> None:
-        """Add a remark that says why a contestant does not take part."""
+        """Add a remark with the reason why a contestant does not take part."""
         self._refusals.setdefault(reason, []).append(self.place(block))
 
     @contextlib.contextmanager
     def serving(self, block: Block) -> Iterator[None]:
-        """Leave out a peer that cannot serve a case, with a remark."""
+        """Leave out a peer that does not support a case, with a remark."""
         try:
             yield
         except NotServedError as reason:
@@ -274,7 +274,7 @@ class Session(ABC, Generic[Block, C, R]):
         self.done += 1
 
     def _contestants_over_all(self, block: Block, case: Case, peers: Sequence[Peer]) -> tuple[dict[int, str], list[C]]:
-        """Make the contestants over each transport, and the peers once; give also what ours send over, by their ids."""
+        """Make our contestants over each transport, and peers once; also give the transports of ours, by their ids."""
         found: list[C] = []
         transports: dict[int, str] = {}
         first, (*_, last) = self.comm, self.comms
@@ -287,7 +287,7 @@ class Session(ABC, Generic[Block, C, R]):
         return transports, found
 
     def check(self, block: Block, case: Case, contestants: list[C]) -> tuple[list[C], list[int]]:
-        """Call all once on fresh values; leave out those that cannot serve the call, and count wrong elements."""
+        """Call all once on fresh values; leave out contestants that refuse the call, and count wrong elements."""
         if not contestants:
             return [], []
         first = contestants[0].inputs
@@ -325,18 +325,18 @@ class Session(ABC, Generic[Block, C, R]):
         return sum_over_ranks(self.comm, own.tolist())
 
     def series(self, case: Case, contestants: list[C]) -> tuple[Series, Series | None]:
-        """Make the series; on a device also one of calls without a wait for the device."""
+        """Make the series; on a device also a series of calls without a wait for the device."""
         fresh = FreshValues(case, alphabet(case), self.next_seed())
         steps = [self.steps(case, contestant, fresh.block_length) for contestant in contestants]
         return Series(steps, fresh, self.comm.barrier), None
 
     def next_seed(self) -> int:
-        """Give a seed, the same on all ranks."""
+        """Give a seed, equal on all ranks."""
         self._seed += 1
         return self._seed
 
     def _refusal(self, contestant: C) -> str | None:
-        """Call a contestant; if it cannot serve the call, give the reason of the first rank."""
+        """Call a contestant; if it does not support the call, give the first rank's reason."""
         refusal = None
         try:
             contestant.call()
@@ -347,7 +347,7 @@ class Session(ABC, Generic[Block, C, R]):
         return next((text for text in from_all(self.comm, refusal) if text is not None), None)
 
     def _time(self, case: Case, contestants: list[C], places: list[int], wrong: list[int]) -> dict[int, Times]:
-        """Take all series, adding the findings of their checks to `wrong`; return rank 0's view of the times."""
+        """Take all series, adding the findings of their checks to `wrong`; return the times, on rank 0 of all ranks."""
         series, launches = self.series(case, contestants)
 
         def check(iteration: int) -> None:
@@ -366,7 +366,7 @@ class Session(ABC, Generic[Block, C, R]):
         peers = [self.open_peer(name) for name in self.plan.peers]
         meter = LoadMeter(self.comm)
         yield peers
-        # Not after an exception: the other ranks would not take part, and the job ends anyway.
+        # Not after an exception: other ranks would not take part, and the job ends anyway.
         self.outcome.load = meter.stop()
         if remark := self.outcome.load.remark(hosts.ranks_on_this_machine):
             self.outcome.remark(remark)

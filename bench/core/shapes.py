@@ -1,7 +1,7 @@
-"""The gradient tensors of well-known networks: the shapes of their parameters, in the order of the layers.
+"""Gradient tensors of well-known networks: the shapes of their parameters, in the order of the layers.
 
 Backpropagation produces the gradients in the opposite order, the last layer's first. Convolutions are written as
-``(outputs, inputs of a group, height, width)``, as most frameworks hold them.
+``(outputs, inputs of a group, height, width)``, as in most frameworks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Model:
-    """The shapes of a network's parameters, for exchanging its gradients.
+    """The shapes of a network's parameters, to exchange its gradients.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Model:
 
 
 def _alexnet() -> Iterator[Layer]:
-    """With batch normalisation after every convolution, as in the GradientFlow paper (26 tensors, 60.9 M)."""
+    """AlexNet with batch normalization after every convolution, as in the GradientFlow paper (26 tensors, 60.9 M)."""
     features = 3
     for outputs, kernel, groups in ((96, 11, 1), (256, 5, 2), (384, 3, 1), (384, 3, 2), (256, 3, 2)):
         yield convolution(features // groups, outputs, kernel, side=1, bias=True)

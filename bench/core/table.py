@@ -1,4 +1,4 @@
-"""Tables of results: columns as data, blocks of results measured together, and as many columns as fit."""
+"""Tables of results: columns as data, blocks of results measured together, as many columns as fit."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Column:
         "name": identifies the contestant, before the figures; "figure": empty for wrong results; "ratio": after the
         figures.
     shown : bool
-        Whether the table has this column.
+        True if the table has this column.
     justify : str
         "left" or "right".
     repeats : bool
-        Whether a cell repeats the equal text above it in the same block.
+        True if a cell repeats the equal text above it in the same block.
     note : str
-        A sentence for the legend, where the column is shown.
+        A sentence for the legend, if the column is shown.
     """
 
     heading: str
@@ -74,12 +74,12 @@ def figure(
 def shown(
     heading: str, unit: str = "", show: Callable[[float | None], str] | None = None, note: str = ""
 ) -> dict[str, Any]:
-    """Give the metadata of a dataclass's figure: its column; without a format it is a time, in the table's unit."""
+    """Give the metadata of a dataclass's figure: its column; without `show` it is a time, in the table's unit."""
     return {"heading": heading, "unit": unit, "show": show, "note": note}
 
 
 def columns_of(kind: type, results: Sequence[Any], *names: str, time: str = "us", when: bool = True) -> list[Column]:
-    """Make the columns of fields declared with `shown`, for those that any result has, or for all if all are wrong."""
+    """Make the columns of fields declared with `shown` that any result has; all columns if all results are wrong."""
     declared: dict[str, Any] = {item.name: item.metadata for item in fields(kind)}
 
     def column(name: str) -> Column:
@@ -92,7 +92,7 @@ def columns_of(kind: type, results: Sequence[Any], *names: str, time: str = "us"
 
 
 def ratios(heading: str, beside: Callable[[Any], Any], *, filled: bool = True, note: str = "") -> Column:
-    """Make a column of how many times as fast a result is as its counterpart, if there is one."""
+    """Make a column of speedups of results over their counterparts, if they have any."""
 
     def text(result: Any) -> Cell:
         other = beside(result)
@@ -111,13 +111,13 @@ class Layout:
     Attributes
     ----------
     columns : callable
-        Takes all results, and whether to show processor times; gives the columns.
+        Takes all results, and a flag to show processor times; gives the columns.
     block : callable
         Takes a result; gives a value that is equal for results of the same block.
     legend : callable
-        Takes the same as `columns`; explains them, before the notes of those that are shown.
+        Takes the same arguments as `columns`; explains the columns, before the notes of the shown ones.
     dispensable : sequence of str
-        Headings of columns to leave out, in this order, where a terminal is too narrow for all.
+        Headings of columns to leave out, in this order, if a terminal is too narrow for all.
     """
 
     columns: Callable[[Sequence[Any], bool], Sequence[Column]]
@@ -126,7 +126,7 @@ class Layout:
     dispensable: Sequence[str] = ()
 
     def print(self, results: Sequence[Any], console: Console, *, with_cpu: bool = False) -> None:
-        """Print all results in their order, those of a block consecutive, with as many of the columns as fit."""
+        """Print all results in order, blocks together, with as many columns as fit."""
         table = self.table(results, with_cpu=with_cpu)
         least = _MIN_PLAIN_WIDTH  # a pipe has no width
         if console.is_terminal:
@@ -135,7 +135,7 @@ class Layout:
                 table = self.table(results, self.dispensable[:count], with_cpu=with_cpu)
                 if _width(table, console) <= least:
                     break
-        # A terminal that is still too narrow wraps lines, and truncates none.
+        # Lines wrap in a terminal that is still too narrow; none is truncated.
         console.width = max(least, _width(table, console))
         console.print(table)
 
@@ -163,7 +163,7 @@ class Layout:
 
 
 def grouped(results: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Give the results by a key, in their order."""
+    """Group the results by a key, in their order."""
     found: dict[Any, list[Any]] = {}
     for result in results:
         found.setdefault(key(result), []).append(result)
@@ -193,12 +193,12 @@ def empty_table(names: Sequence[str] = (), figures: Sequence[str] = ()) -> Table
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:
-    """Give how many times as fast we are; None where either was not measured."""
+    """Give our speedup; None if either was not measured."""
     return theirs / ours if ours and theirs else None
 
 
 def ratios_text(*pairs: tuple[float | None, float | None]) -> Text:
-    """Write how many times as fast we are, for each pair of our time and theirs."""
+    """Write our speedup for each pair of our time and theirs."""
     parts: list[tuple[str, str] | str] = []
     for ours, theirs in pairs:
         times = ratio(ours, theirs)
@@ -232,7 +232,7 @@ def bandwidth(value: float | None) -> str:
 
 
 def percentage(value: float | None) -> str:
-    """Write a share in per cent."""
+    """Write a share in percent."""
     return "-" if value is None else f"{100 * value:.0f}"
 
 

@@ -1,4 +1,4 @@
-"""The network interface that leads to the other hosts of a job, and its count of sent bytes, for every contestant."""
+"""The network interface that leads to other hosts of a job, and its count of sent bytes, for every contestant."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .objects import from_all
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-_SENT_FIELD = 8  # of a line of /proc/net/dev, after the name
+_SENT_FIELD = 8  # field in a line of /proc/net/dev, after the name
 
 
 class Traffic:
-    """The counter of the interface that leads from this host to the others."""
+    """The counter of the interface that leads from this host to other hosts."""
 
     def __init__(self, comm: Communicator) -> None:
         host = socket.gethostname()
         hosts = from_all(comm, host)
         found = interface_to_others() if len(set(hosts)) > 1 else None
         self._interface = found[0] if found is not None else None
-        self._counts_here = hosts.index(host) == comm.rank  # one rank of each host
+        self._counts_here = hosts.index(host) == comm.rank  # one rank of each host counts
         self.is_known: bool = all(from_all(comm, self._interface is not None))
 
     def sent(self) -> int:
@@ -39,7 +39,7 @@ class Traffic:
 def interface_to_others() -> tuple[str, str] | None:
     """Name the interface that leads to other hosts, and its address; None if it cannot be determined.
 
-    It is that of ``GLOO_SOCKET_IFNAME``, or that of the host name's address, or that of the default route.
+    It is the interface of ``GLOO_SOCKET_IFNAME``, of the host name's address, or of the default route.
     """
     addresses = interface_addresses()
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -54,7 +54,7 @@ def interface_to_others() -> tuple[str, str] | None:
 
 def bytes_sent_through(interface: str) -> int:
     """Give the bytes that this host has sent through an interface, headers included."""
-    # Not from /sys, which in a container can show the interfaces of the machine.
+    # /sys is no alternative: in a container it can show the interfaces of the machine.
     for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
         name, _, fields = line.partition(":")
         if name.strip() == interface:
