@@ -1,4 +1,4 @@
-"""The families of contestants, and a colour for each contestant: the same in every panel and picture of a run."""
+"""Families of contestants, and a color for each contestant, the same in every panel and picture of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLOURS = (
 def family(entry: Entry) -> str:
     """Give the family of a contestant, from the attributes of its strategy; users' strategies are one family.
 
-    The attributes do not say what a user's strategy sends.
+    The attributes do not describe the traffic of a user's strategy.
     """
     strategy = entry.strategy
     if entry.is_reference:
@@ -46,7 +46,7 @@ def family(entry: Entry) -> str:
 
 
 def colours_of(entries: Iterable[Entry]) -> Mapping[Entry, str]:
-    """Give each contestant of a run a colour; colours within a family differ as long as there are enough."""
+    """Give each contestant of a run a color; colors within a family differ as long as there are enough."""
     every = list(dict.fromkeys(entries))
     references = [entry for entry in every if entry.is_reference]
     found = {entry: _REFERENCE_COLOURS[n % len(_REFERENCE_COLOURS)] for n, entry in enumerate(references)}

@@ -26,7 +26,7 @@ _AT_RANKS = (
     "many times those of one rank that trains alone, without communication."
 )
 
-Text = Callable[[TrainResult], str]  # empty where the value is unknown
+Text = Callable[[TrainResult], str]  # empty text if the value is unknown
 
 
 def _figure(value: Callable[[Figures], float | None], show: Callable[[float], str]) -> Text:
@@ -165,7 +165,7 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
 
 
 def _known(heading: str, text: Text, results: Sequence[TrainResult], note: str = "") -> Column:
-    """Make a column that is shown if any of its values is known."""
+    """Make a column, shown if any of its values is known."""
     known = any(text(result) for result in results)
     return Column(heading, lambda result: text(result) or "-", shown=known, note=note)
 

@@ -1,4 +1,4 @@
-"""The contestants: a model, its optimizer, and the communication of a step.
+"""Contestants: a model, its optimizer, and the communication of a step.
 
 A training step is the same for all of them: zero the gradients, loss, backward, optimizer step.
 """
@@ -43,20 +43,20 @@ class Contestant:
     task : Task
         The model and its data.
     seed : int
-        Determines the initial parameters.
+        Seed of the initial parameters.
     optimizer : Optimizer
         The optimizer that makes the steps.
     comm : Communicator
-        The ranks; creating one is collective. DDP needs PyTorch's default process group.
+        The ranks; construction is collective. DDP needs PyTorch's default process group.
 
     Attributes
     ----------
     entry : Entry
-        As given.
+        The given description.
     model : torch.nn.Module
         The model itself.
     module : callable
-        Called in the forward pass: the model, or DDP around it.
+        The function of the forward pass: the model, or DDP around it.
     optimizer : object
         The optimizer that makes the step.
     """
@@ -100,7 +100,7 @@ class Contestant:
         return hashlib.sha256(self.parameters().tobytes()).hexdigest()
 
     def bytes_reported(self) -> int | None:
-        """Give the bytes that the library counts as sent in messages by this rank in the last step, if it does."""
+        """Give the bytes that this rank sent in messages in the last step, if the library counts them."""
         sent: int | None = None if self.entry.strategy is None else self.optimizer.bytes_sent
         return sent
 
@@ -115,11 +115,11 @@ class Contestant:
         return found
 
     def bookkeeping_seconds(self) -> float | None:
-        """Give this rank's time for selecting what is sent in the last step; None where everything is sent."""
+        """Give this rank's time to select the gradients to send in the last step; None if all are sent."""
         return None if self.synchronizer is None else self.synchronizer.withheld().bookkeeping_seconds
 
     def residuals(self) -> NDArray[np.float32]:
-        """Copy this rank's residuals of all parameters into one array; zeros where there are none."""
+        """Copy this rank's residuals of all parameters into one array, with zeros for missing ones."""
         flat = [np.zeros(parameter.numel(), np.float32) for parameter in self.model.parameters()]
         residuals = () if self.synchronizer is None else self.synchronizer.withheld().residuals
         if self.synchronizer is not None and len(residuals):
@@ -129,7 +129,7 @@ class Contestant:
 
     @property
     def decay(self) -> float:
-        """The factor on residuals in each step; 0 if what is not applied is lost."""
+        """The factor on residuals in each step; 0 if gradients that are not applied are lost."""
         return 1.0 if self.synchronizer is None else self.synchronizer.withheld().decay
 
     @property
@@ -138,7 +138,7 @@ class Contestant:
         return getattr(self.synchronizer, "server", None)
 
     def finish(self) -> None:
-        """End training: afterwards the parameters are the same on all ranks. Collective."""
+        """End training: afterwards the parameters are equal on all ranks. Collective."""
         if self.entry.strategy is not None:
             self.optimizer.finish()
 
@@ -180,12 +180,12 @@ class MpiOptimizer:
 
 
 def _data_parallel(model: nn.Module, entry: Entry) -> nn.Module:
-    """Wrap a model in DistributedDataParallel, with its defaults but for views of the buckets."""
+    """Wrap a model in DistributedDataParallel, with its defaults except for views of the buckets."""
     wrapped = partial(DistributedDataParallel, model, gradient_as_bucket_view=entry.views)
     if entry.contestant == "ddp-gradientflow":
         from gradientflow.torch.registration import register
 
-        register()  # where PyTorch has not done so by itself
+        register()  # needed if PyTorch has not registered it by itself
         return wrapped(process_group=dist.new_group(backend="gradientflow"))
     if entry.approximation_rank is not None:
         # One bucket: with several, hooks call Gloo from its threads, in orders that differ between ranks: a deadlock.
@@ -208,7 +208,7 @@ def _as_it_is(_: Any, bucket: Any) -> Any:
     return future
 
 
-_as_it_is.__annotations__.clear()  # PyTorch wants types there, not text
+_as_it_is.__annotations__.clear()  # PyTorch expects types there, not text
 
 
 def _flat(tensors: Any) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The data: scikit-learn's digits, and the source text of Python's standard library.
+"""Data sets: scikit-learn's digits, and the source text of Python's standard library.
 
 Every rank makes the same data, from its installed packages.
 """
@@ -18,8 +18,8 @@ from ..core.plan import PlanError
 
 Array = NDArray[Any]
 
-CHARACTERS = 98  # printable ASCII, tab, line end, and one for all others
-WINDOW = 32  # characters of a sample of the language model
+CHARACTERS = 98  # printable ASCII, tab, line end, and a last one for the rest
+WINDOW = 32  # characters in a sample of the language model
 
 _HELD_OUT_DIGITS = 360
 _TEXT_BYTES = 2 << 20
@@ -33,9 +33,9 @@ class Data:
     Attributes
     ----------
     inputs, targets : array
-        One sample for each index of the first axis.
+        Samples, one for each index of the first axis.
     held_out_inputs, held_out_targets : array
-        Likewise.
+        Held-out samples, likewise.
     """
 
     inputs: Array
@@ -49,12 +49,12 @@ class Data:
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write them to a file, for processes that should not have to make them."""
+        """Write the data to a file, for processes that should not have to make it."""
         np.savez(path, **vars(self))
 
     @classmethod
     def load(cls, path: Path) -> Data:
-        """Read them from such a file."""
+        """Read the data from such a file."""
         with np.load(path) as arrays:
             return cls(**arrays)
 
@@ -69,7 +69,7 @@ class SampleOrder:
     batch : int
         The samples of a step, of all ranks together.
     seed : int
-        The same seed gives the same order.
+        The seed; equal seeds give equal orders.
     """
 
     def __init__(self, samples: int, batch: int, seed: int) -> None:
@@ -83,7 +83,7 @@ class SampleOrder:
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
     def rows(self, step: int) -> NDArray[np.int64]:
-        """Give the samples of a step, those of rank 0 first."""
+        """Give the samples of a step, beginning with rank 0's."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = np.random.default_rng([self._seed, epoch]).permutation(self._samples)
@@ -94,7 +94,7 @@ class SampleOrder:
 def digits(width: int = 8) -> Data:
     """Give the 1797 handwritten digits, of which 360 are held out: images with values from 0 to 1, and their classes.
 
-    Images of more than 8 pixels a side are interpolated from those of 8.
+    Images of more than 8 pixels a side are interpolated from images of 8.
     """
     from sklearn.datasets import load_digits
 
@@ -110,10 +110,10 @@ def digits(width: int = 8) -> Data:
 
 
 def library_text() -> Data:
-    """Give windows of the standard library's source text, and for every character the one that follows.
+    """Give windows of the standard library's source text, and for every character the next one.
 
-    The text is that of the modules beside ``os.py``, in the order of their names, up to 2 MiB. Windows from its end are
-    held out.
+    The text consists of the modules beside ``os.py``, in the order of their names, up to 2 MiB. Windows from its end
+    are held out.
     """
     parts, size = [], 0
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -132,7 +132,7 @@ def library_text() -> Data:
 
 
 def encode(text: bytes) -> NDArray[np.int64]:
-    """Give characters as numbers: tab 0, line end 1, printable ASCII from 2 on, all others 97."""
+    """Give characters as numbers: tab 0, line end 1, printable ASCII from 2 on, other characters 97."""
     table = np.full(256, CHARACTERS - 1, np.int64)
     table[[9, 10]] = 0, 1
     table[32:127] = np.arange(2, 97)
@@ -141,7 +141,7 @@ def encode(text: bytes) -> NDArray[np.int64]:
 
 
 def _interpolation(width: int, wider: int) -> NDArray[np.float32]:
-    """Give the matrix that interpolates linearly between pixel centres, and repeats the outermost."""
+    """Give the matrix that interpolates linearly between pixel centers, and repeats the outermost."""
     centres = (np.arange(wider) + 0.5) * width / wider - 0.5
     pixels = np.arange(width)
     rows = [np.interp(centres, pixels, unit) for unit in np.eye(width)]

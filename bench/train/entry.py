@@ -1,4 +1,4 @@
-"""The description of a contestant of ``gradientflow bench train``, as in results."""
+"""Descriptions of contestants of ``gradientflow bench train``, as in results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gradientflow.strategies.update import Profile
 from ..core.plan import WIRES
 
 NONE = "none"  # every rank trains alone: the cost of a step without communication
-DDP_ALONE = "ddp-alone"  # the same in DistributedDataParallel: the cost of its buckets
+DDP_ALONE = "ddp-alone"  # like `none` in DistributedDataParallel: the cost of its buckets
 SINGLE = "single"  # one process trains on the batches of all ranks
-SINGLE_ACCUMULATED = "single-accumulated"  # the same, one rank's batch after the other: differs by rounding only
+SINGLE_ACCUMULATED = "single-accumulated"  # like `single`, one rank's batch at a time: differs by rounding only
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Optimizer:
     Attributes
     ----------
     learning_rate : float
-        Above 0.
+        Learning rate, above 0.
     momentum : float
-        0 for none.
+        Momentum; 0 for none.
     """
 
     learning_rate: float
     momentum: float
 
     def __str__(self) -> str:
-        """Give its words."""
+        """Return the optimizer in words."""
         momentum = f", momentum={self.momentum:g}" if self.momentum else ""
         return f"SGD(lr={self.learning_rate:g}{momentum})"
 
@@ -45,23 +45,23 @@ class Entry:
     Attributes
     ----------
     contestant : str
-        One of `CONTESTANTS`, or a reference.
+        Name in `CONTESTANTS`, or of a reference.
     strategy : Strategy or None
-        Of `gradientflow` only.
+        Strategy; `gradientflow` only.
     approximation_rank : int or None
-        Of PowerSGD: the rank of the matrices that are sent.
+        Rank of the matrices that are sent; PowerSGD only.
     overlaps : bool
-        Of `gradientflow`: whether gradients are sent during the backward pass, not only after it.
+        True if gradients are sent during the backward pass, not only after it; `gradientflow` only.
     precision : str
         The dtype of the model. With 16 bits gradients have 16 bits too, and the update uses float32 master weights.
     fused : bool
-        Of `gradientflow`: whether the core makes the step, where the strategy permits both.
+        True if the core makes the step where the strategy permits both; `gradientflow` only.
     survives : bool
-        Of `gradientflow`: whether it goes on when ranks die, and looks before each step for those that come.
+        True if it continues when ranks die, and admits joiners before each step; `gradientflow` only.
     transport : str or None
-        Of `gradientflow`: what messages travel over, where that is compared.
+        Transport of messages if transports are compared; `gradientflow` only.
     views : bool
-        Of DDP: whether gradients lie in the buckets (``gradient_as_bucket_view``).
+        True if gradients lie in the buckets (``gradient_as_bucket_view``); DDP only.
     """
 
     contestant: str
@@ -76,22 +76,22 @@ class Entry:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is a reference, in which the ranks do not communicate."""
+        """True if it is a reference, in which the ranks do not communicate."""
         return self.contestant in (NONE, DDP_ALONE, SINGLE, SINGLE_ACCUMULATED)
 
     @property
     def needs_ddp(self) -> bool:
-        """Whether it is PyTorch's DistributedDataParallel."""
+        """True if it is PyTorch's DistributedDataParallel."""
         return self.contestant.startswith("ddp-")
 
     @property
     def is_users(self) -> bool:
-        """Whether it is a strategy of the user's own."""
+        """True if it is a user's strategy."""
         return self.strategy is not None and type(self.strategy) not in BY_NAME.values()
 
     @property
     def needs_own_rate(self) -> bool:
-        """Whether it does not step by the mean of all gradients, so that another learning rate may suit it."""
+        """True if it does not step by the mean of all gradients, so that another learning rate may suit it."""
         if self.strategy is None:
             return self.approximation_rank is not None
         return not self.strategy.is_identity_on_one_rank and not isinstance(self.strategy, SSGD)
@@ -104,7 +104,7 @@ class Entry:
 
     @property
     def profile(self) -> Profile:
-        """What the comparison has to know of its communication."""
+        """The facts about its communication that the comparison needs."""
         return Profile(is_lossless=True) if self.strategy is None else self.strategy.profile()
 
     @property
@@ -114,12 +114,12 @@ class Entry:
 
     @property
     def paced_by_policy(self) -> bool:
-        """Whether ranks may make different numbers of steps, because a policy of servers decides who waits."""
+        """True if ranks may make different numbers of steps, because a policy of servers decides which ranks wait."""
         return self._policy is not None
 
     @property
     def keeps_step(self) -> bool:
-        """Whether ranks can wait for each other before every step."""
+        """True if ranks can wait for each other before every step."""
         return self._policy is None or bool(getattr(self._policy, "keeps_step", False))
 
     @property
@@ -128,7 +128,7 @@ class Entry:
 
     @property
     def sent_dtype(self) -> str | None:
-        """The dtype in which gradient elements are sent; None if something else is sent."""
+        """The dtype in which gradient elements are sent; None if other data is sent."""
         if self.is_reference or self.contestant == "ddp-gloo-powersgd":
             return None
         if self.strategy is not None:
@@ -138,7 +138,7 @@ class Entry:
 
     @property
     def setting(self) -> str:
-        """The setting that distinguishes it from others of the same contestant; often empty."""
+        """The setting that distinguishes it from entries of the same contestant; often empty."""
         if self.strategy is None:
             rank = [] if self.approximation_rank is None else [f"rank {self.approximation_rank}"]
             return ", ".join(rank + (["views"] if self.views else []))
@@ -155,7 +155,7 @@ class Entry:
 
     @property
     def short(self) -> str:
-        """The same as briefly as possible."""
+        """The shortest name of the entry."""
         return self.setting if self.strategy is not None else self.name
 
 

@@ -1,4 +1,4 @@
-"""The gain in throughput of each part, in the form of the GradientFlow paper's Tables 1 and 2."""
+"""Gain in throughput of each part, in the form of the GradientFlow paper's Tables 1 and 2."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RungResult:
     column : str
         The parts added so far.
     samples_per_second : float or None
-        Of all ranks together; None where the result was wrong.
+        Samples per second of all ranks together; None if the result was wrong.
     speedup_over_first : float or None
-        The same over that of the first column.
+        The same over the first column's.
     """
 
     model: str
@@ -38,7 +38,7 @@ class RungResult:
 
 
 def ladder_results(plan: TrainPlan, results: Sequence[TrainResult]) -> list[RungResult]:
-    """Arrange the results of a ladder by model and column; the last of each model is training without communication."""
+    """Arrange a ladder's results by model and column; the last of each model is training without communication."""
     columns = [*((rung.title, rung.entry) for rung in plan.rungs), (_IDEAL, Entry(NONE))]
     found = []
     for model in plan.models:
@@ -52,7 +52,7 @@ def ladder_results(plan: TrainPlan, results: Sequence[TrainResult]) -> list[Rung
 
 class _LadderLayout(Layout):
     def table(self, results: Sequence[RungResult], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
-        """Give samples a second of all ranks, and in brackets the speed-up over the first column; a row for a model."""
+        """Give samples per second of all ranks, with the speedup over the first column in brackets; a row per model."""
         columns = dict.fromkeys(rung.column for rung in results)
         table = empty_table(("samples/s",), [column.replace(" +", "\n+") for column in columns])
         for model in dict.fromkeys(rung.model for rung in results):

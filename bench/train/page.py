@@ -1,4 +1,4 @@
-"""The page of ``gradientflow bench train --report``: one self-contained file of HTML."""
+"""Page of ``gradientflow bench train --report``: one self-contained file of HTML."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], rema
 
 
 def _checked(results: Sequence[TrainResult]) -> str:
-    """Summarise the checks and their outcome."""
+    """Summarize the checks and their outcome."""
     rows = [result for result in results if not result.entry.is_reference]
     exact = [result for result in rows if result.entry.profile.is_lossless]
     bad = [f"{result.entry.name} ({result.model})" for result in rows if result.wrong]
@@ -159,7 +159,7 @@ def _kind(column: Column, text: str) -> str:
 
 
 def _summary(results: Sequence[TrainResult]) -> list[str]:
-    """Say in words which contestants were faster than the baseline, which slower, and which learnt more or less."""
+    """Describe the contestants that were faster or slower than the baseline, and that learned more or less."""
     rated = {result.entry: result.figures.samples_per_second for result in results if result.figures is not None}
     others = [entry for entry in rated if not entry.is_reference and entry != BASELINE]
     found = []
@@ -188,7 +188,7 @@ def _summary(results: Sequence[TrainResult]) -> list[str]:
 
 
 def _charts(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> Iterator[tuple[str, str, str | None]]:
-    """Give the title, the explanation and the picture of each chart; None where there is nothing to draw."""
+    """Give the title, the explanation and the picture of each chart; None without anything to draw."""
     speed = "The fastest above; the dotted line is ddp-gloo. A strategy has the same colour everywhere."
     yield "Speed, communication, and what was learnt", speed, draw_rows(results, colours)
     how = "Lines of other families are grey; dashed: ddp-gloo and the references. "
@@ -202,7 +202,7 @@ def _charts(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> Ite
 
 
 def _bytes_note(results: Sequence[TrainResult]) -> str:
-    """Say how bytes were counted, and for which contestants they are unknown."""
+    """Describe how bytes were counted, and for which contestants they are unknown."""
     if any(result.figures is not None and result.figures.bytes_sent is not None for result in results):
         return "Counted at the network device between the hosts."
     return (

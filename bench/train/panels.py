@@ -1,6 +1,6 @@
-"""The plots of the page as SVG: rows of bars, and curves with a panel for each family, so that lines differ visibly.
+"""Plots of the page as SVG: rows of bars, and curves with a panel for each family, so that lines differ visibly.
 
-Needs matplotlib, which only the plot modules import.
+They need matplotlib, which only the plot modules import.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .entry import BASELINE, Entry
 from .results import TrainResult, milliseconds
 
 Curve = NDArray[np.float64]  # two rows: the coordinates
-Points = Callable[[TrainResult], list[list[tuple[float, float]]]]  # those of each curve of a result
+Points = Callable[[TrainResult], list[list[tuple[float, float]]]]  # points of each curve of a result
 
 _PALE = "#dddddd"
 _UNKNOWN = "#999999"
@@ -37,7 +37,7 @@ _STYLE: Any = {
     "font.family": "sans-serif",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "svg.fonttype": "none",  # the text stays text: it can be searched
+    "svg.fonttype": "none",  # keeps text as text, which can be searched
     "text.parse_math": False,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -45,12 +45,12 @@ _STYLE: Any = {
 }
 _PANEL = (4.6, 2.9)  # inches
 _COLUMNS = 3
-_LOGARITHMIC_FROM = 4  # the largest loss over the smallest
+_LOGARITHMIC_FROM = 4  # least ratio of the largest loss to the smallest
 _ROOM = 1.6  # length of the horizontal axis over that of the curves, to leave room for names
-_NAMES = 0.68  # where names begin, as a share of the width
+_NAMES = 0.68  # position at which names begin, as a share of the width
 _LONG = 2.5  # curves longer than this times the median are cut off
-_GAP = 0.062  # between labels, as a share of the height of a panel
-_AXES = {  # the label of a point's attribute, and its factor
+_GAP = 0.062  # distance between labels, as a share of the height of a panel
+_AXES = {  # (label, factor) by attribute of a point
     "seconds": ("seconds of training", 1.0),
     "sent": ("megabytes that a rank has sent", 1e-6),
     "loss": ("loss", 1.0),
@@ -136,7 +136,7 @@ def _draw_families(
     decades: bool = False,
     dots: bool = False,
 ) -> str | None:
-    """Draw curves, a panel for each family of contestants, with other families in grey; None without curves.
+    """Draw curves, a panel for each family of contestants, with other families in gray; None without curves.
 
     Parameters
     ----------
@@ -145,13 +145,13 @@ def _draw_families(
     points : callable
         Takes a result; gives the points of its curves.
     colours : mapping
-        The colour of each contestant.
+        The color of each contestant.
     across, upwards : str
         The quantities on the horizontal and the vertical axis.
     decades : bool
-        Whether the horizontal axis is logarithmic.
+        True if the horizontal axis is logarithmic.
     dots : bool
-        Whether to mark each point, and begin the vertical axis at 0: the values are shares.
+        True to mark each point, and begin the vertical axis at 0: the values are shares.
     """
     curves = {result.entry: [_finite_curve(curve) for curve in points(result)] for result in results}
     curves = {entry: kept for entry, found in curves.items() if (kept := [each for each in found if each.shape[1] > 1])}
@@ -193,7 +193,7 @@ def _draw_families(
         axes.grid(visible=True, color="#eeeeee")
         axes.set_title(name)
         _draw_family(axes, curves, name, colours, beyond(_NAMES), dots=dots)
-    for axes in panels:  # the rest
+    for axes in panels:  # panels that are left
         axes.set_visible(False)
     return _svg(figure, f"Curves: {upwards} against {across}, a panel for each family")
 
@@ -207,7 +207,7 @@ def _draw_family(
     *,
     dots: bool,
 ) -> None:
-    """Draw all curves, those of a family in colours with names at the end; an arrow marks a curve that is cut off."""
+    """Draw all curves, a family's in colors with names at the end; an arrow marks a curve that is cut off."""
     labels: list[tuple[float, float, str, str]] = []
     for entry, found in curves.items():
         dashed = entry.is_reference or entry == BASELINE
@@ -232,7 +232,7 @@ def _draw_family(
 
 
 def _label(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write names at the right, as close to the ends of the curves as possible without overlapping."""
+    """Write names at the right, as close to the ends of the curves as possible without overlaps."""
     axes.figure.canvas.draw_idle()
     to_axes = axes.transLimits if axes.get_yscale() == "linear" else axes.transScale + axes.transLimits
     placed = sorted((float(to_axes.transform((x, y))[1]), x, y, text, shade) for x, y, text, shade in labels)
@@ -292,7 +292,7 @@ def _finite_curve(points: Sequence[tuple[float, float]]) -> Curve:
     return curve
 
 
-# Title, unit, how a value is written, and the value.
+# (title, unit, function that writes a value, function that gives it)
 _BARS: tuple[tuple[str, str, Callable[[float], str], Callable[[TrainResult], float | None]], ...] = (
     ("samples a second", "more is better", "{:,.0f}".format, attrgetter("figures.samples_per_second")),
     ("95th percentile of the step", "ms, less is better", milliseconds, attrgetter("figures.step_p95_ms")),

@@ -1,4 +1,4 @@
-"""The models and contestants: the options of ``gradientflow bench train`` as one checked value."""
+"""Models and contestants: the options of ``gradientflow bench train`` as one checked value."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .perceptrons import is_perceptron, widths_of
 from .rates import OwnRates, check_rate
 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
-STRATEGIES = "dense; dense(wire='float16')"  # the default
-ON_THE_LADDER = "csc(density=0.1)"  # the default with the ladder
+STRATEGIES = "dense; dense(wire='float16')"  # default strategies
+ON_THE_LADDER = "csc(density=0.1)"  # default strategy with the ladder
 PRECISIONS = ("float32", "bfloat16")  # float16 would need a loss scale, and processors are slow with it
 OURS = "gradientflow"
 CONTESTANTS = (OURS, "ddp-gloo", "ddp-gloo-fp16", "ddp-gloo-powersgd", "ddp-gradientflow", "mpi")
-_ON_ALL_RANKS = "ddp-gradientflow"  # the process group is that of the whole job
+_ON_ALL_RANKS = "ddp-gradientflow"  # needs the whole job, whose process group it uses
 
 # DDP rearranges its buckets after the first step, and PowerSGD compresses from the third on.
 _UNTIMED_STEPS_AT_FIRST = 3
@@ -56,11 +56,11 @@ class TrainPlan(Plan):
     Attributes
     ----------
     models : tuple of str
-        Of `MODELS`, or perceptrons of a given size.
+        Names in `MODELS`, or perceptrons of a given size.
     contestants : tuple of str
-        Of `CONTESTANTS`; the references always take part.
+        Names in `CONTESTANTS`; the references always take part.
     strategies : tuple of Strategy
-        Ours; empty for the default.
+        Our strategies; empty for the default.
     wires : tuple of str
         Variants of each strategy, in all combinations with `thresholds`; empty for the strategies' own.
     thresholds : tuple of float or str
@@ -68,45 +68,45 @@ class TrainPlan(Plan):
     approximation_ranks : tuple of int
         Variants of PowerSGD.
     precisions : tuple of str
-        Of `PRECISIONS`: variants of ours.
+        Names in `PRECISIONS`: variants of ours.
     fused : bool
-        Whether there are variants of ours with the fused step.
+        True for variants of ours with the fused step.
     survive : bool
-        Whether there are variants of ours that go on when ranks die.
+        True for variants of ours that continue when ranks die.
     views : bool
-        Whether DDP has variants with ``gradient_as_bucket_view``, and a reference without communication.
+        True for DDP variants with ``gradient_as_bucket_view``, and a reference without communication.
     transports : tuple of str
-        What our messages travel over, each a variant; `AUTO` for the transport of the job.
+        Transports of our messages, each a variant; `AUTO` for the job's.
     ladder : bool
-        Instead of all contestants, the parts of the GradientFlow paper added one by one.
+        True to compare, in place of all contestants, the parts of the GradientFlow paper added in turn.
     steps : int
         Timed steps of each contestant and seed.
     turn : int
-        Timed steps of a turn.
+        Timed steps in a turn.
     batch : int
         Samples of a rank in a step.
     seeds : tuple of int
-        Each determines initial parameters and the order of the data.
+        Seeds of initial parameters and of the order of the data.
     learning_rate : float or None
-        None for one that suits the model.
+        Learning rate; None for a rate that suits the model.
     own_rates : tuple of (str, float)
-        Rates of single contestants, by one of `Entry.titles`.
+        Rates of single contestants, by a name of `Entry.titles`.
     momentum : float
-        Of the optimizer, where the strategy takes one.
+        Momentum of the optimizer, if the strategy uses it.
     threads : int
         Threads of PyTorch and NumPy in each rank.
     epochs : int or None
-        Train for these epochs, and compare with training in one process, instead of timing `steps`.
+        Epochs to train for, and compare with training in one process, in place of timing `steps`.
     stragglers : Stragglers or None
-        The computing time of each rank's steps, relative to the fastest rank, extended by sleeping.
+        The computing time of each rank's steps, relative to the fastest rank; ranks sleep to extend it.
     step_ms : float or None
-        The step of the fastest rank; None for one and a half times the measured one.
+        The step of the fastest rank; None for one and a half times the measured step.
     traces : str or None
-        A folder for the traces of the servers' policies.
+        Folder for the traces of the servers' policies.
     scale : tuple of int
-        Numbers of ranks that also train by themselves, for the scale efficiency; empty for none.
+        Numbers of ranks that also train alone, for the scale efficiency; empty for none.
     resume : str or None
-        A file that keeps finished parts.
+        File that keeps finished parts.
     """
 
     models: tuple[str, ...] = MODELS
@@ -137,7 +137,7 @@ class TrainPlan(Plan):
     resume: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse invalid options, with a sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names the remedy."""
         perceptrons = [*filter(is_perceptron, self.models)]
         for name in perceptrons:
             widths_of(name)  # checks the size
@@ -199,7 +199,7 @@ class TrainPlan(Plan):
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """All that take part, references first."""
+        """All entries that take part, references first."""
         names = [NONE] if self.epochs is None else [SINGLE, SINGLE_ACCUMULATED]
         entries = [Entry(name) for name in names]
         if self.ladder:
@@ -218,7 +218,7 @@ class TrainPlan(Plan):
 
     @property
     def _ours(self) -> list[Entry]:
-        """Our own ways to synchronise: each strategy with each precision, wire and threshold."""
+        """Our own ways to synchronize: each strategy with each precision, wire and threshold."""
         found: list[Entry] = []
         for strategy, precision in product(self.strategies or _usual_strategies(), self.precisions):
             if precision == "float32":
@@ -262,7 +262,7 @@ class TrainPlan(Plan):
         return Optimizer(rate, self.momentum if entry.profile.takes_momentum else 0.0)
 
     def own_rate_of(self, entry: Entry) -> float | None:
-        """Give the learning rate given for a contestant, by its most specific title."""
+        """Give the learning rate set for a contestant, by its most specific title."""
         own = dict(self.own_rates)
         return next((own[title] for title in reversed(entry.titles) if title in own), None)
 
@@ -273,12 +273,12 @@ class TrainPlan(Plan):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The models; all contestants of one are measured together."""
+        """The models; all contestants of a model are measured together."""
         return self.models
 
     @property
     def stages(self) -> int:
-        """The number of stages, for showing progress."""
+        """The number of stages, to show progress."""
         return self.all_turns + len(self.scales) * self.on_a_part.all_turns
 
     @property
@@ -300,7 +300,7 @@ class TrainPlan(Plan):
         self.check_scale(ranks)
 
     def check_scale(self, ranks: int) -> None:
-        """Refuse more ranks than there are."""
+        """Refuse more ranks than the job has."""
         if max(self.scale, default=0) > ranks:
             raise PlanError(f"--scale goes up to the {ranks} ranks that there are, not to {max(self.scale)}")
 
@@ -317,7 +317,7 @@ class TrainPlan(Plan):
 
     @property
     def conditions(self) -> dict[str, str]:
-        """The conditions under which results belong together; models, seeds and `scale` may be extended."""
+        """The conditions that all results must share; models, seeds and `scale` may be extended."""
         others = {"models", "seeds", "scale", "resume", "strategies"}
         found = {item.name: str(getattr(self, item.name)) for item in fields(self) if item.name not in others}
         # The name of the module of a user's strategy contains a hash of its file.
@@ -352,7 +352,7 @@ def _with(strategy: Strategy, **arguments: Any) -> Strategy:
 
 
 def _usual_strategies() -> list[Strategy]:
-    """Return the default, and what the settings file has."""
+    """Return the default strategies, and the settings file's."""
     return list(dict.fromkeys([*parse_strategies(STRATEGIES), default_strategy()]))
 
 

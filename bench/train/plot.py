@@ -1,4 +1,4 @@
-"""The curves of training, and the times of steps, as a picture."""
+"""Picture of the curves of training, and of the times of steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .colours import colours_of
 from .entry import NONE, Entry
 from .results import TrainResult, milliseconds
 
-_LOGARITHMIC_FROM = 4  # the largest loss over the smallest
+_LOGARITHMIC_FROM = 4  # least ratio of the largest loss to the smallest
 _DARK = "#333333"
 _EXPOSED = 0.35  # opacity of the part of a step that is not computation
 
@@ -19,7 +19,7 @@ _EXPOSED = 0.35  # opacity of the part of a step that is not computation
 def draw(figure: Any, results: Sequence[TrainResult]) -> str:
     """Draw, for each model, the held-out loss over time and the steps; or loss and accuracy.
 
-    The latter over steps, or with stragglers over time.
+    Loss and accuracy are drawn over steps, or with stragglers over time.
     """
     right = [result for result in results if result.figures is not None]
     models = grouped(right, lambda result: result.model)

@@ -1,4 +1,4 @@
-"""The learning rates of ``gradientflow bench train``: one for all, and rates of single contestants."""
+"""Learning rates of ``gradientflow bench train``: one for all, and rates of single contestants."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gradientflow.strategies import parse_strategy
 
 from ..core.plan import PlanError
 
-OwnRates = tuple[tuple[str, float], ...]  # by the name of a contestant or strategy, or by a strategy's words
+OwnRates = tuple[tuple[str, float], ...]  # (name of a contestant or strategy, or a strategy's words; rate)
 
 
 def parse_rates(words: Sequence[str]) -> tuple[float | None, OwnRates]:
-    """Read the values of ``--lr``: a rate for all or None, and those of single contestants by name.
+    """Read the values of ``--lr``: a rate for all or None, and rates of single contestants by name.
 
-    Each has rates separated by semicolons: ``0.1`` for all, ``hpsgd=0.05`` or ``csc(density=0.1)=0.2`` by name.
+    Each value has rates separated by semicolons: ``0.1`` for all, ``hpsgd=0.05`` or ``csc(density=0.1)=0.2`` by name.
     """
     for_all: float | None = None
     own: dict[str, float] = {}
@@ -45,11 +45,11 @@ def check_rate(rate: float) -> None:
 
 
 def _as_shown(name: str) -> str:
-    """Give the words of a strategy as results show them."""
+    """Give the words of a strategy in the form that results show."""
     if "(" in name:
         try:
             return str(parse_strategy(name))
-        except GradientFlowError:  # a strategy of the user, named without its file
+        except GradientFlowError:  # a user's strategy, named without its file
             pass
     return name.rpartition(".py:")[2]
 

@@ -1,4 +1,4 @@
-"""The results of a contestant: the figures of its steps, its curves, and the number of wrong gradients."""
+"""Results of a contestant: the figures of its steps, its curves, and the number of wrong gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Point:
     loss, accuracy : float
         Cross-entropy, and the share of right answers.
     sent : float or None
-        Bytes that a rank has sent so far, by the counter of the network device, or else of the library.
+        Bytes that a rank has sent so far, counted by the network device, or else by the library.
     """
 
     step: int
@@ -47,11 +47,11 @@ class Run:
     seed : int
         The seed.
     curve : list of Point
-        One at the start and one after each turn.
+        A point at the start and one after each turn.
     distance : float or None
-        The distance of the final parameters from those of one process, over the distance that the latter have moved.
+        The distance of the final parameters from one process's, over the distance that the latter have moved.
     staleness : list of int or None
-        With a strategy on servers: how often a rank went on 0, 1, 2, ... steps ahead of the slowest.
+        With a strategy on servers: how often a rank continued 0, 1, 2, ... steps ahead of the slowest.
     """
 
     seed: int
@@ -72,11 +72,11 @@ class Scaled:
     Attributes
     ----------
     ranks : int
-        How many.
+        Number of ranks.
     samples_per_second : float
-        Of all of them together.
+        Samples per second of all of them together.
     efficiency : float
-        `samples_per_second` over `ranks` times that of one rank that trains alone, without communication.
+        `samples_per_second` over `ranks` times the throughput of one rank alone, without communication.
     """
 
     ranks: int
@@ -85,7 +85,7 @@ class Scaled:
 
 
 def milliseconds(value: float | None) -> str:
-    """Write a time with three significant digits or so."""
+    """Write a time with about three significant digits."""
     return "-" if value is None else f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
 
 
@@ -98,26 +98,26 @@ class Figures:
     steps : int
         Timed steps.
     step_median_ms, step_p95_ms : float
-        A step on the slowest rank; with a period, the mean of as many consecutive steps.
+        Time of a step on the slowest rank; with a period, the mean of as many consecutive steps.
     forward_median_ms, backward_median_ms : float
-        Its passes; the backward pass may include communication.
+        Times of the passes; the backward pass may include communication.
     samples_per_second : float
-        Of all ranks together.
+        Samples per second of all ranks together.
     speedup : float or None
         The same over the samples per second of one rank without communication.
     exposed_ms : float or None
-        The step minus that without communication; the median over turns.
+        The step minus the step without communication; the median over turns.
     bookkeeping_ms : float or None
-        The slowest rank's time in a step for selecting and gathering what is sent, overlapped or not; None where
-        everything is sent.
+        The slowest rank's time in a step to select and gather the data to send, overlapped or not; None if all
+        gradients are sent.
     bytes_sent : int or None
-        By a rank in a step, by the counter of the network device; None if unknown.
+        Bytes that a rank sends in a step, counted by the network device; None if unknown.
     bytes_reported : int or None
-        By a rank in a step, in messages, as the library counts them.
+        Bytes that a rank sends in messages in a step, counted by the library.
     waiting_percent : float or None
-        With stragglers, the share of their time in which ranks did not compute, but waited or communicated.
+        With stragglers, the share of time in which ranks did not compute, but waited or communicated.
     iterations_per_second : float or None
-        With stragglers, of all ranks together.
+        With stragglers, iterations per second of all ranks together.
     """
 
     steps: int
@@ -168,20 +168,20 @@ def summarise(
     Parameters
     ----------
     turns : sequence of JointTurn
-        Of all seeds.
+        The turns of all seeds.
     without : sequence of JointTurn or None
-        Those without communication; each was measured at the time of the turn with the same index.
+        Turns without communication; each was measured at the time of the turn with the same index.
     ranks, batch : int
         The number of ranks, and the samples of each in a step.
     traffic_known : bool
-        Whether bytes were counted.
+        True if bytes were counted.
     period : int
         Steps after which communication repeats.
 
     Returns
     -------
     Figures
-        Rounded.
+        The rounded figures.
     """
     step = _means(np.concatenate([turn.step for turn in turns]), period)
     forward = _means(np.concatenate([turn.forward for turn in turns]), period)
@@ -218,7 +218,7 @@ def summarise(
 
 
 def _weighted(parts: Sequence[tuple[float, int]]) -> int | None:
-    """Give the weighted mean of pairs of value and weight, as a whole number; None without weights."""
+    """Give the weighted mean of (value, weight) pairs, as a whole number; None without pairs."""
     return round(sum(value * times for value, times in parts) / sum(times for _, times in parts)) if parts else None
 
 
@@ -245,17 +245,17 @@ class TrainResult:
     link_ms : float or None
         The least time in which the links can carry the gradients; None if unknown.
     figures : Figures or None
-        None where the results were wrong.
+        Figures; None if the results were wrong.
     runs : list of Run
-        One for each seed.
+        A run for each seed.
     wrong : int
         Wrong elements of checked gradients, plus ranks that ended with other parameters than rank 0.
     optimizer : Optimizer
         The optimizer that makes the steps, or whose settings the servers use.
     rate_given : bool
-        Whether the learning rate was given for this contestant.
+        True if the learning rate was given for this contestant.
     scale : tuple of Scaled
-        On increasing numbers of ranks, if measured.
+        Throughputs on increasing numbers of ranks, if measured.
     """
 
     model: str
@@ -274,7 +274,7 @@ class TrainResult:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether the learning rate was given for this contestant, or its steps are those of plain SGD."""
+        """True if the learning rate was given for this contestant, or it steps like plain SGD."""
         return self.rate_given or not self.entry.needs_own_rate
 
     def at_end(self, name: str) -> float | None:
@@ -312,7 +312,7 @@ class TrainResult:
         }
 
     def row(self) -> dict[str, Any]:
-        """Give the line of a CSV file: of the curves only the ends, as means over the seeds."""
+        """Give the line of a CSV file: only the ends of the curves, as means over the seeds."""
         record = {name: value for name, value in self.record().items() if name not in ("runs", "scale", "wrong")}
         record |= {f"final_{name}": self.at_end(name) for name in ("loss", "accuracy", "seconds", "sent")}
         efficiencies = {f"efficiency_at_{each.ranks}": each.efficiency for each in self.scale}

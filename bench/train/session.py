@@ -1,4 +1,4 @@
-"""Measuring a plan: for each model and seed build the contestants, check them, train them in turns, check again."""
+"""Measurement of a plan: for each model and seed make the contestants, check them, train them in turns, check again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Shards = Sequence[tuple[Tensor, Tensor]]
 
-_CHECKED_STEPS = 3  # on real data, after the one on random samples
+_CHECKED_STEPS = 3  # number of steps on real data, after a step on random samples
 
 
 class TrainSession(Session[str, Any, TrainResult]):
@@ -98,7 +98,7 @@ class TrainSession(Session[str, Any, TrainResult]):
     def measure(self, block: str, peers: Sequence[Peer]) -> None:
         """Train one model with all contestants, from all seeds."""
         torch.set_num_threads(self.plan.threads)
-        threadpool_limits(self.plan.threads)  # of NumPy's BLAS, which strategies use
+        threadpool_limits(self.plan.threads)  # for NumPy's BLAS, which strategies use
         task = self._load(block)
         entries, ranks = self.plan.entries, self.comm.size
         checked = self._resume.part(f"{block}: check of {ranks} ranks", partial(self._check, task))
@@ -202,7 +202,7 @@ class TrainSession(Session[str, Any, TrainResult]):
 
         Each rank contributes its gradient, computed without communication, and its residual. The mean of these sums
         over the ranks has to equal the applied gradient plus the mean of the new residuals divided by their decay:
-        nothing is lost. With a decay of 0 everything is lost that is not applied.
+        nothing is lost. With a decay of 0 every part that is not applied is lost.
         """
         alone = self._make(Entry(NONE, precision=contestant.entry.precision), task, 0)
         alone.model.load_state_dict(contestant.model.state_dict())
@@ -214,7 +214,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         magnitudes = np.abs(brought).mean(axis=0, dtype=np.float64)
         if decay := contestant.decay:
             right -= kept.mean(axis=0, dtype=np.float64) / decay
-            magnitudes += np.abs(kept).mean(axis=0, dtype=np.float64) / decay  # can be larger than the inputs
+            magnitudes += np.abs(kept).mean(axis=0, dtype=np.float64) / decay  # can exceed the inputs
         else:
             right[gradient == 0] = 0
         dtype = contestant.entry.sent_dtype or "float32"
@@ -222,12 +222,12 @@ class TrainSession(Session[str, Any, TrainResult]):
         return sum(from_all(self.comm, wrong))
 
     def _from_all(self, own: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Give the arrays of all ranks, one in each row."""
+        """Give the arrays of all ranks, each in a row."""
         gathered: NDArray[np.float32] = self.comm.allgather(own)
         return gathered
 
     def _count_strays(self, contestant: Contestant) -> int:
-        """Count the ranks whose parameters differ from those of rank 0."""
+        """Count the ranks whose parameters differ from rank 0's."""
         if contestant.entry.is_reference:
             return 0
         digests = from_all(self.comm, contestant.digest())
@@ -252,7 +252,7 @@ class TrainSession(Session[str, Any, TrainResult]):
     def _measure_distances(
         self, task: Task, seed: int, contestants: Sequence[Contestant], runs: dict[Entry, Run]
     ) -> None:
-        """Compute the distances of the final parameters from those of one process."""
+        """Compute the distances of the final parameters from one process's."""
         single = next((contestant for contestant in contestants if contestant.entry.contestant == SINGLE), None)
         if single is None or self.comm.rank != 0:
             return
@@ -276,7 +276,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         self.comm.barrier()
 
     def _measure_scale(self) -> None:
-        """Train on parts of the ranks by themselves, and add the scale efficiency to the results. Collective."""
+        """Train on parts of the ranks, and add the scale efficiency to the results. Collective."""
         plan, outcome = self.plan, self.outcome
         rates: dict[int, dict[tuple[str, Entry], float]] = {}
         wrong: dict[tuple[str, Entry], int] = {}
@@ -296,7 +296,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             outcome.results[place] = replace(result, scale=scaled, wrong=result.wrong + more)
 
     def _on_a_part(self, ranks: int) -> list[TrainResult]:
-        """Measure the first `ranks` ranks by themselves; the others sleep, and have no results. Collective."""
+        """Measure the first `ranks` ranks alone; the remaining ranks sleep, and have no results. Collective."""
         part = self.comm.split(0 if self.comm.rank < ranks else None)
         results: list[TrainResult] = []
         if part is not None:
@@ -317,7 +317,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return results
 
     def _conditions(self) -> dict[str, str]:
-        """Give the conditions under which results belong together."""
+        """Give the conditions that all results must share."""
         environment = describe_environment(self.comm, [], self.outcome.hosts)
         parts = {name: str(value) for name, value in environment.items() if name not in ("command", "date")}
         return {**self.plan.conditions, **parts, "torch": str(self.outcome.facts["torch"])}

@@ -1,4 +1,4 @@
-"""Training steps, and the turns in which the contestants make them."""
+"""Training steps, and the turns in which contestants make them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Shards = Sequence[tuple[Tensor, Tensor]]
 
-_UNTIMED_STEPS = 1  # of each turn: it begins with cold caches
+_UNTIMED_STEPS = 1  # number of untimed steps of each turn, which begins with cold caches
 
 
 def train_step(
@@ -42,10 +42,9 @@ def train_step(
     task : Task
         Its task.
     shards : sequence of (inputs, targets)
-        Equal parts of the batch, whose gradients are averaged one after the other.
+        Equal parts of the batch, whose gradients are averaged in turn.
     hold : callable, optional
-        Called before and after the last backward pass, with the start time of the step, and whether it is before the
-        pass.
+        Called before and after the last backward pass, with the start time of the step, and True if before the pass.
 
     Returns
     -------
@@ -90,7 +89,7 @@ class TurnTaker:
         self.turns = plan.turns if plan.epochs is None else [self._order.steps_per_epoch] * plan.epochs
 
     def is_free(self, contestant: Contestant) -> bool:
-        """Tell whether each rank makes as many steps as fit into a turn."""
+        """Tell if each rank makes as many steps as fit into a turn."""
         return self._pace is not None and contestant.entry.paced_by_policy
 
     def turn(self, contestant: Contestant, timed: int) -> Turn:
@@ -114,7 +113,7 @@ class TurnTaker:
                 step = first + len(times)
                 shards = self._shards(contestant.entry, step)
                 if pace is None and contestant.entry.keeps_step:
-                    self._comm.barrier()  # not with stragglers, and where the strategy may wait for later steps
+                    self._comm.barrier()  # not with stragglers, nor if the strategy may wait for later steps
                 if len(times) == untimed:
                     before = self._traffic.sent()
                 if not shards:
@@ -128,14 +127,14 @@ class TurnTaker:
                 bookkeeping.append((contestant.bookkeeping_seconds() if shards else None) or np.nan)
             finishing = time.perf_counter_ns()
             if finishes:
-                contestant.finish()  # otherwise ranks would wait for those that have made their last step
+                contestant.finish()  # otherwise ranks would wait for ranks that have made their last step
             finishing = time.perf_counter_ns() - finishing
             self._comm.barrier()
             sent_in_all: int | None = self._traffic.sent() - at_first
             sent = self._traffic.sent() - before
         finally:
             gc.enable()
-        known = [each for each in reported if each is not None]  # not in the first step, before all is bound
+        known = [each for each in reported if each is not None]  # unknown in the first step, before all is bound
         if not self._traffic.is_known:
             sent_in_all = round(len(reported) * sum(known) / len(known)) if known else None
         self._made[contestant.entry] = first + len(times)

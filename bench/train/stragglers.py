@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ROOM = 1.5  # the fastest worker's step over the slowest measured one, so that all ranks sleep and the cores suffice
 _MEASURED = 10
-_AT_FIRST = 3  # steps that are not measured
+_AT_FIRST = 3  # number of steps that are not measured
 
 
 class Pace:
@@ -28,11 +28,11 @@ class Pace:
     model : Stragglers
         The model; its durations are relative to the fastest worker.
     rank, run : int
-        This rank, and the number of the run: each draws other numbers.
+        This rank, and the number of the run; random numbers depend on both.
     step_seconds : float
-        The step of the fastest worker.
+        Duration of the fastest worker's step.
     backward_seconds : float
-        The part of a step after the sleep.
+        Duration of the part of a step after the sleep.
     """
 
     def __init__(self, model: Stragglers, rank: int, run: int, step_seconds: float, backward_seconds: float) -> None:
@@ -59,7 +59,7 @@ class Pace:
         began : int
             The start of the step, by `time.perf_counter_ns`.
         before_backward : bool
-            Whether the backward pass is still to come.
+            True if the backward pass is still to come.
         step : int
             The number of the step.
         """
@@ -86,7 +86,7 @@ def measure_pace(
     Returns
     -------
     tuple of float
-        Seconds of the fastest worker's step, the same on all ranks, and of this rank's backward pass.
+        Seconds of the fastest worker's step, equal on all ranks, and of this rank's backward pass.
     """
     times = []
     for _ in range(_AT_FIRST + _MEASURED):

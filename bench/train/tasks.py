@@ -1,4 +1,4 @@
-"""The models, each with its data."""
+"""Models, each with its data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .data import CHARACTERS, Array, Data, digits, library_text
 from .perceptrons import is_perceptron, widths_of
 
 _HELD_OUT_BATCH = 256
-_GROUPS = 4  # of normalised channels
-_BLOCKS = 9  # of each width
-_BEGINNING = 0.1  # initial scale of what a residual block adds: many blocks would not learn otherwise
+_GROUPS = 4  # groups of normalized channels
+_BLOCKS = 9  # residual blocks of each width
+_BEGINNING = 0.1  # initial scale of a residual block's addition; otherwise, many blocks would not learn
 
 
 class CharacterLSTM(nn.Module):
@@ -50,7 +50,7 @@ class Widened(nn.Module):
         self._width = width
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the pixels of each image, so often as they fit."""
+        """Give the pixels of each image, repeated up to the width."""
         pixels = images.flatten(1)
         return pixels.repeat(1, -(-self._width // pixels.shape[1]))[:, : self._width]
 
@@ -95,8 +95,8 @@ class Narrow(nn.Module):
 class ResidualBlock(nn.Module):
     """Two convolutions and the shortcut to which they add (He et al., 2016).
 
-    Normalised over groups of channels, not over the batch, so that the mean of the ranks' gradients is that of one
-    process with all of their samples.
+    Normalized over groups of channels, not over the batch, so that the mean of the ranks' gradients equals the gradient
+    of one process with all of their samples.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -150,7 +150,7 @@ class Task:
     data : Data
         Its data.
     learning_rate : float
-        One that suits it.
+        A learning rate that suits the model.
     classes : int
         The number of different targets.
     """
@@ -210,5 +210,5 @@ def load_task(name: str) -> Task:
 
 
 def perceptron(data: Data) -> Task:
-    """Make the task of the perceptron with data that there are: digits of 28 pixels a side."""
+    """Make the task of the perceptron with existing data: digits of 28 pixels a side."""
     return Task("mlp", mlp, data, 0.05, 10)

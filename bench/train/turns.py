@@ -1,4 +1,4 @@
-"""A turn of a contestant: consecutive steps, on one rank and on all of them."""
+"""Turns of contestants: consecutive steps, on one rank and on all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 FORWARD, BACKWARD, UPDATE = range(3)
 
-Times = NDArray[np.int64]  # nanoseconds, [step, part]; the parts are those above
+Times = NDArray[np.int64]  # nanoseconds, [step, part], in the order of the parts above
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Turn:
     times : array
         The times of the parts of each timed step.
     bookkeeping : array
-        Seconds of each timed step that this rank spent on selecting what is sent; NaN where everything is sent.
+        Seconds of each timed step that this rank spent to select the data to send; NaN if all is sent.
     steps : int
-        All steps, with those that were not timed.
+        Number of all steps, including untimed ones.
     seconds : float
         The time of all steps.
     sent : int
         Bytes sent in the timed steps, by this rank's counter.
     reported : float or None
-        Bytes that this rank sent in a timed step, as the library counts them.
+        Bytes that this rank sent in a timed step, counted by the library.
     waited : float or None
         Seconds of the timed steps beyond their random computing times; None without stragglers.
     sent_in_all : int or None
@@ -50,26 +50,26 @@ class Turn:
 
 @dataclass(frozen=True)
 class JointTurn:
-    """The same turn on all ranks.
+    """A turn on all ranks.
 
     Attributes
     ----------
     step, forward, backward : array
-        Milliseconds of each timed step, and of its two passes, on the rank that took longest.
+        Milliseconds of each timed step, and of its two passes, on the slowest rank.
     bookkeeping : array
-        Milliseconds of selecting what is sent, on the slowest rank; NaN where everything is sent.
+        Milliseconds to select the data to send, on the slowest rank; NaN if all is sent.
     steps : int
-        All steps, with those that were not timed.
+        Number of all steps, including untimed ones.
     seconds : float
         The time of all steps.
     sent : float
         Bytes that a rank sent in a step.
     reported : float or None
-        The same as the library counts it.
+        The same, counted by the library.
     waited : float or None
-        The share of their time in which ranks did not compute; None without stragglers.
+        The share of time in which ranks did not compute; None without stragglers.
     iterations_per_second : float or None
-        Of all ranks together; None without stragglers.
+        Iterations per second of all ranks together; None without stragglers.
     sent_in_all : float or None
         Bytes that a rank sent in all steps.
     """
@@ -100,7 +100,7 @@ class JointTurn:
 
 
 def join(turns: Sequence[Turn]) -> JointTurn:
-    """Combine the turns of all ranks; if their numbers of steps differ, only the first steps that all have made."""
+    """Combine the turns of all ranks; if their numbers of steps differ, use only the first steps that all have made."""
     steps = min(len(turn.times) for turn in turns)
     times = np.stack([turn.times[:steps] for turn in turns])
     waited = [turn.waited for turn in turns if turn.waited is not None]
