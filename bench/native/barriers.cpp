@@ -58,8 +58,8 @@ std::size_t nearest(std::span<const double> times, double middle) {
   return found;
 }
 
-// `everywhere`: searches around the pushes of every worker in turn, instead of only those of the earliest worker. Of
-// equally near pushes the earlier one is taken.
+// With `everywhere` it searches around the pushes of every worker in turn, not only of the earliest worker. Of equally
+// near pushes it takes the earlier one.
 Barrier grid_scan(const Predictions& predictions, bool everywhere) {
   std::size_t first = 0;
   for (std::size_t worker = 1; worker < predictions.workers(); ++worker) {
@@ -95,17 +95,17 @@ Barrier grid_scan(const Predictions& predictions, bool everywhere) {
   return {best.spread, best.time, std::move(best_set)};
 }
 
-// How a worker's previous push is found in the set, and removed, when its next push replaces it.
+// Way to find and remove a worker's previous push in the set, when its next push replaces it.
 enum class Removal : std::uint8_t {
   traverse_all,  // linear search, and a search for the earliest of the set each time
-  traverse,      // linear search; the earliest is looked at only if it was replaced
-  bisect,        // the same with a binary search by (time, worker), because times can be equal
+  traverse,      // linear search; looks at the earliest only if it was replaced
+  bisect,        // binary search by (time, worker), because times can be equal; otherwise like `traverse`
 };
 
 // Sets that lack a worker do not count, unlike in the thesis' algorithm 4 as printed.
 Barrier zipline(const Predictions& predictions, Removal removal) {
   Best best{infinite, infinite};
-  std::vector<Push> set;  // the latest push of each worker so far, ascending
+  std::vector<Push> set;  // latest push of each worker so far, ascending
   set.reserve(predictions.workers() + 1);
   std::vector<std::size_t> met(predictions.workers(), 0);
   for (const Push& push : sorted(predictions)) {

@@ -1,5 +1,5 @@
-// The calls of the kernels on raw addresses as Python makes them, on the CPU and on devices alike: this file has the
-// fields of each call, in the order of Python's arguments, and the list of the steps.
+// Calls of the kernels on raw addresses, as Python makes them, for the CPU and devices alike: the fields of each call,
+// in the order of Python's arguments, and the list of the steps.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -74,7 +74,7 @@ void each_field(compute::RoundStep& call, Visit visit) {
 
 #undef FIELD
 
-// define.operator()<Step>(name) for each step.
+// Calls define.operator()<Step>(name) for each step.
 template <class Define>
 void each_step(Define define) {
   define.template operator()<compute::MomentumStep>("momentum_step");
@@ -108,7 +108,7 @@ std::string field_names() {
   return names;
 }
 
-// The call with these values of its first fields and these by name; others keep their defaults.
+// Returns the call with these values of its first fields and `named` fields; the remaining ones keep their defaults.
 template <class Call>
 Call call_of(const pybind11::tuple& values, const pybind11::dict& named = {}) {
   Call call{};

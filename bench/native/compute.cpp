@@ -1,5 +1,5 @@
-// The CPU kernels on raw addresses, at a chosen SIMD level, for their benchmark and for tests. The caller keeps the
-// memory alive, and is responsible for valid addresses.
+// CPU kernels on raw addresses, at a chosen SIMD level, for their benchmark and for tests. The caller keeps the memory
+// alive, and is responsible for valid addresses.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -80,7 +80,7 @@ double sum_of_squares(const std::string& level, std::uintptr_t source, const std
                                     scale);
 }
 
-// A kernel whose fields are Python's arguments, behind the level.
+// Defines the function of a kernel, whose arguments are the level and then the kernel's fields.
 template <class Call, class Kernel>
 void define(py::module_& module, const char* name, Kernel kernel) {
   module.def(

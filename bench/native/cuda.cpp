@@ -1,5 +1,5 @@
-// The CUDA kernels on raw device addresses, for their benchmark and for tests. All work is queued in the default stream
-// of the thread's current device. The caller keeps the memory alive, and is responsible for valid addresses.
+// CUDA kernels on raw device addresses, for their benchmark and for tests. All work is queued in the default stream of
+// the thread's current device. The caller keeps the memory alive, and is responsible for valid addresses.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -95,7 +95,7 @@ class Launch {
     return {};
   }
 
-  // The mean time of `repeats` consecutive launches, by the device's clock.
+  // Returns the mean time of `repeats` consecutive launches, by the device's clock.
   [[nodiscard]] double microseconds(std::size_t repeats) const {
     const cuda::OwnedEvent begin(cuda::EventKind::time);
     const cuda::OwnedEvent end(cuda::EventKind::time);
@@ -137,7 +137,7 @@ Launch with_numbers(NumbersKernel<Call> kernel, const std::vector<Call>& calls, 
       [memory] { return memory->numbers.read(); });
 }
 
-// The calls of a list, each of them a sequence of its fields.
+// Returns the calls of a list, each given as a sequence of its fields.
 template <class Call>
 std::vector<Call> calls_of(const std::vector<py::tuple>& fields) {
   std::vector<Call> calls;
@@ -216,7 +216,7 @@ Launch copy(Address destination, Address source, std::size_t bytes) {
   return Launch([=] { cuda::runtime().copy(pointer_to(destination), pointer_to(source), bytes, stream); });
 }
 
-// A kernel on a list of calls, which `prepare` makes ready.
+// Defines a kernel on a list of calls, which `prepare` makes ready.
 template <class Call, class Prepare>
 void define_list(py::module_& module, const char* name, Prepare prepare) {
   module.def(
@@ -267,13 +267,13 @@ void bind_kernels(py::module_& module) {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// A type of its own for pybind11: the package binds DeviceMemory for its arrays.
+// A separate type for pybind11: the package binds DeviceMemory for its arrays.
 class RawMemory : public DeviceMemory {
  public:
   using DeviceMemory::DeviceMemory;
 };
 
-// The address of a contiguous buffer of the caller, which must have the size of the memory.
+// Returns the address of a contiguous buffer of the caller, which must have the size of the memory.
 void* bytes_of(const py::buffer_info& buffer, const DeviceMemory& memory) {
   const auto bytes = static_cast<std::size_t>(buffer.size * buffer.itemsize);
   if (bytes != memory.bytes()) {

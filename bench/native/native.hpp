@@ -1,4 +1,4 @@
-// Shared by the native modules, which are compiled when they are first used, against the installed headers and library.
+// Helpers of the native modules, which are compiled on first use against the installed headers and library.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// Builds the calls of kernels/compute/top_k.hpp from Python's arguments, for the CPU and for devices alike.
+// Makes the calls of kernels/compute/top_k.hpp from Python's arguments, for the CPU and for devices alike.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace gradientflow::native {
 
-// gradient, dtype, residual, next_residual, velocity, next_velocity, block, data, how, scale, momentum, masking, seed,
-// threshold
+// (gradient, dtype, residual, next_residual, velocity, next_velocity, block, data, how, scale, momentum, masking, seed,
+// threshold)
 using SelectFields =
     std::tuple<std::uintptr_t, std::string, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t,
                compute::EntryBlock, std::uintptr_t, std::string, float, float, bool, std::uint64_t, float>;
