@@ -4,11 +4,11 @@
 
 It needs nvcc. It creates a virtual environment in the folder of --out and installs into it; --offline builds with the
 packages of the Python that runs it, --no-install uses the installed gradientflow of that Python. After a step that
-fails, or exceeds its time limit, the next ones still run. The folder then contains the output of every step, the
-figures of the benchmarks, and summary.json: the machine, the outcome of every step, and which aims were reached. The
+fails or exceeds its time limit, the next steps still run. The folder then contains the output of every step, the
+figures of the benchmarks, and summary.json: the machine, the outcome of every step, and the aims that were reached. The
 exit status is 0 if every step passed.
 
-Only Python's standard library is used: nothing is installed when this starts.
+It uses only Python's standard library: nothing is installed when it starts.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 _MIB = 1 << 20
-_ENDING_SECONDS = 5.0  # for a step that exceeded its time limit to end its processes
+_ENDING_SECONDS = 5.0  # time for a step that exceeded its limit to end its processes
 _PASSED, _FAILED, _LEFT_OUT = "passed", "failed", "left out"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the check; its name is also that of its files."""
+    """One step of the check; its files have the same name."""
 
     name: str
     command: list[str]
-    limit: float  # seconds
+    limit: float  # time limit in seconds
     environment: Mapping[str, str] = field(default_factory=dict)
-    report: Path | None = None  # pytest's, for counting the tests
-    reason: str = ""  # for leaving it out; there is no command then
+    report: Path | None = None  # pytest's report, to count the tests
+    reason: str = ""  # reason for leaving the step out; there is no command then
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The outcome of a step: "passed", "failed" or "left out", and why."""
+    """The outcome of a step: "passed", "failed" or "left out", and the reason."""
 
     name: str
     command: str
     status: str
     seconds: float
     reason: str = ""
-    tests: Mapping[str, int] = field(default_factory=dict)  # passed, failed and skipped, for a step of pytest
+    tests: Mapping[str, int] = field(default_factory=dict)  # numbers of tests by outcome, for a step of pytest
 
 
 def main() -> int:
-    """Run all steps; gives the exit status."""
+    """Run all steps; give the exit status."""
     options = _parser().parse_args()
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def run_step(step: Step, out: Path, deadline: float) -> Ended:
-    """Run one step until it ends, or exceeds its time limit or the deadline; its output goes to a file in `out`."""
+    """Run one step until it ends, or exceeds its time limit or the deadline; its output is in a file in `out`."""
     command = " ".join(step.command)
     if step.reason:
         return Ended(step.name, command, _LEFT_OUT, 0.0, step.reason)
@@ -116,7 +116,7 @@ def run_step(step: Step, out: Path, deadline: float) -> Ended:
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> str:
-    """Wait for a process; after the time limit end it and its children. Gives the reason of a failure."""
+    """Wait for a process; after the time limit end it and its children. Give the reason of a failure."""
     try:
         status = process.wait(limit)
         return f"exit status {status}" if status else ""
@@ -164,13 +164,13 @@ def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
     yield command("doctor", ["doctor"], 30)
     yield tests("test-kernels", "devices/test_cuda_kernels.py", [], 60)
 
-    # One GPU for all ranks: NCCL does not serve this case.
+    # One GPU for all ranks, a case that NCCL does not support.
     one_gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
     sizes, kernel_sizes = ("4K,64K", "20012") if options.small else ("1K,16K,256K,1M,16M,128M", "64K,4M,256M")
     yield bench("bench-kernels", ["kernels", "--sizes", kernel_sizes], 150)
     overhead = ["--algorithm", "nccl", "--compare", "nccl", "--memory", "array", "--sizes", sizes]
     yield bench("bench-1-rank", ["allreduce", "-n", "1", *overhead], 60, **one_gpu)
-    # Inside one node and without NCCL, hierarchical is the host's one-pass allreduce, through pinned memory.
+    # Inside one node and without NCCL, hierarchical means the host's one-pass allreduce, through pinned memory.
     ways = ["--algorithm", "shared,hierarchical", "--compare", "mpi", "--sizes", sizes]
     without_nccl = {**one_gpu, "GRADIENTFLOW_NCCL_LIBRARY": "off"}
     for ranks in options.ranks:
@@ -299,7 +299,7 @@ def _kernel_aim(results: Sequence[Mapping[str, Any]]) -> Aim:
 
 
 def _overhead_aim(results: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
-    """Compare how long calls occupy the host, for sizes whose work on the device is short."""
+    """Compare the times that calls occupy the host, for sizes whose work on the device is short."""
     differences = []
     for size in sorted({result["bytes"] for result in results}):
         by_backend = {result["backend"]: result for result in results if result["bytes"] == size}
@@ -336,7 +336,7 @@ def _line(step: Ended) -> str:
 
 
 def _find(program: str) -> str | None:
-    """Find a program of CUDA's."""
+    """Find a program of CUDA."""
     homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
     folders = [os.environ.get("PATH", ""), *(f"{home}/bin" for home in homes if home)]
     return shutil.which(program, path=os.pathsep.join(folders))
@@ -351,14 +351,14 @@ def _ask(command: Sequence[str], read: Callable[[str], list[str]]) -> list[str]:
 
 
 def _nvidia_smi(field_name: str) -> list[str]:
-    """Ask the driver for a property of every GPU; empty without one."""
+    """Ask the driver for a property of every GPU; empty without a GPU."""
     return _ask(
         ["nvidia-smi", f"--query-gpu={field_name}", "--format=csv,noheader"], lambda text: text.split("\n")[:-1]
     )
 
 
 def _cuda_version() -> str:
-    """Give the version of nvcc, "12.8"; empty where there is none."""
+    """Give the version of nvcc, such as "12.8"; empty if there is none."""
     found = _ask([_find("nvcc") or "nvcc", "--version"], lambda text: re.findall(r"release ([\d.]+)", text))
     return found[0] if found else ""
 

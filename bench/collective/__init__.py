@@ -1,1 +1,1 @@
-"""Collectives, compared with those of other libraries."""
+"""Collectives, compared with other libraries."""

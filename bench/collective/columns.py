@@ -31,9 +31,9 @@ class Result(BandwidthResult):
     Attributes
     ----------
     collective, algorithm, memory : str
-        The contestant.
+        Names of the contestant in results.
     launch_us : float or None
-        On a device, how long a call occupies the host, without waiting for the device; the median of the slowest rank.
+        On a device, time that a call occupies the host, without a wait for the device; the slowest rank's median.
     """
 
     collective: str
@@ -43,7 +43,7 @@ class Result(BandwidthResult):
 
     @property
     def key(self) -> Key:
-        """The contestant it belongs to."""
+        """The key of the contestant."""
         return self.backend, self.algorithm, self.memory, self.wire
 
 

@@ -1,4 +1,4 @@
-"""``gradientflow bench allreduce`` and the other collectives, each with the options that apply to it."""
+"""``gradientflow bench allreduce`` and its like: a command for each collective, with the options that apply."""
 
 from __future__ import annotations
 

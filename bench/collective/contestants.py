@@ -1,4 +1,4 @@
-"""Our contestants: each collective on each kind of memory, with each algorithm and wire."""
+"""GradientFlow's contestants: each collective on each kind of memory, with each algorithm and wire."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def our_contestant(
     comm: Communicator, case: Case, algorithm: str, memory: str, wire: str, device: int | None = None
 ) -> Contestant:
-    """Make one of our own variants, with fresh buffers in the host's memory or in that of a CUDA device. Collective."""
+    """Make one variant of ours, with fresh buffers in memory of the host or of a CUDA device. Collective."""
     largest = replace(case, rank=ROOT)  # all ranks allocate the same node memory
 
     def allocate(count: int, count_on_root: int) -> Any:
@@ -64,13 +64,13 @@ def _our_call(
 
 
 class PreparedPeer:
-    """Our prepared calls, on ordinary memory, as a peer of the ordinary ones."""
+    """Our prepared calls, on ordinary memory, as a peer of our ordinary calls."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Prepare a call, on a given source or its own."""
+        """Prepare a call, on a given source or a new one."""
         source = np.empty(case.input_count, case.dtype) if source is None else source
         result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
         ordinary: Any = _our_call(self._comm, case, "auto", case.dtype, source, result)

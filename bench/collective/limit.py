@@ -1,8 +1,8 @@
-"""The limit: the memory traffic of an allreduce in node memory, without synchronisation between the ranks.
+"""The limit: the memory traffic of an allreduce in node memory, without synchronization between the ranks.
 
-Every rank reads its slice of all ranks' tensors and writes the result to all of them, with the kernel that ours uses.
-If ranks outnumber cores, only as many ranks as there are cores have a slice: the others would only take turns.
-No rank waits for another, so results are right only between barriers, and no allreduce of this kind can be faster.
+Every rank reads its slice of all ranks' tensors and writes the result to all of them, with the same kernel as ours. If
+ranks outnumber cores, only one rank for each core has a slice: more ranks would only take turns. No rank waits for
+another, so results are right only between barriers, and no allreduce of this kind can be faster.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ MEMORIES = ("pool", "array")
 ALGORITHMS = ("auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi")
 ALGORITHMS_OF = {"cpu": ALGORITHMS, "cuda": (*ALGORITHMS, "nccl")}
 LIMIT = "limit"  # the limit set by memory: not a library
-PREPARED = "prepared"  # our prepared calls, compared with the ordinary ones
+PREPARED = "prepared"  # our prepared calls, compared with our ordinary calls
 PEERS_OF = {"cpu": (*PEERS, LIMIT, PREPARED), "cuda": (*PEERS, "nccl")}
 DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
 
@@ -46,11 +46,11 @@ class CollectivePlan(ComparedPlan):
     sizes : tuple of int
         Bytes, as nccl-tests counts them for the collective.
     memories, algorithms : tuple of str
-        Our variants: each memory with each algorithm.
+        Variants of ours: each memory with each algorithm.
     dtype, op : str
         Element type and reduction.
     device : str
-        The place of the arrays: "cpu", or "cuda" for a device of each rank.
+        Location of the arrays: "cpu", or "cuda" for a device of each rank.
     """
 
     collective: str
@@ -59,11 +59,11 @@ class CollectivePlan(ComparedPlan):
     algorithms: tuple[str, ...] = ("auto",)
     dtype: str = "float32"
     op: str = "sum"
-    wires: tuple[str, ...] = field(default=(), kw_only=True)  # without any, the element type
+    wires: tuple[str, ...] = field(default=(), kw_only=True)  # if empty, the element type
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        """Refuse invalid options, with a sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names the remedy."""
         check_choices("collective", (self.collective,), tuple(COLLECTIVES))
         check_choices("--dtype", (self.dtype,), DTYPES)
         check_choices("--op", (self.op,), OPS)

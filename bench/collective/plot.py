@@ -1,4 +1,4 @@
-"""Bandwidth against size, as a picture."""
+"""Plot of bandwidth against size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEGEND_COLUMNS = 3
 
 
 def draw(figure: Any, results: Sequence[Result]) -> str:
-    """Draw all contestants of a collective over size: the call alone, and next to it with writing the values."""
+    """Draw all contestants of a collective over size: the call alone, and beside it the call with writing values."""
     right = [result for result in results if result.median_us]
     collective = right[0].collective if right else ""
     lines = list(grouped(right, lambda result: (result.key, result.transport)).values())

@@ -1,4 +1,4 @@
-"""Measuring one collective at several sizes."""
+"""Measurement of one collective at several sizes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CollectiveSession(Session[int, Contestant, Result]):
         return Case(plan.collective, block, plan.dtype, plan.op, comm.size, comm.rank, plan.wires)
 
     def measure(self, block: int, peers: Sequence[Peer]) -> None:
-        """Measure a size, unless it is too small for so many ranks."""
+        """Measure a size, unless it is too small for this many ranks."""
         if self.case(block).count == 0 and self.plan.collective != "barrier":
             self.outcome.remark(f"{format_size(block)} is less than one element for each rank and was left out.")
             self.done += 1

@@ -1,4 +1,4 @@
-"""``gradientflow bench first``: programs in which nothing is set but the name of a strategy, beside DDP over Gloo."""
+"""``gradientflow bench first``: programs that set only the name of a strategy, beside DDP over Gloo."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ..train.perceptrons import SHAPES
 
 _GLOO = "ddp-gloo"
 _TRAINED = {"ddp-gradientflow": "DDP", "dense": "optimizer", "csc": "csc", "lags": "lags"}
-_PSUM = "psum_over_gloo"  # a ratio; all others are milliseconds
-_ROUNDS = 3  # jobs of each library for JAX, whose processes have one
+_PSUM = "psum_over_gloo"  # a ratio; all other figures are milliseconds
+_ROUNDS = 3  # jobs of each library for JAX, since a JAX process has only one library
 
 
 @click.command()
@@ -51,7 +51,7 @@ def first(
     jax: bool,
     json_path: str | None,
 ) -> None:
-    """Measure what users get who set nothing: DDP, the optimizer, csc, lags and psum of JAX, beside Gloo.
+    """Measure the performance without settings: DDP, the optimizer, csc, lags and psum of JAX, beside Gloo.
 
     Every result is checked before it is timed.
     """
@@ -93,7 +93,7 @@ def _trained(place: Place, gradients: Sequence[int], shape: str, steps: int) -> 
 
 
 def _psum(place: Place, gradients: Sequence[int]) -> dict[str, float]:
-    """Give the time of psum over that over gloo, by size."""
+    """Give the time of psum over its time with gloo, by size."""
     told = {"measure": "psum", "sizes": list(gradients), "seconds": 1.0}
     times: dict[str, list[list[float]]] = {"gradientflow": [], "gloo": []}
     for library in turns([*times], _ROUNDS):

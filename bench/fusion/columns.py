@@ -19,20 +19,20 @@ from .contestants import COPY_FUSION, PER_TENSOR, FusionContestant
 
 @dataclass(frozen=True, kw_only=True)
 class FusionResult(BandwidthResult):
-    """One contestant's figures on one model.
+    """The figures of a contestant on a model.
 
     Attributes
     ----------
     method, model : str
-        The contestant, and the model.
+        Names of the contestant and the model.
     tensors, parameters : int
-        Their numbers in the model.
+        Numbers of tensors and parameters of the model.
     memory : str
         The memory of the tensors.
     threshold_bytes : int or str or None
         The threshold of a pool, possibly ``"inf"``, or the buffer size of copy fusion.
     calls : int
-        Allreduces in a step.
+        Number of allreduces in a step.
     bytes_copied : int
         Bytes that each rank copies into and out of fusion buffers in a step.
     """
@@ -48,7 +48,7 @@ class FusionResult(BandwidthResult):
 
 
 def summarise_step(case: Case, model: Model, contestant: FusionContestant, copied: int, *measured: Any) -> FusionResult:
-    """Make the result of a contestant that has copied so many bytes, from what `core.results.shared` takes."""
+    """Make the result of a contestant that has copied `copied` bytes, from the arguments of `core.results.shared`."""
     return FusionResult(
         method=contestant.method,
         model=model.name,

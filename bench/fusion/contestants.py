@@ -1,11 +1,11 @@
-"""The contestants of ``gradientflow bench fusion``: ways to average all gradients of a model over the ranks.
+"""Contestants of ``gradientflow bench fusion``: ways to average all gradients of a model over the ranks.
 
 Each has its own tensors, in the order of backpropagation. Each tensor is marked as ready as soon as it is written, and
 the step ends with a wait:
 
 - *per tensor*: one allreduce for each tensor;
 - *copy fusion*: tensors are copied into a buffer until it is full, one allreduce runs over the buffer, and its parts
-  are copied back, as Horovod does it;
+  are copied back, as in Horovod;
 - *pool fusion*: `GradientPool`, whose tensors lie side by side, so that one allreduce reduces many without a copy.
 """
 
@@ -48,7 +48,7 @@ class FusionContestant:
     Attributes
     ----------
     method, backend, memory, wire : str
-        Its names in results.
+        Names in results.
     threshold : float, str or None
         The threshold of a pool, or the buffer size of copy fusion, in bytes.
     tensors : sequence of array
@@ -79,7 +79,7 @@ class FusionContestant:
 
     @property
     def key(self) -> Key:
-        """The identity of this contestant among the others."""
+        """The key that identifies this contestant."""
         return self.method, self.backend, self.memory, self.threshold, self.wire
 
     @property
@@ -117,7 +117,7 @@ class FusionContestant:
         self.wait()
 
     def steps(self, block_length: int) -> Steps:
-        """Give the steps to time: backpropagation writes the tensors one by one, each with a repeated block."""
+        """Give the steps to time: backpropagation writes the tensors in turn, each with a repeated block."""
         writers = [writer(tensor, block_length) for tensor in self.tensors]
         numbered = list(enumerate(writers))
         ready = self.ready
@@ -136,7 +136,7 @@ class FusionContestant:
 
 @dataclass(frozen=True)
 class Reducer:
-    """One library's allreduce.
+    """The allreduce of one library.
 
     Attributes
     ----------
@@ -163,12 +163,12 @@ class CopyFusion:
     """Copies tensors into a buffer until it is full, reduces the buffer, and copies its parts back.
 
     A tensor that would be alone in the buffer, or is larger, is reduced in place. The division that turns a sum into a
-    mean needs no additional pass: it is part of copying back.
+    mean needs no extra pass: it happens while copying back.
 
     Parameters
     ----------
     tensors : sequence of array
-        In the order in which they become ready.
+        The tensors, in the order in which they become ready.
     buffer_bytes : int
         The size of the buffer.
     reducer : Reducer
@@ -178,7 +178,7 @@ class CopyFusion:
     def __init__(self, tensors: Sequence[Values], buffer_bytes: int, reducer: Reducer) -> None:
         self._copied = 0
         self._divisor = reducer.divisor
-        self._groups: dict[int, _Group] = {}  # by the index of the last tensor
+        self._groups: dict[int, _Group] = {}  # groups by the index of their last tensor
         buffer = np.empty(buffer_bytes // tensors[0].itemsize, tensors[0].dtype)
         for group in fused_groups(tensors, buffer_bytes):
             if len(group) == 1:
@@ -224,7 +224,7 @@ class _Group:
 
 
 def fused_groups(tensors: Sequence[Values], buffer_bytes: int) -> list[list[int]]:
-    """Group consecutive tensors: as many as the buffer holds."""
+    """Group consecutive tensors, as many as fit the buffer."""
     groups: list[list[int]] = []
     room = -1
     for index, tensor in enumerate(tensors):
@@ -294,7 +294,7 @@ def _ordinary_tensors(case: Case, model: Model) -> list[Values]:
 
 
 def _node_tensors(comm: Communicator, case: Case, model: Model) -> list[Values]:
-    """Lay the tensors side by side in node memory, as a pool does."""
+    """Lay the tensors side by side in node memory, as in a pool."""
     lengths = [math.prod(shape) for shape in model.gradients]
     step = _ALIGNMENT // np.dtype(case.dtype).itemsize
     ends = np.cumsum([-(-length // step) * step for length in lengths])

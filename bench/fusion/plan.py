@@ -8,7 +8,7 @@ from ..core.plan import ComparedPlan, PlanError, Threshold, check_choices, check
 from ..core.shapes import MODELS, Model
 
 DEFAULT_THRESHOLDS = "auto,0,1M,8M,inf"
-DEFAULT_BUFFER = "64M"  # Horovod's
+DEFAULT_BUFFER = "64M"  # Horovod's default
 
 DTYPE = "float32"
 _ITEM = 4
@@ -33,7 +33,7 @@ class FusionPlan(ComparedPlan):
     buffer_bytes: int
 
     def __post_init__(self) -> None:
-        """Refuse invalid options, with a sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names the remedy."""
         check_choices("--models", self.models, tuple(MODELS))
         if not self.thresholds:
             raise PlanError(f"--thresholds names nothing: write for example {DEFAULT_THRESHOLDS}")

@@ -1,4 +1,4 @@
-"""Times of a step on each model, as bars."""
+"""Plot of the time of a step on each model, as bars."""
 
 from __future__ import annotations
 

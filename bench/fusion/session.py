@@ -1,4 +1,4 @@
-"""Measuring ways to average all gradients of a model."""
+"""Measurement of ways to average all gradients of a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FusionSession(Session[Model, FusionContestant, FusionResult]):
         return [replace(case, size=tensor.nbytes) for tensor in contestant.tensors]
 
     def steps(self, case: Case, contestant: FusionContestant, block_length: int) -> Steps:
-        """Write tensors one by one."""
+        """Give steps that write the tensors in turn."""
         return contestant.steps(block_length)
 
     def check(

@@ -1,4 +1,4 @@
-"""What a compiled call of `average` and of `allreduce` costs at one rank, beside compiled calls that add 1."""
+"""Cost of a compiled call of `average` and of `allreduce` at one rank, beside compiled calls that add 1."""
 
 from __future__ import annotations
 

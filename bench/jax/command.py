@@ -142,6 +142,6 @@ def _seed() -> int:
 
 
 def _ratios(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> str:
-    """Write how many times as long theirs took: of the rounds the median, the least and the most."""
+    """Write the ratio of their time to ours over the rounds: the median, the least and the most."""
     each = [there["median_us"] / here["median_us"] for here, there in zip(ours, theirs, strict=True)]
     return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"

@@ -1,4 +1,4 @@
-"""psum_scatter and all_gather in a loop, each call on other data, every result compared."""
+"""psum_scatter and all_gather in a loop, each call on other data, with every result compared."""
 
 from __future__ import annotations
 

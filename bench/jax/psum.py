@@ -1,4 +1,4 @@
-"""psum in shard_map, as any program has it, beside a compiled call without communication."""
+"""psum in shard_map, as in any program, beside a compiled call without communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank of a job: measures what it is told, with the library that has its turn, and prints what it has found."""
+"""A rank of a job: measures as told, with the library that has its turn, and prints its findings."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Array = NDArray[Any]
 
 
 def main() -> None:
-    """Measure what the job is told."""
+    """Measure as the job is told."""
     told = json.loads(sys.argv[1])
     if told["contestant"] == "gloo":
         os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
-    os.environ.update(jax_variables(os.environ))  # which JAX reads when it is imported
+    os.environ.update(jax_variables(os.environ))  # read by JAX on import
     figures = importlib.import_module(f"{__package__}.{told['measure']}").measure(told)
     if os.environ["RANK"] == "0":
         print(f"{MARK}{json.dumps(figures)}", flush=True)
 
 
 class Ranks:
-    """JAX's processes, whose collectives are those of gloo or ours."""
+    """JAX's processes, whose collectives are gloo's or ours."""
 
     def __init__(self) -> None:
         import jax
@@ -48,13 +48,13 @@ class Ranks:
         self._sharding = sharding.NamedSharding(self._mesh, self._spread)
 
     def put(self, own: Array) -> Any:
-        """Make an array of which this is this rank's part."""
+        """Make an array in which `own` is this rank's part."""
         shape = (self.size * own.shape[0], *own.shape[1:])
         parts = [self._jax.device_put(own)]
         return self._jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
 
     def compiled(self, function: Callable[[Any], Any], *, whole: bool = False) -> Any:
-        """Compile a function of each rank's part; a result that is `whole` is the same on all ranks."""
+        """Compile a function of each rank's part; a result that is `whole` is equal on all ranks."""
         specs = {"in_specs": self._spread, "out_specs": self._whole if whole else self._spread}
         return self._jax.jit(self._jax.shard_map(function, mesh=self._mesh, check_vma=False, **specs))
 
@@ -66,7 +66,7 @@ class Ranks:
         return gathered
 
     def times(self, call: Callable[[Any], Any], inputs: Sequence[Any], seconds: float, least: int) -> Array:
-        """Time calls one after the other, each with another input; give those of the slowest rank."""
+        """Time successive calls, each with another input; give the times of the slowest rank."""
         for value in inputs:
             call(value).block_until_ready()
         began = time.perf_counter()

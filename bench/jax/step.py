@@ -1,7 +1,7 @@
-"""A step of the perceptron with averaged gradients less the same step without, inside of jit and with PyTorch.
+"""Difference between a perceptron's step with and without averaged gradients, inside jit and with PyTorch.
 
 Both frameworks train the same perceptron from the same weights on the same batches, in one job and in turns, each with
-averaging and without. Averaged weights must have the same bits on all ranks, and be close in both frameworks.
+and without averaging. Averaged weights must have the same bits on all ranks, and be close in both frameworks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Array = NDArray[Any]
 
 _SIZES = (784, 2048, 2048, 10)
 _BATCH, _BATCHES, _RATE = 32, 8, 0.01
-_STEPS = 4  # of a turn
+_STEPS = 4  # steps of a turn
 
 
 def measure(told: dict[str, Any]) -> dict[str, Any]:
-    """Time the steps; give medians over turns in milliseconds, and whether weights were as they have to be."""
+    """Time the steps; give medians over turns in milliseconds, and the number of wrong weights."""
     with gf.init() as comm:
         rng = np.random.default_rng([told["seed"], 1])
         weights = [
@@ -64,7 +64,7 @@ def measure(told: dict[str, Any]) -> dict[str, Any]:
         return {"ranks": comm.size, "nodes": comm.nodes, "wrong": wrong, "steps": found}
 
 
-Contestant = tuple[Callable[[int], None], Callable[[], list[Array]]]  # trains some steps; gives the weights
+Contestant = tuple[Callable[[int], None], Callable[[], list[Array]]]  # (train some steps, give the weights)
 
 
 def _compare(comm: Any, contestants: dict[str, Contestant]) -> int:
@@ -96,7 +96,7 @@ def _jax(comm: Any, weights: Any, batches: Any, *, averaged: bool) -> Contestant
 
     def loss(weights: Any, x: Any, labels: Any) -> Any:
         for matrix, bias in weights[:-1]:
-            x = jnp.tanh(x @ matrix.T + bias)  # smooth: a kink would turn rounding into other steps
+            x = jnp.tanh(x @ matrix.T + bias)  # smooth: with a kink, rounding would change the steps
         scores = x @ weights[-1][0].T + weights[-1][1]
         return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
 

@@ -1,1 +1,1 @@
-"""The compute kernels, each compared with a plain copy."""
+"""Compute kernels, each compared with a plain copy."""

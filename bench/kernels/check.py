@@ -1,4 +1,4 @@
-"""Checking compute kernels: fresh values for their arrays, and the comparison with the right results."""
+"""Checks of compute kernels: fresh values for their arrays, and the comparison with the right results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ..core.data import Values
 from .contestants import Kernel, stored
 
-_BLOCK = 1_000_003  # random values that are repeated; a prime, so that misplaced values are noticed
+_BLOCK = 1_000_003  # number of random values that are repeated; a prime, so that misplaced values are noticed
 
 
 class Trial:
@@ -20,7 +20,7 @@ class Trial:
     kernel : Kernel
         The kernel.
     count : int
-        Elements of each of its arrays.
+        Elements of each array.
     """
 
     def __init__(self, kernel: Kernel, count: int) -> None:
@@ -39,7 +39,7 @@ class Trial:
             part[...] = block[: len(part)]
 
     def differing(self, name: str, found: Values) -> int:
-        """Count the elements of an array whose bits are wrong afterwards."""
+        """Count the elements of an array whose bits are wrong after the kernel."""
         block = self._after.get(name, self._before[name])
         bits = np.dtype(f"u{block.itemsize}")
         count = 0
@@ -49,7 +49,7 @@ class Trial:
         return count
 
     def is_wrong(self, number: float | None) -> bool:
-        """Tell whether the kernel's sum is wrong."""
+        """Tell if the kernel's sum is wrong."""
         if self._addends is None:
             return False
         addends = self._addends.astype(np.float64)

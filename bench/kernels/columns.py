@@ -23,11 +23,11 @@ class KernelResult(TimedResult):
     bytes, elements : int
         The requested size, and the number of gradients.
     bytes_moved : int
-        Read and written by a call.
+        Bytes that a call reads and writes.
     iterations : int
         Timed calls, or timed series of calls if a call is short.
     copy_median_us : float or None
-        Of a copy that reads and writes as many bytes together.
+        Time of a copy that reads and writes as many bytes together.
     bandwidth_GBps, copy_GBps : float or None
         Bytes moved over the medians, in 10^9 bytes per second.
     ratio : float or None
@@ -43,8 +43,8 @@ class KernelResult(TimedResult):
     bytes_moved: int
     iterations: int
     copy_median_us: float | None = field(metadata=shown("copy"))
-    bandwidth_GBps: float | None = field(metadata=shown("moved", "GB/s", bandwidth))  # noqa: N815 - as it is written
-    copy_GBps: float | None = field(metadata=shown("copy", "GB/s", bandwidth))  # noqa: N815
+    bandwidth_GBps: float | None = field(metadata=shown("moved", "GB/s", bandwidth))  # noqa: N815 - spelled like the unit
+    copy_GBps: float | None = field(metadata=shown("copy", "GB/s", bandwidth))  # noqa: N815 - spelled like the unit
     ratio: float | None = field(metadata=shown("moved / copy"))
 
 

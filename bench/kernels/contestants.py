@@ -1,8 +1,8 @@
-"""The compute kernels of ``gradientflow bench kernels``: the arrays that each reads and writes, and the right results.
+"""Compute kernels of ``gradientflow bench kernels``: the arrays that each reads and writes, and the right results.
 
-All values are small integers, and all factors powers of two, so that every result is exact in every element type and
-in every order of addition. Kernels work element by element, so results over a buffer that repeats a block of random
-values repeat too; and the sum of a kernel is a multiple of the sum over the block, plus a remainder.
+All values are small integers, and all factors powers of two, so that every result is exact in every element type and in
+every order of addition. Kernels work element by element, so over a buffer that repeats a block of random values,
+results repeat too; and the sum of a kernel is a multiple of the sum over the block, plus a remainder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ GRADIENTS = ("float16", "bfloat16", "float32")
 _STORAGE: dict[str, Any] = {"float16": np.float16, "bfloat16": np.uint16, "float32": np.float32}
 _NARROW = GRADIENTS[:2]
 
-# With the rates below, parameters are exact in bfloat16. No zeros: where the gradient is always zero, weights decay
-# until they are subnormal numbers, which processors can be slow with.
+# With the rates below, parameters are exact in bfloat16. No zeros: if the gradient is always zero, weights decay to
+# subnormal numbers, with which processors can be slow.
 _VALUES = np.array([-3, -2, -1, 1, 2, 3], np.float32)
 _NO_RESULT = 99
 _MOMENTUM = 0.5
@@ -40,7 +40,7 @@ class Expected:
     arrays : mapping
         The values of the arrays that it writes, as float32, by name.
     addends : array or None
-        The terms of the sum that it returns; None if it returns none.
+        The terms of the sum that it returns; None if it returns no sum.
     """
 
     arrays: Mapping[str, Values]
@@ -51,7 +51,7 @@ class Launch(Protocol):
     """A kernel, or a copy, prepared for launching on a CUDA device."""
 
     def run(self) -> Sequence[float]:
-        """Launch it, and wait for the number that it computes, if there is one."""
+        """Launch it, and wait for its numbers, if it computes any."""
         ...
 
     def microseconds(self, repeats: int) -> float:
@@ -78,7 +78,7 @@ class Kernel:
     expect : callable
         The reference: takes the values of all arrays as float32.
     spoils : bool
-        Whether its input has infinities and NaN.
+        True if its input has infinities and NaN.
     """
 
     name: str
@@ -115,7 +115,7 @@ def item_size(dtype: str) -> int:
 
 
 def stored(values: Values, dtype: str) -> Values:
-    """Convert float32 values, which have to be exact in an element type, to its storage."""
+    """Convert float32 values, which must be exact in an element type, to its storage."""
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(_STORAGE[dtype], copy=False)

@@ -1,4 +1,4 @@
-"""Measuring the compute kernels on a CUDA device: as on the processor, with the memory and the clock of the device."""
+"""Measurement of the compute kernels on a CUDA device: as on the processor, with the device's memory and clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DeviceKernelBench:
         self._copies = self._cuda.Memory(half), self._cuda.Memory(half)
 
     def measure(self, kernel: Any, seconds: float) -> KernelResult:
-        """Check a kernel on fresh random data, then time it for about so long, beside a copy of as many bytes."""
+        """Check a kernel on fresh random data, then time it for about `seconds`, beside a copy of as many bytes."""
         addresses = [memory.address for memory in self._arrays[: len(kernel.arrays)]]
         launch = kernel.prepare(addresses, self._count)
         wrong = self._check(kernel, addresses, launch)
@@ -66,7 +66,7 @@ class DeviceKernelBench:
 
 
 def take_device_times(launches: Sequence[Launch], seconds: float) -> Samples:
-    """Time launches by the device's clock for about so many seconds; gives nanoseconds of one, [launch, iteration].
+    """Time launches by the device's clock for about `seconds`; give nanoseconds of a launch, [launch, iteration].
 
     A sample is the mean of a series that is long enough to hide the latency of its first launch. If launches are
     shorter than the host needs to submit them, the samples include that wait.

@@ -33,9 +33,9 @@ class KernelsPlan(Plan):
     sizes : tuple of int
         Bytes of the gradients as float32; with 16-bit floats there are as many gradients.
     names : tuple of str, optional
-        The kernels to measure; all of the device by default, except the selections.
+        The kernels to measure; by default all of the device except the selections.
     device : str
-        Their device.
+        The device that runs the kernels.
     seconds : float
         The time to spend on each size, roughly.
     """
@@ -46,7 +46,7 @@ class KernelsPlan(Plan):
     seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse invalid options, with a sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names the remedy."""
         check_choices("--device", (self.device,), DEVICES)
         if self.names is not None:
             check_choices("--kernels", self.names, NAMES_OF[self.device])

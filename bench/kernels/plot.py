@@ -1,4 +1,4 @@
-"""Bandwidths of the compute kernels, as bars."""
+"""Plot of the bandwidths of the compute kernels, as bars."""
 
 from __future__ import annotations
 

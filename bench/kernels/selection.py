@@ -1,7 +1,7 @@
 """Selection of the largest entries for ``gradientflow bench kernels``, compared with NumPy and PyTorch.
 
 NumPy and PyTorch take the magnitudes and return the indices of the largest. The kernel adds gradient and residual,
-finds the largest, and writes a message with them, the next residual, and zeros to the gradient.
+finds the largest entries, and writes a message with them, the next residual, and zeros to the gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .contestants import item_size
 
 GROUP = "selection"
 _SHARES = {"0.1 %": 0.001, "1 %": 0.01}
-_LEAST_SENT = 0.8  # of k, with a sampled threshold
+_LEAST_SENT = 0.8  # least share of k that a sampled threshold has to find
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Selection:
     Attributes
     ----------
     name : str
-        The method, and the number of values to find.
+        Name of the method, and the number of values to find.
     share : float
         The share of values to find.
     arrays : tuple of str
@@ -43,7 +43,7 @@ class Selection:
         Takes the SIMD level, the addresses of the arrays and the number of elements; gives the indices, or their
         number.
     is_exact : bool
-        Whether all of the largest have to be found.
+        True if all of the largest values have to be found.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Measuring the compute kernels: for each size and kernel fill, run, check, and time interleaved with a copy."""
+"""Measurement of the compute kernels: for each size and kernel fill, run, check, and time interleaved with a copy."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 Block = tuple[int, Kernel | Selection]
 
 _LINE = 64
-_SHORTEST = 1e-3  # least seconds of a timed section: it contains several calls if they are shorter
+_SHORTEST = 1e-3  # least seconds of a timed section, which contains several calls if they are shorter
 _WARM_UP = 2
 
 
 class KernelsSession(Session[Block, Any, KernelResult]):
-    """One process measures the kernels; a block is one of them at one size."""
+    """One process measures the kernels; a block is one kernel at one size."""
 
     def __init__(self, comm: Communicator, plan: KernelsPlan, *observers: Any) -> None:
         super().__init__(comm, plan, *observers)
@@ -48,7 +48,7 @@ class KernelsSession(Session[Block, Any, KernelResult]):
         return f"{format_size(size)} {kernel.name} {kernel.dtype}"
 
     def measure(self, block: Block, peers: Sequence[Peer]) -> None:
-        """Measure a kernel, in the same memory as the previous ones of the same size."""
+        """Measure a kernel, in the same memory as previous kernels of this size."""
         size, kernel = block
         if self._bench is None or self._bench.size != size:
             self._bench = None  # frees its memory
@@ -76,7 +76,7 @@ class KernelBench:
         self._copies = _memory(half), _memory(half)
 
     def measure(self, kernel: Kernel | Selection, seconds: float) -> KernelResult:
-        """Check a kernel on fresh random data, then time it, for about so long, beside a copy of as many bytes."""
+        """Check a kernel on fresh random data, then time it for about `seconds`, beside a copy of as many bytes."""
         views = {
             name: memory[: self._count * stored_item.itemsize].view(stored_item)
             for (name, stored_item), memory in zip(_storage(kernel).items(), self._arrays, strict=False)
@@ -103,7 +103,7 @@ class KernelBench:
 
 
 def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> Samples:
-    """Time calls for about so many seconds; gives nanoseconds of a call, [contestant, iteration]."""
+    """Time calls for about `seconds`; give nanoseconds of a call, [contestant, iteration]."""
     for contestant in contestants:
         for _ in range(_WARM_UP):
             contestant()

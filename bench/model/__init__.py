@@ -1,1 +1,1 @@
-"""The error of the model: predictions for hosts that are then emulated, and measured."""
+"""The error of the model: predictions for hosts that are then emulated and measured."""

@@ -1,4 +1,4 @@
-"""``gradientflow bench model``: fit on few emulated hosts, predict others, then measure them."""
+"""``gradientflow bench model``: fit on few emulated hosts, predict other clusters, then measure these."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _CASES = (
 
 
 def _delays(context: click.Context, option: click.Parameter, delays: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse one that no link can have before anything is measured."""
+    """Refuse a delay that no link can have before anything is measured."""
     for delay in delays:
         parse_delay(delay)
     return delays
@@ -144,7 +144,7 @@ def model(
 
 
 def measurement_of(plain: dict[str, Any]) -> Measurement:
-    """Return a measurement from the result of `asdict`, by way of JSON."""
+    """Return a measurement from the result of `asdict`, after a round trip through JSON."""
 
     def points(name: str) -> tuple[Point, ...]:
         return tuple(Point(Call(**call), seconds) for call, seconds in plain[name])
@@ -158,14 +158,14 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_case(link: Link, case: Case) -> Link:
-    """Return the link with another rate, as much less for headers as where it was fitted, and its delay."""
+    """Return the link with another rate, with the same share of headers as the fitted one, and the case's delay."""
     bits = bits_per_second_of(case.rate)
     assert bits
     return replace(link, per_byte=link.per_byte * 1e9 / bits, latency=link.latency + parse_delay(case.delay))
 
 
 def _report_delays(cases: Sequence[Case], transport: str, console: Console) -> None:
-    """Print how late messages are: the emulated links have an error of their own."""
+    """Print how late messages are: the emulated links have an error, too."""
     for case in cases:
         found = measurement_of(run_on_hosts(replace(case, hosts=2), transport, {"measure": "link"}, console))
         least = min(point.seconds for point in found.points)

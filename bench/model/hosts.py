@@ -1,4 +1,4 @@
-"""Jobs on emulated hosts, whose rank 0 tells what it has found."""
+"""Jobs on emulated hosts, whose rank 0 prints the findings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Case:
     Attributes
     ----------
     hosts : int
-        How many, with a rank each.
+        Number of hosts, with a rank each.
     rate : str
-        What each can send.
+        Rate at which each host can send.
     stragglers : tuple of float
-        How many times as long the ranks compute, in turn.
+        Slowdowns of the ranks' computation, in turn.
     delay : str
-        How long what a host sends is under way.
+        Delay of messages between hosts.
     """
 
     hosts: int
@@ -35,14 +35,14 @@ class Case:
     delay: str = "0s"
 
     def __str__(self) -> str:
-        """Name it."""
+        """Return the name of the case."""
         slow = "" if max(self.stragglers) == 1 else f", one {max(self.stragglers):g}x slower"
         late = "" if self.delay == "0s" else f", {self.delay}"
         return f"{self.hosts} hosts, {self.rate}{late}{slow}"
 
 
 def run_on_hosts(case: Case, transport: str, told: dict[str, Any], console: Console) -> Any:
-    """Run a job on emulated hosts, and return what its rank 0 has found.
+    """Run a job on emulated hosts, and return the findings of its rank 0.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Whether auto finds what is best among those that lose nothing: its first steps beside theirs."""
+"""Check of auto's choice among the strategies that lose nothing: its first steps beside theirs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gradientflow.training import ArrayLoop
 from ..core.table import empty_table
 from .hosts import Case, run_on_hosts
 
-_STEPS = 60  # of auto, from its very first
-_OTHERS = 6  # of each that it chooses from, in a turn
+_STEPS = 60  # steps of auto, from its very first
+_OTHERS = 6  # steps of each candidate in a turn
 _TURNS = 2
 _CASES = (Case(4, "200mbit"), Case(4), Case(4, "10gbit"))
 
 
 def race(comm: Communicator, computation: Computation) -> dict[str, Any]:
-    """Measure `auto` from its first step on, between turns of each that it chooses from. Collective."""
+    """Measure `auto` from its first step on, between turns of each candidate. Collective."""
     random = np.random.default_rng(comm.rank)
     fresh = [random.standard_normal(shape, np.float32) for shape in computation.shapes]
 
@@ -57,9 +57,9 @@ def compare_lossless(models: Mapping[str, float], transport: str, console: Conso
     models : mapping of str to float
         Seconds of a step, by model.
     transport : str
-        What messages travel over.
+        Transport of messages.
     console : Console
-        Where to print.
+        Console to print on.
     """
     figures = ("dense ms", "best", "auto, once chosen", "over best", f"auto, {_STEPS} steps", "over best", "choosing")
     table = empty_table(("hosts", "model", "best", "auto's"), figures)
@@ -71,7 +71,7 @@ def compare_lossless(models: Mapping[str, float], transport: str, console: Conso
             best = min(others, key=others.__getitem__)
             times = np.array(found["auto"])
             later, mean = float(np.median(times[found["chosen_after"] :])), float(times.mean())
-            longest = times[: found["chosen_after"]].max() - np.median(times)  # the step in which the link is measured
+            longest = times[: found["chosen_after"]].max() - np.median(times)  # includes the measurement of the link
             over = [f"{each / others[best] - 1:+.1%}" for each in (later, mean)]
             table.add_row(
                 *(str(case), model, _threshold(best), _threshold(found["choice"])),
@@ -86,7 +86,7 @@ def compare_lossless(models: Mapping[str, float], transport: str, console: Conso
 
 
 def _threshold(dense: str) -> str:
-    """Return what tells a candidate from the others."""
+    """Return the part of a candidate's text that distinguishes it."""
     return dense.removeprefix("dense(fusion_threshold=").strip("')")
 
 

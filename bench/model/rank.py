@@ -1,4 +1,4 @@
-"""A rank of a job that measures what is told as JSON; rank 0 prints what it has found."""
+"""A rank of a job that measures as told in JSON; rank 0 prints its findings."""
 
 from __future__ import annotations
 

@@ -24,26 +24,26 @@ from .contestants import ServerContestant
 
 @dataclass(frozen=True, kw_only=True)
 class ServerResult(ContestantResult):
-    """One contestant's figures; `bytes` are those of the gradients that a worker pushes, and of the weights.
+    """The figures of a contestant; `bytes` is the size of the gradients that a worker pushes, and of the weights.
 
     Attributes
     ----------
     workers, servers : int
         The numbers of workers and of servers.
     memory : str
-        "array": gradients and weights in arrays of the worker; "in-place": where servers read and write them.
+        "array": gradients and weights in arrays of the worker; "in-place": in memory that servers read and write.
     algbw_GBps : float or None
-        Gradients and weights together, over the median.
+        Bytes of gradients and weights together, over the median.
     """
 
     workers: int
     servers: int
     memory: str
-    algbw_GBps: float | None = field(metadata=shown("both ways", "GB/s", bandwidth))  # noqa: N815 - as it is written
+    algbw_GBps: float | None = field(metadata=shown("both ways", "GB/s", bandwidth))  # noqa: N815 - spelled like the unit
 
 
 def summarise(case: Case, contestant: ServerContestant, servers: int, *measured: Any) -> ServerResult:
-    """Make the result of a contestant with so many servers, from what `core.results.shared` takes."""
+    """Make the result of a contestant with this many servers, from the arguments of `core.results.shared`."""
     found = shared(case, contestant, *measured)
     rate = gigabytes_per_second(2 * case.bytes, found["median_us"])
     return ServerResult(workers=case.ranks, servers=servers, memory=contestant.memory, algbw_GBps=rate, **found)

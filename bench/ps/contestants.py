@@ -1,7 +1,7 @@
-"""The contestants of ``gradientflow bench ps``: each worker pushes a gradient, and pulls the new weights.
+"""Contestants of ``gradientflow bench ps``: each worker pushes a gradient, and pulls the new weights.
 
-The servers apply ``w = w - (mean of the gradients + w)``, so that the right weights of an exchange depend on that
-exchange alone: the negative mean.
+The servers apply ``w = w - (mean of the gradients + w)``, so that the right weights depend only on the present
+exchange: the negative mean.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
 _SETTINGS = Settings(rate=1.0, weight_decay=1.0)
-_PUSH, _PULL = 1, 2  # tags
+_PUSH, _PULL = 1, 2  # message tags
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ServerContestant:
     Attributes
     ----------
     backend, memory, wire : str
-        Its names in results.
+        Names in results.
     gradient : array
         This worker's gradient; in place, buffers alternate with each call.
     weights : array
@@ -102,7 +102,7 @@ def our_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> S
 
 
 def in_place_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> ServerContestant:
-    """Make our contestant with gradients written where servers read them, and weights read where servers write them."""
+    """Make our contestant with gradients and weights in place, in memory that servers read and write."""
     if wire == "bfloat16" and importlib.util.find_spec("ml_dtypes") is None:
         raise NotServedError("NumPy arrays of bfloat16 in place need the package ml_dtypes")
     weights, mean = np.zeros(case.count, case.dtype), np.zeros(case.count, case.dtype)

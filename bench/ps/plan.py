@@ -18,7 +18,7 @@ MEMORIES = (ARRAY, IN_PLACE)
 
 ONE_PER_WORKER = (0,)  # as many servers as workers
 
-_LEAST_SHARD = 128  # bytes of a server
+_LEAST_SHARD = 128  # least bytes of a server
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ServerPlan(ComparedPlan):
     sizes : tuple of int
         Bytes of the gradients that each worker pushes, and of the weights that it pulls.
     servers : tuple of int
-        The numbers of servers, in the ranks of workers; `ONE_PER_WORKER` by default.
+        The numbers of servers, on ranks that are also workers; `ONE_PER_WORKER` by default.
     memories : tuple of str
         The memory of our gradients and weights, each a variant: "array", arrays of the worker, which are copied;
         "in-place", memory that the servers read and write.
@@ -43,7 +43,7 @@ class ServerPlan(ComparedPlan):
     known_wires = SINGLE_WIRES
 
     def __post_init__(self) -> None:
-        """Refuse invalid options, with a sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names the remedy."""
         super().__post_init__()
         check_choices("--memory", self.memories, MEMORIES)
         check_sizes(self.sizes, DTYPE, DEFAULT_SIZES)

@@ -1,4 +1,4 @@
-"""Time of an exchange against its size."""
+"""Plot of the time of an exchange against its size."""
 
 from __future__ import annotations
 

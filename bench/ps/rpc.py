@@ -1,4 +1,4 @@
-"""The exchange through torch.distributed.rpc, with functions that answer once all workers have called."""
+"""The exchange through torch.distributed.rpc, by functions that answer once all workers have called."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Shard:
             return answer
 
 
-_shards: dict[tuple[int, int], _Shard] = {}  # by contestant and server
+_shards: dict[tuple[int, int], _Shard] = {}  # shards by contestant and server
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator,unused-ignore]
@@ -81,7 +81,7 @@ class RpcServers:
         options = rpc.TensorPipeRpcBackendOptions(
             num_worker_threads=2 * size, rpc_timeout=_SECONDS, init_method=f"tcp://{address}:{port}"
         )
-        warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)  # it speaks of itself
+        warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)  # warns of the backend of rpc itself
         rpc.init_rpc(str(rank), rank=rank, world_size=size, rpc_backend_options=options)
 
     def contestant(self, case: Case, servers: int) -> ServerContestant:
@@ -108,6 +108,6 @@ class RpcServers:
         return ServerContestant("rpc", ARRAY, case.dtype, gradient, weights, mean, call)
 
     def close(self) -> None:
-        """End it, once no rank makes calls any more."""
+        """End rpc, once no rank makes calls any more."""
         rpc.shutdown()
         _shards.clear()

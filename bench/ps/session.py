@@ -1,4 +1,4 @@
-"""Measuring the parameter server."""
+"""Measurement of the parameter server."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ from .contestants import CSC, DENSE, SparseContestant
 
 @dataclass(frozen=True, kw_only=True)
 class SparseResult(ContestantResult):
-    """One contestant's figures on one model; `wrong` counts elements, norms and selections.
+    """The figures of a contestant on a model; `wrong` counts elements, norms and selections.
 
     Attributes
     ----------
     method, model : str
-        The method, "dense" or "csc", and the model.
+        Names of the method, "dense" or "csc", and of the model.
     tensors, parameters : int
-        Their numbers in the model.
+        Numbers of tensors and parameters of the model.
     chunk_size : int
-        Elements of a chunk; for dense contestants that of the run.
+        Elements of a chunk; dense contestants have the run's.
     density : float or None
         The share of the chunks that is sent; None for dense contestants.
     sent_share : float
@@ -36,9 +36,9 @@ class SparseResult(ContestantResult):
     bookkeeping_us : float or None
         The slowest rank's bookkeeping in a step: gathering and scattering chunks, updating residuals, selecting.
     bytes_sent : int or None
-        By a rank in a step, as the network interface counts them.
+        Bytes that a rank sends in a step, counted by the network interface.
     bytes_reported : int or None
-        The same in messages to other nodes, as the library counts them, norms included.
+        The same in messages to other nodes, counted by the library, norms included.
     """
 
     method: str
@@ -79,7 +79,7 @@ def summarise_sparse(
     bookkeeping_seconds: float | None,
     *measured: Any,
 ) -> SparseResult:
-    """Make the result of a contestant, from its measurements and from what `core.results.shared` takes."""
+    """Make the result of a contestant, from its measurements and the arguments of `core.results.shared`."""
     found = shared(case, contestant, *measured)
     return SparseResult(
         method=contestant.method,

@@ -1,7 +1,7 @@
-"""The contestants of ``gradientflow bench sparse``: the gradients of a model, dense and by important chunks.
+"""Contestants of ``gradientflow bench sparse``: the gradients of a model, dense and by important chunks.
 
 The dense contestants are a `GradientPool`, and one allreduce of all gradients by each peer; the sparse ones are a
-`SparseGradientPool` with each density. Each has its own tensors, which are marked as ready as soon as they are written.
+`SparseGradientPool` with each density. Each has its own tensors, marked as ready as soon as they are written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _THRESHOLD = "auto"
 
 @dataclass(frozen=True)
 class SparseContestant(FusionContestant):
-    """One way to exchange the gradients of a model; its `method` is "dense" or "csc".
+    """A way to exchange the gradients of a model; its `method` is "dense" or "csc".
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class SparseContestant(FusionContestant):
     density : float or None
         The share of the chunks that is sent; None for dense contestants.
     bookkeeping : list of float
-        Of a sparse pool, for each step: seconds of this rank's work on chunks, without communication.
+        Seconds of this rank's work on chunks in each step of a sparse pool, without communication.
     """
 
     pool: Any = None
@@ -62,7 +62,7 @@ class SparseContestant(FusionContestant):
         return 1.0 if self.density is None else float(np.count_nonzero(self.pool.important)) / self.pool.chunks
 
     def bytes_reported(self) -> int | None:
-        """Give the bytes that this rank sent in the last step, as the library counts them; None if it does not."""
+        """Give the bytes that this rank sent in the last step, as counted by the library; None if it does not count."""
         if self.pool is None:
             return None
         sent = [report.bytes_sent for report in self.pool.reports]

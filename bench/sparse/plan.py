@@ -23,7 +23,7 @@ DEFAULT_CHUNKS = "4K,32K"
 
 DTYPE = "float32"
 _ITEM = 4
-_TENSORS = 16  # of a model given as a number of elements
+_TENSORS = 16  # number of tensors of a model given as a number of elements
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SparsePlan(ComparedPlan):
     chunk_sizes : tuple of int
         Elements of a chunk.
     momentum : float
-        The residuals are multiplied by it.
+        The factor of the residuals.
     """
 
     known_wires = SINGLE_WIRES  # residuals and norms are compared to the bit
@@ -50,7 +50,7 @@ class SparsePlan(ComparedPlan):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        """Refuse invalid options, with a sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names the remedy."""
         super().__post_init__()
         if not self.models:
             raise PlanError(f"--model names nothing: choose from {', '.join(MODELS)}")
@@ -79,7 +79,7 @@ class SparsePlan(ComparedPlan):
 
 
 def parse_models(names: str, elements: str | None) -> tuple[Model, ...]:
-    """Read the models: by name, or instead as numbers of elements such as ``6M,100000``."""
+    """Read the models: by name, or else as numbers of elements such as ``6M,100000``."""
     if elements is not None:
         return tuple(_model_of(count) for count in parse_sizes(elements))
     chosen = parse_list(names)

@@ -1,4 +1,4 @@
-"""Step time and bytes against density."""
+"""Plot of step time and bytes against density."""
 
 from __future__ import annotations
 

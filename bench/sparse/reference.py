@@ -28,11 +28,11 @@ class Layout:
     Attributes
     ----------
     places : sequence of (int, int)
-        The first element of each tensor, and the one after its last; padding between tensors is zero.
+        (first element, end) of each tensor; padding between tensors is zero.
     elements : int
         The number of elements, with the padding between tensors.
     chunk_size : int
-        Elements of a chunk; the last one may be shorter.
+        Elements of a chunk; the last chunk may be shorter.
     """
 
     places: Sequence[tuple[int, int]]
@@ -85,7 +85,7 @@ class Iteration:
     mean : array
         The gradient of the step: the means in chunks that are sent, zeros elsewhere.
     magnitude : array
-        The means of the absolute values of its summands, which bound its rounding error.
+        The means of the absolute values of the summands, which bound the rounding error.
     norms : array
         By chunk: the L1 norms, summed over the ranks; for chunks that are sent, from the mean.
     """
@@ -111,7 +111,7 @@ class Reference:
 
     Attributes
     ----------
-    residual : dict of int to array
+    residuals : dict of int to array
         The residuals of each rank.
     """
 
@@ -145,7 +145,7 @@ class Reference:
 
 
 def choose(norms: Doubles, density: float) -> Flags:
-    """Choose the next important chunks: those with the largest norms; of equal ones the first."""
+    """Choose the next important chunks: the largest norms; among equal norms the first."""
     important = np.zeros(len(norms), bool)
     important[np.argsort(-norms, kind="stable")[: chunks_sent(density, len(norms))]] = True
     return important

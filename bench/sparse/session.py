@@ -1,4 +1,4 @@
-"""Measuring sparse communication."""
+"""Measurement of sparse communication."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 Block = tuple[Model, int]
 
-_COUNTED_STEPS = 3  # in which bytes are counted
-_CHECKED_STEPS = 3  # dense; the first sparse one; and one that sends earlier residuals
+_COUNTED_STEPS = 3  # number of steps in which bytes are counted
+_CHECKED_STEPS = 3  # a dense step, the first sparse one, then a step that sends earlier residuals
 _KERNELS = ("update_residual", "gather", "scatter")
-_KERNEL_SECONDS = 0.5  # for each
+_KERNEL_SECONDS = 0.5  # seconds for each kernel
 _LARGEST = 15  # largest value of a check over the number of ranks: small enough for exact norms
 
 
@@ -69,11 +69,11 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         return [replace(case, size=tensor.nbytes) for tensor in contestant.inputs]
 
     def steps(self, case: Case, contestant: SparseContestant, block_length: int) -> Steps:
-        """Give the steps, which write tensors one by one."""
+        """Give the steps, which write tensors in turn."""
         return contestant.steps(block_length)
 
     def end(self) -> None:
-        """Measure the kernels that work on chunks, on the sizes of the models, on rank 0 while the others wait."""
+        """Measure the kernels for chunks, on the sizes of the models, on rank 0 while other ranks wait."""
         self.observe("chunk kernels")
         found: list[KernelResult] = []
         if self.comm.rank == 0:
@@ -98,7 +98,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         return [*served, *sparse], [*wrong, *(self._check_sparse(case, one) for one in sparse)]
 
     def check_again(self, case: Case, source: Source, contestants: list[SparseContestant]) -> list[int]:
-        """Compare dense contestants with the mean; sparse ones must be the same on all ranks, and zero if not sent."""
+        """Compare dense contestants with the mean; sparse ones must be equal on all ranks, and zero where not sent."""
         dense = iter(super().check_again(case, source, [one for one in contestants if one.density is None]))
         return [
             next(dense) if one.density is None else self._count_strays(one) + self._count_left(one)
@@ -126,7 +126,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
             own.iterate(source, important)
             wrong += _count_wrong_residuals(pool, layout, own.residuals[comm.rank])
             wrong += not np.array_equal(pool.sent, np.flatnonzero(important))
-            # With earlier residuals values need not be integers.
+            # With earlier residuals, values need not be integers.
             if step < _CHECKED_STEPS - 1:
                 wrong += int(np.count_nonzero(gradients[begin:end] != expected.mean))
                 norms = np.concatenate(from_all(comm, expected.norms))
@@ -139,7 +139,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         return sum_over_ranks(comm, [wrong])[0] + self._count_strays(contestant)
 
     def _count_strays(self, contestant: SparseContestant) -> int:
-        """Count the ranks whose final gradients differ from those of rank 0."""
+        """Count the ranks whose final gradients differ from rank 0's."""
         digests = from_all(self.comm, hashlib.sha256(contestant.pool.memory).hexdigest())
         return sum(digest != digests[0] for digest in digests)
 
@@ -154,7 +154,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         bytes_sent = bookkeeping = None
         if times is not None:
             bytes_sent = self._bytes_sent(contestant)
-            bookkeeping = self._slowest_median(contestant.bookkeeping[-len(times.refill) :])  # of the last series
+            bookkeeping = self._slowest_median(contestant.bookkeeping[-len(times.refill) :])  # times of the last series
         measured = self.comm.nodes, wrong, times, link_seconds
         return summarise_sparse(case, *block, contestant, bytes_sent, bookkeeping, *measured)
 
@@ -166,7 +166,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         return sum_over_ranks(self.comm, [count])[0]
 
     def _bytes_sent(self, contestant: SparseContestant) -> int | None:
-        """Count the bytes that a rank sends in a step, by the interface that leads to the other hosts."""
+        """Count the bytes that a rank sends in a step, by the interface that leads to other hosts."""
         comm = self.comm
         if not self._traffic.is_known:
             return None

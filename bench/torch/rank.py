@@ -21,17 +21,17 @@ from gradientflow.communicator import Communicator
 from ..core.gloo import GlooPeer, all_gather, dist, reduce_scatter
 from ..core.job_turns import MARK
 
-functional: Any = torch.distributed._functional_collectives  # without annotations
+functional: Any = torch.distributed._functional_collectives  # untyped: PyTorch leaves it without annotations
 
 COMM = "comm"
-# The names since PyTorch 2.13, where the older ones warn.
+# Names since PyTorch 2.13, which warns of the older names.
 _all_gather = getattr(functional, "all_gather_single", functional.all_gather_tensor)
 _reduce_scatter = getattr(functional, "reduce_scatter_single", functional.reduce_scatter_tensor)
 _WARM_UP = 5
 
 
 class Timed(NamedTuple):
-    """A call of one contestant on tensors of its own; it returns the result."""
+    """A call of one contestant on its own tensors; it returns the result."""
 
     call: str
     form: str
@@ -41,7 +41,7 @@ class Timed(NamedTuple):
 
 
 def _tensors(call: str, elements: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return source and result: a whole, or the part of it that belongs to one rank."""
+    """Return source and result: a whole, or the part that belongs to one rank."""
     whole, part = torch.zeros(elements), torch.zeros(elements // ranks)
     return {"all_reduce": (whole, whole), "all_gather": (part, whole), "reduce_scatter": (whole, part)}[call]
 
@@ -69,7 +69,7 @@ def _of_group(call: str, form: str, name: str, group: Any, elements: int) -> Tim
 
 
 def _of_communicator(comm: Communicator, call: str, form: str, elements: int) -> Timed:
-    """Return what a form comes to: a call that waits, or an asynchronous one."""
+    """Return the communicator's call for a form: a call that waits, or an asynchronous call."""
     source, result = _tensors(call, elements, comm.size)
     name, arguments = {
         "all_reduce": ("allreduce", {}),
@@ -83,7 +83,7 @@ def _of_communicator(comm: Communicator, call: str, form: str, elements: int) ->
 
 
 def _wrong(comm: Communicator, timed: Timed, seed: int) -> int:
-    """Make the call on fresh integers, of which every rank knows those of all; return how many elements are wrong."""
+    """Make the call on fresh integers, which every rank knows for all ranks; return the number of wrong elements."""
     given = [
         np.random.default_rng([seed, rank]).integers(-1000, 1000, timed.source.numel()).astype(np.float32)
         for rank in range(comm.size)
@@ -96,7 +96,7 @@ def _wrong(comm: Communicator, timed: Timed, seed: int) -> int:
 
 
 def _times(comm: Communicator, contestants: list[Timed], rounds: int, calls: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Time calls in turns; yield those of each contestant in microseconds, with the time of the slowest rank."""
+    """Time calls in turns; yield the microseconds of each contestant, with the time of the slowest rank."""
     found: list[list[list[float]]] = [[] for _ in contestants]
     for number in range(rounds):
         for timed, turns in list(zip(contestants, found, strict=True))[:: 1 if number % 2 else -1]:
@@ -113,11 +113,11 @@ def _times(comm: Communicator, contestants: list[Timed], rounds: int, calls: int
 
 
 def main() -> None:
-    """Measure what the job is told."""
+    """Measure as the job is told."""
     told = json.loads(sys.argv[1])
     results, seeds = [], count(told["seed"])
     dynamo: Any = torch._dynamo
-    dynamo.config.recompile_limit = 1000  # of the functions of all sizes and groups, which share their code
+    dynamo.config.recompile_limit = 1000  # for the functions of all sizes and groups, which share their code
     with gf.init() as comm:
         peer = GlooPeer(comm)
         groups = {"gradientflow": dist.new_group(backend="gradientflow"), "gloo": dist.group.WORLD}

@@ -1,1 +1,1 @@
-"""The searches for the next barrier of ElasticBSP, compared with each other."""
+"""Searches for the next barrier of ElasticBSP, compared with each other."""

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.results import TimedResult, quantiles
 from ..core.table import Column, Layout, columns_of, name, shown
 
-# The elastic synchronization thesis, Tables 6.3 and 6.4: by lookahead and workers, in the order of _IN_THE_THESIS.
+# Results by lookahead and workers, in the order of _IN_THE_THESIS (elastic synchronization thesis, Tables 6.3 and 6.4).
 _IN_THE_THESIS = ("zipline", "zipline_opt", "zipline_opt_bs", "full_grid_scan", "grid_scan")
 _SPREADS = {
     15: {10: 599, 50: 1103, 100: 1228, 500: 1351, 1000: 1403},
@@ -36,7 +36,7 @@ _MICROSECONDS = {
 
 
 class Trial(NamedTuple):
-    """A search of one instance: its time, the spread in milliseconds, and whether it is the smallest, and right."""
+    """A search: its time, its spread in milliseconds, whether that is the smallest, and whether it is right."""
 
     nanoseconds: int
     spread: float
@@ -59,7 +59,7 @@ class ZiplineResult(TimedResult):
     workers, lookahead : int
         The size.
     draws : int
-        Random instances that it has solved.
+        Number of random instances that it has solved.
     spread_ms : float or None
         The mean spread that it has found.
     optimal_share : float

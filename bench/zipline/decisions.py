@@ -12,7 +12,7 @@ from gradientflow.policies import Policy, simulate
 
 from ..core.table import Column, Layout, columns_of, name, shown
 
-_PUSHES = 200  # of each worker
+_PUSHES = 200  # number of pushes of each worker
 _ITERATION_US = 10_000.0
 _REPEATS = 5
 
@@ -24,13 +24,13 @@ class DecisionResult:
     Attributes
     ----------
     policy : str
-        In words.
+        The policy in words.
     workers, pushes : int
-        The number of workers, and of the pushes of all of them.
+        The number of workers, and of all their pushes.
     mean_us, p99_us, max_us : float
-        Of a decision, with the checks of its answer.
+        Time of a decision, including the checks of its answer.
     share_percent : float
-        The decisions of an iteration of all workers, in per cent of 10 ms.
+        Time of the decisions of an iteration of all workers, in percent of 10 ms.
     wrong : int
         0: invalid answers raise an error while they are timed.
     """
@@ -46,15 +46,15 @@ class DecisionResult:
 
 
 def measure_decisions(policy: Policy, workers: int, seed: int) -> DecisionResult:
-    """Time the decisions about workers with intervals as in the thesis, which vary by a tenth."""
+    """Time decisions about workers with intervals as in the thesis, which vary by a tenth."""
     rng = np.random.default_rng(seed)
     durations = rng.uniform(1.0, 1.5, (workers, 1)) * rng.uniform(0.95, 1.05, (workers, _PUSHES))
     events = simulate(policy, list(durations), until=float(_PUSHES), keep_events=True).events
     pushes = [event for event in events if event.kind == "push"]
     who, when = [event.worker for event in pushes], [event.seconds for event in pushes]
-    decide = load_core().time_decisions  # in nanoseconds, each
+    decide = load_core().time_decisions  # each in nanoseconds
     runs = [decide(policy.start(workers), who, when) for _ in range(_REPEATS)]
-    taken = np.min(runs, axis=0) / 1e3  # the minimum, without disturbances by other programs
+    taken = np.min(runs, axis=0) / 1e3  # the minimum leaves out disturbances by other programs
     return DecisionResult(
         policy=repr(policy),
         workers=workers,

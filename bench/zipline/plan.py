@@ -11,7 +11,7 @@ from ..core.plan import Plan, PlanError, check_choices, check_memory, check_time
 EXACT = ("zipline", "zipline_opt", "zipline_opt_bs", "smallest_window")
 ALGORITHMS = ("grid_scan", "full_grid_scan", *EXACT)
 
-_BYTES = 100  # memory for a predicted push, of all arrays
+_BYTES = 100  # bytes of all arrays for a predicted push
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class ZiplinePlan(Plan):
     workers, lookahead : tuple of int
         The numbers of workers, and of predicted pushes of each; all combinations.
     algorithms : tuple of str
-        Of `ALGORITHMS`.
+        Names in `ALGORITHMS`.
     policies : tuple of Policy
         The policies whose decisions are timed.
     deciding : int
-        The number of workers about which they decide.
+        The number of workers in these decisions.
     draws : int
         Random instances of each size; a slow algorithm solves fewer.
     seconds : float
@@ -43,7 +43,7 @@ class ZiplinePlan(Plan):
     seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse invalid options, with a sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names the remedy."""
         check_choices("--algorithms", self.algorithms, ALGORITHMS)
         check_time(None, self.seconds)
         for option, numbers in (

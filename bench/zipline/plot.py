@@ -1,4 +1,4 @@
-"""The times of the searches over the number of workers, in the form of the thesis' Figure 6.9."""
+"""Plot of the times of the searches over the number of workers, in the form of the thesis' Figure 6.9."""
 
 from __future__ import annotations
 

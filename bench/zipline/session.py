@@ -1,4 +1,4 @@
-"""Measuring the searches: on the same random instances, each compared with an independent search."""
+"""Measurement of the searches: on the same random instances, each compared with an independent search."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Block = tuple[int, int]
 Times = NDArray[np.float64]  # milliseconds, [worker, push], ascending
 
-_INTERVALS = 1000.0, 1500.0  # minimum and maximum milliseconds between the pushes of a worker
-_SHORTEST = 1e-3  # least seconds of a timed section: it contains several searches if they are shorter
+_INTERVALS = 1000.0, 1500.0  # least and most milliseconds between the pushes of a worker
+_SHORTEST = 1e-3  # least seconds of a timed section, which contains several searches if they are shorter
 
 
 class ZiplineSession(Session[Block, Any, ZiplineResult]):
@@ -39,7 +39,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
         return "{} workers, {} pushes each".format(*block)
 
     def measure(self, block: Block, peers: Sequence[Peer]) -> None:
-        """Run every algorithm on the same instances, as many as fit in its time."""
+        """Run every algorithm on the same instances, as many as fit its time."""
         trials: dict[str, list[Trial]] = {algorithm: [] for algorithm in self.plan.algorithms}
         for _ in range(self.plan.draws):
             times = draw_times(*block, np.random.default_rng(self.next_seed()))
@@ -63,7 +63,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
             ]
 
     def _try(self, algorithm: str, times: Times, best: tuple[float, float]) -> Trial:
-        """Check a search of one instance, then time it: an exact one must equal the reference, others be solutions."""
+        """Check a search of an instance, then time it: an exact one must equal the reference, others be solutions."""
         start = time.perf_counter()
         spread, barrier, pushes = self._find(times, algorithm)
         seconds = time.perf_counter() - start
@@ -79,9 +79,9 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
 
 
 def draw_times(workers: int, lookahead: int, random: np.random.Generator) -> Times:
-    """Draw the predicted pushes of an instance as the thesis does (section 6.6.1).
+    """Draw the predicted pushes of an instance, as in the thesis (section 6.6.1).
 
-    In milliseconds, [worker, push]. Each worker has its own interval, and begins at a random time within it.
+    In milliseconds, [worker, push]. Each worker has a different interval, and begins at a random time within it.
     """
     intervals = random.uniform(*_INTERVALS, workers)
     last = -random.uniform(size=workers) * intervals
