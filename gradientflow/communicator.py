@@ -31,13 +31,13 @@ from .settings_file import say_what_holds, settings_file
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Entrance(Protocol):
-    """Admission of new processes: `gradientflow.door.Door`, which imports this module."""
+class AdmissionProtocol(Protocol):
+    """Admission of new processes: `gradientflow.admission.Admission`, which imports this module."""
 
-    def someone_waits(self) -> bool:
-        """Return True, on rank 0, if `open` would find a request to join."""
+    def has_pending(self) -> bool:
+        """Return True, on rank 0, if `admit_pending` would find a request to join."""
 
-    def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
+    def admit_pending(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
         """Admit all waiting joiners; return the core's communicator with them, or None. Collective."""
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Communicator:
         self.recovered_from: tuple[int, ...] | None = self._native.recovered_from
         self.lost: tuple[tuple[int, str], ...] = self._native.lost
         self.server_ranks: Any = None
-        self._door: Entrance | None = None
+        self._admission: AdmissionProtocol | None = None
         self._waits: set[Callable[[], None]] = set()  # calls before closing: wait for users such as JAX programs
         self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # parts that are closed together with this one
         _open.add(self)
@@ -136,10 +136,10 @@ class Communicator:
             part._end(drain)
         self._native.close(drain)
         self._release_servers()
-        door, self._door = self._door, None
+        admission, self._admission = self._admission, None
         has_failed = sys.exc_info()[0] is not None  # as in a finally clause
-        if drain and door is not None and self.rank == 0 and not has_failed:
-            door.close()
+        if drain and admission is not None and self.rank == 0 and not has_failed:
+            admission.close()
 
     def _release_servers(self) -> None:
         if self.server_ranks is not None:
@@ -212,10 +212,10 @@ class Communicator:
 
     def _admit(self, min_ranks: int | None, before: Callable[[], object] | None = None) -> Communicator:
         """Admit processes. Before closing this communicator, call `before` in place of ending the parts. Collective."""
-        if self._door is None:
+        if self._admission is None:
             self._native.check_open()
             return self
-        native = self._door.open(self, _checked_min_ranks(min_ranks), before or self._end_parts)
+        native = self._admission.admit_pending(self, _checked_min_ranks(min_ranks), before or self._end_parts)
         if native is None:
             return self
         self._release_servers()
@@ -225,7 +225,7 @@ class Communicator:
     def _next(self, native: Any) -> Communicator:
         made = Communicator(native, self._config)
         made._transport_remark = self._transport_remark
-        made._door, self._door = self._door, None
+        made._admission, self._admission = self._admission, None
         return made
 
     def _end_parts(self) -> None:

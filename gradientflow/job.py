@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ._location import load_core
+from .admission import Admission
 from .communicator import Communicator, address_of
 from .config import settings
-from .door import Door
 from .errors import ArgumentError, MPILibraryError, PeerError
 from .meeting import SERVERS, Given, Way, find_way, servers_of
 from .meeting.endpoints import meet as meet_ranks
@@ -142,26 +142,26 @@ def _mpi_of_job(comm: Any) -> Any:
     return found
 
 
-def door_at(way: Way, settings: Mapping[str, str]) -> Door:
-    """Return the `Door` through which processes join a job whose ranks met at a store."""
+def admission_at(way: Way, settings: Mapping[str, str]) -> Admission:
+    """Return the `Admission` through which processes join a job whose ranks met at a store."""
     with reaching() if way.has_keeper else nullcontext():
         found = open_store(way, float(settings["timeout"]))
         load_core().own_address(near(way), dict(settings))
     place = way.place if way.has_keeper and way.rank is not None else None
-    return Door(found, way.prefix, near(way), place, outlives_ranks=way.agent)
+    return Admission(found, way.prefix, near(way), place, outlives_ranks=way.agent)
 
 
 def _make(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> Communicator:
     """Make a communicator of all ranks that meet in the given way. Collective."""
     chosen = settings(config)
     address = None if mpi is None else address_of(mpi)
-    door = door_at(way, chosen) if way.at and mpi is None and store is None else None
-    if door is not None and way.has_keeper and (why := door.lacks(float(chosen["timeout"]))):
+    admission = admission_at(way, chosen) if way.at and mpi is None and store is None else None
+    if admission is not None and way.has_keeper and (why := admission.missing_reason(float(chosen["timeout"]))):
         raise PeerError(why)
     made = Communicator(meet_ranks(way, chosen, store=store, mpi=address), chosen, mpi=mpi)
-    if door is not None:
-        made._door = door
-        door.note_that_the_job_stands()
+    if admission is not None:
+        made._admission = admission
+        admission.note_running()
     return made
 
 

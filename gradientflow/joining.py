@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 
+from .admission import Admission
 from .communicator import Communicator
 from .config import settings
-from .door import Door
 from .errors import MismatchError, PeerError
-from .job import asked_transport, door_at, init
+from .job import admission_at, asked_transport, init
 from .meeting import Given, find_way
 
 # Modules that a training loop imports on first use, by the imported module that shows that the program trains.
@@ -53,34 +53,34 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
     chosen = settings(config)
     if meet is not None:
         way = find_way({}, Given(meet=meet, rank=0, size=1), "tcp")
-        return _come_in(door_at(replace(way, rank=None, size=None, serves=False), chosen), chosen)
+        return _join(admission_at(replace(way, rank=None, size=None, serves=False), chosen), chosen)
     way = find_way(os.environ, None, asked_transport(config))
     if not way.has_keeper:
         return init(config=config)
-    door, seconds = door_at(way, chosen), float(chosen["timeout"])
+    admission, seconds = admission_at(way, chosen), float(chosen["timeout"])
     end = time.monotonic() + seconds
     while True:
-        if way.replaces and door.job_stands():
+        if way.replaces and admission.is_running():
             try:
-                return _come_in(door, chosen)
+                return _join(admission, chosen)
             except MismatchError:
-                if door.job_stands():
+                if admission.is_running():
                     raise
                 end = time.monotonic() + seconds
         try:
             return init(config=config)
         except PeerError:  # a rank died before the job was running, and is restarted
-            if time.monotonic() > end or door.lacks():
+            if time.monotonic() > end or admission.missing_reason():
                 raise
             way = replace(way, replaces=True)  # the remaining ranks may have met meanwhile
 
 
-def _come_in(door: Door, chosen: Mapping[str, str]) -> Communicator:
+def _join(admission: Admission, chosen: Mapping[str, str]) -> Communicator:
     for imported, needed in _LOOPS.items():  # imported now: later, the ranks of the job would wait for it
         if imported in sys.modules:
             import_module(needed)
-    made = Communicator(door.come_in(chosen), chosen)
-    made._door = door
+    made = Communicator(admission.join(chosen), chosen)
+    made._admission = admission
     return made
 
 

@@ -130,7 +130,7 @@ class ChangingRanks(FixedRanks):
 
     def _someone_waits(self) -> bool:
         """Tell on rank 0 whether a process waits to be let in; False on all others."""
-        return self.comm.rank == 0 and self.comm._door is not None and self.comm._door.someone_waits()
+        return self.comm.rank == 0 and self.comm._admission is not None and self.comm._admission.has_pending()
 
     def _admit_all(self, synchronizer: Survivable) -> None:
         """Let processes in until none waits, if that is not done between two steps.

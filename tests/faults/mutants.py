@@ -15,7 +15,7 @@ from pathlib import Path
 from faults import Fault
 
 _TORCH = "tests/torch/test_torch_promises.py tests/torch/test_optimizer.py tests/torch/test_strategies.py"
-_DOOR = "tests/ranks/test_restart.py tests/ranks/test_recovery.py"
+_ADMISSION = "tests/ranks/test_restart.py tests/ranks/test_recovery.py"
 
 # The first entry that a file's path begins with names its tests.
 _TESTS: list[tuple[str, str]] = [
@@ -41,8 +41,8 @@ _TESTS: list[tuple[str, str]] = [
     ("gradientflow/pools", "tests/ranks/test_pool.py tests/ranks/test_sparse_pool.py tests/ranks/test_top_k_pool.py"),
     ("gradientflow/optimizers", "tests/ranks/test_steps.py tests/unit/test_adam_step.py"),
     ("gradientflow/cli", "tests/project/test_cli.py tests/project/test_checks.py tests/project/test_timeline_merge.py"),
-    ("gradientflow/door", _DOOR),
-    ("gradientflow/joining", _DOOR),
+    ("gradientflow/admission", _ADMISSION),
+    ("gradientflow/joining", _ADMISSION),
     (
         "gradientflow",
         "tests/unit tests/ranks/test_collectives.py tests/ranks/test_async.py tests/ranks/test_mismatch.py",

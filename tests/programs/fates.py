@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import paths  # noqa: F401
 
 import gradientflow as gf
-from gradientflow.door import Door
+from gradientflow.admission import Admission
 from gradientflow.errors import PeerError
 from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 from gradientflow.strategies.exchange.periodic import PeriodicSynchronizer
@@ -44,7 +44,7 @@ class Fates:
     - "die at the end": in the exchange at the end of training, whose step is any;
     - "miss the end": the last mean of psgd fails on this rank;
     - "die in recovery": it dies while it recovers;
-    - "miss the door": the next call in which ranks let others in fails on this rank, whenever that is.
+    - "miss the admission": the next call in which ranks let others in fails on this rank, whenever that is.
 
     Parameters
     ----------
@@ -95,8 +95,8 @@ class Fates:
             die()
         elif what in ("miss", "die in"):
             _fail(loop.synchronizer, what)
-        elif what == "miss the door":
-            _miss_the_door()
+        elif what == "miss the admission":
+            _miss_the_admission()
         elif what == "die in recovery":
             _die_before(Survival, "catching_up")
         elif what == "die at the end":
@@ -119,12 +119,15 @@ class Fates:
                 time.sleep(0.005)
 
     def _wait_for_newcomers(self, training: int, step: int, comm: gf.Communicator) -> None:
-        """Wait until all have knocked that were to die some steps before: they are let in at the next occasion."""
-        number, door = sum((number, each + 2) <= (training, step) for number, each in self._deaths), comm._door
-        while number and door is not None and door._look(f"{door._prefix}/{number}") is None:
+        """Wait until all have asked that were to die some steps before: they are let in at the next occasion."""
+        number, admission = (
+            sum((number, each + 2) <= (training, step) for number, each in self._deaths),
+            comm._admission,
+        )
+        while number and admission is not None and admission._look(f"{admission._prefix}/{number}") is None:
             time.sleep(0.02)
-        if number and door is not None and comm.size < self._size:
-            door._next_look = 0.0
+        if number and admission is not None and comm.size < self._size:
+            admission._next_look = 0.0
 
 
 def _fail(synchronizer: Any, what: str) -> None:
@@ -186,7 +189,7 @@ class _Missed:
         self._fail()
 
 
-def _miss_the_door() -> None:
+def _miss_the_admission() -> None:
     barrier, calls = gf.Communicator.barrier, itertools.count(1)
 
     def failing(self: Any) -> None:
@@ -201,7 +204,7 @@ def _miss_the_door() -> None:
         finally:
             comm.__dict__.pop("barrier", None)
 
-    wrap(Door, "open", opening)
+    wrap(Admission, "admit_pending", opening)
 
 
 def _miss_the_last_mean(kind: Any) -> None:

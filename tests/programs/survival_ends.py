@@ -154,7 +154,7 @@ def one_is_past_it(comm: gf.Communicator, file: str) -> None:
 
 
 def lose_one(comm: gf.Communicator) -> gf.Communicator:
-    """Die on rank 1; go on on the others once it waits at the door."""
+    """Die on rank 1; go on on the others once it waits for admission."""
     if comm.rank == 1:
         die()
     try:
@@ -162,8 +162,8 @@ def lose_one(comm: gf.Communicator) -> gf.Communicator:
             comm.barrier()
     except PeerError:
         comm = comm.recover(1)
-    door = comm._door
-    while comm.rank == 0 and door is not None and not door._unanswered():
+    admission = comm._admission
+    while comm.rank == 0 and admission is not None and not admission._unanswered():
         time.sleep(0.02)
     return comm
 

@@ -189,7 +189,7 @@ PYTHON_LAYERS["gradientflow.server"] = PYTHON_LAYERS["gradientflow.pools"] | {
     "gradientflow.pools",
     "gradientflow.whole_file",
 }
-PYTHON_LAYERS["gradientflow.door"] = {
+PYTHON_LAYERS["gradientflow.admission"] = {
     "gradientflow._location",
     "gradientflow.agreement",
     "gradientflow.communicator",
@@ -201,7 +201,7 @@ PYTHON_LAYERS["gradientflow.job"] = {
     "gradientflow._location",
     "gradientflow.communicator",
     "gradientflow.config",
-    "gradientflow.door",
+    "gradientflow.admission",
     "gradientflow.errors",
     "gradientflow.meeting",
     "gradientflow.mpi_library",
@@ -211,7 +211,7 @@ PYTHON_LAYERS["gradientflow.job"] = {
 PYTHON_LAYERS["gradientflow.joining"] = {
     "gradientflow.communicator",
     "gradientflow.config",
-    "gradientflow.door",
+    "gradientflow.admission",
     "gradientflow.errors",
     "gradientflow.job",
     "gradientflow.meeting",

@@ -97,7 +97,7 @@ def test_on_several_hosts(start_netlab: Callable[..., Any]) -> None:
 def test_a_job_that_nobody_is_left_of_begins_anew(
     run: Run, process_command: Callable[[str], list[str]], mode: str, deaths: int
 ) -> None:
-    """All are started again, and none waits at the door for the others; later ones join as ever."""
+    """All are started again, and none waits for admission by the others; later ones join as ever."""
     ended = run("-n", 3, "--restart", "--", *process_command("begin_anew"), mode)
     assert ended.returncode == 0, ended.output
     lives = sorted(map(int, re.findall(r"^end \d 3 (\d)$", ended.stdout, re.MULTILINE)))
@@ -391,12 +391,12 @@ def test_what_a_loop_needs_is_imported_before_the_others_wait_for_it() -> None:
 import sys
 import gradientflow.joining
 
-class Door:
-    def come_in(self, settings):
+class Admission:
+    def join(self, settings):
         print("gradientflow.training.survival" in sys.modules, "gradientflow.optimizers" in sys.modules)
         sys.exit()
 
-gradientflow.joining.door_at = lambda *_: Door()
+gradientflow.joining.admission_at = lambda *_: Admission()
 gradientflow.joining.join("127.0.0.1:1")
 """
     assert start("-c", program).communicate()[0].split() == ["True", "True"]

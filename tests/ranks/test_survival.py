@@ -143,8 +143,8 @@ COME_BACK: dict[str, Job] = {
     "servers": (
         4,
         [
-            Training("ssgd", [Fate(1, 5), Fate(2, 0, "miss the door")]),
-            Training("asgd", [Fate(0, 5), Fate(2, 0, "miss the door")]),
+            Training("ssgd", [Fate(1, 5), Fate(2, 0, "miss the admission")]),
+            Training("asgd", [Fate(0, 5), Fate(2, 0, "miss the admission")]),
             Training("ssd_sgd", [Fate(1, 5)]),
         ],
     ),

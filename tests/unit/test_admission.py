@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gradientflow.door import Door
+from gradientflow.admission import Admission
 from gradientflow.errors import PeerError
 from gradientflow.meeting.variables import Place
 
@@ -42,7 +42,7 @@ def store() -> Iterator[Store]:
 
 def begins_anew(store: Store) -> bool:
     """Have rank 2 look."""
-    Door(store, "job", "", Place(2, 3), outlives_ranks=True)._begin_anew_if_nobody_is_inside()
+    Admission(store, "job", "", Place(2, 3), outlives_ranks=True)._restart_if_no_rank_is_active()
     assert ("job/join/stands" in store) != all(b"anew" in store.get(f"job/join/{n}/answer", b"") for n in (4, 7))
     return "job/join/stands" not in store
 

@@ -31,14 +31,14 @@ _NONCE = 64  # length of the random token before each card, which differs betwee
 
 
 @dataclass(frozen=True)
-class _Knock:
+class _JoinRequest:
     """A request to join: its number, and the joiner's card, which has its address and version."""
 
     number: int
     card: bytes
 
 
-class Door:
+class Admission:
     """Both sides of admission: a process that joins, and the ranks that admit it.
 
     Parameters
@@ -58,7 +58,7 @@ class Door:
     def __init__(self, store: Any, prefix: str, near: str, place: Place | None, *, outlives_ranks: bool) -> None:
         self._store = store
         self._prefix = f"{prefix}/join"
-        self._lacks = f"{prefix}/{LACKS}"
+        self._missing_key = f"{prefix}/{LACKS}"
         self._outside = f"{prefix}/{OUTSIDE}"
         self._near = near
         self._place = place
@@ -69,17 +69,17 @@ class Door:
 
     # ---- joining: calls of the new process -----------------------------------------------------------------------
 
-    def come_in(self, config: Mapping[str, str]) -> Any:
+    def join(self, config: Mapping[str, str]) -> Any:
         """Request admission and wait for it; return the core's communicator, in which joiners are the last ranks."""
         core, seconds = load_core(), float(config["timeout"])
-        newcomer = core.Newcomer(self._near, dict(config))
-        number = self._knock(core.random_token().encode() + newcomer.card)
+        joiner = core.Newcomer(self._near, dict(config))
+        number = self._file_request(core.random_token().encode() + joiner.card)
         try:
             answer = self._wait_for_answer(number, seconds)
         finally:
-            self._forget_place()  # a member still noted as outside could be left behind
+            self._clear_outside_note()  # a member still noted as outside could be left behind
         min_ranks, _, invitation = answer.partition(b" ")
-        endpoint, former = newcomer.enter(invitation)
+        endpoint, former = joiner.enter(invitation)
         if self._place is None:  # the job now has a rank that no launcher counts
             self._store.set(f"{self._prefix}/others", b"1", waits.STORE.seconds)
         return core.Communicator.enter(endpoint, former, int(min_ranks) or None, dict(config))
@@ -90,7 +90,7 @@ class Door:
         while True:
             if self._look(f"{self._prefix}/ended", seconds) is not None:
                 raise MismatchError(_refused("it has ended"))
-            if self._outlives_ranks and not self.job_stands(seconds):
+            if self._outlives_ranks and not self.is_running(seconds):
                 raise MismatchError(_refused(_BEGINS_ANEW))
             if self._place is not None:
                 self._store.set(self._outside_key(self._place.rank), b"%d" % number, seconds)
@@ -104,17 +104,17 @@ class Door:
                         "ranks do so between two steps, in admit()"
                     ) from error
             with contextlib.suppress(CommunicationTimeoutError):  # the store may be slow
-                self._begin_anew_if_nobody_is_inside()
+                self._restart_if_no_rank_is_active()
 
     def _outside_key(self, rank: int) -> str:
         return f"{self._outside}/{rank}"
 
-    def _forget_place(self) -> None:
+    def _clear_outside_note(self) -> None:
         """Withdraw the note that this rank is outside."""
         if self._place is not None:
             self._store.remove(self._outside_key(self._place.rank))
 
-    def _begin_anew_if_nobody_is_inside(self) -> None:
+    def _restart_if_no_rank_is_active(self) -> None:
         """Let all ranks meet again from the start if, at one moment, each waits for admission or has ended for good.
 
         A waiting rank notes the number of its request, which is never used again. If two looks find the same notes, all
@@ -122,19 +122,19 @@ class Door:
         """
         if self._place is None or self._look(f"{self._prefix}/others") is not None:
             return
-        before = self._all_outside()
+        before = self._outside_notes()
         numbers = [int(each) for each in before if each.isdigit()]
         if not before or any(self._look(self._answer_key(number)) is not None for number in numbers):
             return
-        if self._all_outside() != before:
+        if self._outside_notes() != before:
             return
-        if why := self.lacks():
+        if why := self.missing_reason():
             raise PeerError(why)
         self._store.remove(f"{self._prefix}/stands", waits.STORE.seconds)
         for number in numbers:
             self._answer(number, None, load_core().refusal(_BEGINS_ANEW))
 
-    def _all_outside(self) -> list[bytes]:
+    def _outside_notes(self) -> list[bytes]:
         """Return the notes of all ranks if all are outside; else an empty list."""
         assert self._place is not None
         found = []
@@ -144,15 +144,15 @@ class Door:
             found.append(said)
         return found
 
-    def job_stands(self, seconds: float | None = None) -> bool:
+    def is_running(self, seconds: float | None = None) -> bool:
         """Return True if the job is running: its ranks have made their first communicator."""
         return self._look(f"{self._prefix}/stands", seconds) is not None
 
-    def lacks(self, seconds: float | None = None) -> str:
+    def missing_reason(self, seconds: float | None = None) -> str:
         """Return the reason why a rank is missing that has ended for good; empty if no rank is missing."""
-        return (self._look(self._lacks, seconds) or b"").decode()
+        return (self._look(self._missing_key, seconds) or b"").decode()
 
-    def _knock(self, card: bytes) -> int:
+    def _file_request(self, card: bytes) -> int:
         number = 1
         while self._store.compare_set(f"{self._prefix}/{number}", None, card) != card:
             number += 1
@@ -160,40 +160,40 @@ class Door:
 
     # ---- admission: calls of the ranks of the job ----------------------------------------------------------------
 
-    def note_that_the_job_stands(self) -> None:
+    def note_running(self) -> None:
         """Note that the job is running: later processes must request admission."""
         if self._outlives_ranks:
-            self._forget_place()  # this process's predecessor may have died while it waited for admission
+            self._clear_outside_note()  # this process's predecessor may have died while it waited for admission
             self._store.set(f"{self._prefix}/stands", b"1")
 
-    def someone_waits(self) -> bool:
-        """Return True, on rank 0, if `open` would find a request."""
-        found = bool(self._waiting())
+    def has_pending(self) -> bool:
+        """Return True, on rank 0, if `admit_pending` would find a request."""
+        found = bool(self._admissible_requests())
         if found:
             self._next_look = 0.0
         return found
 
-    def open(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
+    def admit_pending(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
         """Admit all waiting joiners; return the core's communicator with them, or None if there are none. Collective.
 
         `before` is called before the old communicator is closed.
         """
-        knocks = self._waiting() if comm.rank == 0 else []
-        if comm.broadcast(np.array([len(knocks)]), 0)[0] == 0:
+        requests = self._admissible_requests() if comm.rank == 0 else []
+        if comm.broadcast(np.array([len(requests)]), 0)[0] == 0:
             return None
         core, native = load_core(), comm._native
-        knocks = _shared(comm, knocks)
+        requests = _shared(comm, requests)
         all_ranks = comm.allgather(np.array([native.job_size(), min_ranks or 0]))
         if (all_ranks[:, 1] != all_ranks[0, 1]).any():
             message = f"min_ranks of admit() differs between ranks: {all_ranks[:, 1].tolist()}, by rank; 0 is None"
             raise MismatchError(message)
-        addresses = [core.address_on(knock.card) for knock in knocks]
+        addresses = [core.address_on(request.card) for request in requests]
         widened = native.widen(addresses, int(all_ranks[:, 0].max()))
-        invitations = [core.invitation_for(widened, len(knocks), place) for place in range(len(knocks))]
+        invitations = [core.invitation_for(widened, len(requests), place) for place in range(len(requests))]
 
         def invite() -> None:
-            for knock, invitation in zip(knocks, invitations, strict=True):  # all ranks answer, as any may end now
-                self._answer(knock.number, min_ranks, invitation)
+            for request, invitation in zip(requests, invitations, strict=True):  # all ranks answer, as any may end now
+                self._answer(request.number, min_ranks, invitation)
 
         comm.barrier()  # from now on all ranks know the joiners
         with contextlib.suppress(RecoverableError):  # ranks past it may close, which ends it with an error on others
@@ -206,10 +206,10 @@ class Door:
         if self._outlives_ranks:
             with contextlib.suppress(CommunicationError):
                 self._store.set(f"{self._prefix}/ended", b"1", waits.STORE.seconds)
-                for knock in self._unanswered():
-                    self._answer(knock.number, None, load_core().refusal("it has ended"))
+                for request in self._unanswered():
+                    self._answer(request.number, None, load_core().refusal("it has ended"))
 
-    def _waiting(self) -> list[_Knock]:
+    def _admissible_requests(self) -> list[_JoinRequest]:
         """Return the requests of joiners that can be admitted, and refuse all others."""
         core, found = load_core(), []
         if time.monotonic() < self._next_look:
@@ -219,21 +219,21 @@ class Door:
             if self._is_new:  # an earlier rank 0 may have noted the end as it closed
                 self._store.remove(f"{self._prefix}/ended", waits.STORE.seconds)
                 self._is_new = False
-            for knock in self._unanswered():
-                objection = core.objection_to(knock.card) or _silence_at(core.address_on(knock.card))
+            for request in self._unanswered():
+                objection = core.objection_to(request.card) or _reason_unreachable(core.address_on(request.card))
                 if objection:
-                    self._answer(knock.number, None, core.refusal(objection))
+                    self._answer(request.number, None, core.refusal(objection))
                 else:
-                    found.append(knock)
+                    found.append(request)
         except CommunicationError:  # the store has ended or cannot be reached: no process can join
             self._next_look = time.monotonic() + waits.BLIND.seconds
         return found
 
-    def _unanswered(self) -> list[_Knock]:
+    def _unanswered(self) -> list[_JoinRequest]:
         found, number = [], self._first
         while (card := self._look(f"{self._prefix}/{number}")) is not None:
             if self._look(self._answer_key(number)) is None:
-                found.append(_Knock(number, card[_NONCE:]))
+                found.append(_JoinRequest(number, card[_NONCE:]))
             elif not found:
                 self._first = number + 1
             number += 1
@@ -257,13 +257,13 @@ def _refused(why: str) -> str:
     return f"this process cannot join the job: {why}"
 
 
-def _shared(comm: Communicator, knocks: list[_Knock]) -> list[_Knock]:
+def _shared(comm: Communicator, requests: list[_JoinRequest]) -> list[_JoinRequest]:
     """Return, on all ranks, the requests that rank 0 has found. Collective."""
-    packed = gather(comm, json.dumps([(knock.number, knock.card.hex()) for knock in knocks]).encode())[0]
-    return [_Knock(number, bytes.fromhex(card)) for number, card in json.loads(packed)]
+    packed = gather(comm, json.dumps([(request.number, request.card.hex()) for request in requests]).encode())[0]
+    return [_JoinRequest(number, bytes.fromhex(card)) for number, card in json.loads(packed)]
 
 
-def _silence_at(address: str) -> str:
+def _reason_unreachable(address: str) -> str:
     """Return the reason why no process answers at an address; empty if one does."""
     try:
         socket.create_connection(split_address(address, "the address"), _ANSWER_SECONDS).close()
