@@ -21,7 +21,7 @@ from ._location import load_core
 from .agreement import gather
 from .communicator import Communicator
 from .errors import CommunicationError, CommunicationTimeoutError, MismatchError, PeerError, RecoverableError
-from .meeting.variables import Place, split_address
+from .meeting.variables import RankAndSize, split_address
 from .meeting.way import LACKS, OUTSIDE
 
 _ANSWER_SECONDS = 1.0  # time in which a live joiner accepts a connection
@@ -49,13 +49,13 @@ class Admission:
         Prefix of the job's keys in the store.
     near : str
         Address of the store, which helps to choose this host's own address; empty if there is none.
-    place : Place or None
+    place : RankAndSize or None
         This process's rank and size, if a launcher restarts failed ranks; None for a process started by other means.
     outlives_ranks : bool
         True if a process other than the ranks serves the store.
     """
 
-    def __init__(self, store: Any, prefix: str, near: str, place: Place | None, *, outlives_ranks: bool) -> None:
+    def __init__(self, store: Any, prefix: str, near: str, place: RankAndSize | None, *, outlives_ranks: bool) -> None:
         self._store = store
         self._prefix = f"{prefix}/join"
         self._missing_key = f"{prefix}/{LACKS}"

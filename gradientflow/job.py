@@ -20,7 +20,7 @@ from .meeting.endpoints import meet as meet_ranks
 from .meeting.endpoints import near
 from .meeting.stores import open_store
 from .meeting.unreached import reaching
-from .meeting.variables import Place
+from .meeting.variables import RankAndSize
 from .meeting.way import ALONE
 from .mpi_library import find_mpi, load_mpi, start_mpi
 from .server import ServerRanks, serve
@@ -105,7 +105,7 @@ def computing_ranks(way: Way) -> Any:
 
     Returns
     -------
-    mpi4py.MPI.Intracomm or Place
+    mpi4py.MPI.Intracomm or RankAndSize
         MPI's communicator of these ranks; without MPI, this process's rank among them and their number.
     """
     mpi = _mpi_of_job(None) if way.by_mpi else None
@@ -113,7 +113,7 @@ def computing_ranks(way: Way) -> Any:
     if servers == 0:
         return way.place if mpi is None else mpi
     computing = _split_job(way, mpi, None, None).computing
-    return Place(computing.rank, computing.size) if mpi is None else computing.mpi
+    return RankAndSize(computing.rank, computing.size) if mpi is None else computing.mpi
 
 
 def asked_transport(config: Mapping[str, str] | None = None) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gradientflow.meeting.rules import TRANSPORTS
 
-from .job_turns import Place
+from .job_turns import JobPlace
 from .plan import check_writable
 
 Found = tuple[Table, Mapping[str, Any], int]  # a table, all figures, and the number of wrong results
@@ -54,7 +54,7 @@ def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Cal
         def run(json_path: str | None, **options: Any) -> int:
             facts = {}
             if placed:
-                place = Place(*(options.pop(name) for name in ("ranks", "transport", "hosts", "rate")))
+                place = JobPlace(*(options.pop(name) for name in ("ranks", "transport", "hosts", "rate")))
                 options, facts = {"place": place, **options}, {"place": vars(place)}
             table, figures, wrong = command(**options)
             console = Console(width=120)

@@ -15,7 +15,7 @@ MARK = "GRADIENTFLOW-BENCH "
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """The place of the ranks of all jobs.
 
     Attributes
@@ -46,7 +46,7 @@ class Place:
         return module_command("gradientflow.cli", ["netlab", *hosts, *how])
 
 
-def run_turn(place: Place, told: Mapping[str, Any], module: str = "gradientflow.bench.jax.rank") -> dict[str, Any]:
+def run_turn(place: JobPlace, told: Mapping[str, Any], module: str = "gradientflow.bench.jax.rank") -> dict[str, Any]:
     """Run one job of a module with the settings `told`; return the output of rank 0."""
     program = module_command(module, [json.dumps(told)])
     figures: dict[str, Any] = found_by(place.command(program), told["contestant"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
     from .command import Bench
-    from .session import Observer, Outcome
+    from .session import Observer, RunOutcome
 
 # Drawn between stages, without a background thread: redraws would disturb the measurement, and a hidden cursor would
 # stay hidden when the job is interrupted.
@@ -80,7 +80,7 @@ def open_console(file: TextIO, columns: int) -> Console:
     return Console(file=file, force_terminal=columns > 0, width=columns or None)
 
 
-def report(comm: Communicator, bench: Bench, outcome: Outcome[Any], output: Output) -> None:
+def report(comm: Communicator, bench: Bench, outcome: RunOutcome[Any], output: Output) -> None:
     """Show and write, on rank 0, the results of a measurement."""
     if comm.rank != 0:
         return

@@ -85,7 +85,7 @@ Block = TypeVar("Block")
 
 
 @dataclass
-class Outcome(Generic[R]):
+class RunOutcome(Generic[R]):
     """The outcome of a run.
 
     Attributes
@@ -159,7 +159,7 @@ class Session(ABC, Generic[Block, C, R]):
         self.comm = comm
         self.comms = open_transports(comm, plan)
         self.plan = plan
-        self.outcome: Outcome[R] = Outcome(find_hosts(comm))
+        self.outcome: RunOutcome[R] = RunOutcome(find_hosts(comm))
         self.done = 0
         self._observe = observe or (lambda done, text: None)
         self._extra = extra or (lambda block, case: [])
@@ -221,7 +221,7 @@ class Session(ABC, Generic[Block, C, R]):
 
     # ---- common to all benches ---------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome[R]:
+    def run(self) -> RunOutcome[R]:
         """Measure every block of the plan; after an exception the ranks are no longer in step."""
         with self._measuring() as peers:
             if self.comm.nodes == 1 and any(wire != getattr(self.plan, "dtype", "float32") for wire in self.wires):

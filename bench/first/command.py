@@ -19,7 +19,7 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.machine import format_size
 
 from ..core.job_command import json_option
-from ..core.job_turns import Place, run_turn, turns
+from ..core.job_turns import JobPlace, run_turn, turns
 from ..core.plan import PlanError, parse_sizes
 from ..core.table import empty_table
 from ..train.perceptrons import SHAPES
@@ -56,8 +56,8 @@ def first(
     Every result is checked before it is timed.
     """
     sizes = parse_sizes(gradients)
-    places = [Place(ranks)] if ranks else []
-    places += [Place(hosts, hosts=hosts, rate=rate)] if hosts else []
+    places = [JobPlace(ranks)] if ranks else []
+    places += [JobPlace(hosts, hosts=hosts, rate=rate)] if hosts else []
     if not places or not sizes:
         raise PlanError("nothing is to be measured: give --ranks or --hosts, and --gradients")
     console = Console()
@@ -73,7 +73,7 @@ def first(
         Path(json_path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
-def _trained(place: Place, gradients: Sequence[int], shape: str, steps: int) -> dict[str, dict[str, float]]:
+def _trained(place: JobPlace, gradients: Sequence[int], shape: str, steps: int) -> dict[str, dict[str, float]]:
     """Give the milliseconds of a step by size and contestant."""
     models = {f"{shape}-{format_size(size)}": format_size(size) for size in gradients}
     strategies = [name for name in _TRAINED if not name.startswith("ddp")]
@@ -92,7 +92,7 @@ def _trained(place: Place, gradients: Sequence[int], shape: str, steps: int) -> 
     return figures
 
 
-def _psum(place: Place, gradients: Sequence[int]) -> dict[str, float]:
+def _psum(place: JobPlace, gradients: Sequence[int]) -> dict[str, float]:
     """Give the time of psum over its time with gloo, by size."""
     told = {"measure": "psum", "sizes": list(gradients), "seconds": 1.0}
     times: dict[str, list[list[float]]] = {"gradientflow": [], "gloo": []}
@@ -105,7 +105,7 @@ def _psum(place: Place, gradients: Sequence[int]) -> dict[str, float]:
     return {format_size(size): mine / peer for size, mine, peer in zip(gradients, ours, theirs, strict=True)}
 
 
-def _table(place: Place, figures: dict[str, dict[str, float]]) -> Any:
+def _table(place: JobPlace, figures: dict[str, dict[str, float]]) -> Any:
     hosts = f"{place.hosts} hosts at {place.rate}" if place.hosts else f"{place.ranks} ranks of one node"
     has_psum = any(_PSUM in each for each in figures.values())
     headings = ["gradients", "alone\nms", "DDP Gloo\nms", *_TRAINED.values(), *(["psum\nof JAX"] if has_psum else [])]

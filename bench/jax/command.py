@@ -10,7 +10,7 @@ import click
 from gradientflow.machine import format_size
 
 from ..core.job_command import Found, in_jobs
-from ..core.job_turns import Place, run_turn, turns
+from ..core.job_turns import JobPlace, run_turn, turns
 from ..core.plan import PlanError, check_choices, parse_list, parse_sizes
 from ..core.table import empty_table
 
@@ -45,7 +45,7 @@ def jax() -> None:
 @click.option("--compare", default="gloo", show_default=True, callback=_peers, help="gloo, or '' for none.")
 @click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs of each library.")
 @click.option("--seconds", default=1.0, show_default=True, help="To spend on each size in each job, roughly.")
-def psum(place: Place, sizes: list[int], compare: tuple[str, ...], rounds: int, seconds: float) -> Found:
+def psum(place: JobPlace, sizes: list[int], compare: tuple[str, ...], rounds: int, seconds: float) -> Found:
     """Time psum in shard_map."""
     found = []
     libraries = [_OURS, *compare]
@@ -81,7 +81,7 @@ def psum(place: Place, sizes: list[int], compare: tuple[str, ...], rounds: int, 
 @click.option("--calls", default=10_000, type=click.IntRange(1), show_default=True, help="Calls of each collective.")
 @click.option("--size", default="1M", show_default=True, callback=_sizes, help="Bytes of each rank.")
 @click.option("--contestant", type=click.Choice([_OURS, "gloo"]), default=_OURS, show_default=True)
-def loop(place: Place, calls: int, size: list[int], contestant: str) -> Found:
+def loop(place: JobPlace, calls: int, size: list[int], contestant: str) -> Found:
     """Count wrong results of psum_scatter and all_gather in a loop."""
     told = {"measure": "loop", "contestant": contestant, "calls": calls, "bytes": size[0], "seed": _seed()}
     found = run_turn(place, told)
@@ -101,7 +101,7 @@ def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Fou
     """Time compiled calls of average and allreduce at one rank, beside empty ones."""
     told = {"measure": "calls", "contestant": _OURS, "sizes": sizes, "seconds": seconds}
     told["strategies"] = [each.strip() for each in strategies.split(";")]
-    found = [run_turn(Place(1, "tcp"), {**told, "seed": _seed()}) for _ in range(rounds)]
+    found = [run_turn(JobPlace(1, "tcp"), {**told, "seed": _seed()}) for _ in range(rounds)]
     table = empty_table(figures=("bytes", "call", "median\nus", "over empty\nus", "wrong"))
     for results in zip(*(each["results"] for each in found), strict=True):
         first = results[0]
@@ -127,7 +127,7 @@ def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Fou
 @click.option(
     "--turns", "count", default=16, type=click.IntRange(1), show_default=True, help="Turns, of four steps of each."
 )
-def step(place: Place, count: int) -> Found:
+def step(place: JobPlace, count: int) -> Found:
     """Time a perceptron's step with average("dense") inside of jit, beside PyTorch's with the DistributedOptimizer."""
     found = run_turn(place, {"measure": "step", "contestant": "step", "turns": count, "seed": _seed()})
     table = empty_table(figures=("contestant", "step\nms", "over alone\nms"))

@@ -11,7 +11,7 @@ import click
 from gradientflow.machine import format_size
 
 from ..core.job_command import Found, in_jobs
-from ..core.job_turns import Place, run_turn
+from ..core.job_turns import JobPlace, run_turn
 from ..core.plan import PlanError, check_installed, parse_list, parse_sizes
 from ..core.table import empty_table
 
@@ -41,7 +41,7 @@ def _figure(microseconds: float, sign: str = "") -> str:
 @click.option("--forms", default=",".join(FORMS), show_default=True, callback=_chosen, help="In which forms.")
 @click.option("--rounds", default=20, type=click.IntRange(1), show_default=True, help="Turns of each contestant.")
 @click.option("--repeat", default=50, type=click.IntRange(1), show_default=True, help="Timed calls of a turn.")
-def torch(place: Place, sizes: str, calls: list[str], forms: list[str], rounds: int, repeat: int) -> Found:
+def torch(place: JobPlace, sizes: str, calls: list[str], forms: list[str], rounds: int, repeat: int) -> Found:
     """Time calls of PyTorch's process group beside Gloo, and beside the calls of the communicator that they come to.
 
     Every result is checked before it is timed; if one is wrong, the exit status is 1.

@@ -24,7 +24,7 @@ from ..core.objects import from_all, from_root, wait_idly
 from ..core.peers import Peer
 from ..core.plan import PlanError
 from ..core.resume import ResumeFile
-from ..core.session import Observer, Outcome, Session
+from ..core.session import Observer, RunOutcome, Session
 from ..core.traffic import Traffic
 from .contestants import Contestant
 from .data import SampleOrder
@@ -57,7 +57,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         self.outcome.facts = {"torch": package_version("torch")}
         self._resume = resume or ResumeFile(comm, plan.resume, self._conditions())
 
-    def run(self) -> Outcome[TrainResult]:
+    def run(self) -> RunOutcome[TrainResult]:
         """Measure all ranks, and then parts of them if planned."""
         outcome = super().run()
         if self.plan.scales:

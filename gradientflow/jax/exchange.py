@@ -23,7 +23,7 @@ from gradientflow.strategies.update import Iteration, Phase
 from gradientflow.training.binding import bind_together
 from gradientflow.training.tensors import Tensors
 
-from .states import TOKEN, States
+from .states import TOKEN, StateFormat
 
 # Least bytes of a gradient that is averaged by a separate call, in XLA's buffer. Below, a copy costs little.
 _LARGE = 1 << 18
@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 _SETTINGS = Settings(rate=1.0, momentum=1.0)
 
 
-class Exchange:
+class GradientExchange:
     """Exchange of gradients of one layout by a strategy, for successive calls.
 
     Parameters
@@ -46,7 +46,7 @@ class Exchange:
         The strategy that averages gradients.
     layout : Layout
         Layout of the gradients.
-    states : States
+    states : StateFormat
         The strategy's states for the layout.
     comm : callable
         Makes the communicator, for this exchange only, at the first call. Collective.
@@ -57,7 +57,9 @@ class Exchange:
         The object that the core calls.
     """
 
-    def __init__(self, strategy: Strategy, layout: Layout, states: States, comm: Callable[[], Communicator]) -> None:
+    def __init__(
+        self, strategy: Strategy, layout: Layout, states: StateFormat, comm: Callable[[], Communicator]
+    ) -> None:
         self.strategy = strategy
         self.layout = layout
         self._states = states
@@ -212,4 +214,4 @@ def check_strategy(strategy: Strategy) -> None:
         raise ArgumentError(message)
 
 
-__all__ = ["Exchange", "check_strategy", "held_weakly"]
+__all__ = ["GradientExchange", "check_strategy", "held_weakly"]

@@ -15,11 +15,11 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import MismatchError
 from gradientflow.strategies import Layout, Strategy
 
-from .exchange import Exchange, held_weakly
-from .states import States
+from .exchange import GradientExchange, held_weakly
+from .states import StateFormat
 
 
-class Exchanges:
+class LayoutExchanges:
     """Exchanges of gradients of one layout by a strategy; see kernels/jax/ffi/exchanges.hpp.
 
     Nothing is made before the first call: then all ranks call, while a program may be traced on only one rank.
@@ -39,17 +39,17 @@ class Exchanges:
     ----------
     number : int
         Number by which programs find these exchanges.
-    states : States
+    states : StateFormat
         The strategy's states for the layout.
     """
 
     def __init__(self, strategy: Strategy, layout: Layout, comm: Callable[[], Communicator], place: int) -> None:
         core = load_core().jax
         self.layout = layout
-        self.states = States(strategy, layout)
+        self.states = StateFormat(strategy, layout)
         self._meeting = meeting = _Meeting(strategy, comm, place)
-        self._first = Exchange(strategy, layout, self.states, meeting.part_of_first_state)
-        self._others = Exchange(strategy, layout, self.states, meeting.part_of_other_states)
+        self._first = GradientExchange(strategy, layout, self.states, meeting.part_of_first_state)
+        self._others = GradientExchange(strategy, layout, self.states, meeting.part_of_other_states)
         self._native = core.Exchanges(self._first.native, self._others.native, held_weakly(WeakMethod(meeting.order)))
         self.number: int = self._native.number
 
@@ -101,4 +101,4 @@ class _Meeting:
         require_same(comm, "strategies", {"strategy": repr(self._strategy)})
 
 
-__all__ = ["Exchanges"]
+__all__ = ["LayoutExchanges"]

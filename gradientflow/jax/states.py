@@ -22,7 +22,7 @@ TOKEN = 5  # length in uint32 numbers: see kernels/jax/ffi/token.hpp
 Array = npt.NDArray[Any]
 
 
-class States:
+class StateFormat:
     """The states of a strategy for gradients of one layout.
 
     Parameters
@@ -81,4 +81,4 @@ class States:
         load_core().jax.copy([each.ctypes.data for each in stored], addresses, self.sizes)
 
 
-__all__ = ["TOKEN", "States"]
+__all__ = ["TOKEN", "StateFormat"]

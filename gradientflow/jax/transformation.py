@@ -18,10 +18,10 @@ from gradientflow.strategies import Layout, Strategy, as_strategy, default_strat
 
 from .communicators import close_after_programs, communicator_of
 from .exchange import check_strategy
-from .exchanges import Exchanges
+from .exchanges import LayoutExchanges
 from .private import lower_each_call
 from .programs import Calls, by_itself, check_program, register
-from .states import TOKEN, States
+from .states import TOKEN, StateFormat
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -108,12 +108,12 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
     check_strategy(found)
     if comm is not None:
         close_after_programs(comm)
-    made: dict[Layout, Exchanges] = {}
+    made: dict[Layout, LayoutExchanges] = {}
     place = next(_places)
 
-    def exchanges_for(layout: Layout) -> Exchanges:
+    def exchanges_for(layout: Layout) -> LayoutExchanges:
         if layout not in made:
-            made[layout] = Exchanges(found, layout, lambda: communicator_of(comm), place)
+            made[layout] = LayoutExchanges(found, layout, lambda: communicator_of(comm), place)
         return made[layout]
 
     def init(params: Any) -> AverageState:
@@ -177,7 +177,7 @@ def _as_array(leaf: Any) -> Any:
     return leaf if hasattr(leaf, "size") else jax.numpy.asarray(leaf)  # weights may be Python numbers
 
 
-def _check_state(states: States, token: Any, kept: Sequence[Any]) -> None:
+def _check_state(states: StateFormat, token: Any, kept: Sequence[Any]) -> None:
     arrays, rest = states.first
     needed = [*arrays, rest] if len(rest) else arrays
     given = [_as_array(each) for each in (token, *kept)]
@@ -194,7 +194,7 @@ def _check_state(states: States, token: Any, kept: Sequence[Any]) -> None:
 # ---- the primitive ---------------------------------------------------------------------------------------------------
 
 _places = count(1)
-_exchanges: WeakValueDictionary[int, Exchanges] = WeakValueDictionary()
+_exchanges: WeakValueDictionary[int, LayoutExchanges] = WeakValueDictionary()
 
 _primitive: Any = Primitive("gradientflow_average")
 _primitive.multiple_results = True

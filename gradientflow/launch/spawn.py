@@ -18,7 +18,7 @@ from .command import module_command
 from .environment import asked_binding
 from .jax_rank import jax_program
 from .scratch import scratch_folder
-from .spawned import CALL, EndedError, Outcome, dump, read_outcome
+from .spawned import CALL, CallOutcome, EndedError, dump, read_outcome
 from .tcp import GRACE_SECONDS, job_here, tcp_command
 
 _REPORT = "report"
@@ -79,7 +79,7 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = Fals
         return [_result(outcome, rank) for rank, outcome in enumerate(outcomes)]
 
 
-def _result(outcome: Outcome, rank: int) -> Any:
+def _result(outcome: CallOutcome, rank: int) -> Any:
     try:
         return outcome.result()
     except Exception as error:
@@ -112,7 +112,7 @@ def _read_report(path: Path) -> dict[int, str]:
     return {rank: each["how"] for each in map(json.loads, lines) for rank in each["ranks"]}
 
 
-def _raise_first(outcomes: list[Outcome], ended: dict[int, str]) -> None:
+def _raise_first(outcomes: list[CallOutcome], ended: dict[int, str]) -> None:
     """Raise the cause if the job has failed. Errors that only follow from the loss of another rank come last."""
     missing = [rank for rank, outcome in enumerate(outcomes) if not outcome.has_come]
     for rank in filter(ended.get, missing):

@@ -31,8 +31,8 @@ class EndedError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Outcome of the call on a rank.
+class CallOutcome:
+    """CallOutcome of the call on a rank.
 
     Attributes
     ----------
@@ -66,15 +66,15 @@ def dump(value: Any) -> bytes:
     return file.getvalue()
 
 
-def read_outcome(folder: str, rank: int) -> Outcome:
+def read_outcome(folder: str, rank: int) -> CallOutcome:
     """Return the outcome of a rank; an empty one if the rank has not written it."""
     try:
         has_value, data, text, moment = pickle.loads(Path(folder, str(rank)).read_bytes())
     except (OSError, EOFError, pickle.UnpicklingError):  # the rank ended before or while writing
-        return Outcome()
+        return CallOutcome()
     if has_value:
-        return Outcome(has_come=True, value=data, time=moment)
-    return Outcome(has_come=True, error=pickle.loads(data), traceback=text, time=moment)
+        return CallOutcome(has_come=True, value=data, time=moment)
+    return CallOutcome(has_come=True, error=pickle.loads(data), traceback=text, time=moment)
 
 
 def main() -> int:

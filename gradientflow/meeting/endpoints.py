@@ -9,7 +9,7 @@ from gradientflow._location import load_core
 
 from .given_store import core_store
 from .stores import open_store
-from .variables import Place
+from .variables import RankAndSize
 from .way import PREFIX, Way
 
 
@@ -50,7 +50,7 @@ def near(way: Way) -> str:
 
 def meet_by(
     exchange: Any,
-    place: Place,
+    place: RankAndSize,
     settings: Mapping[str, str],
     towards: str = "",
     prefix: str = PREFIX,
@@ -63,7 +63,7 @@ def meet_by(
     ----------
     exchange : Store of the core, or None
         Store in which the ranks publish their addresses; None for a single rank.
-    place : Place
+    place : RankAndSize
         Rank of this process, and number of ranks.
     settings : mapping of str to str
         Settings of the future communicator.

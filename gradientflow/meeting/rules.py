@@ -35,7 +35,7 @@ from .slurm import (
     tasks_of_step,
 )
 from .variables import (
-    Place,
+    RankAndSize,
     Variables,
     checked_place,
     join_address,
@@ -268,7 +268,7 @@ def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
 
 def _by_slurm(variables: Variables, given: Given, transport: str) -> Way | str:
     del given, transport
-    place: Place | None = place_in_step(variables)
+    place: RankAndSize | None = place_in_step(variables)
     if place is None:
         return "this is no step of several tasks"
     job, serves = name_of_step(variables), is_first_of_first_node(variables)

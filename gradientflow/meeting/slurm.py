@@ -8,7 +8,7 @@ import re
 from gradientflow.errors import ArgumentError
 from gradientflow.launcher_variables import MPICH, MVAPICH, OPEN_MPI, SLURM
 
-from .variables import Place, Variables, checked_place, join_address, read_lenient, read_number
+from .variables import RankAndSize, Variables, checked_place, join_address, read_lenient, read_number
 
 RANK, TASKS = SLURM["RANK"], SLURM["WORLD_SIZE"]
 
@@ -32,7 +32,7 @@ def tasks_of_step(variables: Variables) -> int | None:
     return tasks if step is not None and step < _FIRST_STEP_OF_SLURM and tasks is not None and tasks > 1 else None
 
 
-def place_in_step(variables: Variables) -> Place | None:
+def place_in_step(variables: Variables) -> RankAndSize | None:
     """Return this process's rank and size in its step; None where `tasks_of_step` is None.
 
     Raises

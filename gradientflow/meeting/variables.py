@@ -12,7 +12,7 @@ Variables = Mapping[str, str]
 _HIGHEST_PORT = 65535
 
 
-class Place(NamedTuple):
+class RankAndSize(NamedTuple):
     """Rank of a process, and number of ranks."""
 
     rank: int
@@ -35,7 +35,7 @@ def read_number(variables: Variables, name: str) -> int | None:
     return int(text)
 
 
-def read_place(variables: Variables, rank_name: str, size_name: str) -> Place | None:
+def read_place(variables: Variables, rank_name: str, size_name: str) -> RankAndSize | None:
     """Return the rank and size in two variables; None if neither is set.
 
     Raises
@@ -52,13 +52,13 @@ def read_place(variables: Variables, rank_name: str, size_name: str) -> Place | 
     return checked_place(rank, size, rank_name, size_name)
 
 
-def checked_place(rank: int, size: int, rank_name: str, size_name: str) -> Place:
-    """Return a `Place` after checking that there is such a rank; the names are for the error."""
+def checked_place(rank: int, size: int, rank_name: str, size_name: str) -> RankAndSize:
+    """Return a `RankAndSize` after checking that there is such a rank; the names are for the error."""
     if size < 1:
         raise ArgumentError(f"{size_name} is {size}: a job has at least one rank")
     if not 0 <= rank < size:
         raise ArgumentError(f"{rank_name} is {rank} and {size_name} is {size}: ranks are 0 to {size - 1}")
-    return Place(rank, size)
+    return RankAndSize(rank, size)
 
 
 def read_lenient(variables: Variables, name: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from .variables import Place
+from .variables import RankAndSize
 
 # Names of the ways, for messages.
 ARGUMENTS = "arguments of init"
@@ -70,11 +70,11 @@ class Way:
         return self.agent and self.name == MEET
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RankAndSize:
         """Rank of this process and number of ranks, if the way has them."""
         assert self.rank is not None
         assert self.size is not None
-        return Place(self.rank, self.size)
+        return RankAndSize(self.rank, self.size)
 
     @property
     def prefix(self) -> str:

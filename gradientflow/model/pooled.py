@@ -15,7 +15,7 @@ from gradientflow.pools.base import native_threshold
 from .cluster import Cluster
 from .computation import Computation
 from .costs import Call, Costs
-from .traffic import EveryStep, Exchange
+from .traffic import CallSequence, EveryStep
 
 _FLOAT, _INDEX = 4, 4  # bytes
 _NUMBERS_BESIDE = 6  # numbers that a sparse pool sends beside its norms
@@ -73,7 +73,7 @@ def dense_traffic(
     threshold = _threshold(fusion_threshold, core.automatic_threshold(sum(sizes), nodes))
     return EveryStep(
         tuple(
-            Exchange((Call("allreduce", sum(counts[begin:end]), computation.dtype, wire, algorithm),), end)
+            CallSequence((Call("allreduce", sum(counts[begin:end]), computation.dtype, wire, algorithm),), end)
             for begin, end in core.fuse(sizes, threshold)
         )
     )
@@ -105,10 +105,12 @@ def chunk_traffic(
         last = min(parameters, -(-end * chunks // important) * size)
         tensors = min(len(ends), bisect_left(ends, last) + 1)
         passes = (end - begin) / important * parameters * CHUNK_PASSES
-        exchanges.append(Exchange((Call("allreduce", (end - begin) * size, dtype, wire, algorithm),), tensors, passes))
+        exchanges.append(
+            CallSequence((Call("allreduce", (end - begin) * size, dtype, wire, algorithm),), tensors, passes)
+        )
     norms = Call("allreduce", chunks + _NUMBERS_BESIDE, "float64", in_node_memory=False)
     return EveryStep(
-        (*exchanges, Exchange((norms,), len(ends))),
+        (*exchanges, CallSequence((norms,), len(ends))),
         passes_after=2.0 * important * size * _FLOAT,  # chunks are scattered to their places
         memory=float(parameters * _FLOAT + important * size * _FLOAT),
     )
@@ -145,7 +147,7 @@ def top_k_traffic(
             call = Call("allreduce", elements, dtype, wire, algorithm)
         else:
             received += nbytes * cluster.ranks
-        exchanges.append(Exchange((call,), last or len(counts), elements * SELECTION_PASSES * (not dense)))
+        exchanges.append(CallSequence((call,), last or len(counts), elements * SELECTION_PASSES * (not dense)))
     return EveryStep(
         tuple(exchanges), passes_after=2 * received, in_backward=overlap, memory=float(sum(counts) * _FLOAT + received)
     )

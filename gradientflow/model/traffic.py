@@ -55,7 +55,7 @@ class Traffic(ABC):
         """Predict a step."""
 
 
-class Exchange(NamedTuple):
+class CallSequence(NamedTuple):
     """Calls made in succession as soon as the first `tensors` gradients are final.
 
     Attributes
@@ -79,7 +79,7 @@ class EveryStep(Traffic):
 
     Attributes
     ----------
-    exchanges : tuple of Exchange
+    exchanges : tuple of CallSequence
         The exchanges in order. Each begins when its gradients are final and the one before has ended.
     passes_after : float
         Bytes of memory that a rank passes over after all exchanges.
@@ -87,7 +87,7 @@ class EveryStep(Traffic):
         True if exchanges begin during backpropagation, False if at its end.
     """
 
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[CallSequence, ...]
     passes_after: float = 0.0
     in_backward: bool = True
     memory: float = 0.0
@@ -279,9 +279,9 @@ class Nothing(Traffic):
 
 
 __all__ = [
+    "CallSequence",
     "EveryFewSteps",
     "EveryStep",
-    "Exchange",
     "InBackground",
     "Nothing",
     "Served",

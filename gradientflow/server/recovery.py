@@ -17,7 +17,7 @@ Array = npt.NDArray[np.float32]
 _ROUNDS = 3  # number of rounds that servers keep: they are at most two rounds apart
 
 
-class State(NamedTuple):
+class ServerState(NamedTuple):
     """Arrays and counts of all servers after a round, each with one element per weight."""
 
     round: int
@@ -64,10 +64,10 @@ class Recovery:
         self._last_kept = 0  # `kept` of the rank with the latest position
         self.ended: int | None = None
         self.is_known = False
-        self.state: State | None = None
+        self.state: ServerState | None = None
         native.make_recoverable(_ROUNDS if in_step else 0)
 
-    def find(self, comm: Communicator, *, is_new: bool = False) -> State | None:
+    def find(self, comm: Communicator, *, is_new: bool = False) -> ServerState | None:
         """Return the state with which to continue, the same on all ranks; None if nothing was pushed yet. Collective.
 
         The parameter server must be closed.
@@ -127,12 +127,12 @@ class Recovery:
         rows = [row.copy() for row in rows] or [np.zeros(self._elements, np.float32) for _ in range(self._rows)]
         for row in rows:
             comm.allreduce(row.view(np.int32))  # one rank has the bits of an element, all other ranks zero
-        self.state = State(round_, rows)
+        self.state = ServerState(round_, rows)
         return self.state
 
     def keep(self, rows: list[Array]) -> None:
         """Keep the whole state, until an iteration has ended."""
-        self.state = State(self.ended or 0, rows)
+        self.state = ServerState(self.ended or 0, rows)
         self._position = _Position(self._position.kept + 1, 0)
 
     def note_end(self) -> None:
@@ -199,4 +199,4 @@ def _parts(holdings: list[list[list[int]]], servers: int, ended: int | None, *, 
     return [_Part(server, each, found[server][each]) for server, each in enumerate(rounds)]
 
 
-__all__ = ["Recovery", "State"]
+__all__ = ["Recovery", "ServerState"]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from gradientflow.communicator import Communicator
 from gradientflow.meeting.endpoints import meet_by
-from gradientflow.meeting.variables import Place
+from gradientflow.meeting.variables import RankAndSize
 
 
 def alone(config: Mapping[str, str]) -> Communicator:
     """Return a communicator of this process alone, with the settings of another."""
     settings = {**config, "timeline": "off"}  # which is a file of the job's rank 0
-    return Communicator(meet_by(None, Place(0, 1), settings), settings)
+    return Communicator(meet_by(None, RankAndSize(0, 1), settings), settings)
 
 
 __all__ = ["alone"]

@@ -25,7 +25,7 @@ from .loss_scale import LossScale
 from .order import BackwardOrder
 from .overlap import Overlap
 from .ranks import FixedRanks
-from .status import Outcome, Status
+from .status import ExchangeStatus, Status
 from .tensors import Tensors
 
 _HANDED_OVER = Phase.HANDED_OVER  # found faster, in each step
@@ -268,7 +268,7 @@ class Loop:
             self.progress.update = self.synchronizer.update()
         self.batches.exchanged += self.batches.here
 
-    def _read_status(self) -> Outcome:
+    def _read_status(self) -> ExchangeStatus:
         """Read the status of all ranks, and set which tensors have a gradient."""
         outcome = self.status.read(self.synchronizer.extra, self.used)
         self.batches.anywhere = outcome.any_has_batches

@@ -16,7 +16,7 @@ from .rates import Rates
 Numbers = npt.NDArray[np.float64]
 
 
-class Outcome(NamedTuple):
+class ExchangeStatus(NamedTuple):
     """What the ranks have said in an exchange."""
 
     present: Sequence[bool] | None  # which tensors have a gradient on any rank; None if all have one on all ranks
@@ -67,17 +67,17 @@ class Status:
             status[self._tensors + 2 + self._comm.rank] = gives_up
         self.rates.write(extra[len(self._complete) :], has_step=has_batches and not gives_up)
 
-    def read(self, means: Numbers, used: Sequence[bool]) -> Outcome:
+    def read(self, means: Numbers, used: Sequence[bool]) -> ExchangeStatus:
         """Read the means over the ranks; where none are sent, the outcome is that of this rank."""
         if not self.count:
-            return Outcome(used, True, [], False)
+            return ExchangeStatus(used, True, [], False)
         status = means[: len(self._complete)]
         present = (status[: self._tensors] != 0).tolist() if status[self._tensors] else None
         given_up = np.flatnonzero(status[self._tensors + 2 :]).tolist()
         rates_differ = Rates.differ(means[len(self._complete) :])
-        return Outcome(present, self.any_has_batches(means), given_up, rates_differ)
+        return ExchangeStatus(present, self.any_has_batches(means), given_up, rates_differ)
 
-    def raise_if_dropped(self, outcome: Outcome, has_batches: bool) -> None:
+    def raise_if_dropped(self, outcome: ExchangeStatus, has_batches: bool) -> None:
         """Raise if all ranks drop the iteration. Collective then."""
         if outcome.given_up:
             ranks = ", ".join(map(str, outcome.given_up))
@@ -96,4 +96,4 @@ class Status:
         return not self.count or bool(means[self._tensors + 1])
 
 
-__all__ = ["Outcome", "Status"]
+__all__ = ["ExchangeStatus", "Status"]

@@ -43,7 +43,7 @@ from gradientflow.bench.core.measure import (
 from gradientflow.bench.core.peers import Contestant, then_divide
 from gradientflow.bench.core.plan import WIRES, PlanError, parse_list, parse_sizes
 from gradientflow.bench.core.results import write_json
-from gradientflow.bench.core.session import Outcome
+from gradientflow.bench.core.session import RunOutcome
 from gradientflow.bench.core.table import bandwidth, microseconds, ratio
 from gradientflow.launch import Launcher, launch_environment, module_command, mpirun_command
 from gradientflow.machine import format_size, mpi_library
@@ -626,9 +626,11 @@ class ThreadRank:
         out[:] = self.reduced(x, op)[begin:end]
 
 
-def run_session(plan: Plan, ranks: int, extra: Callable[[ThreadRank, Case], list[Contestant]] | None = None) -> Outcome:
+def run_session(
+    plan: Plan, ranks: int, extra: Callable[[ThreadRank, Case], list[Contestant]] | None = None
+) -> RunOutcome:
     exchange = Exchange(ranks)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, RunOutcome] = {}
 
     def play(rank: int) -> None:
         comm: Any = ThreadRank(exchange, rank)

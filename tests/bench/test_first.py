@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from gradientflow.bench.core.job_turns import Place
+from gradientflow.bench.core.job_turns import JobPlace
 from gradientflow.bench.core.plan import PlanError
 from gradientflow.bench.first import command
 from gradientflow.bench.train.perceptrons import is_perceptron, widths_of
@@ -47,7 +47,7 @@ def test_table_has_ratios_and_fits() -> None:
     console = Console(width=80, record=True)
     console.print(
         command._table(
-            Place(4, hosts=4), {"100M": {**steps, command._PSUM: 0.5}, "1400K": {**steps, command._PSUM: 0.25}}
+            JobPlace(4, hosts=4), {"100M": {**steps, command._PSUM: 0.5}, "1400K": {**steps, command._PSUM: 0.25}}
         )
     )
     text = console.export_text()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jax_jobs import needs_jax
 
-from gradientflow.bench.core.job_turns import Place, turns
+from gradientflow.bench.core.job_turns import JobPlace, turns
 from gradientflow.bench.jax import command
 from gradientflow.errors import GradientFlowError
 
@@ -73,4 +73,4 @@ def test_turns_change_their_order() -> None:
 
 def test_ranks_that_hosts_cannot_share() -> None:
     with pytest.raises(GradientFlowError, match="3 ranks cannot be dealt out evenly to 2 hosts"):
-        Place(3, hosts=2).command(["true"])
+        JobPlace(3, hosts=2).command(["true"])

@@ -12,7 +12,7 @@ from marks import thorough
 from support import run_checks
 
 import gradientflow as gf
-from gradientflow.bench.core.session import Outcome
+from gradientflow.bench.core.session import RunOutcome
 from gradientflow.bench.train import session
 from gradientflow.bench.train.contestants import Contestant
 from gradientflow.bench.train.entry import NONE, Entry
@@ -289,7 +289,7 @@ def check_faults(comm: gf.Communicator) -> None:
     contestants = ("gradientflow", "ddp-gloo", "ddp-gloo-powersgd")
     strategies = tuple(parse_strategies("dense; csc(density=0.2, chunk_size=1000)"))
     plan = TrainPlan(("cnn",), contestants, strategies, steps=3, turn=3, batch=8)
-    outcome: Outcome[Any] = TrainSession(comm, plan).run()
+    outcome: RunOutcome[Any] = TrainSession(comm, plan).run()
     sparse = next(result for result in outcome.results if "density" in result.entry.settings)
     wrong = {result.entry.contestant: result.wrong for result in outcome.results if result is not sparse}
     assert wrong["ddp-gloo"] > 100_000  # nearly every element, on both ranks, and then one rank

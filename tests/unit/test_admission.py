@@ -8,7 +8,7 @@ import pytest
 
 from gradientflow.admission import Admission
 from gradientflow.errors import PeerError
-from gradientflow.meeting.variables import Place
+from gradientflow.meeting.variables import RankAndSize
 
 
 class Store(dict[str, bytes]):
@@ -42,7 +42,7 @@ def store() -> Iterator[Store]:
 
 def begins_anew(store: Store) -> bool:
     """Have rank 2 look."""
-    Admission(store, "job", "", Place(2, 3), outlives_ranks=True)._restart_if_no_rank_is_active()
+    Admission(store, "job", "", RankAndSize(2, 3), outlives_ranks=True)._restart_if_no_rank_is_active()
     assert ("job/join/stands" in store) != all(b"anew" in store.get(f"job/join/{n}/answer", b"") for n in (4, 7))
     return "job/join/stands" not in store
 

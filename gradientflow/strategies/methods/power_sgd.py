@@ -12,7 +12,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Call, Costs
 from gradientflow.model.pooled import counts_of
-from gradientflow.model.traffic import EveryStep, Exchange, Traffic
+from gradientflow.model.traffic import CallSequence, EveryStep, Traffic
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite
 from gradientflow.strategies.exchange.survivable import SurvivableArrays
@@ -72,7 +72,7 @@ class PowerSGD(Strategy):
         elements = sum(rows * columns for rows, columns, rank in sizes if rank)
         # Three products with a thin matrix read the gradient; its residual is read and written before and after.
         passes = elements * _PASSES
-        return EveryStep((Exchange(calls, len(sizes), passes),), 0.0, False, 4.0 * elements)
+        return EveryStep((CallSequence(calls, len(sizes), passes),), 0.0, False, 4.0 * elements)
 
 
 class PowerSGDSynchronizer(SurvivableArrays):

@@ -18,7 +18,7 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.job import asked_transport
 from gradientflow.meeting.endpoints import meet_by, near
 from gradientflow.meeting.given_store import address_of_store, core_store
-from gradientflow.meeting.variables import Place, split_address
+from gradientflow.meeting.variables import RankAndSize, split_address
 from gradientflow.mpi_library import load_mpi
 from gradientflow.torch.names import BACKEND
 
@@ -50,7 +50,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
             raise ArgumentError("enable_reconfigure=True needs messages over TCP: set GRADIENTFLOW_TRANSPORT=tcp")
         by_mpi = _by_mpi(options)
         return ProcessGroup(by_mpi.place, by_mpi, options.timeout, options.group_id)
-    place, towards = Place(options.group_rank, options.group_size), _towards(options.store)
+    place, towards = RankAndSize(options.group_rank, options.group_size), _towards(options.store)
     members = _by_store(options, place, towards) if has_members else None
     return ProcessGroup(place, members, options.timeout, options.group_id, towards)
 
@@ -79,15 +79,15 @@ def _by_mpi(options: Any) -> Members:
     def meet(settings: Config) -> Any:
         return load_core().introduced(address, {**settings, "transport": asked})
 
-    return Members(Place(mpi.rank, mpi.size), ranks, meet, lambda: MPI.Is_finalized() or mpi.Free())
+    return Members(RankAndSize(mpi.rank, mpi.size), ranks, meet, lambda: MPI.Is_finalized() or mpi.Free())
 
 
-def _by_store(options: Any, place: Place, towards: str) -> Members:
+def _by_store(options: Any, place: RankAndSize, towards: str) -> Members:
     ranks: Sequence[int] = list(options.global_ranks_in_group) or range(place.size)
     return Members(place, ranks, partial(_meet, options.store, place, towards))
 
 
-def _meet(store: Any, place: Place, towards: str, settings: Config) -> Any:
+def _meet(store: Any, place: RankAndSize, towards: str, settings: Config) -> Any:
     return meet_by(core_store(store, serve=place.rank == 0), place, settings, towards)
 
 

@@ -29,10 +29,10 @@ from .calls import Call
 from .collectives import Collectives
 from .context import WorkContext
 from .futures import untraced
+from .group_rank import GroupRank
 from .members import Members
 from .messages import Messages
 from .options import options_of, owner_of_timeout, seconds, settings_of
-from .place import Place
 from .profiling import recorded
 from .reconfiguration import NO_CALLS, Reconfiguration
 from .sparse import allreduce_sparse
@@ -83,7 +83,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         towards: str | None = None,
     ) -> None:
         super().__init__(*place)
-        self._place = Place(*place)
+        self._place = GroupRank(*place)
         self._name, self._description = name, "undefined"
         self._timeout = timeout
         self._limit: float | None = None  # None means the communicator's limit
@@ -107,7 +107,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         collectives = Collectives(members.ranks, self._settings, context)
         messages = Messages(collectives.communicator, context)
         self._close(orderly=False)
-        self._place, self._calls, self._release = Place(*members.place), 0, members.release
+        self._place, self._calls, self._release = GroupRank(*members.place), 0, members.release
         self._context, self._collectives, self._messages = context, collectives, messages
         self._native = collectives.plain
         self._native.are_limited = self._limit is not None

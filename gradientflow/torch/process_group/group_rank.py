@@ -12,7 +12,7 @@ from gradientflow.errors import ArgumentError
 from .tensors import checked
 
 
-class Place(NamedTuple):
+class GroupRank(NamedTuple):
     """The rank of this process in its group, and the number of ranks there."""
 
     rank: int

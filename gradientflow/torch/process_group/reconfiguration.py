@@ -17,9 +17,9 @@ from gradientflow.errors import ArgumentError, ClosedError
 from gradientflow.torch.names import BACKEND
 
 from .context import WorkContext
+from .group_rank import GroupRank
 from .members import Members
 from .options import owner_of_timeout, seconds
-from .place import Place
 
 
 class Reconfiguration:
@@ -77,7 +77,7 @@ class Reconfiguration:
         if options.uuid in self._uuids:
             message = f"the uuid {options.uuid} was already used in this group: each reconfiguration has its own"
             raise ArgumentError(message)
-        place = Place(handles.index(self._handle), len(handles))
+        place = GroupRank(handles.index(self._handle), len(handles))
         secret = hashlib.sha256(json.dumps([options.uuid, handles]).encode()).digest()
         limit = seconds(options.timeout)
         context = WorkContext(range(place.size), "the reconfiguration" if limit else owner_of_timeout(self._settings))

@@ -11,7 +11,7 @@ import torch
 from gradientflow.torch import devices
 
 from .calls import Call
-from .place import Place
+from .group_rank import GroupRank
 from .reduce_ops import combine_bits, is_bitwise, reduction_of
 from .tensors import as_bytes, check_alike, check_count, is_plain, overlap, plain, plain_like, side_by_side
 
@@ -28,7 +28,7 @@ def allreduce(tensor: torch.Tensor, op: Any, size: int) -> Call:
     return call.then(partial(reduction.store, tensor, reduction.operand))
 
 
-def reduce(tensor: torch.Tensor, root: int, op: Any, place: Place) -> Call:
+def reduce(tensor: torch.Tensor, root: int, op: Any, place: GroupRank) -> Call:
     """Reduce a tensor; the root gets the result, in place."""
     source = plain(tensor)
     if is_bitwise(source, op):
@@ -40,7 +40,7 @@ def reduce(tensor: torch.Tensor, root: int, op: Any, place: Place) -> Call:
     return call.then(partial(reduction.store, tensor, reduction.operand))
 
 
-def reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any, place: Place) -> list[Call]:
+def reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any, place: GroupRank) -> list[Call]:
     """Reduce one tensor per rank, of any sizes; every rank gets the result for its tensor."""
     check_alike("reduce_scatter", output, *parts)
     if all(part.numel() == output.numel() for part in parts):
@@ -52,14 +52,14 @@ def reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any,
     return calls
 
 
-def reduce_scatter_single(target: torch.Tensor, source: torch.Tensor, op: Any, place: Place) -> Call:
+def reduce_scatter_single(target: torch.Tensor, source: torch.Tensor, op: Any, place: GroupRank) -> Call:
     """Reduce a tensor with one block per rank; every rank gets its block."""
     check_alike("reduce_scatter_single", target, source)
     check_count("reduce_scatter_single", source, target.numel() * place.size)
     return _reduce_scatter_row(target, plain(source).reshape(-1), op, place)
 
 
-def _reduce_scatter_row(target: torch.Tensor, row: torch.Tensor, op: Any, place: Place) -> Call:
+def _reduce_scatter_row(target: torch.Tensor, row: torch.Tensor, op: Any, place: GroupRank) -> Call:
     """Reduce-scatter a plain row with one block per rank."""
     if is_bitwise(row, op):
         whole = plain_like(row)

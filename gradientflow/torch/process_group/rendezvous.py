@@ -26,7 +26,7 @@ from gradientflow.errors import ArgumentError, CommunicationError, Communication
 from gradientflow.job import asked_transport, computing_ranks, mpi_size
 from gradientflow.meeting import Given, Way, find_way, is_mpi_job, servers_of
 from gradientflow.meeting.stores import open_store
-from gradientflow.meeting.variables import Place, join_address
+from gradientflow.meeting.variables import RankAndSize, join_address
 from gradientflow.meeting.way import ALONE, MASTER
 
 from .options import settings_of
@@ -93,12 +93,12 @@ class Rendezvous:
                     f"init_process_group, but {who} says {found}: leave both to {who}"
                 )
 
-    def _find_place(self) -> Place:
+    def _find_place(self) -> RankAndSize:
         ranks = computing_ranks(self._way)
-        if isinstance(ranks, Place):
+        if isinstance(ranks, RankAndSize):
             return ranks
         self._mpi = ranks
-        return Place(ranks.rank, ranks.size)
+        return RankAndSize(ranks.rank, ranks.size)
 
     def make_store(self, timeout: timedelta) -> Any:
         """Make the store through which PyTorch's processes exchange small values. Collective over all ranks.
@@ -168,7 +168,7 @@ def meet_before_pytorch(given: dict[str, Any]) -> None:
         _exchange_at_store(way, way.place, b"", settings_of(given.get("timeout") or default_pg_timeout))
 
 
-def _exchange_at_store(way: Way, place: Place, mine: bytes, config: Config) -> list[bytes]:
+def _exchange_at_store(way: Way, place: RankAndSize, mine: bytes, config: Config) -> list[bytes]:
     """Exchange bytes with all ranks at the store where they meet. Collective."""
     seconds = float(config["timeout"])
     try:

@@ -13,13 +13,13 @@ from gradientflow.torch import devices
 
 from .calls import Call
 from .copies import allgather
-from .place import Place
+from .group_rank import GroupRank
 from .tensors import checked
 
 ReduceOp: Any = torch.distributed.ReduceOp
 
 
-def allreduce_sparse(tensor: torch.Tensor, op: Any, place: Place, run: Callable[[Call], object]) -> list[Call]:
+def allreduce_sparse(tensor: torch.Tensor, op: Any, place: GroupRank, run: Callable[[Call], object]) -> list[Call]:
     """Return the calls that gather and add sparse tensors, in place.
 
     Parameters
@@ -28,7 +28,7 @@ def allreduce_sparse(tensor: torch.Tensor, op: Any, place: Place, run: Callable[
         Tensor in the COO layout.
     op : torch.distributed.ReduceOp
         SUM or AVG.
-    place : Place
+    place : GroupRank
         The place of this rank.
     run : callable
         Makes a call and waits for it: the ranks gather their numbers of elements first.
