@@ -1,4 +1,4 @@
-// Communicators: creation, split and close; ranks and nodes.
+// Communicators of the C interface: creation, split, recovery and close; ranks and nodes.
 #include "../engine/calls/communicator.hpp"
 
 #include <cstdio>
@@ -34,14 +34,14 @@ Config read_settings(const gf_setting* settings) {
   return read_config(texts);
 }
 
-// Over MPI, or over TCP between ranks that meet through MPI.
+// Returns an endpoint over MPI, or over TCP between ranks that meet through MPI.
 std::unique_ptr<transport::Endpoint> endpoint_of_mpi(const void* mpi, std::size_t handle_bytes, const Config& config) {
   const collective::MpiPlugin& plugin = collective::mpi_plugin();
   plugin.begin(mpi, handle_bytes);
   return transport::introduced(plugin.endpoint(mpi, config.timeout), config);
 }
 
-// Once per process.
+// Prints a sentence for each unknown variable, once per process.
 void tell_unknown_variables() {
   static std::once_flag told;
   std::call_once(told, [] {
@@ -60,7 +60,7 @@ gf_communicator* make(std::unique_ptr<transport::Endpoint> endpoint, const Confi
   return made.release();
 }
 
-// The result of `ask` for a communicator, or -1.
+// Returns the result of `ask` for a communicator, or -1.
 template <class Ask>
 int number_of(const gf_communicator* communicator, Ask ask) {
   int number = -1;

@@ -1,30 +1,30 @@
-// GradientFlow for C (C99) and C++: collectives between the ranks of a job, node memory, gradient pools, and the steps
-// of optimizers.
+// GradientFlow for C (C99) and C++: collectives between the ranks of a job, node memory, gradient pools, optimizers and
+// parameter servers.
 //
 //   mpicc program.c $(gradientflow config --cflags --libs)
 //
-// Where the compiler finds mpi.h, it is included, and there is gf_init for jobs of MPI. It is not needed: any C
-// compiler will do for programs whose ranks meet by gf_init_meet, and defining GF_WITHOUT_MPI leaves mpi.h out.
+// If the compiler finds mpi.h, this header includes it and declares gf_init for MPI jobs. MPI is optional: programs
+// whose ranks meet by gf_init_meet build with any C compiler. Define GF_WITHOUT_MPI to leave mpi.h out.
 //
-// Rules that hold everywhere:
+// Rules for all functions:
 //
-// Status    Functions that can fail return a gf_status: GF_SUCCESS (0), or an error whose reason
-//           gf_last_error_message() gives in a sentence. No C++ exception leaves the library, which never ends the
-//           process. NULL for a required argument is GF_ERROR_VALUE.
-// Objects   An object that a function creates through its last argument (a communicator, handle, request, memory, pool
-//           or optimizer) belongs to the caller, who passes it once to the _free function of its type. Freeing NULL
-//           does nothing. After a failure the argument is NULL. Objects may be freed in any order, also after
-//           MPI_Finalize.
+// Status    Functions that can fail return a gf_status: GF_SUCCESS (0) or an error. gf_last_error_message() explains
+//           the error in a sentence. No C++ exception leaves the library, and it never ends the process. NULL for a
+//           required argument is GF_ERROR_VALUE.
+// Objects   Communicators, handles, requests, memory, pools, optimizers and parameter servers are created through the
+//           last argument of a function. They belong to the caller: pass each once to the _free function of its type.
+//           Freeing NULL does nothing. After a failure the argument is NULL. Objects may be freed in any order, also
+//           after MPI_Finalize.
 // Ranks     "Collective" means that all ranks of the communicator make the call, in the same order and with the same
-//           counts, dtype, op, root and algorithm. Calls that differ are GF_ERROR_MISMATCH on every rank, before any
+//           counts, dtype, op, root and algorithm. Calls that differ return GF_ERROR_MISMATCH on every rank before any
 //           data moves.
-// Threads   All functions may be called from any thread, as long as no thread frees an object that another one uses.
-// Memory    Tensors are contiguous arrays in ordinary memory, node memory or a pool; counts are elements, not bytes.
-//           The library cannot check the length of an array: it must have at least as many elements as the count says.
-//           An array of 0 elements may be NULL.
+// Threads   Any thread may call any function, as long as no thread frees an object in use by another thread.
+// Memory    Tensors are contiguous arrays in ordinary memory, node memory or a pool. Counts are elements, not bytes.
+//           The library cannot check the length of an array: it must have at least `count` elements. An array of 0
+//           elements may be NULL.
 //
-// New versions may add functions, and fields at the end of structs that begin with their size. Everything else keeps
-// its meaning within one major version (before 1.0: minor version).
+// New versions may add functions, and fields at the end of structs that begin with their size. All else keeps its
+// meaning within one major version (before 1.0: minor version).
 #ifndef GRADIENTFLOW_H
 #define GRADIENTFLOW_H
 
@@ -48,17 +48,17 @@
 extern "C" {
 #endif
 
-// The GF_VERSION of the library that the program runs with.
+// Returns the GF_VERSION of the library that the program runs with.
 int gf_version(void);
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
 
-// After VALUE, TYPE, MISMATCH, MEMORY and NONFINITE the communicator stays usable. After the others it is broken: the
-// tensors of the call are undefined, and every further call fails with the same status. See docs/errors.md.
+// Statuses. After VALUE, TYPE, MISMATCH, MEMORY and NONFINITE the communicator stays usable. Any other error breaks it:
+// the tensors of the call are undefined, and every further call fails with the same status. See docs/errors.md.
 typedef enum gf_status {
   GF_SUCCESS = 0,
   GF_ERROR_VALUE = 1,      // an argument has an invalid value
-  GF_ERROR_TYPE = 2,       // a dtype is not supported, or not with this op
+  GF_ERROR_TYPE = 2,       // a dtype is not supported at all, or not with this op
   GF_ERROR_MISMATCH = 3,   // the ranks made different calls
   GF_ERROR_CLOSED = 4,     // the communicator is closed, or MPI is finalized
   GF_ERROR_PEER = 5,       // another rank died, gave up or closed its communicator
@@ -67,72 +67,76 @@ typedef enum gf_status {
   GF_ERROR_SYSTEM = 8,     // the operating system returned an error
   GF_ERROR_MEMORY = 9,     // there is not enough memory
   GF_ERROR_INTERNAL = 10,  // a bug of the library
-  GF_ERROR_NONFINITE = 11  // a gradient is infinite or NaN: the iteration is dropped
+  GF_ERROR_NONFINITE = 11  // a gradient is infinite or NaN, and the iteration was dropped
 } gf_status;
 
-// "GF_ERROR_VALUE" and so on. The text is constant.
+// Returns the constant's name, such as "GF_ERROR_VALUE". The text is constant.
 const char* gf_status_name(gf_status status);
 
-// The reason of this thread's last failure; "" before the first. Valid until its next failure. Functions that return no
-// status do not set it: gf_rank(NULL) is -1 and leaves no message.
+// Returns the reason for this thread's last failure; "" before the first. The text is valid until this thread's next
+// failure. Only functions that return a status set it: gf_rank(NULL) is -1 and leaves no message.
 const char* gf_last_error_message(void);
 
 // ---- communicator ---------------------------------------------------------------------------------------------------
 
 typedef struct gf_communicator gf_communicator;
 
-// A setting as text, such as {"timeout", "30"}: the names and values of docs/configuration.md. Other settings come from
-// the GRADIENTFLOW_* variables, or else have their defaults.
+// A setting as text, such as {"timeout", "30"}. docs/configuration.md lists names and values. Settings that are not
+// given come from the GRADIENTFLOW_* variables, or else have their defaults.
 typedef struct gf_setting {
   const char* name;
   const char* value;
 } gf_setting;
 
-// Creates a communicator of `size` ranks that meet without MPI and exchange messages over TCP. Collective. `meet` says
-// where: "host:port", where rank 0 listens, several of them with commas, or "file:///path" in a folder that all hosts
-// share; one rank alone may give NULL. With a size of 0 the variables GRADIENTFLOW_MEET, GRADIENTFLOW_RANK and
-// GRADIENTFLOW_SIZE say all three, as `gradientflow run --transport tcp` sets them, and without them this process is
-// the only rank. `settings` is NULL, or an array that ends with an entry whose name is NULL.
+// Creates a communicator of `size` ranks that meet without MPI and exchange messages over TCP. Collective. `meet` is
+// the address where they meet: "host:port", where rank 0 listens; several of these with commas; or "file:///path" in a
+// folder that all hosts share. It may be NULL for a single rank. With a size of 0, all three come from the variables
+// GRADIENTFLOW_MEET, GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE, which `gradientflow run --transport tcp` sets; without
+// them this process is the only rank. `settings` is NULL, or an array that ends with an entry whose name is NULL.
 gf_status gf_init_meet(const char* meet, int rank, int size, const gf_setting* settings,
                        gf_communicator** communicator);
 
-// gf_init for the handle at `mpi`, which has so many bytes: an MPI_Comm, whose type differs between MPI libraries.
+// Does the work of gf_init. `mpi` points to an MPI_Comm of `handle_bytes` bytes: its type differs between MPI
+// libraries.
 gf_status gf_init_handle(const void* mpi, size_t handle_bytes, const gf_setting* settings,
                          gf_communicator** communicator);
 
 #ifdef MPI_VERSION
 // Creates a communicator of the ranks of `mpi`, which is duplicated and stays the caller's. Collective over `mpi`. With
-// the setting {"transport", "tcp"} messages between nodes travel over TCP, and MPI only tells the ranks of each other.
-// If MPI is not initialised yet, `mpi` is MPI_COMM_WORLD, and gf_init initialises MPI with MPI_THREAD_MULTIPLE. The
-// program then calls MPI_Finalize at its end as if it had initialised MPI itself. A program that calls MPI_Init_thread
-// needs MPI_THREAD_MULTIPLE for asynchronous calls between nodes, and for calls from several threads.
+// the setting {"transport", "tcp"} messages between nodes travel over TCP, and MPI only introduces the ranks to each
+// other.
+//
+// If MPI is not initialized yet, `mpi` must be MPI_COMM_WORLD, and gf_init initializes MPI with MPI_THREAD_MULTIPLE.
+// The program then calls MPI_Finalize at its end as if it had initialized MPI itself. A program that calls
+// MPI_Init_thread needs MPI_THREAD_MULTIPLE for asynchronous calls between nodes, and for calls from several threads.
 static inline gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** communicator) {
   return gf_init_handle(&mpi, sizeof mpi, settings, communicator);
 }
 #endif
 
-// Splits a communicator: ranks with the same `color` of 0 or more get a new one together, with the same settings,
-// ordered by `key` and, among equal keys, by rank. A rank with a negative color gets none: `*part` is NULL. Collective.
+// Splits a communicator. Ranks with the same `color` of 0 or more get a new communicator together, with the same
+// settings, ordered by `key` and, among equal keys, by rank. A rank with a negative color gets none: `*part` is NULL.
+// Collective.
 gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communicator** part);
 
-// After GF_ERROR_PEER or GF_ERROR_TIMEOUT, creates a communicator of the ranks that are left, in their order, and
-// closes the old one, which is still to be freed. Collective over the ranks that live: all of them get theirs, or all
-// the same error, such as GF_ERROR_PEER where too few are left. `min_ranks` is how many have to be; 0: more than half,
-// or any number where all others are known to have ended. Over TCP, and over MPI in a job of Open MPI that was started
-// with ULFM.
+// Creates a communicator of the survivors, in their order, after GF_ERROR_PEER or GF_ERROR_TIMEOUT. Closes the old
+// communicator, which the caller still frees. Collective over the survivors: either each gets a communicator, or all
+// get the same error, such as GF_ERROR_PEER if too few are left. `min_ranks` is the least number of survivors; 0: more
+// than half of the ranks, or any number if all missing ranks are known to have ended. Works over TCP, and over MPI in
+// an Open MPI job that was started with ULFM.
 gf_status gf_recover(gf_communicator* communicator, int min_ranks, gf_communicator** recovered);
 
-// What `rank` of a communicator of gf_recover was in the old one; -1 for another communicator or rank.
+// Returns the old rank of `rank` in a communicator of gf_recover; -1 for any other communicator or rank.
 int gf_recovered_from(const gf_communicator* communicator, int rank);
 
-// Closes a communicator once its asynchronous calls are done. Not collective: a rank that waits for this one afterwards
-// gets GF_ERROR_PEER. Closing twice is harmless. Node memory and pools stay readable.
+// Closes a communicator once its asynchronous calls are done. Not collective: a rank that waits for this rank
+// afterwards gets GF_ERROR_PEER. Closing twice is harmless. Node memory and pools stay readable.
 gf_status gf_close(gf_communicator* communicator);
 
-// Frees the object. If it was not closed, its asynchronous calls end with GF_ERROR_CLOSED.
+// Frees a communicator. If it was not closed, its asynchronous calls end with GF_ERROR_CLOSED.
 void gf_communicator_free(gf_communicator* communicator);
 
-// This rank and the number of ranks, among all ranks and on its node; its node and the number of nodes. -1 for NULL.
+// Return this rank and the number of ranks; the same on this node; this node and the number of nodes. -1 for NULL.
 int gf_rank(const gf_communicator* communicator);
 int gf_size(const gf_communicator* communicator);
 int gf_local_rank(const gf_communicator* communicator);
@@ -156,25 +160,26 @@ typedef enum gf_dtype {
   GF_FLOAT8_E4M3 = 10,  // only as a wire
 } gf_dtype;
 
-// Bytes of one element; 0 for GF_NO_DTYPE and unknown values.
+// Returns the bytes of one element; 0 for GF_NO_DTYPE and unknown values.
 size_t gf_dtype_size(gf_dtype dtype);
 
-// MEAN needs a floating dtype; BOOL has MAX (any) and MIN (all). Integer sums wrap around. MAX and MIN propagate NaN.
+// Reduction operators. MEAN needs a floating dtype; BOOL has only MAX (any) and MIN (all). Integer sums wrap around.
+// MAX and MIN propagate NaN.
 typedef enum gf_op { GF_SUM = 0, GF_MEAN = 1, GF_MAX = 2, GF_MIN = 3, GF_PROD = 4 } gf_op;
 
-// An algorithm that does not support a call is GF_ERROR_VALUE; it is never replaced silently.
+// Algorithms, each with the calls that it supports. For any other call it is GF_ERROR_VALUE, never replaced silently.
 typedef enum gf_algorithm {
   GF_ALGORITHM_AUTO = 0,
   GF_ALGORITHM_RING = 1,                // allreduce, reduce_scatter, allgather, allgatherv
   GF_ALGORITHM_HIERARCHICAL = 2,        // allreduce
   GF_ALGORITHM_HIERARCHICAL_LANES = 3,  // allreduce
   GF_ALGORITHM_RECURSIVE_DOUBLING = 4,  // allreduce
-  GF_ALGORITHM_SHARED = 5,              // all ranks on one node
-  GF_ALGORITHM_MPI = 6,                 // the MPI library's own
-  GF_ALGORITHM_NCCL = 7,                // NCCL's own, for arrays on CUDA devices
+  GF_ALGORITHM_SHARED = 5,              // calls among ranks of one node
+  GF_ALGORITHM_MPI = 6,                 // the MPI library's own collectives
+  GF_ALGORITHM_NCCL = 7,                // NCCL's own collectives, for arrays on CUDA devices
 } gf_algorithm;
 
-// How a call is made. Begin with GF_CALL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
+// Options of a call. Begin with GF_CALL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
 typedef struct gf_call_options {
   size_t size;  // sizeof(gf_call_options): tells the library which fields the program knows
   gf_algorithm algorithm;
@@ -182,8 +187,9 @@ typedef struct gf_call_options {
   int device;     // the CUDA device of the arrays, the same in all calls of a communicator; or GF_HOST
   void* stream;   // a cudaStream_t of that device. The call sees work enqueued before it, and work enqueued after it
                   // sees the result; the host does not wait for the device
-  // The array's name, and its shape with `dimensions` entries; either or both may be NULL. If they differ between ranks
-  // the call is GF_ERROR_MISMATCH, even with equal counts. Both are copied; scatter and allgatherv ignore the shape.
+  // Name of the array, and its shape with `dimensions` entries; either or both may be NULL. If they differ between
+  // ranks, the call is GF_ERROR_MISMATCH, even with equal counts. Both are copied; scatter and allgatherv ignore the
+  // shape.
   const char* label;
   const size_t* shape;
   size_t dimensions;
@@ -193,7 +199,7 @@ typedef struct gf_call_options {
 #define GF_CALL_OPTIONS_INIT {sizeof(gf_call_options), GF_ALGORITHM_AUTO, GF_NO_DTYPE, GF_HOST, NULL, NULL, NULL, 0}
 
 // ---- collectives ----------------------------------------------------------------------------------------------------
-// For P ranks an array has this many elements:
+// Elements of each array, for P ranks:
 //
 //                     count                            input                      output
 //   allreduce         of the tensor                    count                      count
@@ -207,7 +213,7 @@ typedef struct gf_call_options {
 //   scatter           of one rank's part               P * count, on the root     count
 //
 // Parts and blocks are in rank order. An array that a rank does not need may be NULL. In allreduce and reduce, input
-// and output may be the same array; otherwise they must not overlap. All of these are collective.
+// and output may be the same array; otherwise they must not overlap. All functions here are collective.
 
 gf_status gf_allreduce(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                        gf_op op, const gf_call_options* options);
@@ -228,17 +234,17 @@ gf_status gf_gather(gf_communicator* communicator, const void* input, void* outp
 gf_status gf_scatter(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                      int root, const gf_call_options* options);
 
-// Waits until all ranks have called it.
+// Waits until all ranks have called this function.
 gf_status gf_barrier(gf_communicator* communicator);
 
-// The elements that this rank gets from a reduce_scatter of `count` elements: the first count % P ranks get one more
-// than the others. 0 for NULL.
+// Returns the number of elements that this rank gets from a reduce_scatter of `count` elements: the first count % P
+// ranks get one more than the remaining ranks. 0 for NULL.
 size_t gf_reduce_scatter_count(const gf_communicator* communicator, size_t count);
 
 // ---- asynchronous calls ---------------------------------------------------------------------------------------------
-// The same calls in the background or, inside a node whose cores are short, at once. The arrays must stay alive and
-// untouched until the call has ended. Errors found before the call starts are returned here, all others by
-// gf_handle_wait. Blocking and asynchronous calls of a communicator are served in the order in which they were made.
+// The same calls, run in the background; or at once, inside a node that is short of cores. The arrays must stay alive
+// and untouched until the call has ended. These functions return errors found before the call starts; gf_handle_wait
+// returns all later ones. A communicator serves blocking and asynchronous calls in the order in which they were made.
 
 typedef struct gf_handle gf_handle;
 
@@ -263,40 +269,39 @@ gf_status gf_scatter_async(gf_communicator* communicator, const void* input, voi
                            int root, const gf_call_options* options, gf_handle** handle);
 gf_status gf_barrier_async(gf_communicator* communicator, gf_handle** handle);
 
-// Whether the call has ended, successfully or not, for arrays on a device also there: `*done` is 1 or 0. Does not wait.
+// Tells if the call has ended, successfully or not, also on the device of its arrays: `*done` is 1 or 0. Does not wait.
 gf_status gf_handle_test(const gf_handle* handle, int* done);
 
-// Waits until the call has ended, for arrays on a device also there, and returns its status; may be called again. After
-// `timeout` seconds it returns GF_ERROR_TIMEOUT, and the call goes on unharmed. Negative: no limit but that of the call
-// itself.
+// Waits until the call has ended, also on the device of its arrays, and returns its status; may be called again. After
+// `timeout` seconds it returns GF_ERROR_TIMEOUT, and the call continues unharmed. A negative timeout adds no limit to
+// the call's own.
 gf_status gf_handle_wait(gf_handle* handle, double timeout);
 
-// Wait for several calls: an array of `number` handles, of one or more communicators. NULL entries are skipped.
-// `timeout` as in gf_handle_wait, for all of them together.
-//
-// gf_wait_all waits until all have ended. If some have failed it returns the status of the first of them in the array;
-// gf_handle_wait returns that of each.
+// Waits until several calls have ended: `number` handles, of one or more communicators; NULL entries are skipped. If
+// calls have failed, returns the status of the first of these in the array; gf_handle_wait returns the status of each
+// call. `timeout` is as in gf_handle_wait, for all calls together.
 gf_status gf_wait_all(gf_handle* const* handles, size_t number, double timeout);
 
-// gf_wait_any waits until one has ended, and returns its status. `*index` is its place in the array, the lowest if
-// several have ended: free that handle, put NULL in its place, and wait for the next. If all entries are NULL, or after
-// a timeout, `*index` is `number`.
+// Waits until any of several calls has ended, and returns its status. Handles and `timeout` are as in gf_wait_all.
+// `*index` is the call's position in the array, the lowest if several have ended. Free that handle, set its entry to
+// NULL, and wait for the next call. If all entries are NULL, or after a timeout, `*index` is `number`.
 gf_status gf_wait_any(gf_handle* const* handles, size_t number, double timeout, size_t* index);
 
-// The number of infinite or NaN elements in the result, if values were rounded for the wire; -1 if none were, and
-// before the call has ended. The same on all ranks.
+// Gives the number of infinite or NaN elements in the result, the same on all ranks. -1 if no values were rounded for
+// the wire, and before the call has ended.
 gf_status gf_handle_nonfinite(const gf_handle* handle, int64_t* count);
 
-// May be called before the call has ended: the call goes on, and its arrays stay in use until gf_close returns. A
-// failure that nobody waited for is reported only in the message of a later call that times out.
+// Frees a handle. If its call has not ended, the call continues, and its arrays stay in use until gf_close returns. A
+// failure that no gf_handle_wait has returned appears only in the message of a later call that times out.
 void gf_handle_free(gf_handle* handle);
 
 // ---- prepared calls -------------------------------------------------------------------------------------------------
-// Like the persistent collectives of MPI 4: a call is checked and its algorithm chosen once, and it is then made any
-// number of times on the same arrays. gf_request_start starts it, gf_request_wait ends it; in between the arrays must
-// stay untouched. Preparing is not collective, starting is: to the other ranks it is a call like any other, served in
-// the order in which calls are made, even if several prepared ones are under way. Ranks that start different calls get
-// GF_ERROR_MISMATCH from gf_request_wait. A request is for one thread at a time. Its arrays must outlive it.
+// A prepared call is checked and its algorithm chosen once; it then runs any number of times on the same arrays, like
+// the persistent collectives of MPI 4. gf_request_start starts it, gf_request_wait ends it; in between the arrays must
+// stay untouched. Preparing is not collective, but starting is: the call is then served in the order of all calls of
+// the communicator, even if several prepared calls are under way, and matches an unprepared call of another rank. Ranks
+// that start different calls get GF_ERROR_MISMATCH from gf_request_wait. A request is for one thread at a time. Its
+// arrays must outlive it.
 
 typedef struct gf_request gf_request;
 
@@ -321,30 +326,30 @@ gf_status gf_scatter_init(gf_communicator* communicator, const void* input, void
                           int root, const gf_call_options* options, gf_request** request);
 gf_status gf_barrier_init(gf_communicator* communicator, gf_request** request);
 
-// GF_ERROR_VALUE if it has been started and not waited for. Small calls inside a node begin at once.
+// Starts the call. GF_ERROR_VALUE if it is already started and not waited for. Small calls inside a node run at once.
 gf_status gf_request_start(gf_request* request);
 
-// Waits until the call has ended, for arrays on a device also there, and returns its status. GF_ERROR_VALUE if it has
-// not been started. After `timeout` seconds it returns GF_ERROR_TIMEOUT: the call goes on, to be waited for again.
-// Negative: no limit but that of the call itself. After any other status the request may be started again.
+// Waits until the call has ended, also on the device of its arrays, and returns its status. GF_ERROR_VALUE if the call
+// has not been started. After `timeout` seconds it returns GF_ERROR_TIMEOUT: the call continues, and can be waited for
+// again. A negative timeout adds no limit to the call's own. After any other status the request may be started again.
 gf_status gf_request_wait(gf_request* request, double timeout);
 
-// Whether gf_request_wait would return at once: `*done` is 1 or 0. Does not wait.
+// Tells if gf_request_wait would return at once: `*done` is 1 or 0. Does not wait.
 gf_status gf_request_test(gf_request* request, int* done);
 
-// As gf_handle_nonfinite, of the last call that was waited for.
+// Gives the number of gf_handle_nonfinite for the last call that was waited for.
 gf_status gf_request_nonfinite(const gf_request* request, int64_t* count);
 
-// Waits for a call that has been started.
+// Frees a request, after waiting for a call that has been started.
 void gf_request_free(gf_request* request);
 
 // ---- between two ranks ----------------------------------------------------------------------------------------------
 // Only the two ranks take part. Tensors from one rank to another arrive in the order in which they were sent.
 
-// Returns when `data` may be overwritten; a large tensor waits for its receiver.
+// Sends a tensor. Returns when `data` may be overwritten; a large tensor waits for its receiver.
 gf_status gf_send(gf_communicator* communicator, const void* data, size_t count, gf_dtype dtype, int to);
 
-// GF_ERROR_MISMATCH if the tensor that arrives has another count or dtype; it is then lost.
+// Receives a tensor. GF_ERROR_MISMATCH if the tensor that arrives has another count or dtype; it is then lost.
 gf_status gf_recv(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int from);
 
 // ---- node memory ----------------------------------------------------------------------------------------------------
@@ -352,86 +357,90 @@ gf_status gf_recv(gf_communicator* communicator, void* data, size_t count, gf_dt
 
 typedef struct gf_memory gf_memory;
 
-// `bytes` bytes for each rank, the same number on all ranks. Collective.
+// Allocates `bytes` bytes for each rank, the same number on all ranks. Collective.
 gf_status gf_memory_allocate(gf_communicator* communicator, size_t bytes, gf_memory** memory);
 
-// This rank's part: zero-filled at first, aligned to 64 bytes, valid until it is freed. NULL for NULL.
+// Returns this rank's part: zero-filled at first, aligned to 64 bytes, valid until it is freed. NULL for NULL.
 void* gf_memory_data(const gf_memory* memory);
+
+// Returns the bytes of this rank's part; 0 for NULL.
 size_t gf_memory_bytes(const gf_memory* memory);
 
-// Not collective. No call may still use the memory.
+// Frees this rank's part. No call may still use it. Not collective.
 void gf_memory_free(gf_memory* memory);
 
 // ---- gradient pool --------------------------------------------------------------------------------------------------
 // All gradients of a model side by side in node memory, averaged over the ranks without a copy. Fill the tensors, call
-// gf_pool_ready for each as soon as it is final, and gf_pool_wait once per iteration. Neighbouring tensors are averaged
+// gf_pool_ready for each as soon as it is final, and gf_pool_wait once per iteration. Neighboring tensors are averaged
 // together, in the background, once all of them are ready. A pool is closed with its communicator.
 
 typedef struct gf_pool gf_pool;
 
 #define GF_AUTO_THRESHOLD (SIZE_MAX - 1)
 
-// Begin with GF_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
+// Options of a pool. Begin with GF_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
 typedef struct gf_pool_options {
   size_t size;              // sizeof(gf_pool_options): tells the library which fields the program knows
-  size_t fusion_threshold;  // bytes of neighbouring tensors to send together; SIZE_MAX: all, at the end
-  gf_dtype wire;            // for FLOAT32, as in gf_call_options
+  size_t fusion_threshold;  // bytes of neighboring tensors to send together; SIZE_MAX: all, at the end
+  gf_dtype wire;            // dtype in messages of FLOAT32 gradients, as in gf_call_options
   gf_algorithm algorithm;
-  int device;  // the CUDA device of the tensors, or GF_HOST
+  int device;  // CUDA device of the tensors, or GF_HOST
 } gf_pool_options;
 
 #define GF_POOL_OPTIONS_INIT {sizeof(gf_pool_options), GF_AUTO_THRESHOLD, GF_NO_DTYPE, GF_ALGORITHM_AUTO, GF_HOST}
 
-// `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating dtype. Collective.
+// Creates a pool. `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating dtype.
+// Collective.
 gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                          const gf_pool_options* options, gf_pool** pool);
 
-// Tensor `tensor`: zero-filled at first, aligned to 64 bytes, valid until the pool is freed. NULL for an index out of
-// range.
+// Returns tensor `tensor`: zero-filled at first, aligned to 64 bytes, valid until the pool is freed. NULL for an index
+// out of range.
 void* gf_pool_tensor(const gf_pool* pool, size_t tensor);
 size_t gf_pool_tensors(const gf_pool* pool);  // number of tensors
-size_t gf_pool_bytes(const gf_pool* pool);    // of all tensors on this rank, with the padding between them
+size_t gf_pool_bytes(const gf_pool* pool);    // bytes of all tensors on this rank, with the padding between them
 
-// For a pool on a device: sets the cudaStream_t in which gradients are written and used; the default stream (NULL) at
-// first. A tensor is final when the work enqueued before gf_pool_ready is done; work enqueued after gf_pool_wait sees
-// the means. The host does not wait for the device.
+// Sets the cudaStream_t in which the program writes and uses gradients of a pool on a device; the default stream (NULL)
+// at first. A tensor is final when the work enqueued before gf_pool_ready is done; work enqueued after gf_pool_wait
+// sees the means. The host does not wait for the device.
 gf_status gf_pool_set_stream(gf_pool* pool, void* stream);
 
-// Marks tensor `tensor` as final for this iteration. Once per iteration, from any thread.
+// Marks tensor `tensor` as final for this iteration. Call it once per iteration, from any thread.
 gf_status gf_pool_ready(gf_pool* pool, size_t tensor);
 
-gf_status gf_pool_ready_all(gf_pool* pool);  // all tensors that are not ready yet
+gf_status gf_pool_ready_all(gf_pool* pool);  // marks all tensors that are not ready yet
 
 // Waits until every tensor is replaced by its mean over the ranks, and begins the next iteration. Tensors that are not
 // ready count as zeros; if no tensor is ready on any rank, all ranks get GF_ERROR_VALUE. After `timeout` seconds it
-// returns GF_ERROR_TIMEOUT; the iteration goes on and can be waited for again. Negative: no limit but that of the calls
-// themselves. Collective.
+// returns GF_ERROR_TIMEOUT; the iteration continues and can be waited for again. A negative timeout adds no limit to
+// the limits of the calls themselves. Collective.
 gf_status gf_pool_wait(gf_pool* pool, double timeout);
 
-// Ends an iteration that has begun, without its result: the other ranks get zeros for tensors that are not ready here.
+// Ends an iteration that has begun, without its result: other ranks get zeros for tensors that are not ready here.
 gf_status gf_pool_rollback(gf_pool* pool);
 
-// The number of infinite or NaN gradients; after gf_pool_wait the same on all ranks. GF_ERROR_TYPE for FLOAT64.
+// Gives the number of infinite or NaN gradients; after gf_pool_wait the same on all ranks. GF_ERROR_TYPE for FLOAT64.
 gf_status gf_pool_nonfinite(const gf_pool* pool, int64_t* count);
 
-// Not collective.
+// Frees a pool. Not collective.
 void gf_pool_free(gf_pool* pool);
 
 // ---- sparse gradient pool -------------------------------------------------------------------------------------------
 // A gradient pool that sends the important chunks, and keeps residuals of the rest (docs/sparse.md). It is filled like
 // a gf_pool. After gf_sparse_pool_wait the tensors hold the gradients of the step, the same on all ranks: the means of
-// the chunks that were sent, and zeros elsewhere. All ranks then select the same chunks for the next iteration, those
-// with the largest L1 norms. The first iteration sends everything.
+// the chunks that were sent, and zeros elsewhere. For the next iteration all ranks select the same chunks: the chunks
+// with the largest L1 norms. The first iteration sends all chunks.
 
 typedef struct gf_sparse_pool gf_sparse_pool;
 
-// Begin with GF_SPARSE_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
+// Options of a sparse pool. Begin with GF_SPARSE_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the
+// defaults.
 typedef struct gf_sparse_pool_options {
   size_t size;              // sizeof(gf_sparse_pool_options): tells the library which fields the program knows
-  size_t chunk_size;        // elements
+  size_t chunk_size;        // elements of a chunk
   size_t extra;             // number of doubles averaged along with the gradients in every iteration
   float momentum;           // 0..1: residuals are multiplied by it in every iteration; 1 loses nothing
-  int skip_nonfinite;       // whether an iteration with gradients that are not finite is dropped, rather than an error
+  int skip_nonfinite;       // 1: an iteration with gradients that are not finite is dropped; 0: it is an error
   size_t fusion_threshold;  // this field and the next two as in gf_pool_options, for the chunks that are sent
   gf_dtype wire;
   gf_algorithm algorithm;
@@ -440,48 +449,49 @@ typedef struct gf_sparse_pool_options {
 #define GF_SPARSE_POOL_OPTIONS_INIT \
   {sizeof(gf_sparse_pool_options), 32768, 0, 0.9F, 0, GF_AUTO_THRESHOLD, GF_NO_DTYPE, GF_ALGORITHM_AUTO}
 
-// As gf_pool_create; `dtype` is FLOAT32, FLOAT16 or BFLOAT16. Collective.
+// Creates a sparse pool, as gf_pool_create does. `dtype` is FLOAT32, FLOAT16 or BFLOAT16. Collective.
 gf_status gf_sparse_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                                 const gf_sparse_pool_options* options, gf_sparse_pool** pool);
 
-// Tensor `tensor`, as in a gf_pool. The tensors and the padding between them are one array, which is cut into chunks.
-// NULL for an index out of range.
+// Returns tensor `tensor`, as gf_pool_tensor does. The tensors and the padding between them are one array, which is cut
+// into chunks. NULL for an index out of range.
 void* gf_sparse_pool_tensor(const gf_sparse_pool* pool, size_t tensor);
 size_t gf_sparse_pool_tensors(const gf_sparse_pool* pool);  // number of tensors
-size_t gf_sparse_pool_bytes(const gf_sparse_pool* pool);    // of all tensors on this rank, with padding between them
+size_t gf_sparse_pool_bytes(const gf_sparse_pool* pool);    // bytes of all tensors on this rank, with their padding
 size_t gf_sparse_pool_chunks(const gf_sparse_pool* pool);   // number of chunks
 
-// The extra numbers, which are averaged along with the gradients, for the program to write; NULL if there are none.
+// Returns the extra numbers, which the program writes and each iteration averages; NULL if there are none.
 double* gf_sparse_pool_extra(gf_sparse_pool* pool);
 
-// Marks tensor `tensor` as final for this iteration; the index after the last tensor: the extra numbers. Once per
-// iteration, from any thread.
+// Marks tensor `tensor` as final for this iteration; the index after the last tensor stands for the extra numbers. Call
+// it once per iteration, from any thread.
 gf_status gf_sparse_pool_ready(gf_sparse_pool* pool, size_t tensor);
 
-gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // all tensors that are not ready yet
+gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // marks all tensors that are not ready yet
 
 // Waits for the means, and begins the next iteration, which sends a share of `density` of the chunks: above 0, at most
 // 1, and the same on all ranks, or else GF_ERROR_MISMATCH. Tensors that are not ready, and `timeout`, are as in
-// gf_pool_wait. If a gradient is infinite or NaN: GF_ERROR_NONFINITE on all ranks, unless such iterations are skipped;
-// either way all gradients become zero, and residuals are as before. Collective.
+// gf_pool_wait. If a gradient is infinite or NaN, it is GF_ERROR_NONFINITE on all ranks, unless such iterations are
+// skipped; either way all gradients become zero, and residuals are as before. Collective.
 gf_status gf_sparse_pool_wait(gf_sparse_pool* pool, double density, double timeout);
 
-// Ends an iteration that has begun, without its result, as gf_pool_rollback does; else rolls back the last one, if its
-// gradients were not zeroed since. Residuals are as before it, and gradients zero. All ranks do it, or none.
+// Ends an iteration that has begun, without its result, as gf_pool_rollback does. If none has begun, rolls back the
+// last iteration, unless its gradients have been zeroed since. Afterwards residuals are as before the iteration, and
+// gradients are zero. Either all ranks roll back, or none.
 gf_status gf_sparse_pool_rollback(gf_sparse_pool* pool);
 
 // Zeroes the tensors. Call this and the functions below between iterations.
 gf_status gf_sparse_pool_zero(gf_sparse_pool* pool);
 
-// The factor by which gradients are scaled, in the tensors and in messages; residuals are unscaled. A power of two,
-// the same on all ranks, or the next gf_sparse_pool_wait is GF_ERROR_MISMATCH.
+// Sets the factor by which gradients are scaled, in the tensors and in messages; residuals are unscaled. It is a power
+// of two, the same on all ranks, or the next gf_sparse_pool_wait is GF_ERROR_MISMATCH.
 gf_status gf_sparse_pool_set_loss_scale(gf_sparse_pool* pool, double scale);
 
-// Whether the last iteration was dropped because a gradient was not finite: 1 or 0; the same on all ranks. -1 for
-// NULL.
+// Returns 1 if the last iteration was dropped because a gradient was not finite, otherwise 0; the same on all ranks. -1
+// for NULL.
 int gf_sparse_pool_overflowed(const gf_sparse_pool* pool);
 
-// Copies, for each chunk, 1 if this iteration sends it, otherwise 0. At any time.
+// Copies, for each chunk, 1 if this iteration sends it, otherwise 0. May be called at any time.
 gf_status gf_sparse_pool_important(const gf_sparse_pool* pool, uint8_t* important);
 
 // Copies the residuals of this rank: float32, laid out like the tensors with their padding, so
@@ -490,40 +500,41 @@ gf_status gf_sparse_pool_residuals(const gf_sparse_pool* pool, float* residuals)
 
 // Restores a checkpoint: `residuals` in that layout, and the `important` chunks to send next; NULL: all. Selection and
 // iteration must be the same on all ranks, or GF_ERROR_MISMATCH. A rank with a number that is not finite gets
-// GF_ERROR_VALUE, and the others GF_ERROR_MISMATCH. Collective.
+// GF_ERROR_VALUE, and the remaining ranks GF_ERROR_MISMATCH. Collective.
 gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* residuals, const uint8_t* important);
 
-// Not collective.
+// Frees a sparse pool. Not collective.
 void gf_sparse_pool_free(gf_sparse_pool* pool);
 
 // ---- top-k gradient pool --------------------------------------------------------------------------------------------
-// A gradient pool of which each rank sends the largest entries of each layer, and keeps residuals of the rest
+// A gradient pool that sends the largest entries of each layer, selected by each rank, and keeps residuals of the rest
 // (docs/top-k.md). It is filled like a gf_pool. After gf_top_k_pool_wait the tensors hold the sum of the entries that
 // the ranks have sent, divided by the number of ranks, and zeros elsewhere; the same on all ranks.
 
 typedef struct gf_top_k_pool gf_top_k_pool;
 
-// Which entries of a layer are sent: about the k largest, by a threshold from a sample; exactly these; or random ones.
+// Selection of the entries of a layer to send: about the k largest, by a threshold from a sample; exactly the k
+// largest; or k at random.
 typedef enum gf_selection { GF_SELECTION_SAMPLED = 0, GF_SELECTION_EXACT = 1, GF_SELECTION_RANDOM = 2 } gf_selection;
 
-// Begin with GF_TOP_K_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
+// Options of a top-k pool. Begin with GF_TOP_K_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
 typedef struct gf_top_k_pool_options {
   size_t size;           // sizeof(gf_top_k_pool_options): tells the library which fields the program knows
-  double ratio;          // of all layers: n / ratio of a layer's n elements are sent; 1 or more
-  const size_t* layers;  // number of consecutive tensors of each layer; NULL: one each
+  double ratio;          // 1 or more, for all layers: n / ratio of a layer's n elements are sent
+  const size_t* layers;  // number of consecutive tensors of each layer; NULL: each tensor is a layer
   size_t layer_count;    // entries of `layers`
   gf_selection selection;
-  size_t threshold_reuse;  // iterations between two samples, which begin with the threshold of the previous iteration
-  float momentum;          // of velocities, which are sent in place of gradients, from 0 to below 1; negative: none
-  int masking;             // whether velocities are zeroed where they were sent
+  size_t threshold_reuse;  // iterations between samples, each of which uses the previous iteration's threshold
+  float momentum;          // momentum of velocities, which are sent in place of gradients: 0 to below 1; negative: none
+  int masking;             // 1: velocities are zeroed where they were sent
   double clip;             // gradients of a layer are scaled down to a norm of clip * sqrt(ranks); 0: never
   gf_dtype wire;           // dtype of values in messages; GF_NO_DTYPE: float32, or bfloat16 for bfloat16 gradients
   gf_algorithm algorithm;
   size_t merge_bytes;  // layers are sent together until a message has so many bytes
-  int overlap;         // whether layers are sent as soon as they are ready, rather than in the wait
-  uint64_t seed;       // of samples and random selections
+  int overlap;         // 1: layers are sent as soon as they are ready; 0: in the wait
+  uint64_t seed;       // seed of samples and random selections
   size_t extra;        // number of doubles averaged along with the gradients in every iteration
-  int skip_nonfinite;  // whether an iteration with gradients that are not finite is dropped, rather than an error
+  int skip_nonfinite;  // 1: an iteration with gradients that are not finite is dropped; 0: it is an error
 } gf_top_k_pool_options;
 
 #define GF_TOP_K_POOL_OPTIONS_INIT \
@@ -544,37 +555,37 @@ typedef struct gf_top_k_pool_options {
    0,                              \
    0}
 
-// As gf_pool_create; `dtype` is FLOAT32, FLOAT16 or BFLOAT16. Collective.
+// Creates a top-k pool, as gf_pool_create does. `dtype` is FLOAT32, FLOAT16 or BFLOAT16. Collective.
 gf_status gf_top_k_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                                const gf_top_k_pool_options* options, gf_top_k_pool** pool);
 
-void* gf_top_k_pool_tensor(const gf_top_k_pool* pool, size_t tensor);  // as in a gf_pool; NULL: index out of range
+void* gf_top_k_pool_tensor(const gf_top_k_pool* pool, size_t tensor);  // tensor `tensor`, as in a gf_pool
 size_t gf_top_k_pool_tensors(const gf_top_k_pool* pool);               // number of tensors
-size_t gf_top_k_pool_layers(const gf_top_k_pool* pool);
-size_t gf_top_k_pool_bytes(const gf_top_k_pool* pool);  // of all tensors on this rank, with the padding between them
-double* gf_top_k_pool_extra(gf_top_k_pool* pool);       // the extra numbers; NULL if there are none
+size_t gf_top_k_pool_layers(const gf_top_k_pool* pool);                // number of layers
+size_t gf_top_k_pool_bytes(const gf_top_k_pool* pool);  // bytes of all tensors on this rank, with their padding
+double* gf_top_k_pool_extra(gf_top_k_pool* pool);       // extra numbers, as in a gf_sparse_pool; NULL if there are none
 
-// As in a gf_sparse_pool.
+// Mark tensors as final, as the functions of a gf_sparse_pool do.
 gf_status gf_top_k_pool_ready(gf_top_k_pool* pool, size_t tensor);
 gf_status gf_top_k_pool_ready_all(gf_top_k_pool* pool);
 
 // Waits for the means, and begins the next iteration. Tensors that are not ready, and `timeout`, are as in
-// gf_pool_wait. If a gradient is infinite or NaN: GF_ERROR_NONFINITE on all ranks, unless such iterations are skipped.
-// If ratios or loss scales differ: GF_ERROR_MISMATCH. In these cases all gradients become zero, and residuals and
-// velocities are as before. Collective.
+// gf_pool_wait. If a gradient is infinite or NaN, it is GF_ERROR_NONFINITE on all ranks, unless such iterations are
+// skipped. If ratios or loss scales differ between ranks, it is GF_ERROR_MISMATCH. In both cases all gradients become
+// zero, and residuals and velocities are as before. Collective.
 gf_status gf_top_k_pool_wait(gf_top_k_pool* pool, double timeout);
 
-// As gf_sparse_pool_rollback, for residuals and velocities.
+// Rolls back an iteration as gf_sparse_pool_rollback does, residuals and velocities included.
 gf_status gf_top_k_pool_rollback(gf_top_k_pool* pool);
 
 // Zeroes the tensors. Call this and the functions below between iterations.
 gf_status gf_top_k_pool_zero(gf_top_k_pool* pool);
 
-// `number` ratios, one for each layer or one for all of them; the same on all ranks, or the next gf_top_k_pool_wait is
-// GF_ERROR_MISMATCH.
+// Sets `number` ratios, one for each layer or one for all layers; the same on all ranks, or the next gf_top_k_pool_wait
+// is GF_ERROR_MISMATCH.
 gf_status gf_top_k_pool_set_ratios(gf_top_k_pool* pool, const double* ratios, size_t number);
 
-// As in a gf_sparse_pool.
+// Set the loss scale, and tell if the last iteration was dropped, as the functions of a gf_sparse_pool do.
 gf_status gf_top_k_pool_set_loss_scale(gf_top_k_pool* pool, double scale);
 int gf_top_k_pool_overflowed(const gf_top_k_pool* pool);
 
@@ -583,24 +594,24 @@ int gf_top_k_pool_overflowed(const gf_top_k_pool* pool);
 gf_status gf_top_k_pool_residuals(const gf_top_k_pool* pool, float* residuals);
 gf_status gf_top_k_pool_velocities(const gf_top_k_pool* pool, float* velocities);
 
-// Restores both from a checkpoint, in that layout; no velocities without momentum. A rank with a number that is not
-// finite gets GF_ERROR_VALUE, and the others GF_ERROR_MISMATCH. Collective.
+// Restores residuals and velocities from a checkpoint, in that layout; without momentum there are no velocities. A rank
+// with a number that is not finite gets GF_ERROR_VALUE, and the remaining ranks GF_ERROR_MISMATCH. Collective.
 gf_status gf_top_k_pool_restore(gf_top_k_pool* pool, const float* residuals, const float* velocities);
 
-// Not collective.
+// Frees a top-k pool. Not collective.
 void gf_top_k_pool_free(gf_top_k_pool* pool);
 
 // ---- optimizers -----------------------------------------------------------------------------------------------------
 // Steps of momentum SGD, LARS, Adam and AdamW over the gradients of a pool. The weights are the program's; the
-// momentum, and float32 master weights for 16-bit weights, are the optimizer's. Nothing here is collective: ranks that
-// begin with the same weights keep the same. An optimizer is for one thread at a time.
+// momentum, and float32 master weights for 16-bit weights, are the optimizer's. No function here is collective: ranks
+// that begin with equal weights keep equal weights. An optimizer is for one thread at a time.
 
 typedef struct gf_optimizer gf_optimizer;
 
 // Hyperparameters of a step. Begin with GF_STEP_SETTINGS_INIT, which has a learning rate of 0. No field is negative.
 typedef struct gf_step_settings {
   size_t size;  // sizeof(gf_step_settings): tells the library which fields the program knows
-  float rate;   // the learning rate
+  float rate;   // learning rate
   float momentum;
   float weight_decay;
   float trust;  // LARS: the local rate is trust * |w| / (|g| + weight_decay * |w|), 1 where a norm is 0; 0: SGD
@@ -608,15 +619,15 @@ typedef struct gf_step_settings {
 
 #define GF_STEP_SETTINGS_INIT {sizeof(gf_step_settings), 0, 0, 0, 0}
 
-// `counts` as for the pool whose gradients it uses. `rate_inside` is 1 or 0: whether the learning rate r is part of the
-// momentum v, as suits a sparse pool, or outside, as in PyTorch. It matters only if r changes.
+// Creates an optimizer. `counts` is as for the pool whose gradients it uses. With `rate_inside` 1 the learning rate r
+// is part of the momentum v, as suits a sparse pool; with 0 it is outside, as in PyTorch. It matters only if r changes.
 //   1: v = momentum * v + r * (g + weight_decay * w); w = w - v          (LARS always, with its local rate in r)
 //   0: v = momentum * v + (g + weight_decay * w);     w = w - r * v
 // A step with a momentum of 0 neither uses nor changes v.
 gf_status gf_optimizer_create(const size_t* counts, size_t tensors, int rate_inside, gf_optimizer** optimizer);
 
-// Makes it Adam from now on, or with `decoupled` AdamW, whose weight decay is not part of the gradient. Settings of
-// steps then have no momentum and no trust. `updates` is the number of updates so far: 0, or that of a checkpoint.
+// Makes all further steps Adam, or with `decoupled` AdamW, whose weight decay is not part of the gradient. Settings of
+// steps then have no momentum and no trust. `updates` is the number of updates so far: 0, or a checkpoint's number.
 //   m = beta_1 * m + (1 - beta_1) * g; v = beta_2 * v + (1 - beta_2) * g * g; w = w - r * m' / (sqrt(v') + epsilon)
 // g includes weight_decay * w; for AdamW w is first multiplied by 1 - r * weight_decay instead. m' and v' are m and v
 // with bias correction. m is gf_optimizer_momentum, v gf_optimizer_mean_square.
@@ -624,32 +635,34 @@ gf_status gf_optimizer_set_adam(gf_optimizer* optimizer, double beta_1, double b
                                 uint64_t updates);
 
 // Sets the array of a tensor's weights: FLOAT32, FLOAT16 or BFLOAT16. It must stay alive, and every step changes it.
-// Master weights of 16-bit weights are initialised from it.
+// Master weights of 16-bit weights are initialized from it.
 gf_status gf_optimizer_set_parameter(gf_optimizer* optimizer, size_t tensor, void* data, gf_dtype dtype);
 
 // Makes a step with the averaged gradients of a pool, times `gradient_scale`: 1, or 1 / loss scale. GF_ERROR_VALUE if
-// the pool has none (no gf_pool_wait has succeeded, or a tensor was made ready since), or if this optimizer has already
-// made a step with them. Several optimizers may each make one. `settings` has `number` elements: one for each tensor,
-// or a single one for all of them.
+// the pool has no averaged gradients (no gf_pool_wait has succeeded, or a tensor was made ready since), or if this
+// optimizer has already made a step with them. Several optimizers may each make a step. `settings` has `number`
+// elements: one for each tensor, or a single one for all tensors.
 gf_status gf_optimizer_step(gf_optimizer* optimizer, const gf_pool* pool, const gf_step_settings* settings,
                             size_t number, double gradient_scale);
 
-// The same, except that weights and momentum change only where gradients were sent. Nothing changes after a dropped
-// iteration.
+// Makes a step as gf_optimizer_step does, but changes weights and momentum only where gradients were sent. After a
+// dropped iteration it changes nothing.
 gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool* pool,
                                    const gf_step_settings* settings, size_t number, double gradient_scale);
 
-// The same as gf_optimizer_step: all weights and their momentum change. Nothing changes after a dropped iteration.
+// Makes a step as gf_optimizer_step does: all weights and their momentum change. After a dropped iteration it changes
+// nothing.
 gf_status gf_optimizer_step_top_k(gf_optimizer* optimizer, const gf_top_k_pool* pool, const gf_step_settings* settings,
                                   size_t number, double gradient_scale);
 
-// Momentum, Adam's means of squares and master weights of a tensor, for checkpoints: one float per element, to read and
-// to write, valid until the optimizer is freed, master weights until gf_optimizer_set_parameter. NULL if there are
-// none.
+// Return momentum, Adam's means of squares and master weights of a tensor, for checkpoints: one float per element, to
+// read and to write. They are valid until the optimizer is freed, master weights only until gf_optimizer_set_parameter.
+// NULL if there are none.
 float* gf_optimizer_momentum(gf_optimizer* optimizer, size_t tensor);
 float* gf_optimizer_mean_square(gf_optimizer* optimizer, size_t tensor);
 float* gf_optimizer_master(gf_optimizer* optimizer, size_t tensor);
 
+// Frees an optimizer. The weights stay the program's.
 void gf_optimizer_free(gf_optimizer* optimizer);
 
 // ---- parameter server ----------------------------------------------------------------------------------------------
@@ -657,20 +670,20 @@ void gf_optimizer_free(gf_optimizer* optimizer);
 
 typedef struct gf_parameter_server gf_parameter_server;
 
-// Which pushes are applied together: a round of one push of every rank, for which all ranks wait (BSP); each push as it
-// comes (ASP); or the latter, with no rank more than `staleness` pushes ahead of the slowest (SSP).
+// Policies: BSP applies one push of every rank together, as a round, for which all ranks wait. ASP applies each push
+// when it arrives. SSP does so, too, with no rank more than `staleness` pushes ahead of the slowest.
 typedef enum gf_policy { GF_POLICY_BSP = 0, GF_POLICY_ASP = 1, GF_POLICY_SSP = 2 } gf_policy;
 
-// Whether and why the round of a push changes nothing: a gradient is not finite, or a rank has given up.
+// Reasons why the round of a push changes nothing: a gradient is not finite, or a rank has given up.
 typedef enum gf_skip { GF_SKIP_NO = 0, GF_SKIP_NONFINITE = 1, GF_SKIP_ABANDONED = 2 } gf_skip;
 
-// The same on all ranks. Begin with GF_PARAMETER_SERVER_OPTIONS_INIT, the defaults, and change fields. NULL: the
-// defaults.
+// Options of a parameter server, the same on all ranks. Begin with GF_PARAMETER_SERVER_OPTIONS_INIT, the defaults, and
+// change fields. NULL: the defaults.
 typedef struct gf_parameter_server_options {
   size_t size;  // sizeof(gf_parameter_server_options): tells the library which fields the program knows
   gf_policy policy;
-  int64_t staleness;        // of GF_POLICY_SSP
-  int lars;                 // whether settings may have a trust coefficient
+  int64_t staleness;        // bound of GF_POLICY_SSP
+  int lars;                 // 1: settings may have a trust coefficient
   size_t servers;           // number of ranks that serve; 0: all
   gf_dtype wire;            // dtype of gradients and weights in messages; GF_NO_DTYPE: float32
   size_t fusion_threshold;  // bytes that are sent together, in one piece for each server
@@ -679,59 +692,63 @@ typedef struct gf_parameter_server_options {
 #define GF_PARAMETER_SERVER_OPTIONS_INIT \
   {sizeof(gf_parameter_server_options), GF_POLICY_BSP, 3, 0, 0, GF_NO_DTYPE, GF_AUTO_THRESHOLD}
 
-// `weights`: of each tensor, float32, in the order in which backpropagation produces the gradients; read on rank 0 and
-// ignored elsewhere, where it may be NULL. Collective.
+// Creates a parameter server. `weights` has the float32 weights of each tensor, in the order in which backpropagation
+// produces the gradients. Only rank 0 reads it; elsewhere it may be NULL. Collective.
 gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t* counts, size_t tensors,
                                      const float* const* weights, const gf_parameter_server_options* options,
                                      gf_parameter_server** server);
 
-// Gives the array in node memory into which to write the gradient of a tensor for the current push, in the dtype of the
-// wire, until that push. Waits as gf_parameter_server_ready does, which does not copy this array. Successive pushes
+// Gives an array in node memory, in the dtype of the wire, for the gradient of a tensor. The program may write it until
+// the current push ends. Waits as gf_parameter_server_ready does, which does not copy this array. Successive pushes
 // alternate between two such arrays. NULL if the tensor has no elements.
 gf_status gf_parameter_server_gradient(gf_parameter_server* server, size_t tensor, void** gradient);
 
-// Copies the gradient of a tensor for the current push: FLOAT32, FLOAT16 or BFLOAT16. From any thread. Waits while
-// pushes before the last one are under way.
+// Copies the gradient of a tensor for the current push: FLOAT32, FLOAT16 or BFLOAT16. May be called from any thread.
+// Waits while pushes before the last one are under way.
 gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, const void* gradient, gf_dtype dtype);
 
 // Ends the current push, and gives its number. A tensor that is not ready counts as zeros if another push of the round
-// has it; otherwise the round leaves it alone. `settings` has `number` elements: one for each tensor, or a single one
-// for all of them. Settings and `loss_scale` must be the same in all pushes of a round. The learning rate is outside of
-// the momentum, as with `rate_inside` 0 of gf_optimizer_create; with LARS inside. `skip`: a gf_skip, whether and why
-// the round changes nothing.
+// has it; otherwise the round does not change it. `settings` has `number` elements: one for each tensor, or a single
+// one for all tensors. Settings and `loss_scale` must be the same in all pushes of a round. The learning rate is
+// outside of the momentum, as with `rate_inside` 0 of gf_optimizer_create; with LARS it is inside. `skip` is a gf_skip:
+// the reason why the round is to change nothing, or GF_SKIP_NO.
 gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
                                    float loss_scale, int skip, uint64_t* push);
 
-// A push and a pull (see gf_parameter_server_pull) in one: the pull brings the weights of the moment at which the
-// policy lets this rank go on, without any later pushes.
+// Makes a push and a pull (see gf_parameter_server_pull) in one. The pull brings the weights of the moment at which the
+// policy lets this rank continue, without any later pushes.
 gf_status gf_parameter_server_push_pull(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
                                         float loss_scale, int skip, int exact, uint64_t* push, uint64_t* pull);
 
-// Waits until the policy lets this rank go on after a push; sets `*skipped` to the largest gf_skip of its round, unless
-// `skipped` is NULL. After `timeout` seconds it returns GF_ERROR_TIMEOUT, and the push goes on; negative: no limit but
-// that of a call. The same holds for the other timeouts below.
+// Waits until the policy lets this rank continue after a push. Sets `*skipped` to the largest gf_skip of its round,
+// unless `skipped` is NULL. After `timeout` seconds it returns GF_ERROR_TIMEOUT, and the push continues; a negative
+// timeout adds no limit to a call's own. All timeouts below work like this.
 gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t push, double timeout, int* skipped);
 
-// Asks for the weights that include all pushes of this rank so far, in float32 if `exact`. Ends the previous pull;
-// GF_ERROR_VALUE while that one is under way.
+// Requests the weights that include all pushes of this rank so far, in float32 if `exact`. Ends the previous pull;
+// GF_ERROR_VALUE while that pull is under way.
 gf_status gf_parameter_server_pull(gf_parameter_server* server, int exact, uint64_t* pull);
+
+// Waits until all weights of a pull have arrived.
 gf_status gf_parameter_server_wait_pull(gf_parameter_server* server, uint64_t pull, double timeout);
 
-// Copies the weights of a tensor; waits for those that have not arrived.
+// Copies the weights of a tensor, once they have arrived.
 gf_status gf_parameter_server_take(gf_parameter_server* server, uint64_t pull, size_t tensor, float* weights);
 
-// Gives the weights of a tensor in node memory, once the pull has arrived: in the dtype of the wire, or FLOAT32 for an
-// exact pull. Copies nothing if a server of the node has the whole tensor. Read only. They stay unchanged until the
-// next pull of this rank, or gf_parameter_server_close. NULL if the tensor has no elements.
+// Gives the weights of a tensor in node memory, once the pull has arrived, in the dtype of the wire, or in FLOAT32 for
+// an exact pull. Copies nothing if a server of the node has the whole tensor. The weights are read-only, and stay
+// unchanged until the next pull of this rank or gf_parameter_server_close. NULL if the tensor has no elements.
 gf_status gf_parameter_server_weights(gf_parameter_server* server, uint64_t pull, size_t tensor, const void** weights);
 
-// Waits until all ranks have called it and all pushes are applied; gives a pull of the exact weights, already arrived.
+// Waits until all ranks have called it and all pushes are applied. Gives a pull of the exact weights, already arrived.
 gf_status gf_parameter_server_finish(gf_parameter_server* server, double timeout, uint64_t* pull);
 
-// Closes it. A rank that serves waits until the others have closed, too, unless its process has another parameter
-// server open: the close of the last one waits for all, so ranks may close several in different orders.
+// Closes a parameter server. A rank that serves waits until all other ranks have closed, too, unless its process has
+// another parameter server open: closing the last one waits for all, so ranks may close several in different orders.
 gf_status gf_parameter_server_close(gf_parameter_server* server);
-void gf_parameter_server_free(gf_parameter_server* server);  // without gf_parameter_server_close: gives up
+
+// Frees a parameter server. Without gf_parameter_server_close before, this rank gives up.
+void gf_parameter_server_free(gf_parameter_server* server);
 
 #ifdef __cplusplus
 }

@@ -18,7 +18,7 @@
 namespace gradientflow::c {
 namespace {
 
-// Throws in a process forked from the one that made the call, because the call would never end there.
+// Returns the handle. Throws in a fork of the process that made the call, because the call would never end there.
 const engine::Handle& usable(const gf_handle* handle) {
   const gf_handle& one = given(handle, "handle");
   if (one.process != getpid()) {
@@ -45,7 +45,7 @@ Deadline deadline_after(double timeout) {
                                            std::chrono::duration<double>(std::min(timeout, longest)));
 }
 
-// The calls of an array without its NULL entries, and the index of each in the array.
+// Calls of an array without its NULL entries, and the index of each in the array.
 struct Calls {
   std::vector<engine::Handle*> handles;
   std::vector<std::size_t> places;
@@ -63,7 +63,7 @@ Calls calls_of(gf_handle* const* handles, std::size_t number) {
   return calls;
 }
 
-// Waits for a call, also on its device. Throws its error.
+// Waits until a call has ended, also on its device. Throws its error.
 void end(engine::Handle& handle) {
   handle.wait(std::nullopt);
   handle.synchronize();

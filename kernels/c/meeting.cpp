@@ -46,7 +46,7 @@ int number_in(const char* variable) {
   return number;
 }
 
-// As the variables say; without them, this process is alone.
+// Reads the variables; without them, this process is alone.
 Meeting meeting_by_variables() {
   if (text_in(meet_variable).empty() && text_in(rank_variable).empty() && text_in(size_variable).empty()) {
     return {};
@@ -54,7 +54,8 @@ Meeting meeting_by_variables() {
   return {text_in(meet_variable), number_in(rank_variable), number_in(size_variable)};
 }
 
-// A process may meet others at the same store again: it stays, also where this process serves it, until it ends.
+// Returns the store of a meeting. A process may meet other ranks at the same store again. So a store stays open, also
+// if this process serves it, until the process ends.
 Store& open_store(const Meeting& meeting, double timeout) {
   static std::mutex mutex;
   static std::map<std::pair<std::string, bool>, std::unique_ptr<Store>> opened;

@@ -1,4 +1,4 @@
-// How the ranks of a program without MPI meet.
+// Meeting of the ranks of a program without MPI.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,8 @@
 
 namespace gradientflow::c {
 
-// As gf_init_meet says. Throws Error(value) where the arguments, or the variables, are wrong.
+// Meets all other ranks as gf_init_meet describes, and returns this rank's endpoint. Throws Error(value) if the
+// arguments, or the variables, are wrong.
 [[nodiscard]] std::unique_ptr<transport::Endpoint> endpoint_by_meeting(const char* meet, int rank, int size,
                                                                        const Config& config);
 

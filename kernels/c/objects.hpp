@@ -22,12 +22,12 @@ struct gf_communicator {
 
 struct gf_handle {
   std::shared_ptr<gradientflow::engine::Handle> engine;
-  pid_t process;  // that made the call
+  pid_t process;  // process that made the call
 };
 
 struct gf_request {
   gradientflow::engine::PreparedCall engine;
-  pid_t process;  // that prepared the call
+  pid_t process;  // process that prepared the call
 };
 
 struct gf_memory {
@@ -37,7 +37,7 @@ struct gf_memory {
 
 struct gf_pool {
   gradientflow::engine::GradientPool engine;
-  gradientflow::compute::cuda::Stream stream = nullptr;  // for ready and wait
+  gradientflow::compute::cuda::Stream stream = nullptr;  // stream of ready and wait
 };
 
 struct gf_sparse_pool {
@@ -50,7 +50,7 @@ struct gf_top_k_pool {
 
 struct gf_optimizer {
   gradientflow::engine::Optimizer engine;
-  std::optional<gradientflow::engine::Optimizer::Adam> adam = {};  // `updates`: those made so far
+  std::optional<gradientflow::engine::Optimizer::Adam> adam = {};  // its `updates` counts the updates so far
 };
 
 struct gf_parameter_server {

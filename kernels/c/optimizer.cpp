@@ -46,7 +46,7 @@ void check_adam(double beta_1, double beta_2, double epsilon) {
   }
 }
 
-// The stride of the array is the size of the program's struct.
+// Reads an array whose stride is the size of the program's struct.
 Settings settings_of(const gf_step_settings* settings, std::size_t number, std::size_t tensors) {
   if (number != 1 && number != tensors) {
     throw Error(ErrorKind::value, "there are settings for " + std::to_string(number) + " tensors, and " +
@@ -101,7 +101,7 @@ gf_status step(gf_optimizer* optimizer, const gf_step_settings* settings, std::s
   });
 }
 
-// An array of the optimizer for a tensor, or nullptr.
+// Returns an array of the optimizer for a tensor, or nullptr.
 template <class Choose>
 float* array_of(gf_optimizer* optimizer, std::size_t tensor, Choose choose) {
   float* data = nullptr;

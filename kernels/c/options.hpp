@@ -1,4 +1,4 @@
-// Structs that begin with their size, from programs that may have been compiled with another version of the header.
+// Structs that begin with their size, from programs that may be compiled with another version of the header.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace gradientflow::c {
 
-// The struct at `from`, whose first field is its size: fields beyond that size keep their `defaults`, as all do if
-// `from` is nullptr. `Known` is the struct of this library. Throws Error(value) for an invalid size.
+// Returns the struct at `from`, whose first field is its size. Fields beyond that size have their `defaults`; all
+// fields do if `from` is nullptr. `Known` is the struct of this library. Throws Error(value) for an invalid size.
 template <class Known>
 Known options_of(Known defaults, const void* from, const char* type, const char* initializer) {
   if (from == nullptr) {

@@ -1,4 +1,4 @@
-// The parameter server.
+// The parameter server of the C interface.
 #include "../engine/server/parameter_server.hpp"
 
 #include <cstdint>
@@ -52,7 +52,7 @@ Skip skip_of(int skip) {
   return static_cast<Skip>(skip);
 }
 
-// The stride of the array is the size of the program's struct.
+// Reads an array whose stride is the size of the program's struct.
 std::vector<ServerSettings> settings_of(const gf_step_settings* settings, std::size_t number) {
   const gf_step_settings defaults = GF_STEP_SETTINGS_INIT;
   const auto* at = reinterpret_cast<const std::byte*>(number > 0 ? &given(settings, "settings") : nullptr);

@@ -1,4 +1,4 @@
-// Sending tensors between two ranks.
+// Tensors from one rank to another.
 #include "../engine/calls/communicator.hpp"
 #include "../engine/calls/request.hpp"
 #include "arguments.hpp"
@@ -8,7 +8,7 @@
 namespace gradientflow::c {
 namespace {
 
-// The dtype of a tensor; checks that its data are given and fit into memory.
+// Returns the dtype of a tensor, after checking that its data are given and fit into memory.
 DType check_tensor(const void* data, std::size_t count, int dtype) {
   const DType type = dtype_of(dtype);
   engine::check_fits(count, size_of(type));

@@ -1,4 +1,4 @@
-// What the functions of all pools share. `Object` is gf_pool, gf_sparse_pool or gf_top_k_pool.
+// Code shared by the functions of all pools. `Object` is gf_pool, gf_sparse_pool or gf_top_k_pool.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace gradientflow::c {
 
-// `options`: from the program; `make_options` converts them.
+// Creates a pool. `make_options` converts the program's `options`.
 template <class Object, class Options, class MakeOptions>
 gf_status create_pool(gf_communicator* communicator, const std::size_t* counts, std::size_t tensors, int dtype,
                       const Options* options, MakeOptions make_options, Object** pool) {
@@ -43,7 +43,7 @@ std::size_t bytes_of(const Object* pool) {
 
 inline std::optional<double> seconds_of(double timeout) { return timeout < 0 ? std::nullopt : std::optional(timeout); }
 
-// Of pools with residuals.
+// The functions below are for pools with residuals.
 template <class Object>
 double* extra_of(Object* pool) {
   return pool == nullptr || pool->engine.extra().empty() ? nullptr : pool->engine.extra().data();
@@ -56,7 +56,7 @@ int overflowed(const Object* pool) {
   return result;
 }
 
-// One number per element of the pool; nullptr only if it has no elements.
+// Returns `data` as one number per element of the pool. Throws Error(value) for NULL, unless the pool has no elements.
 template <class Number>
 std::span<Number> numbers_of(const engine::ResidualPool& pool, Number* data, const char* name) {
   return {pool.elements() > 0 ? &given(data, name) : nullptr, pool.elements()};

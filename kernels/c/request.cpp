@@ -9,7 +9,7 @@
 namespace gradientflow::c {
 namespace {
 
-// Throws in a process forked from the one that prepared the call.
+// Returns the prepared call. Throws in a fork of the process that prepared it.
 engine::PreparedCall& usable(gf_request* request) {
   gf_request& one = given(request, "request");
   one.engine.communicator().check_process();

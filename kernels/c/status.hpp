@@ -1,4 +1,5 @@
-// No exception leaves the C functions: each becomes a status, and its sentence this thread's last error message.
+// Conversion of exceptions, none of which leaves a C function: each becomes a status, and its sentence this thread's
+// last error message.
 #pragma once
 
 #include <string>
@@ -8,9 +9,10 @@
 
 namespace gradientflow::c {
 
-// The status of the exception that is being handled; stores its message.
+// Returns the status of the exception that is being handled, and stores its message.
 gf_status caught() noexcept;
 
+// Does the work, and returns the status of its exception, or GF_SUCCESS.
 template <class Work>
 gf_status guarded(Work work) noexcept {
   try {
@@ -21,7 +23,7 @@ gf_status guarded(Work work) noexcept {
   }
 }
 
-// For functions that return no status: a failure leaves the last message unchanged.
+// Does the work of a function that returns no status. A failure leaves the last message unchanged.
 template <class Work>
 void quietly(Work work) noexcept {
   try {
@@ -30,7 +32,7 @@ void quietly(Work work) noexcept {
   }
 }
 
-// The object behind a pointer from the caller. Throws Error(value) for NULL.
+// Returns the object behind a pointer from the caller. Throws Error(value) for NULL.
 template <class T>
 T& given(T* pointer, const char* name) {
   if (pointer == nullptr) {
@@ -39,7 +41,7 @@ T& given(T* pointer, const char* name) {
   return *pointer;
 }
 
-// The caller's pointer to a result, set to NULL until there is one.
+// Returns the caller's pointer to a result, set to NULL for now. Throws Error(value) for NULL.
 template <class T>
 T*& result_of(T** place, const char* name) {
   return given(place, name) = nullptr;

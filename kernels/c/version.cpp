@@ -1,4 +1,4 @@
-// The version, and the sizes of dtypes: facts that need no communicator.
+// The library's version and the sizes of dtypes, which need no communicator.
 #include "../base/dtype.hpp"
 #include "arguments.hpp"
 #include "status.hpp"
