@@ -110,7 +110,7 @@ std::size_t parse_border(const std::string& text) {
   return value;
 }
 
-// "off" and its synonyms mean no file; "on" and its synonyms are refused as file names.
+// Returns the name of a file. "off" and its synonyms mean no file; "on" and its synonyms are refused as names.
 std::string parse_file(const std::string& text) {
   const std::optional<bool> answer = switch_of(text);
   if (text.empty() || text.back() == '/' || answer == true) {
@@ -129,7 +129,7 @@ std::string parse_library(const std::string& text) {
 std::string parse_transport(const std::string& text) { return parse_choice(text, {"auto", "mpi", "tcp"}); }
 
 std::string parse_congestion(const std::string& text) {
-  constexpr std::size_t longest = 15;  // TCP_CA_NAME_MAX, with the zero behind it
+  constexpr std::size_t longest = 15;  // TCP_CA_NAME_MAX, less the terminating zero
   const auto is_plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-'; };
   const bool has_letter = !text.empty() && std::isalpha(static_cast<unsigned char>(text.front())) != 0;
   if (!has_letter || text.size() > longest || !std::all_of(text.begin(), text.end(), is_plain)) {

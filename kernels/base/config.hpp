@@ -1,4 +1,4 @@
-// The settings of a communicator: one value object, filled from the GRADIENTFLOW_* environment variables when the
+// Settings of a communicator: one value object, filled from the GRADIENTFLOW_* environment variables when the
 // communicator is created, and never changed afterwards.
 #pragma once
 
@@ -14,57 +14,58 @@ inline constexpr std::size_t kib = 1024;
 inline constexpr std::size_t mib = 1024 * kib;
 
 struct Config {
-  double timeout = 300.0;                    // seconds to wait for the other ranks at one point of a call
-  int node_size = 0;                         // ranks that count as one node; 0: the real nodes
+  double timeout = 300.0;                    // seconds to wait for other ranks at one point of a call
+  int node_size = 0;                         // ranks that are taken for one node; 0: the real nodes
   std::string simd = "auto";                 // auto, baseline, avx2, avx512
   bool direct_read = true;                   // read ordinary arrays of peers directly, if the kernel allows it
   std::size_t inline_bytes = 4096;           // largest data that travel inside the announcement of the call
-  std::size_t staging_bytes = 512 * kib;     // one staging slot; every rank has two
+  std::size_t staging_bytes = 512 * kib;     // size of one staging slot; every rank has two
   std::size_t direct_read_bytes = 8 * mib;   // smallest ordinary arrays that are read directly
   std::size_t streaming_bytes = 64 * mib;    // smallest tensors that are written past the caches
   std::size_t segment_bytes = 63 * kib;      // largest part of a tensor in one message between nodes
-  int window = 0;                            // messages that a rank has under way at once; 0: as the transport says
+  int window = 0;                            // messages that a rank has under way at once; 0: the transport's number
   std::size_t stretch_bytes = 4 * mib;       // part of an ordinary array in node memory at a time, between nodes
-  std::size_t doubling_bytes = 24 * kib;     // between more than two nodes: recursive doubling below this size,
-  std::size_t ring_bytes = 192 * kib;        // a ring from this size on, pairwise in between
-  std::string progress = "auto";             // who reduces the ranges of a pool inside a node: auto, thread, caller
+  std::size_t doubling_bytes = 24 * kib;     // recursive doubling below this size, between more than two nodes;
+  std::size_t ring_bytes = 192 * kib;        // a ring from this size on; pairwise in between
+  std::string progress = "auto";             // thread that reduces a pool's ranges inside a node: auto, thread, caller
   bool debug = false;                        // print the path of each call to standard error
   std::string timeline;                      // timeline file; empty: none
   std::size_t host_piece_bytes = 4 * mib;    // part of a device tensor that passes through the host at a time
   std::size_t device_slot_bytes = 16 * mib;  // device memory of each rank for the exchange of ordinary arrays
   std::size_t peer_bytes = 256 * kib;        // largest device tensors that are exchanged without NCCL inside a node
-  std::string nccl_library = "auto";         // the NCCL to load; auto: finds one, off: none
-  std::string cuda_library = "auto";         // the library of CUDA kernels; auto: the installed one
-  std::string transport = "auto";            // what moves messages: auto, mpi, tcp
-  std::string interface = "auto";            // the network interface or network that TCP uses; auto: finds one
-  std::string congestion = "auto";           // the congestion control of connections; auto: the system's (TCP)
-  double host_timeout = 3.0;                 // seconds without an acknowledgement after which a host is gone (TCP)
+  std::string nccl_library = "auto";         // NCCL library to load; auto: search for one, off: none
+  std::string cuda_library = "auto";         // library of CUDA kernels; auto: the installed library
+  std::string transport = "auto";            // transport of messages: auto, mpi, tcp
+  std::string interface = "auto";            // network interface or network that TCP uses; auto: search for one
+  std::string congestion = "auto";           // congestion control of TCP connections; auto: the system's
+  double host_timeout = 3.0;                 // seconds without an acknowledgment after which a host is dead (TCP)
   int spin = 50;                             // polls of a flag before the rank yields its core
   int yields = 100;                          // yields before the rank sleeps
 };
 
 // A setting that users can change, for the documentation, the command line and the bindings.
 struct ConfigField {
-  std::string_view name;      // as in Config, "timeout"
-  std::string_view variable;  // "GRADIENTFLOW_TIMEOUT"
+  std::string_view name;      // name of the field of Config, such as "timeout"
+  std::string_view variable;  // environment variable, such as "GRADIENTFLOW_TIMEOUT"
   std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice", "file", "library", "name"
   std::string_view meaning;
-  bool shared = false;  // whether it must be the same on all ranks
+  bool shared = false;  // the value must be the same on all ranks
 };
 
 [[nodiscard]] const std::vector<ConfigField>& config_fields();
 
-// The value of a field as text that set_field accepts.
+// Returns the value of a field as text that set_field accepts.
 [[nodiscard]] std::string get_field(const Config& config, std::string_view name);
 
-// Sets one field from text: numbers, sizes like "512KiB", "on"/"off", a choice. Throws Error(value) with the field's
-// name, the given text and the accepted ones.
+// Sets one field from text: a number, a size like "512KiB", "on"/"off", or a choice. Throws Error(value) with the
+// field's name, the given text and the accepted texts.
 void set_field(Config& config, std::string_view name, const std::string& text);
 
-// Defaults, then the environment, then `overrides` {name: text}.
+// Returns the defaults, changed first by the environment, then by `overrides` {name: text}.
 [[nodiscard]] Config read_config(const std::map<std::string, std::string>& overrides = {});
 
-// "64", "64K", "64KB", "64KiB", "8MiB", in upper or lower case; K, M, G, T are powers of 1024. Throws Error(value).
+// Parses "64", "64K", "64KB", "64KiB", "8MiB", in upper or lower case; K, M, G, T are powers of 1024. Throws
+// Error(value).
 [[nodiscard]] std::size_t parse_bytes(const std::string& text);
 
 }  // namespace gradientflow

@@ -20,11 +20,11 @@ inline constexpr int reduce_op_count = 5;
 [[nodiscard]] DType dtype_from_name(std::string_view name);         // throws Error(type) with the supported names
 [[nodiscard]] ReduceOp reduce_op_from_name(std::string_view name);  // throws Error(value) with the supported names
 
-// The index of float16, bfloat16 or float32 among these three. Throws Error(type) for another dtype; `sentence` begins
-// its message and says what needs one of the three.
+// Returns the index of float16, bfloat16 or float32 among these three. Throws Error(type) for another dtype: its
+// message begins with `sentence`, which says where only these three are possible.
 [[nodiscard]] std::size_t index_among_floats(DType dtype, const char* sentence);
 
-// Throws Error(type) unless op is defined on dtype: mean needs a floating dtype; bool has max and min only.
+// Throws Error(type) unless op is defined on dtype: mean needs a floating dtype; bool has only max and min.
 void check_reducible(DType dtype, ReduceOp op);
 
 }  // namespace gradientflow

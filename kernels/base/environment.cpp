@@ -17,14 +17,14 @@ namespace {
 
 constexpr std::string_view prefix = "GRADIENTFLOW_";
 
-// Other known variables, without the prefix: those that setup.py and CMake read, those that say where ranks meet, the
-// one that names the settings file, and those that `gradientflow run`, `gradientflow netlab` and the tests set for the
-// processes that they start.
+// Other known variables, without the prefix. setup.py and CMake read some; some tell where ranks meet; one names the
+// settings file; `gradientflow run`, `gradientflow netlab` and the tests set the rest for the processes that they
+// start.
 constexpr std::array<std::string_view, 19> others = {
     "BUILD_TYPE", "CUDA",  "WERROR", "SANITIZE", "MPI",      "MPICXX", "MPI_PREFIX", "MPI_STAYS",   "MEET",    "RANK",
     "SIZE",       "TOKEN", "NETLAB", "SERVERS",  "TEST_JOB", "BIND",   "RESTARTS",   "CONFIG_FILE", "PATIENCE"};
 
-// The Levenshtein distance of two names.
+// Returns the Levenshtein distance of two names.
 std::size_t distance(std::string_view from, std::string_view to) {
   std::vector<std::size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -38,7 +38,7 @@ std::size_t distance(std::string_view from, std::string_view to) {
   return row.back();
 }
 
-// The variable of a setting that is nearest to this name, if one is near enough.
+// Returns the setting's variable that is nearest to this name, if it is near enough.
 std::optional<std::string_view> nearest(std::string_view name) {
   std::string capitals(name);
   std::transform(capitals.begin(), capitals.end(), capitals.begin(), [](unsigned char c) { return std::toupper(c); });

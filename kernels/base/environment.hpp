@@ -1,4 +1,4 @@
-// Environment variables that look like settings but are none: most often misspelt names.
+// Environment variables that look like settings but are none, most often misspelled names.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace gradientflow {
 
-// A sentence for each variable GRADIENTFLOW_... that is unknown to the library and its build, with the name that was
-// probably meant.
+// Returns a sentence for each GRADIENTFLOW_* variable that neither the library nor its build knows, with the name that
+// was probably meant.
 [[nodiscard]] std::vector<std::string> unknown_variables();
 
 }  // namespace gradientflow

@@ -1,8 +1,8 @@
 // Errors of the core: three families of kinds, each error with one clear sentence.
 //
-// Wrong use (value, type, mismatch, closed) is raised before anything is sent. A failure outside the library (peer,
-// timeout, mpi, system) names what failed and on which rank. internal is a bug of the library. The core throws, it
-// never aborts.
+// An error of use (value, type, mismatch, closed) is thrown before anything is sent. A failure outside the library
+// (peer, timeout, mpi, system) names the failed operation and the rank. internal is a bug of the library. The core
+// throws, it never aborts.
 #pragma once
 
 #if __cplusplus < 202002L
@@ -33,14 +33,14 @@ class Error : public std::runtime_error {
   Error(ErrorKind kind, const std::string& message, int code = 0)
       : std::runtime_error(message), kind_(kind), code_(code) {}
   [[nodiscard]] ErrorKind kind() const noexcept { return kind_; }
-  [[nodiscard]] int code() const noexcept { return code_; }  // errno, for kind system
+  [[nodiscard]] int code() const noexcept { return code_; }  // errno, if the kind is system
 
  private:
   ErrorKind kind_;
   int code_;
 };
 
-// An Error of kind system: "what: <strerror(code)>".
+// Returns an Error of kind system: "what: <strerror(code)>".
 [[nodiscard]] Error system_error(const std::string& what, int code);
 
 }  // namespace gradientflow

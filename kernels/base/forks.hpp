@@ -1,9 +1,9 @@
-// Forked processes: what cannot be used in them, such as MPI, threads and locks, compares counts.
+// Detection of forked processes. MPI, threads and locks cannot be used in them: their owners compare counts of forks.
 #pragma once
 
 namespace gradientflow {
 
-// Number of forks between the first process that counts and this one. The first call begins to count.
+// Returns the number of forks between the first process that counted and this process. The first call begins to count.
 [[nodiscard]] int count_forks() noexcept;
 
 }  // namespace gradientflow

@@ -1,4 +1,4 @@
-// Libraries that come with this one, beside it, and are loaded when they are first used: what needs CUDA or MPI.
+// Libraries that need CUDA or MPI. They are installed beside this library, and loaded when they are first used.
 #pragma once
 
 #include <string>
@@ -6,16 +6,17 @@
 
 namespace gradientflow {
 
-// The path of a file beside the library that contains this function.
+// Returns the path of a file beside the library that contains this function.
 [[nodiscard]] std::string path_beside(std::string_view name);
 
-// A function that a library exports; or why there is none, in words that follow "of GradientFlow".
+// A function that a library exports; or the reason why there is none, in words that follow "of GradientFlow".
 struct PluginEntry {
   void* function = nullptr;
   std::string why;
 };
 
-// The library is never unloaded: what it has begun may still be under way when the process ends.
+// Loads a library and finds its function `entry`. The library is never unloaded: work that it has begun may still be
+// under way when the process ends.
 [[nodiscard]] PluginEntry open_plugin(const std::string& path, const char* entry);
 
 }  // namespace gradientflow

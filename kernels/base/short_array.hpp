@@ -1,5 +1,5 @@
-// An array of fixed length. Up to `few` elements lie in the object itself, so that a call among a few ranks allocates
-// no memory.
+// An array of fixed length. The object itself holds up to `few` elements, so that a call among few ranks allocates no
+// memory.
 #pragma once
 
 #include <array>

@@ -9,9 +9,9 @@
 namespace gradientflow {
 namespace {
 
-constexpr std::uint64_t slice = 100'000;  // nanoseconds: the shortest that Linux accepts
+constexpr std::uint64_t slice = 100'000;  // time slice in nanoseconds: the shortest that Linux accepts
 
-struct Attributes {  // sched_attr of the system's calls, which glibc declares from 2.41 on
+struct Attributes {  // sched_attr of Linux, which glibc declares from 2.41 on
   std::uint32_t size;
   std::uint32_t policy;
   std::uint64_t flags;

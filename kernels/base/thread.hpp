@@ -1,4 +1,4 @@
-// Starting a thread, which the operating system may refuse, and how soon it runs.
+// Start of a thread, which the operating system may refuse, and its scheduling.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace gradientflow {
 
-// Throws Error(system) with the name of the thread that cannot be started.
+// Starts a thread. Throws Error(system) with its name if it cannot be started.
 template <class Body>
 [[nodiscard]] std::thread start_thread(const std::string& name, Body&& body) {
   try {
@@ -20,8 +20,8 @@ template <class Body>
   }
 }
 
-// Asks the system to let this thread run soon after it wakes, for a short time: others wait for what it sends, while
-// their cores compute. Linux 6.12 and later do so without a privilege; elsewhere nothing changes.
+// Asks the system to let this thread run soon after it wakes, for a short time: other ranks wait for its messages while
+// its core computes. Linux 6.12 and later need no privilege for that; on other systems nothing changes.
 void take_short_turns() noexcept;
 
 }  // namespace gradientflow

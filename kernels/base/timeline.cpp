@@ -14,7 +14,7 @@
 namespace gradientflow {
 namespace {
 
-// The open timelines of this process, by path.
+// Open timelines of this process, by path.
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Timeline>> open;
@@ -66,13 +66,13 @@ std::string object(std::initializer_list<std::string> members) {
   return text += '}';
 }
 
-// The calls that are recorded do not fail with their timeline: a sentence says what it lacks.
+// Reports a failed write in a sentence, without an error: the calls that are recorded do not fail with their timeline.
 void report_loss(const std::string& path) {
   const std::string what = system_error("the timeline " + path + " cannot be written to its end", errno).what();
   std::fputs(("gradientflow: " + what + "\n").c_str(), stderr);
 }
 
-// Writes text, or reports that and closes the file, for which nullptr then stands.
+// Writes text. On failure, reports the loss, closes the file and sets it to nullptr.
 void put(std::FILE*& file, const std::string& text, const std::string& path) {
   if (file != nullptr && std::fputs(text.c_str(), file) < 0) {
     report_loss(path);

@@ -1,8 +1,8 @@
 // The timeline of a rank, in the trace format of Chrome and Perfetto (JSON, one event per line).
 //
-// A process writes one file, whatever number of communicators it has; the last owner of the shared timeline closes the
-// file. A process that dies leaves a file without the closing bracket, which readers of the format accept; so does one
-// whose disk is full, and says so on standard error. Times are those of the steady clock, in microseconds.
+// A process writes one file for all its communicators; the last owner of the shared timeline closes the file. A process
+// that dies leaves a file without the closing bracket, which readers of the format accept. So does a process whose disk
+// is full, with a message on standard error. Times are of the steady clock, in microseconds.
 #pragma once
 
 #include <atomic>
@@ -21,14 +21,14 @@ class Timeline {
   using Clock = std::chrono::steady_clock;
   using Time = Clock::time_point;
 
-  // The rank that records, and the offset of its clock.
+  // Rank that records, and the offset of its clock.
   struct Origin {
     int rank = 0;
-    std::uint64_t run = 0;   // identifies the job: the same on all its ranks
-    double offset_us = 0.0;  // added to this rank's times, gives those of rank 0
+    std::uint64_t run = 0;   // identity of the job, the same on all its ranks
+    double offset_us = 0.0;  // difference to add to this rank's times for rank 0's times
   };
 
-  // The timeline that this process already writes to `path`, or nullptr.
+  // Returns the timeline that this process already writes to `path`, or nullptr.
   static std::shared_ptr<Timeline> find(const std::string& path);
 
   // Creates the file. Throws Error(system) if that fails.
@@ -38,19 +38,19 @@ class Timeline {
   Timeline& operator=(const Timeline&) = delete;
   ~Timeline();
 
-  // A new track (row), for events that do not belong to one thread.
+  // Adds a track (row), for events that do not belong to one thread, and returns its number.
   int add_track(const std::string& name);
 
-  // The track of the calling thread.
+  // Returns the track of the calling thread.
   int thread_track();
 
-  // An event from `begin` to `end`. `arguments`: the members of a JSON object, such as `"bytes": 5`, or nothing.
+  // Writes an event from `begin` to `end`. `arguments` are members of a JSON object, such as `"bytes": 5`, or empty.
   void span(int track, const std::string& name, Time begin, Time end, const std::string& arguments = {});
 
-  // An event without duration.
+  // Writes an event without duration.
   void instant(int track, const std::string& name, Time time, const std::string& arguments = {});
 
-  // A time in the queue, from `begin` to `end`; several may overlap in a track.
+  // Writes a wait in the queue, from `begin` to `end`; several may overlap in a track.
   void waited(int track, const std::string& name, Time begin, Time end);
 
   [[nodiscard]] const std::string& path() const { return path_; }
@@ -70,7 +70,7 @@ class Timeline {
   std::set<int> threads_;
 };
 
-// "trace.json" -> "trace.rank3.json"
+// Returns the path of a rank's file: "trace.json" -> "trace.rank3.json".
 [[nodiscard]] std::string path_of_rank(const std::string& path, int rank);
 
 }  // namespace gradientflow

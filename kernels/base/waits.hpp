@@ -1,11 +1,11 @@
-// How long something is waited for that may never come: one table, and one factor for all of it.
+// Limits of waits for events that may never come: one table, and one factor for all.
 #pragma once
 
 #include <chrono>
 
 namespace gradientflow {
 
-// GRADIENTFLOW_PATIENCE, which only tests set, multiplies every wait. It is read once.
+// A limit in seconds, multiplied by GRADIENTFLOW_PATIENCE, which only tests set and which is read once.
 class Wait {
  public:
   constexpr explicit Wait(double seconds) : seconds_(seconds) {}
@@ -17,31 +17,32 @@ class Wait {
   double seconds_;
 };
 
-// What decides whether a host or a process has died is not here: it holds for ranks that are merely slow.
+// The timeouts that decide if a host or a process has died are not in this table: they apply also to ranks that are
+// merely slow.
 namespace waits {
 
 // Messages of ranks.
-inline constexpr Wait roll_call(1.0);  // for the other ranks' answers, so that an error names those that are missing
-inline constexpr Wait leave(1.0);      // for what is on its way when a mailbox or a network is closed
-inline constexpr Wait nccl_data(0.5);  // for data that a rank has sent before it died
-inline constexpr Wait nccl_end(5.0);
+inline constexpr Wait roll_call(1.0);  // answers of all ranks, so that an error names the missing ranks
+inline constexpr Wait leave(1.0);      // messages still on their way when a mailbox or a network is closed
+inline constexpr Wait nccl_data(0.5);  // data that a rank has sent before it died
+inline constexpr Wait nccl_end(5.0);   // end of NCCL's work on a communicator that is destroyed
 
 // Servers.
-inline constexpr Wait last_words(1.0);  // for the error of which a rank has given up
-inline constexpr Wait statistics(1.0);  // to name the slowest ranks
+inline constexpr Wait last_words(1.0);  // error with which a rank has given up
+inline constexpr Wait statistics(1.0);  // statistics that name the slowest ranks
 
 // Stores, and where ranks meet.
-inline constexpr Wait store_attempt(5.0);        // for a connection, and for a greeting
-inline constexpr Wait store_first_attempt(0.5);  // the same, at each of several places
-inline constexpr Wait store_answer(5.0);         // to a call that does not wait, where no time is left
-inline constexpr Wait store_place(1.0);          // to find out whether a place of the store is this host
-inline constexpr Wait store_word(1.0);           // to leave word at another one's store
-inline constexpr Wait missing_ranks(5.0);        // to find out who has not come
-inline constexpr Wait others_leave(2.0);         // for those who have yet to read how the meeting ended
-inline constexpr Wait connections(5.0);          // to other hosts, before a job of MPI takes TCP
-inline constexpr Wait known_name(3.0);           // for a name of a host to become known
+inline constexpr Wait store_attempt(5.0);        // connection to a store, and its greeting
+inline constexpr Wait store_first_attempt(0.5);  // the same, at each of several addresses
+inline constexpr Wait store_answer(5.0);         // answer to a call that does not wait, if no time is left
+inline constexpr Wait store_place(1.0);          // check if an address of the store is this host
+inline constexpr Wait store_word(1.0);           // notice left at another rank's store
+inline constexpr Wait missing_ranks(5.0);        // search for the ranks that have not arrived
+inline constexpr Wait others_leave(2.0);         // ranks that have yet to read how the meeting ended
+inline constexpr Wait connections(5.0);          // connections to other hosts, before an MPI job uses TCP
+inline constexpr Wait known_name(3.0);           // host name that is not known yet
 
-inline constexpr Wait device_times(1.0);  // for what the timeline shows of a device
+inline constexpr Wait device_times(1.0);  // times of a device for the timeline
 
 }  // namespace waits
 }  // namespace gradientflow
