@@ -1,4 +1,4 @@
-// Statistics of workers under a policy: pushes, waiting, staleness and barriers, counted from its events and answers.
+// Statistics of workers under a policy: pushes, waits, staleness and barriers, counted from events and answers.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Event {
   Answer answer;
 };
 
-// When all workers have departed, the next event starts a new run with all of them.
+// Counts of one run after another: once all workers have departed, the next event starts a new run with all of them.
 class Account {
  public:
   explicit Account(int workers);
@@ -26,22 +26,23 @@ class Account {
 
   [[nodiscard]] std::int64_t pushes(int worker) const { return at(worker).all; }
 
-  // Total seconds between the worker's pushes and their answers, up to `now` for pushes without one.
+  // Returns the total seconds between the worker's pushes and their answers; pushes without an answer count up to
+  // `now`.
   [[nodiscard]] double waited(int worker, double now) const;
 
-  // Histogram: element k counts how often a worker went on k pushes ahead of the slowest one present.
+  // Returns a histogram: element k counts how often a worker continued k pushes ahead of the slowest present worker.
   [[nodiscard]] const std::vector<std::int64_t>& staleness() const { return staleness_; }
 
-  // The times at which all present workers, at least two, went on together.
+  // Returns the times at which all present workers, at least two, continued together.
   [[nodiscard]] const std::vector<double>& barriers() const { return barriers_; }
 
-  [[nodiscard]] double last() const { return last_; }  // the time of the last event
+  [[nodiscard]] double last() const { return last_; }  // time of the last event
 
  private:
   struct Worker {
     std::int64_t all = 0;      // pushes in all runs
     std::int64_t pushes = 0;   // pushes in this run
-    std::deque<double> waits;  // times of the pushes that are not answered
+    std::deque<double> waits;  // times of the unanswered pushes
     double waited = 0;
     bool is_present = true;
   };
@@ -50,7 +51,7 @@ class Account {
   void count(std::int64_t pushes, int change);
 
   std::vector<Worker> workers_;
-  std::map<std::int64_t, std::size_t> present_;  // by number of pushes: the number of present workers
+  std::map<std::int64_t, std::size_t> present_;  // number of present workers, by number of pushes
   std::size_t here_ = 0;
   std::vector<std::int64_t> staleness_;
   std::vector<double> barriers_;

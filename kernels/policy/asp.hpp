@@ -1,4 +1,4 @@
-// Asynchronous parallel: each push is applied as it comes, and no worker waits.
+// Asynchronous parallel: each push is applied when it arrives, and no worker waits.
 #pragma once
 
 #include "policy.hpp"

@@ -1,6 +1,6 @@
-// The search for the next barrier of ElasticBSP (elastic synchronization thesis, chapter 6): select one predicted push
-// of each worker such that the spread, from the earliest to the latest of them, is smallest. The barrier is at the
-// latest. Pure functions of the predicted times: smallest_window is the search.
+// Search for the next barrier of ElasticBSP (elastic synchronization thesis, chapter 6). It selects one predicted push
+// of each worker, with the smallest spread from the earliest to the latest of these pushes. The barrier is at the
+// latest. All functions are pure functions of the predicted times; smallest_window is the search.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 
 namespace gradientflow::policy {
 
-// The predicted times of the next `lookahead` pushes of each worker: one row per worker, each in ascending order.
+// Predicted times of the next `lookahead` pushes of each worker: one row per worker, each in ascending order.
 class Predictions {
  public:
-  // Throws Error(value) unless there are workers and times, the same number of times for each worker, all finite, and
-  // in ascending order in each row.
+  // Throws Error(value) unless there are workers and times, as many times for each worker, all finite, and each row in
+  // ascending order.
   Predictions(std::span<const double> times, std::size_t workers);
 
   [[nodiscard]] std::size_t workers() const { return workers_; }
@@ -28,14 +28,14 @@ class Predictions {
   std::size_t lookahead_;
 };
 
-// Exact searches count each worker's predicted pushes up to the barrier, so they agree on all of it.
+// A barrier. Exact searches count each worker's predicted pushes up to it, so they agree on all fields.
 struct Barrier {
   double spread;
   double time;
-  std::vector<std::size_t> pushes;  // by worker: number of pushes up to the barrier, at least 1
+  std::vector<std::size_t> pushes;  // number of each worker's pushes up to the barrier, at least 1
 };
 
-// The smallest spread so far, and the earliest barrier that has it.
+// The smallest spread so far, and the earliest barrier with it.
 struct Best {
   double spread;
   double time;
@@ -44,7 +44,7 @@ struct Best {
   }
 };
 
-// Each worker's latest push that is not after the barrier.
+// Returns the barrier with each worker's number of pushes up to it.
 [[nodiscard]] Barrier with_pushes(const Predictions& predictions, const Best& best);
 
 }  // namespace gradientflow::policy

@@ -1,4 +1,5 @@
-// Bulk synchronous parallel: a round of one push of every present worker is applied together, and all wait for it.
+// Bulk synchronous parallel: one push of every present worker makes a round. Its pushes are applied together, and all
+// workers wait for that.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@ class Bsp : public Policy {
  private:
   [[nodiscard]] Answer apply_complete_rounds();
 
-  std::vector<std::int64_t> waiting_;  // by worker: pushes that are not applied yet
+  std::vector<std::int64_t> waiting_;  // number of each worker's pushes that are not applied yet
   std::vector<bool> here_;
 };
 

@@ -1,5 +1,5 @@
-// A policy that checks another one, and refuses impossible events and answers. A faulty policy of a user, or an edited
-// trace, ends with an error and not with wrong weights.
+// A policy that checks another policy, and refuses impossible events and answers. So a faulty policy of a user, or an
+// edited trace, ends with an error and not with wrong weights.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace gradientflow::policy {
 
-// Asks another policy, and throws Error(value), which names the policy and the worker, if
-// - an event is of an unknown or departed worker, or its time is not finite, or is before the last one;
+// Wrapper of a policy. Throws Error(value), which names the policy and the worker, if
+// - an event is of an unknown or departed worker, or its time is not finite, or before the last event;
 // - a round is empty, or its workers are not in ascending order;
-// - a push is applied that has not arrived, or that is applied already;
-// - a worker may go on that has not pushed since it last could.
-// After an error it throws the same one at every event, because the other policy and the counts no longer agree.
+// - an answer applies a push that has not arrived, or is applied already;
+// - an answer lets a worker continue that has not pushed since it last continued.
+// After an error it throws the same error at every event, because the policy and the counts no longer agree.
 class Checked : public Policy {
  public:
   Checked(std::string name, int workers, std::shared_ptr<Policy> policy);

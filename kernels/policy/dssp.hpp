@@ -1,16 +1,17 @@
 // Dynamic stale synchronous parallel (elastic synchronization thesis, chapter 5): a worker at most `low` pushes ahead
-// of the slowest goes on. The fastest worker may run further ahead, up to `high`, by the number of iterations after
+// of the slowest continues. The fastest worker may run further ahead, up to `high`, by the number of iterations after
 // which it will wait least.
 //
-// The next pushes of this worker and of the slowest one are predicted from their last intervals. The worker is granted
-// the number of iterations after which its push is nearest in time to a push of the slowest worker, the smallest of
-// equally good numbers. It uses them up before it is judged again; if none are granted, it waits until it is within
-// `low`. Unlike in the thesis' algorithm 1, the iteration that begins with the judgement counts as granted, and `high`
-// limits the number: there a worker could run one iteration further, and be granted more again without limit.
+// The next pushes of this worker and of the slowest worker are predicted from their last intervals. The worker is
+// granted the number of iterations after which its push is nearest in time to a push of the slowest worker, the
+// smallest of equally good numbers. It uses them up before it is judged again; if none are granted, it waits until it
+// is within `low`. Two details differ from the thesis' algorithm 1, in which a worker could run one iteration further,
+// and be granted more without limit: here the iteration that begins with the judgment counts as granted, and `high`
+// limits the number.
 //
-// The thesis judges only the fastest worker, to save time, and never a waiting one; so for all others, and for a worker
-// that has waited, the bound is `low`. With `judged` all, each worker that is ahead is judged, and a waiting one is
-// judged again at each push of the slowest, where its waiting ends in the thesis' figure 5.1.
+// To save time, the thesis judges only the fastest worker, and never a waiting worker. So the bound is `low` for all
+// other workers, and for a worker that has waited. With `judged` all, each worker that is ahead is judged. A waiting
+// worker is then judged again at each push of the slowest, where its waiting ends in the thesis' figure 5.1.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,7 @@ class Dssp : public Ssp {
   Judged judged_;
   std::int64_t high_;
   std::int64_t range_;                 // high - low
-  std::vector<std::int64_t> granted_;  // by worker: granted iterations that are left
+  std::vector<std::int64_t> granted_;  // granted iterations that are left to each worker
 };
 
 }  // namespace gradientflow::policy

@@ -1,5 +1,5 @@
-// Simulation of workers of given speeds under a policy, event by event: no processes, no clock. Only computing takes
-// time, as given.
+// Simulation of workers under a policy, event by event: no processes, no clock. Only computing takes time, as much as
+// is given.
 #pragma once
 
 #include <limits>
@@ -13,15 +13,15 @@ namespace gradientflow::policy {
 
 struct Simulation {
   Account account;
-  std::vector<double> computed;  // by worker: seconds of computing, in iterations that have ended
+  std::vector<double> computed;  // seconds that each worker has computed, in iterations that have ended
   double seconds = 0;            // time of the end
   std::vector<Event> events;
 };
 
-// `lengths`: by worker, the seconds that each of its iterations computes. All workers begin at 0, wait after each push
-// until they may go on, and depart when they may after the last one. The simulation ends then, or at `until`. Events at
-// the same time come in the order of workers. Throws Error(value) when workers wait and none computes, and what the
-// policy throws.
+// Simulates workers until all have departed, or until time `until`. `lengths` has a row for each worker: the seconds
+// that each iteration computes. All workers begin at time 0, wait after each push until they may continue, and depart
+// after the answer to their last push. Events at the same time come in the order of workers. Throws Error(value) when
+// workers wait and none computes, and passes on errors of the policy.
 [[nodiscard]] Simulation simulate(Policy& policy, const std::vector<std::span<const double>>& lengths,
                                   double until = std::numeric_limits<double>::infinity(), bool keep_events = false);
 

@@ -21,7 +21,7 @@ class Window {
  public:
   explicit Window(std::size_t workers) : latest_(workers, -unbounded), links_(workers + 1, Link{workers, workers}) {}
 
-  // Returns whether all workers have pushed, and the earliest of the window may have changed.
+  // Adds a push. Returns true if all workers have pushed, and the earliest push of the window may have changed.
   bool add(const Arrival& push) {
     Link& link = links_[push.worker];
     const bool is_new = latest_[push.worker] == -unbounded;
@@ -51,7 +51,7 @@ class Window {
   [[nodiscard]] std::size_t end() const { return latest_.size(); }
 
   std::vector<double> latest_;
-  std::vector<Link> links_;  // by worker; the last element is the sentinel of the circular list
+  std::vector<Link> links_;  // one per worker; the last element is the sentinel of the circular list
   std::size_t size_ = 0;
 };
 
@@ -68,7 +68,7 @@ class Slabs {
     width_ = (last - end_) / static_cast<double>(predictions.lookahead());
   }
 
-  // The pushes of the next slab; empty at the end.
+  // Returns the pushes of the next slab; empty at the end.
   const std::vector<Arrival>& next() {
     gather();
     if (pushes_.size() > 1) {
@@ -84,7 +84,7 @@ class Slabs {
     pushes_.clear();
     begin_ = end_;
     end_ = begin_ + width_;
-    double earliest = unbounded;  // of the pushes that are left
+    double earliest = unbounded;  // time of the earliest push that is left
     for (std::size_t worker = 0; worker < predictions_.workers(); ++worker) {
       const std::span<const double> times = predictions_.of(worker);
       std::size_t& taken = taken_[worker];
@@ -129,13 +129,13 @@ class Slabs {
   }
 
   const Predictions& predictions_;
-  std::vector<std::size_t> taken_;  // by worker: pushes in slabs so far
+  std::vector<std::size_t> taken_;  // number of each worker's pushes in slabs so far
   double begin_ = 0;
   double end_;
   double width_;
   std::vector<Arrival> pushes_;
   std::vector<Arrival> ordered_;
-  std::vector<std::uint32_t> begins_;  // of buckets
+  std::vector<std::uint32_t> begins_;  // first index of each bucket
 };
 
 }  // namespace
@@ -155,7 +155,7 @@ Barrier smallest_window(const Predictions& predictions) {
       }
     }
     if (window.is_complete() && !slabs.has_more(window.first())) {
-      break;  // the earliest of the window stays, so the window cannot shrink
+      break;  // the earliest push of the window stays, so the window cannot shrink
     }
   }
   return with_pushes(predictions, best);

@@ -1,11 +1,11 @@
-// Our own exact search for the barrier.
+// An exact search for the barrier, of our own.
 //
 // A window slides over the pushes of all workers in the order of their times. It contains the latest push of each
-// worker so far. A linked list has the workers in the order of these pushes: the first is the earliest of the window,
-// and a worker that pushes moves to the end. So each push takes constant time, and only a push of the first worker can
-// make the window smaller.
+// worker so far. A linked list has the workers in the order of these pushes: the first worker's push is the earliest of
+// the window, and a worker that pushes moves to the end. So each push takes constant time, and only a push of the first
+// worker can make the window smaller.
 //
-// All pushes need not be sorted: those of each worker are in order already. Time is cut into slabs in which each worker
+// Pushes are not sorted all at once: each worker's are in order already. Time is cut into slabs in which each worker
 // has about one push. The pushes of a slab, few enough for the first-level cache, are sorted into buckets of time.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace gradientflow::policy {
 
-// The barrier with the smallest spread, the earliest of equal ones.
+// Returns the barrier with the smallest spread, the earliest of equal barriers.
 [[nodiscard]] Barrier smallest_window(const Predictions& predictions);
 
 }  // namespace gradientflow::policy

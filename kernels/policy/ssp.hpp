@@ -1,5 +1,5 @@
-// Stale synchronous parallel: each push is applied as it comes; a worker goes on while it is at most `staleness` pushes
-// ahead of the slowest one present.
+// Stale synchronous parallel: each push is applied when it arrives. A worker continues while it is at most `staleness`
+// pushes ahead of the slowest present worker.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ class Ssp : public Policy {
   Answer departed(int worker, double seconds) override;
 
  protected:
-  // Whether a worker goes on at its push; `is_within`: it is within the bound. Asked once for each push, unless an
-  // earlier one has not been answered.
+  // Returns true if a worker continues at its push. `is_within`: the worker is within the bound. Asked once for each
+  // push, unless an earlier push is unanswered.
   virtual bool goes_on(std::size_t worker, bool is_within);
 
-  // Whether a waiting worker goes on at a push of the slowest, after which it is still beyond the bound.
+  // Returns true if a waiting worker continues at a push of the slowest, though it is still beyond the bound.
   virtual bool goes_on_later(std::size_t worker, double seconds);
 
   struct Pace {
@@ -36,15 +36,15 @@ class Ssp : public Policy {
   [[nodiscard]] std::int64_t fewest() const { return fewest_; }
 
  private:
-  // Both look at all workers, but only when the fewest pushes have changed, before which every worker must have pushed:
-  // constant amortised time for each push.
+  // Both look at all workers, but only when the fewest pushes have changed. Before that every worker must have pushed,
+  // so the amortized time for each push is constant.
   void find_slowest();
   void follow_slowest(double seconds, Answer& answer);
 
   std::vector<Pace> paces_;
   std::int64_t staleness_;
   std::int64_t fewest_ = 0;  // pushes of the slowest present workers
-  std::size_t slowest_;      // their number
+  std::size_t slowest_;      // number of the slowest present workers
 };
 
 }  // namespace gradientflow::policy
