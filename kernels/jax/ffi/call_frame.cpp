@@ -21,7 +21,7 @@ Buffer buffer_of(const void* given) {
   return {static_cast<std::byte*>(buffer.data), buffer.dtype, static_cast<std::size_t>(count)};
 }
 
-// For each kind of error: the exception in gradientflow.errors, and XLA's code that comes closest.
+// Names of a kind of error: the exception in gradientflow.errors, and the nearest code of XLA.
 struct Name {
   const char* exception;
   XLA_FFI_Error_Code code;
@@ -63,7 +63,7 @@ XLA_FFI_Error* made(const XLA_FFI_Api& api, const std::string& message, XLA_FFI_
   return api.XLA_FFI_Error_Create(&arguments);
 }
 
-// The calls under way. They end before the interpreter does: afterwards none could get what belongs to Python.
+// Calls under way. They end before the interpreter does: afterwards no call could reach objects of Python.
 class Calls {
  public:
   void begin() {
@@ -73,7 +73,7 @@ class Calls {
     }
     ++under_way_;
   }
-  void begin_another() {  // within one
+  void begin_another() {  // called inside a call that has begun
     const std::lock_guard lock(mutex_);
     ++under_way_;
   }
@@ -111,7 +111,7 @@ void check(const XLA_FFI_Api& api, XLA_FFI_Error* error, const char* what) {
   throw Error(ErrorKind::internal, std::string("XLA does not give a call ") + what);
 }
 
-// Does work of a call, and returns the error that it ends with, or nullptr.
+// Does work of a call, and returns its error, or nullptr.
 template <class Work>
 XLA_FFI_Error* error_of(const XLA_FFI_Api& api, const Work& work) {
   try {
@@ -125,8 +125,8 @@ XLA_FFI_Error* error_of(const XLA_FFI_Api& api, const Work& work) {
   }
 }
 
-// What XLA asks when a handler is registered: the answer is the version that the runtime itself has, since only what
-// all versions have in common is used.
+// Answers XLA's question for the version of a handler that is registered: the runtime's own version, since the handlers
+// use only declarations that all versions share.
 void describe(const XLA_FFI_CallFrame& frame, XLA_FFI_Metadata& metadata) {
   metadata.api_version.major_version = XLA_FFI_API_MAJOR;
   metadata.api_version.minor_version = frame.api == nullptr ? 1 : frame.api->api_version.minor_version;

@@ -1,11 +1,11 @@
-// What XLA gives to a handler of its FFI (foreign function interface), and what the handler answers: the one place that
-// knows XLA's structs. See https://docs.jax.dev/en/latest/ffi.html.
+// Arguments and answers of handlers of XLA's FFI (foreign function interface). Only this file and its source know XLA's
+// structs. See https://docs.jax.dev/en/latest/ffi.html.
 //
-// Of XLA only xla/c_api.h is taken along, from jaxlib 0.10.2, as it is: declarations in C, whose structs begin with
-// their size and stay as they are from version to version. XLA's own decoder, ffi.h, compiles the version of the
-// interface into a handler, and the runtime refuses a version newer than its own: a handler made so would serve either
-// the oldest jaxlib or the newest. What is read here is the same in the headers of jaxlib 0.6.2 to 0.10.2 (interfaces
-// 0.1 to 0.3).
+// The one header of XLA in use is xla/c_api.h, an unchanged copy from jaxlib 0.10.2: declarations in C, whose structs
+// begin with their size and stay the same from version to version. XLA's own decoder, ffi.h, compiles the version of
+// the interface into a handler, and the runtime refuses a version newer than its own. So such a handler would serve
+// either the oldest jaxlib or the newest. The fields that are read here are the same in the headers of jaxlib 0.6.2 to
+// 0.10.2 (interfaces 0.1 to 0.3).
 #pragma once
 
 #include <xla/c_api.h>
@@ -30,18 +30,19 @@ struct Buffer {
   [[nodiscard]] DType dtype() const;  // throws Error(type) unless the core has this dtype
 };
 
-// All of a call's. The memory stays in its place until the call is answered.
+// All operands and results of a call. Their memory stays in place until the call is answered.
 struct Buffers {
   std::vector<Buffer> operands;
   std::vector<Buffer> results;
 };
 
-// The answer of a call that has not ended when its handler returns.
+// Answer of a call that has not ended when its handler returns.
 class LateAnswer {
  public:
   explicit LateAnswer(XLA_FFI_CallFrame& frame);
 
-  // Does the work of the call, and answers as answer() does. Once. What waits for the call may run in this thread.
+  // Does the work of the call, and answers as answer() does. Once per call. Code that waits for the call may run in
+  // this thread.
   void give(const std::function<void()>& work) const noexcept;
 
  private:
@@ -58,13 +59,13 @@ class CallFrame {
   [[nodiscard]] Buffers buffers() const;
   [[nodiscard]] std::vector<std::size_t> shape(std::size_t operand) const;
 
-  // The number of this execution of a program, which no other execution has in this process.
+  // Returns the number of this execution of a program, unique in this process.
   [[nodiscard]] std::int64_t run() const;
 
-  // The handler returns without an answer, which has to be given: the frame is gone then.
+  // Lets the handler return without an answer. The answer must follow; the frame is gone by then.
   [[nodiscard]] LateAnswer answer_later() { return LateAnswer(frame_); }
 
-  // Attributes of the call, of type int64 and text. They throw Error(internal) if there is none of this name and type.
+  // Return attributes of the call, an int64 or a text. Throw Error(internal) if none has this name and type.
   [[nodiscard]] std::int64_t number(std::string_view name) const;
   [[nodiscard]] std::string_view text(std::string_view name) const;
 
@@ -74,11 +75,11 @@ class CallFrame {
   XLA_FFI_CallFrame& frame_;
 };
 
-// Does the work of a handler, and turns what it throws into an error of XLA: the name of the exception in Python, and
-// the message. Answers by itself what XLA asks about the handler.
+// Does the work of a handler, and turns an exception into an error of XLA: the name of the exception in Python, and the
+// message. Answers XLA's question about the handler by itself.
 XLA_FFI_Error* answer(XLA_FFI_CallFrame* frame, void (*work)(CallFrame&)) noexcept;
 
-// From now on every call fails; returns once no call is under way. For the end of the interpreter.
+// Makes every further call fail, and returns once no call is under way. Called at the end of the interpreter.
 void end_calls();
 
 }  // namespace gradientflow::jax

@@ -1,6 +1,6 @@
-// The exchange of all gradients, without Python, which may be busy in another thread. Large ones are averaged where XLA
-// has put them: a copy into memory of our own would take longer than the exchange inside a node. Small ones are copied
-// into pools, where they are averaged together.
+// Exchange of all gradients, without Python, which may be busy in another thread. Large gradients are averaged where
+// XLA has put them: a copy into memory of our own would take longer than the exchange inside a node. Small gradients
+// are copied into pools, where they are averaged together.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace gradientflow::jax {
 
 class DenseExchange final : public Exchange {
  public:
-  // Where a gradient is averaged.
+  // Memory in which a gradient is averaged.
   struct Place {
     std::optional<std::size_t> pool;  // none: where it is
     std::size_t tensor;               // of the pool
@@ -26,8 +26,8 @@ class DenseExchange final : public Exchange {
     std::optional<Wire> wire;         // of gradients that stay where they are
   };
 
-  // `communicator`: for these calls alone. `places`: of the gradients, in the order of the operands. The first pool, if
-  // there is any, has `marks_needed()` extra numbers, the others have at least one.
+  // `communicator` is for these calls alone. `places` has a place for each gradient, in the order of the operands. The
+  // first pool, if there is any, has `marks_needed()` extra numbers; further pools have at least one.
   DenseExchange(std::shared_ptr<engine::Communicator> communicator, transport::Algorithm algorithm,
                 std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<Place> places);
 

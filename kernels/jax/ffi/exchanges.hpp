@@ -1,10 +1,10 @@
-// The exchanges of gradients of one layout, for the calls of `average` with all states.
+// Exchanges of gradients of one layout, for the calls of `average` with all states.
 //
 // XLA starts calls in any order unless one needs the result of another, and each rank has an order of its own. Calls
-// with one state follow each other, since each has the token of the call before it. States have numbers, which are the
-// same on all ranks. Calls with the first state have an exchange to themselves, in the thread of XLA's that makes them:
-// most programs have no other. All other states share a second exchange, whose calls wait in a queue: no thread of
-// XLA's waits, since it may be needed for the call that the other ranks are at.
+// with one state follow each other, since each takes the token of the call before it. States have numbers, the same on
+// all ranks. Calls with the first state have an exchange to themselves, in XLA's thread that makes the call: most
+// programs have only that state. All further states share a second exchange, whose calls wait in a queue. No thread of
+// XLA waits for them, since the call that other ranks have reached may need it.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 namespace gradientflow::jax {
 
-// An exchange of gradients: what a call of `average` does.
+// An exchange of gradients: the work of a call of `average`.
 class Exchange {
  public:
   Exchange() = default;
@@ -29,14 +29,15 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
   virtual ~Exchange() = default;
 
-  // Operands: the token, the gradients, further state. Results: the same, in the same order. One call at a time.
-  // `refused`: this rank throws afterwards, and those that make the same call are to throw, too.
+  // Makes a call, one at a time. Operands: the token, the gradients, further state. Results: the same, in the same
+  // order. `refused`: this rank throws afterwards, and the ranks that make the same call must throw, too.
   virtual void run(const Buffers& buffers, bool refused) = 0;
 };
 
-// Makes calls one after the other. With one number, in one execution of a program, each call needs the state that the
-// one before has given: else nothing orders them, other ranks may have taken one for the other, and the call is
-// refused. Only where both write to the same memory, XLA itself makes one after the other, as in a loop.
+// A channel makes calls one after another. In one execution of a program, a call with a state of some number must take
+// the state that the last call with this number has given. Otherwise nothing orders the two calls, and other ranks may
+// have swapped them: the call is refused. It is accepted if both calls write to the same memory: XLA itself makes such
+// calls in order, as in a loop.
 class Channel {
  public:
   explicit Channel(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
@@ -52,19 +53,19 @@ class Channel {
 
   std::shared_ptr<Exchange> exchange_;
   std::mutex mutex_;
-  std::unordered_map<std::uint32_t, Given> given_;  // by the numbers of states
+  std::unordered_map<std::uint32_t, Given> given_;  // last call with each state, by the state's number
 };
 
 class Queue;
 
 class Exchanges {
  public:
-  // What makes the communicator of the queue, and the seconds that a call waits there for its turn. Collective.
+  // Communicator of the queue, and the seconds that a call waits there for its turn.
   struct Order {
     std::shared_ptr<engine::Communicator> communicator;
     double timeout;
   };
-  using Meet = std::function<Order()>;
+  using Meet = std::function<Order()>;  // collective
 
   Exchanges(std::shared_ptr<Exchange> first, std::shared_ptr<Exchange> others, Meet meet);
 

@@ -1,5 +1,5 @@
-// Calls of several states, made one after the other in the order in which they come on rank 0, which tells the other
-// ranks before each. In a thread of their own, as long as there are any.
+// A queue of calls with several states. They are made one after another in the order of rank 0, which announces each to
+// all ranks. They have a thread of their own, as long as there are any.
 #pragma once
 
 #include <condition_variable>
@@ -19,7 +19,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   Queue(std::shared_ptr<Exchange> exchange, Exchanges::Meet meet)
       : channel_(std::move(exchange)), meet_(std::move(meet)) {}
 
-  // The call is answered once it is made.
+  // Adds a call, which is answered once it is made.
   void put(CallFrame& frame);
 
  private:
@@ -39,7 +39,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   Channel channel_;
   Exchanges::Meet meet_;
-  std::optional<Exchanges::Order> order_;  // of the thread that serves
+  std::optional<Exchanges::Order> order_;  // used only by the serving thread
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Call> calls_;

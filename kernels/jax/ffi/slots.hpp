@@ -1,5 +1,5 @@
-// Numbers for what a compiled program refers to. A program outlives the objects that it was traced with, and may come
-// from JAX's cache of compiled programs: so it has a number, and never an address.
+// Numbers of the objects that a compiled program refers to. A program outlives the objects that it was traced with, and
+// may come from JAX's cache of compiled programs. So it holds a number, and never an address.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace gradientflow::jax {
 
-// The number of an object: a new one unless it has one. Numbers are never given twice.
+// Returns the number of an object, a new number at the first call. Numbers are never given twice.
 std::int64_t number_of(const std::shared_ptr<engine::Communicator>& communicator);
 std::int64_t number_of(const std::shared_ptr<Exchanges>& exchanges);
 
-// The object of a number. Throws Error(closed) if it is gone.
+// Returns the object of a number. Throws Error(closed) if it is gone.
 std::shared_ptr<engine::Communicator> communicator_of(std::int64_t number);
 std::shared_ptr<Exchanges> exchanges_of(std::int64_t number);
 

@@ -8,8 +8,9 @@
 namespace gradientflow::jax {
 namespace {
 
-// Averages may be rounded, but only the mean of zeros is zero: each bit has a number that is 1 where it is set, and one
-// that is 1 where it is not. So many bits of the count are enough to tell neighbours apart, and far more than them.
+// Bits of the count that the marks hold. Averages may be rounded, but only the mean of zeros is zero. So each bit has
+// two numbers: the first is 1 if the bit is set, the second is 1 if it is not. So many bits distinguish counts that are
+// next to each other, and counts far apart.
 constexpr std::size_t bits = 16;
 
 bool is_set(std::uint32_t count, std::size_t bit) { return ((count >> bit) & 1U) != 0; }

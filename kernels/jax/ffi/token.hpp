@@ -1,8 +1,8 @@
-// What leads from one call of `average` to the next: five numbers in the state of the transformation.
+// Token that links a call of `average` to the next: five numbers in the state of the transformation.
 //
 // XLA starts calls in any order unless one needs the result of another. So each call takes the token of the call
-// before it, and gives one for the next. Since it lies in the state, and so in checkpoints, ranks whose states are of
-// different calls can tell.
+// before it, and gives a token to the next. The token lies in the state, and so in checkpoints. So ranks notice if
+// their states are of different calls.
 #pragma once
 
 #include <array>
@@ -15,10 +15,10 @@
 namespace gradientflow::jax {
 
 struct Token {
-  std::uint32_t count;                 // the calls before this one
-  std::uint32_t layout;                // a hash of the gradients' shapes and so on
-  std::array<std::uint32_t, 2> nonce;  // belongs to `average` in Python
-  std::uint32_t state;                 // the number of the state, from 1 on, which its successors have, too
+  std::uint32_t count;                 // number of calls before this call
+  std::uint32_t layout;                // hash of the gradients' shapes and so on
+  std::array<std::uint32_t, 2> nonce;  // numbers of `average` in Python
+  std::uint32_t state;                 // number of the state and of its successors, from 1 on
 
   bool operator==(const Token&) const = default;
 };
@@ -28,12 +28,12 @@ void write_token(const Token& token, const Buffer& buffer);
 
 void check_layout(std::int64_t layout, const Token& token);  // throws Error(value) unless the token has this hash
 
-// Numbers to be averaged with the gradients, which show whether all ranks make the same call, and none refuses it.
+// Marks: numbers averaged with the gradients, which show if all ranks make the same call, and if no rank refuses it.
 [[nodiscard]] std::size_t marks_needed();
 void write_marks(std::uint32_t count, bool refused, std::span<double> marks);
 void check_marks(std::uint32_t count, std::span<const double> means);  // throws Error(mismatch)
 
-// Throws Error(mismatch), since a program has used a state twice.
+// Throws Error(mismatch), because a program has used a state twice.
 [[noreturn]] void refuse();
 
 }  // namespace gradientflow::jax

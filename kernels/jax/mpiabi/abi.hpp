@@ -1,5 +1,5 @@
-// The binary interface of MPItrampoline (MPIABI_*), as XLA uses it: its handles and constants are words, and what they
-// stand for is up to this library.
+// The binary interface of MPItrampoline (MPIABI_*), as XLA uses it. Its handles and constants are words; this library
+// chooses their meaning.
 #pragma once
 
 #include <cstddef>
@@ -34,10 +34,10 @@ enum class Op : Word { sum = 1, prod, min, max };
 inline constexpr int undefined_color = -32766;
 inline constexpr Word in_place = 1;
 
-// XLA hands over a count of 2^31 or more as what is left of it in 32 bits.
+// Returns the count of a call. XLA passes a count of 2^31 or more cut to 32 bits.
 [[nodiscard]] inline std::size_t count_of(int count) { return static_cast<std::uint32_t>(count); }
 
-// Throws Error(type) where XLA sends no such type.
+// Returns the bytes of an element. Throws Error(type) for a type that XLA does not send.
 [[nodiscard]] std::size_t size_of(Type type);
 
 }  // namespace gradientflow::mpiabi

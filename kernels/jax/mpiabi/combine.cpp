@@ -15,13 +15,13 @@ struct Sum {
   T operator()(T a, T b) const { return static_cast<T>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b)); }
 };
 
-// Through 32 bits, where the product of two 16-bit integers wraps around as theirs does.
+// Product in 32 bits, where the product of two 16-bit integers wraps around as in 16 bits.
 template <class T>
 struct Product {
   T operator()(T a, T b) const { return static_cast<T>(static_cast<std::uint32_t>(a) * static_cast<std::uint32_t>(b)); }
 };
 
-// As XLA multiplies: the operator of C++ treats infinities in a way of its own.
+// Product as XLA computes it: the operator of C++ treats infinities differently.
 template <class T>
 struct Product<std::complex<T>> {
   std::complex<T> operator()(std::complex<T> a, std::complex<T> b) const {

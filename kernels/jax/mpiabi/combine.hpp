@@ -1,4 +1,4 @@
-// The reductions that the core does not have, of two arrays.
+// Reductions of two arrays that the core does not have.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@ namespace gradientflow::mpiabi {
 // into[i] = into[i] op with[i]
 using Combine = void (*)(std::byte* into, const std::byte* with, std::size_t count);
 
-// For 16-bit integers, the order of unsigned integers and products of complex numbers. Throws Error(type) for others.
+// Returns the reduction for 16-bit integers, minima and maxima of unsigned integers, and products of complex numbers.
+// Throws Error(type) for any other.
 [[nodiscard]] Combine combine_of(Type type, Op op);
 
 }  // namespace gradientflow::mpiabi

@@ -1,4 +1,4 @@
-// The constants that MPItrampoline reads when it loads this library.
+// Constants that MPItrampoline reads when it loads this library.
 #include "../../base/error.hpp"
 #include "abi.hpp"
 #include "job.hpp"
@@ -44,7 +44,7 @@ using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): 
 MPIABI_EXPORT Group* const MPIABI_COMM_WORLD;
 Group* const MPIABI_COMM_WORLD = &job().world;  // NOLINT(bugprone-throwing-static-initialization): has memory
 
-// The version of the interface, which MPItrampoline compares with its own.
+// Version of the interface, which MPItrampoline compares with its own.
 extern "C" {
 __attribute__((visibility("default"))) int mpiwrapper_version_major = 2;
 __attribute__((visibility("default"))) int mpiwrapper_version_minor = 10;

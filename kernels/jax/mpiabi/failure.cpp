@@ -6,7 +6,7 @@
 namespace gradientflow::mpiabi {
 namespace {
 
-constexpr std::size_t longest = 1023;  // MPI_MAX_ERROR_STRING of the interface, less the end
+constexpr std::size_t longest = 1023;  // MPI_MAX_ERROR_STRING of the interface, less the terminating zero
 
 std::string& last_failure() {
   thread_local std::string text;

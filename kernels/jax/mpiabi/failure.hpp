@@ -1,4 +1,4 @@
-// How errors reach XLA: as a code, and as the text of this thread's last failure, for which XLA asks at once.
+// Errors for XLA: a code, and the text of this thread's last failure, which XLA requests at once.
 #pragma once
 
 #include <exception>
@@ -10,7 +10,7 @@ namespace gradientflow::mpiabi {
 
 int fail(const std::string& sentence, Code code = failed);
 
-// Does the work of a function of the interface, out of which no exception may come.
+// Does the work of a function of the interface, which no exception may leave.
 template <class Work>
 int guarded(const Work& work) {
   try {

@@ -1,4 +1,4 @@
-// Communicators of MPI.
+// Functions of the interface for communicators of MPI.
 #include "failure.hpp"
 #include "job.hpp"
 

@@ -104,7 +104,7 @@ void Job::free(Group* part) {
   }
 }
 
-// XLA's key is the number that it gives this process in the group. It gives a process with several devices several.
+// XLA's key is this process's number in the group. A process with several devices gets several numbers.
 void Job::split(int color, int key, Group& part) {
   const std::lock_guard lock(setting_up_);
   decisive([&] {

@@ -1,4 +1,4 @@
-// The job that this process is a rank of, and the groups of its ranks among which XLA communicates.
+// The job of this process, and the groups of its ranks among which XLA communicates.
 #pragma once
 
 #include <cstddef>
@@ -15,42 +15,42 @@
 
 namespace gradientflow::mpiabi {
 
-// What XLA holds for an MPI communicator.
+// Group of ranks, which XLA takes for an MPI communicator.
 struct Group {
-  std::shared_ptr<engine::Communicator> ranks = {};  // none where this process is no member, or after a failure
-  std::vector<int> job_ranks = {};                   // of its ranks
-  int tag = 0;                                       // of its messages in the job's mailbox
-  std::mutex in_pieces = {};                         // held by a call that consists of several
+  std::shared_ptr<engine::Communicator> ranks = {};  // none if this process is no member, or after a failure
+  std::vector<int> job_ranks = {};                   // each member's rank in the job
+  int tag = 0;                                       // tag of the group's messages in the job's mailbox
+  std::mutex in_pieces = {};                         // held by a call that is made of several calls of the core
 };
 
-// XLA does not look at the status of the functions that set up: whatever fails there fails every later call, too.
+// The job. XLA ignores the status of the functions that set up: a failure there makes every later call fail, too.
 class Job {
  public:
   Group world;
 
-  void begin();   // once; collective
-  void finish();  // ranks that still wait for this one get an error
+  void begin();   // joins the ranks; called once; collective
+  void finish();  // closes the job: ranks that still wait for this rank get an error
   [[nodiscard]] bool has_begun() const { return begun_; }
   [[nodiscard]] bool has_finished() const { return finished_; }
 
-  // The group of the ranks with the same color, numbered by their keys. Collective over the job.
+  // Makes the group of the ranks with the same color, numbered by their keys. Collective over the job.
   void split(int color, int key, Group& part);
   void free(Group* part);
   Group* add();
 
-  // Messages between two ranks of a group. If one fails, none succeeds any more, since XLA does not wait for the
-  // others.
+  // Messages between two ranks of a group. Once a message fails, every further message fails, since XLA does not wait
+  // for the rest.
   std::shared_ptr<transport::Transfer> send(const Group& group, int to, const void* data, std::size_t bytes);
   std::shared_ptr<transport::Transfer> receive(const Group& group, int from, void* data, std::size_t bytes);
   void wait(const transport::Transfer& transfer);
 
-  // The ranks of a group, after checking that calls can be served.
+  // Returns the ranks of a group, after checking that calls can be served.
   [[nodiscard]] engine::Communicator& ranks(const Group& group) const;
 
  private:
   template <class Work>
   auto decisive(const Work& work) -> decltype(work());
-  Error break_down(const Error& error);  // the first failure, which others follow from
+  Error break_down(const Error& error);  // returns the first failure, from which later failures follow
 
   bool begun_ = false;
   bool finished_ = false;

@@ -1,4 +1,4 @@
-// Beginning and end, and what is asked about them.
+// Functions of the interface for beginning and end, and queries about them.
 #include <cstring>
 #include <string>
 
@@ -10,7 +10,7 @@ using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): 
 
 namespace {
 
-constexpr int thread_multiple = 3;  // whatever is asked for: XLA asks for less, and calls from several threads
+constexpr int thread_multiple = 3;  // answer to every request: XLA requests less, and calls from several threads
 
 }  // namespace
 
@@ -38,7 +38,7 @@ MPIABI_FUNCTION MPIABI_Finalized(int* flag) {
 }
 
 MPIABI_FUNCTION MPIABI_Is_thread_main(int* flag) {
-  *flag = 1;  // as good as it: every thread is served
+  *flag = 1;  // true for every thread: all threads are served alike
   return success;
 }
 

@@ -1,4 +1,4 @@
-// Messages between two ranks.
+// Functions of the interface for messages between two ranks.
 #include <memory>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace {
 
 using gradientflow::transport::Transfer;
 
-using Message = std::shared_ptr<Transfer>;  // XLA holds its address for an MPI request
+using Message = std::shared_ptr<Transfer>;  // XLA takes its address for an MPI request
 
 void check_tag(int tag) {
   if (tag != 0) {

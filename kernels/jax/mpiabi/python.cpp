@@ -14,7 +14,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Communicators of another installation are made of another core.
+// Throws if this library is of another installation than the Python package: its communicators have another core.
 void check_installation() {
   Dl_info here{};
   dladdr(reinterpret_cast<const void*>(&check_installation), &here);
@@ -28,14 +28,14 @@ void check_installation() {
 
 }  // namespace
 
-// The one way for ranks to meet, with all its rules and errors, is written in Python.
+// Asks Python, where the one way for ranks to meet is written, with all its rules and errors.
 std::shared_ptr<engine::Communicator> ranks_of_python() {
   const py::gil_scoped_acquire gil;
   try {
     check_installation();
     py::object communicator = py::module_::import("gradientflow.jax.processes").attr("ranks_of_processes")();
     auto ranks = communicator.attr("_native").cast<std::shared_ptr<engine::Communicator>>();
-    communicator.release();  // it stays until the process ends
+    communicator.release();  // the communicator stays until the process ends
     return ranks;
   } catch (const py::error_already_set& error) {
     throw Error(ErrorKind::value, py::str(error.value()).cast<std::string>());

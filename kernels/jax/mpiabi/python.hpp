@@ -1,4 +1,4 @@
-// The Python that jaxlib has loaded this library into.
+// Interface to the Python process into which jaxlib has loaded this library.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace gradientflow::mpiabi {
 
-// All ranks of the job, as gradientflow.init() finds them. Collective. Throws Error(value).
+// Returns all ranks of the job, as gradientflow.init() finds them. Collective. Throws Error(value).
 [[nodiscard]] std::shared_ptr<engine::Communicator> ranks_of_python();
 
 }  // namespace gradientflow::mpiabi

@@ -1,8 +1,9 @@
 // Allreduce and reduce-scatter of every type and operation that XLA asks for.
 //
-// Most are the core's. The others, 16-bit integers, the order of unsigned integers and products of complex numbers, are
-// made of what moves bytes: each rank gets the same block of all ranks, and combines them in their order. So the result
-// is exact, or for complex numbers rounded in one order, and has the same bits on all ranks.
+// The core has most of them. It lacks 16-bit integers, minima and maxima of unsigned integers, and products of complex
+// numbers: these use collectives that move bytes. Each rank gets the same block of all ranks, and combines them in the
+// order of ranks. So the result is exact, or for complex numbers rounded in one order, and has the same bits on all
+// ranks.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -17,7 +18,7 @@
 namespace gradientflow::mpiabi {
 namespace {
 
-// A dtype of the core whose reduction has the same bits, so many elements of it for one.
+// A dtype of the core whose reduction has the same bits, and the number of its elements for one element.
 struct Alike {
   DType dtype;
   std::size_t elements = 1;
@@ -68,10 +69,11 @@ ReduceOp core_op(Op op) {
   throw Error(ErrorKind::value, "JAX asks for a reduction that is not served: sum, prod, min and max are");
 }
 
-// The reductions that the core does not have, in pieces that fit into a bounded memory.
+// A reduction that the core does not have, in pieces that fit into bounded memory.
 class Reduction {
  public:
-  // `total` elements of `size` bytes each, in blocks of `block` for each rank, of which the last may be shorter.
+  // `total` elements of `size` bytes each are cut into one block of `block` elements for each rank; the last may be
+  // shorter.
   Reduction(Group& group, engine::Communicator& ranks, Combine combine, std::size_t size, std::size_t total,
             std::size_t block)
       : lock_(group.in_pieces),
@@ -84,7 +86,7 @@ class Reduction {
         sent_(count() * piece_ * size),
         got_(count() * piece_ * size) {}
 
-  // Calls use(offset, elements, reduced) for every piece of this rank's block, in their order.
+  // Calls use(offset, elements, reduced) for every piece of this rank's block, in order.
   template <class Use>
   void run(const std::byte* input, const Use& use) {
     for (std::size_t offset = 0; offset < block_; offset += piece_) {
@@ -101,7 +103,7 @@ class Reduction {
     }
   }
 
-  // Gives all ranks this rank's piece; the same pieces of all are in the result.
+  // Gives this rank's piece to all ranks, and writes the same piece of all ranks to `output`.
   void share(std::size_t offset, std::size_t elements, std::byte* output) {
     allgather(ranks_, got_.data(), sent_.data(), elements * size_);
     for (std::size_t rank = 0; rank < count(); ++rank) {
@@ -111,10 +113,10 @@ class Reduction {
   }
 
  private:
-  static constexpr std::size_t most_bytes = std::size_t{1} << 20;  // of a piece
+  static constexpr std::size_t most_bytes = std::size_t{1} << 20;  // largest size of a piece
 
   [[nodiscard]] std::size_t count() const { return static_cast<std::size_t>(ranks_.size()); }
-  // Where a piece of a rank's block begins, and how many of its elements there are.
+  // Return the first element of a piece of a rank's block, and the number of its elements inside the tensor.
   [[nodiscard]] std::size_t place(std::size_t rank, std::size_t offset) const {
     return std::min(rank * block_ + offset, total_);
   }

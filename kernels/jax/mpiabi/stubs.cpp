@@ -1,5 +1,5 @@
-// Every name that MPItrampoline looks up and that is not served: a function says so, and a constant has no meaning.
-// What is served is defined in the other files, and takes the place of the weak definitions here.
+// Weak definitions of all names that MPItrampoline looks up: a function reports that it is not served, and a constant
+// has no meaning. Served names have definitions in other files, which take the place of these.
 #include <cstdio>
 #include <string>
 
