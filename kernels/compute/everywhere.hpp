@@ -1,4 +1,4 @@
-// Functions that are compiled for the CPU and for CUDA devices.
+// A mark of functions that are compiled for the CPU and for CUDA devices.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,9 +1,9 @@
-// Where the results of a kernel are stored.
+// Targets of a kernel's results.
 #pragma once
 
 namespace gradientflow::compute {
 
-// Whether they should stay in this core's cache, or stream past it to memory (large data that is not read soon).
+// Results stay in this core's cache, or stream past it to memory (large data that is not read soon).
 enum class Store { cached, streaming };
 
 }  // namespace gradientflow::compute

@@ -1,9 +1,9 @@
-// The kernels of sparse communication by entry (LAGS-SGD paper, algorithm 1): the selection of a layer's entries, in
-// the form in which they travel, and the sum of the entries of all ranks. chunks.hpp has the kernels of whole chunks.
+// Kernels of sparse communication by entry (LAGS-SGD paper, algorithm 1): the selection of a layer's entries, in the
+// form in which they travel, and the sum of the entries of all ranks. chunks.hpp has the kernels of whole chunks.
 //
-// Gradients are float16, bfloat16 or float32, computed with in float32; residuals and velocities are float32. No
-// pointer needs an alignment beyond that of its elements; different pointers of one call do not overlap. Counts may
-// be 0. All results have the same bits at every SIMD level and on every device.
+// Gradients are float16, bfloat16 or float32, and computed in float32; residuals and velocities are float32. Pointers
+// need only the alignment of their elements; different pointers of one call do not overlap. Counts may be 0. All
+// results have the same bits at every SIMD level and on every device.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace gradientflow::compute {
 
-// The formats of the indices of entries. `words`: 32 bits each. `offsets`: 16 bits each, within pages of 65,536
-// elements, followed by the number of entries of each page (32 bits). `bitmap`: a bit for each element of the layer.
+// Formats of the indices of entries. `words`: 32 bits each. `offsets`: 16 bits each, within pages of 65,536 elements,
+// followed by the number of entries of each page (32 bits). `bitmap`: a bit for each element of the layer.
 enum class IndexFormat : std::uint8_t { words, offsets, bitmap };
 
-// The layout of a block: up to `k` entries of a layer of `count` elements. It depends on `count`, `k` and the dtype of
-// the values alone, so all ranks have the same, and a message needs no sizes. A block holds the number of its entries
-// (32 bits), then their indices, ascending, then values, of float32, float16 or bfloat16. Parts begin at multiples of 4
+// Layout of a block: up to `k` entries of a layer of `count` elements. It depends only on `count`, `k` and the dtype of
+// the values, so all ranks have the same layout, and a message needs no sizes. A block holds the number of its entries
+// (32 bits), then their indices, ascending, then values of float32, float16 or bfloat16. Parts begin at multiples of 4
 // bytes; unused bytes are zero, so that blocks of equal entries have equal bytes.
 struct EntryBlock {
   std::size_t count;
@@ -34,21 +34,21 @@ struct EntryBlock {
   std::size_t bytes;
 };
 
-// The layout with the smallest of the three index formats, the first of equal ones. Throws Error(value) unless `k` is
-// at most `count` and that below 2^32, Error(type) for other dtypes.
+// Returns the layout with the smallest of the three index formats, the first of equal formats. Throws Error(value)
+// unless `k` is at most `count`, and `count` is below 2^32; Error(type) for other dtypes.
 [[nodiscard]] EntryBlock block_of(std::size_t count, std::size_t k, DType values);
 
 // x = gradient * scale + residual, or with a velocity v:  v' = momentum * v + gradient * scale, x = v' + residual.
 // The selected entries of x are written to the block, clamped to magnitudes up to `limit` (float16: at most 65504) and
 // rounded to its dtype. The rest stays: next_residual = x - sent, in float32. next_velocity = v', but 0 where entries
 // were sent if `masking` (DGC, factor masking). The gradient is zeroed if `clear`. residual and velocity are not
-// written, so that an iteration can be abandoned.
+// written, so that an iteration can be rolled back.
 struct Select {
   enum class How : std::uint8_t {
-    exact,    // the k entries of largest magnitude; of equal ones those with the lower index
-    sampled,  // by a threshold that is estimated from a random sample (double sampling): k entries or fewer, see below
+    exact,    // the k entries of largest magnitude; of equal entries, the lower indices
+    sampled,  // entries above a threshold estimated from a random sample (double sampling): k or fewer, see below
     random,   // k entries drawn by `seed` alone (Robert Floyd's algorithm; each set of k is equally likely): ranks with
-              // the same seed draw the same ones
+              // the same seed draw the same entries
   };
   void* gradient;
   DType dtype;
@@ -59,47 +59,49 @@ struct Select {
   float* next_velocity = nullptr;   // nullptr: there is none
   float momentum = 0.0F;
   bool masking = true;
-  bool clear = true;  // whether the gradient is zeroed
+  bool clear = true;  // the gradient is zeroed
   How how = How::sampled;
-  std::uint64_t seed = 0;                                // of the sample, or of the entries drawn
-  float limit = std::numeric_limits<float>::infinity();  // above 0
+  std::uint64_t seed = 0;                                // seed of the sample, or of the entries drawn
+  float limit = std::numeric_limits<float>::infinity();  // largest magnitude to send; above 0
   float threshold = 0.0F;  // sampled: an earlier estimate, used in place of a sample unless it is 0
   EntryBlock block;
-  std::byte* data;  // block.bytes
+  std::byte* data;  // memory of the block, block.bytes long
 };
 
-// `sampled`: the sample is one element, at random, of each of as many parts of the layer, large enough that 64 of the k
-// largest are expected in it (at a ratio of 1000: 64,000 elements). It gives a threshold that somewhat more than k
-// elements should reach; the pass that computes x finds them. If more than k do, the k largest of them are sent; if
-// fewer than 0.8 k do, the k largest of the layer, which takes another pass over x. Fewer than 4,096 entries (a
-// threshold that rises during the pass is as good), or more than an eighth of a layer, are selected exactly, without a
-// sample.
+// Result of a selection.
 //
-// Elements that are 0, or so small that they would travel as 0, are never sent, however many are asked for; only
-// `random` draws them like all others.
+// `sampled`: the layer is cut into as many parts as the sample has elements, and one random element of each part is
+// drawn. The sample is so large that 64 of the k largest elements are expected in it (at a ratio of 1000: 64,000
+// elements). It gives a threshold that somewhat more than k elements should reach; the pass that computes x finds them.
+// If more than k do, the k largest of them are sent; if fewer than 0.8 k do, the k largest of the layer, which takes
+// another pass over x. Fewer than 4,096 entries (a threshold that rises during the pass is as good), or more than an
+// eighth of a layer, are selected exactly, without a sample.
+//
+// Elements that are 0, or so small that they would travel as 0, are never sent, even if fewer than k are left; only
+// `random` draws them like all elements.
 struct Selected {
-  std::size_t sent;       // entries
-  float threshold;        // the least magnitude that was sent, for a later call; 0 if none was or for `random`
+  std::size_t sent;       // number of entries sent
+  float threshold;        // least magnitude that was sent, for a later call; 0 if none was sent, or for `random`
   std::size_t nonfinite;  // elements of x that are infinite or NaN; above 0 the block is empty, and next_residual and
                           // next_velocity are not meaningful
 };
-// Throws Error(value) if the given threshold is negative or not finite.
+// Selects entries. Throws Error(value) if the given threshold is negative or not finite.
 Selected select(const Select& call);
 
-// gradient[i] = scale * (sum of the entries i of all blocks, in their order, in float32), rounded once, where at least
-// one block has an entry i; other elements are left as they are. Throws Error(value), before anything is written, if a
-// block is invalid: an index beyond the layer, more entries than k, indices that do not ascend.
+// gradient[i] = scale * (sum of the entries i of all blocks, in their order, in float32), rounded once, if a block has
+// an entry i; other elements stay as they are. Throws Error(value), before anything is written, if a block is invalid:
+// an index beyond the layer, more entries than k, or indices that do not ascend.
 struct Combine {
   void* gradient;
   DType dtype;
   float scale = 1.0F;
   EntryBlock block;
-  std::span<const std::byte* const> blocks;  // one for each rank
+  std::span<const std::byte* const> blocks;  // a block of each rank
 };
 // Returns the number of elements written: the size of the union.
 std::size_t combine(const Combine& call);
 
-// The same at a given level, for tests that compare the levels. Throws Error(value) if `level` cannot run here.
+// Make the same calls at a given level, for tests that compare levels. Throw Error(value) if `level` cannot run here.
 Selected select_at(SimdLevel level, const Select& call);
 std::size_t combine_at(SimdLevel level, const Combine& call);
 

@@ -1,4 +1,4 @@
-// What the kernels of top_k.hpp on the CPU and on devices have in common.
+// Rules shared by the kernels of top_k.hpp on the CPU and on devices.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,9 @@
 
 namespace gradientflow::compute {
 
-inline constexpr std::size_t index_page = 65536;            // elements whose indices have the same upper half
-inline constexpr std::uint32_t infinity_bits = 0x7f800000;  // a magnitude: the bits of a float32 without its sign
+inline constexpr std::size_t index_page = 65536;  // elements whose indices have the same upper half
+inline constexpr std::uint32_t infinity_bits =
+    0x7f800000;  // magnitude of infinity: the bits of a float32 without its sign
 inline constexpr float largest_float16 = 65504.0F;
 
 GRADIENTFLOW_EVERYWHERE inline std::size_t padded(std::size_t bytes) { return (bytes + 3) / 4 * 4; }
@@ -19,7 +20,7 @@ GRADIENTFLOW_EVERYWHERE inline std::size_t index_pages(std::size_t count) {
 }
 GRADIENTFLOW_EVERYWHERE inline std::size_t bitmap_words(std::size_t count) { return (count + 31) / 32; }
 
-// The least magnitude that does not travel as 0.
+// Returns the least magnitude that does not travel as 0.
 inline std::uint32_t smallest_sent(DType values) {
   switch (values) {
     case DType::float16:
@@ -31,12 +32,12 @@ inline std::uint32_t smallest_sent(DType values) {
   }
 }
 
-// The limit of the magnitudes that are sent.
+// Returns the largest magnitude that is sent.
 GRADIENTFLOW_EVERYWHERE inline float largest_sent(DType values, float limit) {
   return values == DType::float16 && limit > largest_float16 ? largest_float16 : limit;
 }
 
-// A random number for each seed and counter (SplitMix64).
+// Returns a random number for each seed and counter (SplitMix64).
 GRADIENTFLOW_EVERYWHERE inline std::uint64_t random_at(std::uint64_t seed, std::uint64_t counter) {
   std::uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15U;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -44,27 +45,28 @@ GRADIENTFLOW_EVERYWHERE inline std::uint64_t random_at(std::uint64_t seed, std::
   return z ^ (z >> 31);
 }
 
-// A random number below `limit`, which is at most 2^32, from the upper half of the bits.
+// Returns a random number below `limit`, which is at most 2^32, from the upper half of the bits.
 GRADIENTFLOW_EVERYWHERE inline std::uint64_t random_below(std::uint64_t limit, std::uint64_t seed,
                                                           std::uint64_t counter) {
   return ((random_at(seed, counter) >> 32) * limit) >> 32;
 }
 
-// Whether k is so large a part of a layer that the selection is exact.
+// Returns true if k is so large a part of a layer that the selection is exact.
 inline bool is_large_part(std::size_t count, std::size_t k) { return k > count / 8; }
 
-// The size of a sample. `sample_hits` of its elements are expected to be among the k largest of the layer, enough for
-// an estimate. 0: none is taken, because it would be too large a part of the layer to be worth it.
+// Returns the size of a sample. `sample_hits` of its elements are expected to be among the k largest of the layer,
+// enough for an estimate. 0: no sample is taken, because it would be too large a part of the layer.
 inline constexpr std::size_t sample_hits = 64;
 inline std::size_t sample_of(std::size_t count, std::size_t k) {
   const std::size_t size = sample_hits * count / k;
   return size > count / 64 ? 0 : size;
 }
 
-// The rank of the threshold in a sample: the expected number of hits, and so many standard deviations more.
+// Returns the rank of the threshold in a sample: the expected number of hits, and `deviations` standard deviations
+// more.
 inline std::size_t sample_rank(std::size_t deviations) { return sample_hits + deviations * 8 + 1; }
 
-// Where element i of a sample lies: anywhere in part i of as many parts of the layer.
+// Returns the position of element i of a sample: a random element of part i of the layer, cut into `sample` parts.
 GRADIENTFLOW_EVERYWHERE inline std::size_t sample_place(std::size_t i, std::size_t sample, std::size_t count,
                                                         std::uint64_t seed) {
   const std::uint64_t from = i * count / sample;

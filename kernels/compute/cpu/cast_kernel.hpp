@@ -1,4 +1,4 @@
-// Casts between the 16-bit floats and float32, scaled on the way.
+// Casts between the 16-bit floats and float32, with a scale.
 #pragma once
 
 #include "element.hpp"
@@ -6,8 +6,8 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-// Casts whole blocks of `width` vectors of float32 from element `begin` on, as long as they end by `end`. Returns where
-// it stopped.
+// Casts whole blocks of `width` vectors of float32 from element `begin` on, as long as they end by `end`. Returns the
+// first element that is left.
 template <class To, class From, std::size_t width>
 inline std::size_t cast_blocks(std::byte* destination, const std::byte* source, std::size_t begin, std::size_t end,
                                float scale) {
@@ -24,7 +24,7 @@ inline std::size_t cast_blocks(std::byte* destination, const std::byte* source, 
   return i;
 }
 
-// Blocks of four vectors, single vectors, then the rest, fewer elements than a vector, through padded copies.
+// Casts blocks of four vectors, single vectors, then the rest, fewer elements than a vector, through padded copies.
 template <class To, class From>
 void cast(void* destination, const void* source, std::size_t count, float scale) {
   auto* const to = static_cast<std::byte*>(destination);

@@ -1,4 +1,4 @@
-// Kernels of a chunk: the update of its residual, gather, and scatter: see chunks.hpp.
+// Kernels of a chunk, see chunks.hpp: update of its residual, gather and scatter.
 #pragma once
 
 #include "norm_kernel.hpp"
@@ -12,7 +12,7 @@ constexpr std::size_t float_size = sizeof(float);
 template <std::size_t size>
 using Raw = Vector<std::uint8_t, lanes * size>;
 
-// gradient * scale, with the residual added where there is one.
+// Returns gradient * scale, plus the residual if there is one.
 template <class Element, bool has_residual>
 [[gnu::always_inline]] inline Floats corrected(const std::byte* gradient, const std::byte* residual, std::size_t i,
                                                float scale) {
@@ -66,7 +66,7 @@ struct UpdateResidualPass {
   }
 };
 
-// `is_finite`: no NaN is expected. A block that has one after all is gathered again, without this assumption.
+// `is_finite`: no NaN is expected. A block with a NaN is gathered again, without this assumption.
 template <class Element, bool has_residual, bool is_finite>
 struct GatherPass {
   const std::byte* gradient;

@@ -1,4 +1,4 @@
-// The entry points of chunks.hpp.
+// Entry points of chunks.hpp.
 #include "../chunks.hpp"
 
 #include <cmath>
@@ -15,10 +15,10 @@ std::size_t gradient_index(DType dtype) {
   return index_among_floats(dtype, "the gradients of sparse communication are float16, bfloat16 or float32");
 }
 
-// A NaN has the same bits everywhere.
+// Returns the norm, with the same bits everywhere if it is NaN.
 double norm_of(double sum) { return std::isnan(sum) ? std::numeric_limits<double>::quiet_NaN() : sum; }
 
-// Dividing by the scale is multiplying by its reciprocal where both are powers of two.
+// Throws unless the scale and its reciprocal are powers of two: then dividing by one is multiplying by the reciprocal.
 void check_scale(float scale) {
   int exponent = 0;
   if (std::frexp(scale, &exponent) != 0.5F || !std::isnormal(1 / scale)) {

@@ -1,6 +1,6 @@
 // Copies of memory in vectors, into the caches or past them.
 //
-// Not by memcpy: from 2 KiB on, glibc's is `rep movsb`, also on processors where that is slow (rep_movsb.hpp).
+// They do not use memcpy: from 2 KiB on, glibc's is `rep movsb`, also on processors where that is slow (rep_movsb.hpp).
 #pragma once
 
 #include "vector.hpp"
@@ -8,7 +8,7 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-// Fewer than 2 * Bytes bytes: the first and the last Bytes of them, which may overlap.
+// Copies fewer than 2 * Bytes bytes: the first Bytes bytes and the last, which may overlap.
 template <std::size_t Bytes>
 [[gnu::always_inline]] inline void copy_short(std::byte* to, const std::byte* from, std::size_t bytes) {
   using Block = Vector<std::uint8_t, Bytes>;
@@ -22,8 +22,8 @@ template <std::size_t Bytes>
   }
 }
 
-// The first vector and the last are written wherever they lie, and those between, which may overlap with them, at
-// multiples of a vector's size.
+// Copies memory. The first vector and the last are written at any address. The vectors between, which may overlap with
+// them, are written at multiples of a vector's size.
 template <bool streaming>
 void copy(void* destination, const void* source, std::size_t bytes) {
   using Block = Vector<std::uint8_t>;

@@ -1,4 +1,4 @@
-// The entry points of kernels.hpp: they check the arguments and call the kernel of the right level.
+// Entry points of kernels.hpp: they check the arguments and call the kernel of the right level.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -43,7 +43,7 @@ void reduce_with(const KernelTable& table, std::span<void* const> destinations, 
   if (count == 0) {
     return;
   }
-  // Streaming begins at a cache line, so a whole number of elements must lie before it.
+  // Streaming begins at a cache line, so a whole number of elements must precede it.
   const bool whole_elements = std::all_of(destinations.begin(), destinations.end(), [&](const void* destination) {
     return reinterpret_cast<std::uintptr_t>(destination) % size_of(reduction.dtype) == 0;
   });

@@ -1,9 +1,9 @@
-// Element types as the kernels see them: how a vector's worth of memory becomes values to compute with, and back.
+// Element types of the kernels: conversion of a vector of memory to values for computing, and back.
 //
 // A group is the values of one vector of memory. For most types it is that vector. The 16-bit floats are computed as
-// float32, so a group of theirs has two parts. Which element is in which part does not matter to a reduction, so the
-// parts are chosen for speed: the lower and the upper half of each 32-bit word need no shuffle. Where the order does
-// matter, load_ordered and store_ordered go one vector of float32 at a time.
+// float32, so their groups have two parts. A reduction does not depend on the part in which an element is, so the parts
+// are chosen for speed: the lower and the upper half of each 32-bit word need no shuffle. If the order matters,
+// load_ordered and store_ordered convert one vector of float32 at a time.
 #pragma once
 
 #include "half.hpp"
@@ -26,7 +26,7 @@ struct Group {
 
 template <class T>
 struct Plain {
-  using Scalar = T;  // what is computed with
+  using Scalar = T;  // type of computed values
   using Values = Group<Vector<T>, 1>;
   static constexpr std::size_t size = sizeof(T);  // bytes of one element
 

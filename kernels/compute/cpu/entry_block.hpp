@@ -1,4 +1,4 @@
-// The bytes of a block of entries, and the numbers of their element types in the tables.
+// Access to the bytes of a block of entries, and indices of element types in the tables.
 #pragma once
 
 #include <cstddef>

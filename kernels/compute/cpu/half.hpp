@@ -1,8 +1,8 @@
-// float16 and bfloat16 to float32 and back, on whole vectors, the same bits at every SIMD level.
+// Conversion of float16 and bfloat16 to float32 and back, on whole vectors, with the same bits at every SIMD level.
 //
-// Rounding is to nearest, ties to even; subnormals and infinities are kept; what is too large becomes infinity. A NaN
-// becomes a NaN: to_float keeps its sign and payload. from_float takes the NaN that to_float gives, and
-// canonical_nan's; results of arithmetic pass through canonical_nan first.
+// Rounding is to nearest, ties to even; subnormals and infinities are kept; too large values become infinity. A NaN
+// becomes a NaN: to_float keeps its sign and payload. from_float accepts only a NaN of to_float or of canonical_nan, so
+// results of arithmetic pass through canonical_nan first.
 #pragma once
 
 #include "vector.hpp"
@@ -12,8 +12,8 @@ namespace {
 
 using Floats = Vector<float>;
 using Words = Vector<std::uint32_t>;
-using Signed = Vector<std::int32_t>;  // to compare words below 2^31: not every processor compares unsigned ones
-using Halves = Vector<std::uint16_t, vector_bytes / 2>;  // as many as there are Floats
+using Signed = Vector<std::int32_t>;  // words below 2^31, to compare: not every processor compares unsigned words
+using Halves = Vector<std::uint16_t, vector_bytes / 2>;  // as many elements as Floats
 
 constexpr std::size_t lanes = sizeof(Floats) / sizeof(float);
 
@@ -23,16 +23,16 @@ constexpr std::size_t lanes = sizeof(Floats) / sizeof(float);
   return reinterpret_cast<Signed>(words) > limit;
 }
 
-// Of two NaN operands, an addition or multiplication keeps the first, but the compiler is free to swap them, and
-// processors differ in the NaN that they make of inf - inf. So that the bits are the same everywhere, each NaN that
-// comes out of arithmetic becomes the quiet one without sign or payload.
+// Returns the value, or the quiet NaN without sign or payload for any NaN, so that results have the same bits
+// everywhere. Of two NaN operands, an addition or multiplication keeps the first, but the compiler is free to swap
+// them, and processors differ in the NaN of inf - inf.
 template <class V>
 [[gnu::always_inline]] inline V canonical_nan(V value) {
   return (value != value) ? V{} + __builtin_nanf("") : value;
 }
 
-// Each half widened to a word, and the lower half of each word (the upper one is 0), in order. By intrinsics, because
-// GCC does not make the processor's instructions of __builtin_convertvector.
+// widen() makes each half a word; narrow() returns the lower half of each word, whose upper half is 0; both in order.
+// They use intrinsics, because GCC does not compile __builtin_convertvector to the processor's instructions.
 #if defined(__AVX512F__)
 [[gnu::always_inline]] inline Words widen(Halves halves) {
   return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(halves)));
@@ -57,8 +57,8 @@ template <class V>
 struct BFloat16Format {
   [[gnu::always_inline]] static Floats to_float(Words words) { return floats_of(words << 16); }
 
-  // Adding 0x7fff, or 0x8000 where the last kept bit is odd, carries into the upper half exactly where rounding goes
-  // up. (A NaN as described above has no lower half that could carry.)
+  // Adding 0x7fff, or 0x8000 if the last kept bit is odd, carries into the upper half exactly if rounding goes up. (An
+  // accepted NaN has no lower half that could carry.)
   [[gnu::always_inline]] static Words from_float(Floats floats) {
     const Words bits = words_of(floats);
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -66,11 +66,11 @@ struct BFloat16Format {
 };
 
 struct Float16Format {
-  // Shifted left by 13, the exponent and fraction of a float16 lie where those of a float32 do, with an exponent that
-  // is too small by 112 (the biases are 15 and 127). Two cases need more: infinity and NaN, whose exponent must become
-  // the largest one, take another 112; and a subnormal, given the exponent of the smallest normal number as if it had
-  // the leading one it lacks, is put right by subtracting that number, which is exact. A NaN becomes quiet, as in the
-  // processor's own conversion.
+  // Shifted left by 13, the exponent and fraction of a float16 lie in the place of a float32's, with an exponent that
+  // is too small by 112 (the biases are 15 and 127). Two cases need more. Infinity and NaN, whose exponent must become
+  // the largest, take another 112. A subnormal gets the exponent of the smallest normal number, as if it had a leading
+  // 1; subtracting that number, which is exact, removes the 1. A NaN becomes quiet, as in the processor's own
+  // conversion.
   [[gnu::always_inline]] static Floats to_float(Words words) {
     constexpr std::int32_t infinity = 0x7c00 << 13;
     constexpr std::int32_t smallest_normal = 0x0400 << 13;
@@ -84,9 +84,9 @@ struct Float16Format {
     return floats_of((is_above(magnitude, smallest_normal - 1) ? normal : subnormal) | sign);
   }
 
-  // A normal result: rebias, then round by adding as in bfloat16; a carry out of the fraction raises the exponent, up
-  // to infinity, as it should. A subnormal one: adding 0.5, whose last bit is worth as much as that of a subnormal
-  // float16, lets the processor round, and the sum's fraction is the result.
+  // A normal result is rebiased, then rounded by adding as in bfloat16; a carry out of the fraction raises the
+  // exponent, up to infinity, as it should. For a subnormal result the processor rounds when 0.5 is added, whose last
+  // bit is worth as much as a subnormal float16's; the sum's fraction is the result.
   [[gnu::always_inline]] static Words from_float(Floats floats) {
     constexpr std::int32_t smallest_normal = 113 << 23;  // 2^-14
     constexpr std::int32_t too_large = 143 << 23;        // 2^16
@@ -105,8 +105,8 @@ struct Float16Format {
 #if defined(__F16C__) && (defined(__AVX512F__) || defined(__AVX2__))
 #define GRADIENTFLOW_HAS_F16C 1
 
-// The processor's own conversions. In their zero-masked forms, with all lanes on, since GCC warns of an uninitialised
-// value within the plain ones.
+// The processor's own conversions. They are in their zero-masked forms, with all lanes on, since GCC warns of an
+// uninitialized value in the plain forms.
 [[gnu::always_inline]] inline Floats float_from_float16(Halves halves) {
 #if defined(__AVX512F__)
   return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(halves));

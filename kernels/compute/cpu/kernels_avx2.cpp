@@ -1,5 +1,5 @@
-// The kernels in AVX2 and F16C. Without FMA, on purpose: a fused multiply-add rounds differently from the two
-// instructions that the other levels use.
+// The kernels in AVX2 and F16C, without FMA on purpose: a fused multiply-add rounds differently from the two
+// instructions of other levels.
 #if defined(__x86_64__)
 #if !defined(__AVX2__) || !defined(__F16C__)
 #error "compile this file with -mavx2 -mf16c"

@@ -1,4 +1,4 @@
-// The table of the level that this translation unit is compiled for. Included by kernels_<level>.cpp only.
+// Table of the level that this translation unit is compiled for. Only kernels_<level>.cpp include this file.
 #pragma once
 
 #include "cast_kernel.hpp"

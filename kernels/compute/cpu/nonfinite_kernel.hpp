@@ -1,4 +1,4 @@
-// Counts the values that are infinite or NaN: those with all bits of the exponent set.
+// Count of infinite and NaN values: all bits of their exponent are set.
 #pragma once
 
 #include "element.hpp"
@@ -10,11 +10,11 @@ namespace {
 template <class Bits, Bits exponent>
 std::size_t count_nonfinite(const void* source, std::size_t count) {
   constexpr std::size_t width = vector_bytes / sizeof(Bits);
-  constexpr std::size_t block = static_cast<Bits>(-1) / 4;  // rounds of at most four whose sum fits into a lane
+  constexpr std::size_t block = static_cast<Bits>(-1) / 4;  // rounds that count at most four each, and fit into a lane
   const auto* const from = static_cast<const std::byte*>(source);
   const auto is_nonfinite = [&](std::size_t i) {
     const auto bits = load<Vector<Bits>>(from + i * sizeof(Bits));
-    return reinterpret_cast<Vector<Bits>>((bits & exponent) == exponent);  // a lane that holds is -1
+    return reinterpret_cast<Vector<Bits>>((bits & exponent) == exponent);  // a lane is -1 if the value is not finite
   };
   std::size_t found = 0;
   std::size_t i = 0;

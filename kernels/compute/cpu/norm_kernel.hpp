@@ -1,9 +1,9 @@
 // Sums over the elements of a chunk, added up as chunks.hpp says: the same at every SIMD level.
 //
-// A pass goes over a chunk row by row, norm_lanes elements each. Its at(i) processes the vector that begins at element
-// i and returns the terms to add up; its rest(i, count, sums) does so with the last elements, fewer than a row, in
-// padded copies. Where the sum of a block is not finite, and only there, canonicalize_nans(begin, end) is called after
-// it: to look for NaN in each vector would take a third of the time on a chunk in the caches.
+// A pass processes a chunk row by row, norm_lanes elements each. Its at(i) processes the vector that begins at element
+// i, and returns the terms to add up; its rest(i, count, sums) does so for the last elements, fewer than a row, in
+// padded copies. canonicalize_nans(begin, end) is called only after a block whose sum is not finite: to look for NaN in
+// each vector would take a third of the time on a chunk in the caches.
 #pragma once
 
 #include "../chunks.hpp"
@@ -15,8 +15,8 @@ namespace {
 constexpr std::size_t row_vectors = norm_lanes / lanes;
 using Sums = Floats[row_vectors];
 
-// Memory for a row of elements of `size` bytes, of which fewer are used; the others are 0. Loading from nullptr and
-// saving to it do nothing.
+// Memory for a row of elements of `size` bytes; unused elements are 0. Loading from nullptr and saving to it do
+// nothing.
 template <std::size_t size>
 struct PaddedRow {
   std::byte bytes[norm_lanes * size] = {};
@@ -36,7 +36,7 @@ struct PaddedRow {
 
 [[gnu::always_inline]] inline Floats magnitude(Floats values) { return floats_of(words_of(values) & 0x7fffffffu); }
 
-// The upper half of a vector is added to the lower one, and so on.
+// Adds the upper half of a vector to the lower half, and so on.
 template <class V>
 [[gnu::always_inline]] inline float fold(V vector) {
   if constexpr (sizeof(V) == 2 * sizeof(float)) {
@@ -75,7 +75,7 @@ template <class Pass>
   }
 }
 
-// The pass is a copy, which the compiler keeps in registers: no store can change it.
+// Adds up a whole chunk. The pass is a copy, which the compiler keeps in registers: no store can change it.
 template <class Pass>
 [[gnu::always_inline]] inline double add_up(const Pass pass, std::size_t count) {
   double total = 0;

@@ -1,10 +1,10 @@
-// The reduction of P sources into D destinations.
+// Reduction of P sources into D destinations.
 //
-// A block is a few vectors of consecutive elements. For each block, the sources are read in their order and combined
-// in registers, the result is finished (divided, for a mean), and stored to every destination; only then does the next
-// block start. So each byte of a source is read once and each byte of a destination written once, whatever P and D
-// are, and a destination may be one of the sources. What is left at the end is done vector by vector, and the last
-// elements, fewer than a vector, through a padded copy on the stack: by the same code, so with the same bits.
+// A block is a few vectors of consecutive elements. For each block, the sources are read in their order and combined in
+// registers, the result is finished (divided, for a mean), and stored to every destination; only then does the next
+// block start. So each byte of a source is read once and each byte of a destination is written once, for any P and D,
+// and a source may also be a destination. Elements after the last whole block are reduced vector by vector, and the
+// last elements, fewer than a vector, through a padded copy on the stack: by the same code, so with the same bits.
 #pragma once
 
 #include "element.hpp"
@@ -22,7 +22,7 @@ template <class V>
   }
 }
 
-// How values are combined (a is the earlier operand), and how the last combination is finished.
+// Operators: combine() two values, of which a is the earlier operand, and make the last result canonical().
 struct Sum {
   static constexpr bool is_frequent = true;
 
@@ -49,7 +49,7 @@ struct Product {
   }
 };
 
-// As numpy.maximum: a where it is NaN or not the smaller one, else b (which may be NaN). Of integers a != a is false.
+// As numpy.maximum: a if it is NaN or not smaller, else b (which may be NaN). For integers a != a is false.
 struct Maximum {
   static constexpr bool is_frequent = false;
 
@@ -76,7 +76,7 @@ struct Minimum {
   }
 };
 
-// How a sum becomes the result.
+// Finishes, which make the result of a sum: keep it, multiply it or divide it.
 struct Keep {
   template <class V>
   [[gnu::always_inline]] V finish(V value) const {
@@ -102,8 +102,8 @@ struct Divide {
   }
 };
 
-// The addresses of all sources or all destinations. Where their number is known to the compiler they fit in registers,
-// which makes up to 1.5 times the speed on data in the caches; `number` 0 takes it from the call.
+// Addresses of all sources or all destinations. If the compiler knows their number, they fit in registers, which makes
+// up to 1.5 times the speed on data in the caches. With a `number` of 0 the call gives it.
 template <class Pointer, std::size_t number>
 struct Addresses {
   Pointer addresses[number];
@@ -127,7 +127,7 @@ struct Addresses<Pointer, 0> {
   [[gnu::always_inline]] Pointer operator[](std::size_t i) const { return addresses[i]; }
 };
 
-// One kernel: everything that is known when it is compiled.
+// One kernel: all that is known when it is compiled.
 template <class ElementType, class OpType, class FinishType>
 struct Kernel {
   using Element = ElementType;
@@ -153,8 +153,8 @@ struct Kernel {
   }
 };
 
-// Reduces whole blocks of `width` vectors from byte offset `begin` on, as long as they end by `end`. Returns where it
-// stopped.
+// Reduces whole blocks of `width` vectors from byte offset `begin` on, as long as they end by `end`. Returns the offset
+// of the first byte that is left.
 template <class K, std::size_t width, bool streaming, std::size_t P = 0, std::size_t D = 0>
 inline std::size_t reduce_blocks(const ReduceCall& call, std::size_t begin, std::size_t end,
                                  typename K::Finish finish) {
@@ -206,8 +206,8 @@ inline void reduce_rest(const ReduceCall& call, std::size_t begin, std::size_t e
   }
 }
 
-// The numbers of sources and destinations that sums meet most often (two or four ranks on a node, into one place or
-// all) have a loop of their own.
+// Reduces most blocks. The most frequent numbers of sources and destinations of sums (two or four ranks on a node, with
+// the result for one or all) have a loop of their own.
 template <class K>
 inline std::size_t reduce_most(const ReduceCall& call, std::size_t begin, std::size_t end, typename K::Finish finish) {
   if constexpr (K::is_frequent) {
@@ -236,9 +236,9 @@ inline void reduce_cached(const ReduceCall& call, std::size_t begin, std::size_t
   }
 }
 
-// Streaming stores write whole cache lines, so all destinations must reach a line's boundary at the same offset. They
-// save reading a destination before it is written: where it is a source too it is read anyway, and a streaming store
-// would only throw it out of the cache.
+// Returns true if streaming stores help. They write whole cache lines, so all destinations must reach a line's boundary
+// at the same offset. They save reading a destination before it is written: if it is also a source, it is read anyway,
+// and a streaming store would only throw it out of the cache.
 inline bool can_stream(const ReduceCall& call) {
   const auto misalignment = [&](std::size_t d) {
     return reinterpret_cast<std::uintptr_t>(call.destinations[d]) % cache_line;
@@ -274,7 +274,7 @@ void reduce(const ReduceCall& call) {
   reduce_bytes<Kernel<Element, Op, Keep>>(call, {});
 }
 
-// A division costs many times a multiplication, but only the reciprocal of a power of two is exact.
+// Reduces to a mean. A division costs many times a multiplication, but only the reciprocal of a power of two is exact.
 template <class Element>
 void reduce_mean(const ReduceCall& call) {
   using Scalar = typename Element::Scalar;

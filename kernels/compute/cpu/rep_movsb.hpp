@@ -1,8 +1,8 @@
 // Copies by the processor's own instruction for strings of bytes.
 //
-// A vector store first fetches the cache line that it overwrites, from the core that wrote or read it last, for
-// nothing. The instruction `rep movsb` of x86-64 announces whole lines and fetches none: where ranks fill memory that
-// others read, it takes between a fifth and a half of the time.
+// A vector store needlessly fetches the cache line that it overwrites, from the core that wrote or read it last. The
+// instruction `rep movsb` of x86-64 announces whole lines and fetches none: it takes between a fifth and a half of the
+// time when ranks fill memory that peers read.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@ namespace gradientflow::compute {
 // Below this many bytes the instruction costs more to start than it saves.
 inline constexpr std::size_t rep_movsb_bytes = 2048;
 
-// Whether it is fast here: not on AMD's Zen 3 and Zen 4, where a copy to another alignment takes up to twenty times as
-// long, and not on other architectures.
+// Returns true if the instruction is fast here. It is not on AMD's Zen 3 and Zen 4, where a copy to another alignment
+// takes up to twenty times as long. False on other architectures.
 [[nodiscard]] bool rep_movsb_is_fast();
 
-// A copy of `bytes` bytes between memory that does not overlap; memcpy on other architectures, and under sanitizers,
-// which do not see what an instruction of ours reads and writes.
+// Copies `bytes` bytes between memory that does not overlap. Uses memcpy on other architectures, and under sanitizers,
+// which do not see the reads and writes of inline assembly.
 void copy_rep_movsb(void* destination, const void* source, std::size_t bytes);
 
 }  // namespace gradientflow::compute

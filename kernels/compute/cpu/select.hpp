@@ -1,4 +1,4 @@
-// Which kernels a call uses: those of a SIMD level, and in a table those of an element type.
+// Selection of the table of kernels that a call uses.
 #pragma once
 
 #include "../simd.hpp"

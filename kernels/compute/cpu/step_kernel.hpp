@@ -1,5 +1,5 @@
-// The loop over the elements of a step, see steps/step.hpp: blocks of four vectors, single vectors, then the rest,
-// fewer elements than a vector, through padded copies.
+// Loop over the elements of a step, see steps/step.hpp: blocks of four vectors, single vectors, then the rest, fewer
+// elements than a vector, through padded copies.
 #pragma once
 
 #include <utility>
@@ -10,7 +10,7 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-// Stands for the copy of the weights where there is none.
+// Stand-in for the copy of the weights, if there is none.
 struct NoCopy {
   static constexpr std::size_t size = 0;
 
@@ -37,7 +37,7 @@ struct VectorMath {
   }
 };
 
-// The memory of a call, from its first element on.
+// Memory of a call, from its first element on.
 template <std::size_t arrays>
 struct StepBytes {
   const std::byte* reads[arrays];
@@ -46,7 +46,7 @@ struct StepBytes {
   std::byte* parameter;
 };
 
-// Gradient and Parameter are element types; only the weights are streamed.
+// The loop. Gradient and Parameter are element types; only the weights are streamed.
 template <class Step, unsigned variant, class Gradient, class Parameter, bool streaming>
 struct StepLoop {
   static constexpr Access access = Step::access(variant);
@@ -72,7 +72,8 @@ struct StepLoop {
     Parameter::store_ordered(bytes.parameter + i * Parameter::size, x[0]);
   }
 
-  // Blocks of `width` vectors from element `begin` on, as long as they end by `end`. Returns where it stopped.
+  // Processes blocks of `width` vectors from element `begin` on, as long as they end by `end`. Returns the first
+  // element that is left.
   template <std::size_t width>
   [[gnu::always_inline]] static std::size_t blocks(const Step& call, const Bytes& bytes, std::size_t begin,
                                                    std::size_t end) {
@@ -111,7 +112,7 @@ struct StepLoop {
   }
 
   static void run(const Step& step) {
-    const Step call = step;  // a copy, which no store can change
+    const Step call = step;  // copy that no store can change
     const auto memory = call.memory();
     Bytes bytes{{}, {}, static_cast<const std::byte*>(call.gradient), nullptr};
     for (std::size_t array = 0; array < Step::arrays; ++array) {

@@ -1,4 +1,4 @@
-// The entry points of steps.hpp.
+// Entry points of steps.hpp.
 #include "../steps/steps.hpp"
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace gradientflow::compute {
 namespace {
 
-// The column of a step's kernels.
+// Returns the column of a step's kernels.
 template <class Step>
 std::size_t copy_index(const Step& call) {
   constexpr std::size_t no_copy = 2;

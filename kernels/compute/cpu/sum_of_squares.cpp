@@ -1,4 +1,4 @@
-// The entry points of sum_of_squares.hpp.
+// Entry points of sum_of_squares.hpp.
 #include "../sum_of_squares.hpp"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The kernels of one SIMD level as a table of functions, the only thing that the files compiled for that level give to
-// the rest of the library.
+// The kernels of one SIMD level as a table of functions. The rest of the library sees nothing else of the files that
+// are compiled for that level.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,24 @@ namespace gradientflow::compute {
 
 struct ReduceCall {
   void* const* destinations;
-  std::size_t destination_count;  // at least 1
+  std::size_t destination_count;  // 1 or more
   const void* const* sources;
-  std::size_t source_count;  // at least 1
+  std::size_t source_count;  // 1 or more
   std::size_t count;         // elements
   int divisor;               // read by mean only
   bool streaming;
 };
 
-// Elements of a layer that may be sent, in ascending order. Behind the last there is room for a vector.
+// Elements of a layer that may be sent, in ascending order. After the last there is room for a vector.
 struct Candidates {
   std::uint32_t* indices;
   float* values;
   std::size_t number;
 };
 
-// What Select does to the elements from `first` on; all pointers are to the first of them, and only next_velocity may
-// be nullptr. Elements of x whose magnitude has the bits `least` (at least 1) or more are appended to the candidates.
+// Part of a Select call, for `count` elements from `first` on. All pointers are to element `first`, and only
+// next_velocity may be nullptr. Elements of x whose magnitude has the bits `least` (at least 1) or more are appended to
+// the candidates.
 struct CorrectCall {
   void* gradient;
   const float* residual;
@@ -40,8 +41,8 @@ struct CorrectCall {
   float scale;
   float momentum;
   std::int32_t least;
-  bool clear;      // the gradient
-  bool streaming;  // next_residual and next_velocity, which begin at cache lines
+  bool clear;      // the gradient is zeroed
+  bool streaming;  // next_residual and next_velocity, which begin at cache lines, are streamed
 };
 
 using ReduceKernel = void (*)(const ReduceCall& call);
@@ -57,7 +58,7 @@ using CorrectKernel = void (*)(const CorrectCall& call, Candidates& found);
 using ScanKernel = void (*)(const float* x, std::size_t count, std::size_t first, std::int32_t least,
                             Candidates& found);
 
-// Of one step: [gradient][copy of the weights], the last column without a copy.
+// Kernels of one step: [gradient][copy of the weights], the last column without a copy.
 template <class Step>
 using StepKernel = void (*)(const Step& call);
 template <class Step>
@@ -66,8 +67,8 @@ struct StepKernels {
 };
 using StepTable = AllSteps::All<StepKernels>;
 
-// Rows and columns in the order of the enumerators of DType and ReduceOp; nullptr where an op is not defined. Three
-// entries stand for float16, bfloat16 and float32.
+// Kernels of one level. Rows and columns are in the order of the enumerators of DType and ReduceOp; nullptr if an op is
+// not defined. Three entries stand for float16, bfloat16 and float32.
 struct KernelTable {
   ReduceKernel reduce[9][5];
   CastKernel cast[3][3];  // [destination][source]

@@ -1,4 +1,4 @@
-// The sum of the blocks of entries of all ranks.
+// Sum of the blocks of entries of all ranks.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -23,7 +23,7 @@ Error no_block(std::size_t number, const std::string& what) {
   return {ErrorKind::value, "block " + std::to_string(number) + " is not one of entries: " + what};
 }
 
-// Goes through the indices of a block, window by window.
+// Reader of the indices of a block, window by window.
 class Reader {
  public:
   Reader(const EntryBlock& block, const std::byte* data)
@@ -67,7 +67,7 @@ class Reader {
     }
   }
 
-  // The beginning of the next window that has entries; the end of the layer behind the last one.
+  // Returns the beginning of the next window with entries; after the last, the end of the layer.
   std::size_t next_window() {
     if (position_ == entries_) {
       return block_.count;
@@ -93,7 +93,8 @@ class Reader {
     return index / window * window;
   }
 
-  // The indices of entries in the window from `begin` on, counted from there. next_window() has given `begin`.
+  // Reads the indices of entries in the window that begins at `begin`, a result of next_window(), and counts them from
+  // there. Returns their number.
   std::size_t read(std::size_t begin, std::array<std::uint16_t, window>& indices) {
     std::size_t number = 0;
     switch (block_.indices) {
@@ -129,7 +130,7 @@ class Reader {
     return number;
   }
 
-  // The value of the entry that is read next.
+  // Returns the value of the entry that is read next.
   [[nodiscard]] const std::byte* value() const {
     return data_ + block_.value_begin + position_ * size_of(block_.values);
   }
@@ -139,7 +140,7 @@ class Reader {
     return word_at(indices_ + padded(block_.k * 2) + number * 4);
   }
 
-  // Whether the indices of these entries ascend, the last one to less than `limit`.
+  // Returns true if the indices of these entries ascend and stay below `limit`.
   template <class Index>
   [[nodiscard]] bool ascend_below(std::size_t begin, std::size_t end, std::size_t limit) const {
     const auto at = [this](std::size_t entry) {
@@ -158,10 +159,10 @@ class Reader {
   const std::byte* data_;
   const std::byte* indices_;
   std::size_t entries_;
-  std::size_t position_ = 0;  // entries that were read
-  std::size_t page_ = 0;      // pages that were begun
-  std::size_t page_end_ = 0;  // the first entry behind them
-  std::size_t word_ = 0;      // of a bitmap: the next one
+  std::size_t position_ = 0;  // number of entries read
+  std::size_t page_ = 0;      // number of pages begun
+  std::size_t page_end_ = 0;  // first entry after these pages
+  std::size_t word_ = 0;      // next word of a bitmap
 };
 
 // A part of a layer in which entries are added up. Elements without entries are -0, the neutral element of addition.

@@ -1,4 +1,4 @@
-// The passes of the selection of entries over a layer: see top_k.hpp.
+// Passes over a layer in the selection of entries: see top_k.hpp.
 #pragma once
 
 #include "element.hpp"
@@ -7,9 +7,10 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-constexpr std::size_t pass_width = 4;  // vectors that are looked at together: hardly any has a candidate
+constexpr std::size_t pass_width = 4;  // vectors that are tested together: hardly any has a candidate
 
-// One bit for each lane whose magnitude, as an integer, is `least` or more. Magnitudes are ordered as their bits are.
+// Returns a bit for each lane whose magnitude, as an integer, is `least` or more. Magnitudes are ordered like their
+// bits.
 [[gnu::always_inline]] inline unsigned lanes_of_at_least(Floats x, std::int32_t least) {
   const auto magnitude = reinterpret_cast<Signed>(words_of(x) & 0x7fffffffu);
 #if defined(__AVX512F__)
@@ -47,7 +48,7 @@ constexpr std::size_t pass_width = 4;  // vectors that are looked at together: h
 #endif
 }
 
-// `width` vectors of x, whose candidates are appended.
+// Appends the candidates in `width` vectors of x.
 template <std::size_t width>
 [[gnu::always_inline]] inline void find(const Floats (&x)[width], std::size_t first, std::int32_t least,
                                         Candidates& found) {
@@ -63,7 +64,8 @@ template <std::size_t width>
   }
 }
 
-// Blocks of `width` vectors from element `begin` on, as long as they end by call.count. Returns where it stopped.
+// Corrects blocks of `width` vectors from element `begin` on, as long as they end by call.count. Returns the first
+// element that is left.
 template <class Element, bool has_velocity, bool streaming, std::size_t width>
 [[gnu::always_inline]] inline std::size_t correct_blocks(const CorrectCall& call, std::size_t begin,
                                                          Candidates& found) {
@@ -117,7 +119,7 @@ inline void correct_as(const CorrectCall& call, Candidates& found) {
     padded.count = lanes;
     padded.first = call.first + i;
     correct_blocks<Element, has_velocity, false, 1>(padded, 0,
-                                                    found);  // a candidate is not 0, so it is none of the padding
+                                                    found);  // padding is 0, so it is never a candidate
     if (call.clear) {
       std::memset(from, 0, rest * Element::size);
     }

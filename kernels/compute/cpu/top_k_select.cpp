@@ -1,4 +1,4 @@
-// The selection of entries. Passes over whole layers are in the tables of SIMD levels; work on entries is here.
+// Selection of entries. Passes over whole layers are in the tables of SIMD levels; this file has the work on entries.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -18,15 +18,15 @@
 namespace gradientflow::compute {
 namespace {
 
-constexpr std::size_t run = 4096;                 // elements that a pass looks at before candidates are thrown out
-constexpr std::size_t slack = 16;                 // room for a whole vector behind the last candidate
+constexpr std::size_t run = 4096;                 // elements that a pass tests before candidates are dropped
+constexpr std::size_t slack = 16;                 // room for a whole vector after the last candidate
 constexpr std::size_t batch = 1024;               // entries that are written to a block together
-constexpr std::size_t streaming_count = 1 << 20;  // layers from here on are written past the caches
+constexpr std::size_t streaming_count = 1 << 20;  // least size of layers that are written past the caches
 
 std::uint32_t magnitude(float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffffU; }
 
-// The k-th largest of the magnitudes, and how many are larger. Three rounds, of 11, 10 and 10 bits, whatever the
-// values.
+// The k-th largest of the magnitudes, and the number of larger ones. The search takes three rounds, of 11, 10 and 10
+// bits, for any values.
 struct Kth {
   std::uint32_t least;
   std::size_t larger;
@@ -56,7 +56,7 @@ Kth kth_largest(const float* x, std::size_t count, std::size_t k) {
   return {prefix, larger};
 }
 
-// Takes entries in ascending order: rounds them, writes them to the block, and leaves the rest as residuals.
+// Writer of a block: takes entries in ascending order, rounds them, writes them, and leaves the rest as residuals.
 class Writer {
  public:
   Writer(const KernelTable& table, const Select& call)
@@ -195,7 +195,7 @@ class Selection {
         found);
   }
 
-  // Counts what is infinite or NaN among the candidates from `begin` on.
+  // Counts infinite and NaN values among the candidates from `begin` on.
   void count_nonfinite(std::size_t begin) {
     for (std::size_t i = begin; i < found_.number; ++i) {
       nonfinite_ += magnitude(found_.values[i]) >= infinity_bits ? 1 : 0;
@@ -220,8 +220,8 @@ class Selection {
     }
   }
 
-  // Collects the candidates of the layer, of x as it is computed (`arises`) or was before. There is room for twice as
-  // many as are sent; when it is full, the k largest stay, and later ones must be larger than the least of them.
+  // Collects the candidates of the layer. x is computed now if `arises`, or has been computed before. There is room for
+  // twice as many as are sent; when it is full, the k largest stay, and later candidates must exceed the least of them.
   void collect(std::uint32_t least, bool arises) {
     const std::size_t limit = 2 * k_ + 256;
     make_room(limit + run);
@@ -245,7 +245,7 @@ class Selection {
     }
   }
 
-  // Leaves the k largest of the candidates, in their order. Returns the magnitude of the least.
+  // Keeps the k largest candidates, in their order. Returns the magnitude of the least.
   std::uint32_t keep_largest() {
     if (found_.number <= k_) {
       return 0;
@@ -256,7 +256,7 @@ class Selection {
     return kth.least;
   }
 
-  // Leaves candidates above `least`, and the first `equals` that are equal to it.
+  // Keeps candidates above `least`, and the first `equals` candidates equal to it.
   std::size_t keep(std::uint32_t least, std::size_t& equals) {
     std::size_t kept = 0;
     for (std::size_t i = 0; i < found_.number; ++i) {
@@ -270,11 +270,11 @@ class Selection {
     return kept;
   }
 
-  // Sends the k largest of x, already computed, for a k that is a large part of the layer.
+  // Sends the k largest of x, already computed, if k is a large part of the layer.
   Selected take_largest(Writer& writer) {
     Kth kth = kth_largest(call_.next_residual, count_, k_);
     if (kth.least < floor_) {
-      kth = {floor_, 0};  // fewer than k travel: all of them
+      kth = {floor_, 0};  // fewer than k can travel: send all of these
     }
     std::size_t equals = k_ - kth.larger;
     for (std::size_t begin = 0; begin < count_; begin += run) {
@@ -286,7 +286,7 @@ class Selection {
     return writer.finish(0);
   }
 
-  // Robert Floyd's sample: each set of k elements is equally likely. A set of bits gives them in ascending order.
+  // Draws Robert Floyd's sample: each set of k elements is equally likely. A set of bits orders them.
   Selected draw(Writer& writer) {
     std::vector<std::uint64_t> set((count_ + 63) / 64);
     const auto bit = [](std::size_t i) { return std::uint64_t{1} << i % 64; };
@@ -312,9 +312,9 @@ class Selection {
     return selected;
   }
 
-  // Estimates the threshold that about k elements reach, and more by so many standard deviations. The sample is
-  // stratified: one element, at random, of each of as many parts of the layer. `arises`: x is computed for the sample
-  // alone.
+  // Estimates the threshold that k elements, plus so many standard deviations, should reach. The sample is stratified:
+  // the layer is cut into `sample` parts, and one random element of each is drawn. `arises`: x is computed for the
+  // sample alone.
   std::uint32_t estimate(std::size_t sample, std::size_t deviations, bool arises) {
     const std::size_t rank = sample_rank(deviations);
     const auto x = std::make_unique_for_overwrite<float[]>(sample);

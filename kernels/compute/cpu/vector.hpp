@@ -1,9 +1,9 @@
 // Vectors of one SIMD level, on the compilers' vector extensions.
 //
-// Every file that includes this one is compiled once per level, with other flags each time. All that it defines is
-// therefore local to the translation unit (an unnamed namespace inside the level's own): an inline function with
-// external linkage would exist once in the program, perhaps with instructions that this processor lacks. For the same
-// reason nothing from the C++ library is used here beyond types and memcpy.
+// Every file that includes this file is compiled once per level, with different flags each time. So all its definitions
+// are local to the translation unit, in an unnamed namespace inside the level's own. An inline function with external
+// linkage would exist once in the program, perhaps with instructions that this processor lacks. For the same reason
+// these files use nothing of the C++ library but types and memcpy.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ constexpr std::size_t vector_bytes = 32;
 constexpr std::size_t vector_bytes = 16;
 #endif
 
-// Non-temporal stores are fastest on whole lines, one after the other.
+// Bytes of a cache line. Non-temporal stores are fastest on whole lines, in order.
 constexpr std::size_t cache_line = 64;
 
 // A vector of Bytes bytes of T. (A struct, because GCC drops the attribute from an alias of a dependent type.)
@@ -48,7 +48,7 @@ template <class V>
   return vector;
 }
 
-// Past the caches where `streaming` (the address is then a multiple of the vector's size), else an ordinary store.
+// Stores a vector: past the caches if `streaming`, at a multiple of the vector's size, else by an ordinary store.
 template <bool streaming, class V>
 [[gnu::always_inline]] inline void store(std::byte* address, V vector) {
 #if defined(__x86_64__)
@@ -78,13 +78,13 @@ template <bool streaming, class V>
   std::memcpy(address, &vector, sizeof(V));
 }
 
-// The bytes from `address` to the next cache line boundary, at most `all`.
+// Returns the bytes from `address` to the next cache line boundary, at most `all`.
 inline std::size_t bytes_to_line(const void* address, std::size_t all) {
   const std::size_t bytes = (cache_line - reinterpret_cast<std::uintptr_t>(address) % cache_line) % cache_line;
   return bytes < all ? bytes : all;
 }
 
-// Streaming stores are ordered only by a fence: what another thread reads after a flag must be in memory before it.
+// Orders streaming stores before a flag, so that a thread that sees the flag also sees the data.
 inline void streaming_fence() {
 #if defined(__x86_64__)
   _mm_sfence();

@@ -6,7 +6,7 @@ namespace {
 
 constexpr auto sentence = "the gradients of sparse communication are float16, bfloat16 or float32";
 
-// The residual, or -0, the neutral element of addition (0 + -0 is 0, and -0 + -0 is -0).
+// Loads the residual, or -0, the neutral element of addition (0 + -0 is 0, and -0 + -0 is -0).
 template <int n>
 __device__ Pack<float, n> load_residual(const float* residual, std::size_t i) {
   if (residual != nullptr) {

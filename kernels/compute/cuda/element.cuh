@@ -1,7 +1,7 @@
-// Element types as the kernels see them: float16, bfloat16 and float32, computed with in float32.
+// Element types of the kernels: float16, bfloat16 and float32, computed in float32.
 //
-// Rounding is to nearest, ties to even, and subnormals are kept, as on the CPU. Results of arithmetic that are NaN
-// differ between the device and the CPU: to have the same bits, each NaN that is stored becomes the CPU's.
+// Rounding is to nearest, ties to even, and subnormals are kept, as on the CPU. A NaN from arithmetic differs between
+// the device and the CPU: to have the same bits, each NaN that is stored becomes the CPU's.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -21,7 +21,7 @@ struct Float32 {
   __device__ static Stored from_float(float value) { return value; }
 };
 
-// The only NaN that from_float accepts is that of canonical_nan.
+// float16. The only NaN that from_float accepts is canonical_nan's.
 struct Float16 {
   using Stored = std::uint16_t;
   __device__ static float to_float(Stored stored) { return __half2float(__ushort_as_half(stored)); }
@@ -33,7 +33,7 @@ struct Float16 {
 struct BFloat16 {
   using Stored = std::uint16_t;
   __device__ static float to_float(Stored stored) { return __uint_as_float(static_cast<std::uint32_t>(stored) << 16U); }
-  // The addition carries into the upper half exactly where rounding goes up.
+  // The addition carries into the upper half exactly if rounding goes up.
   __device__ static Stored from_float(float value) {
     const std::uint32_t bits = __float_as_uint(value);
     return static_cast<Stored>((bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U);

@@ -1,5 +1,5 @@
-// The kernels of ../kernels.hpp on a CUDA device: the same bits, and the same errors. All memory that is worked on is
-// the device's, and all work is put into the stream; memory is accessed as chunks.hpp says.
+// Kernels of ../kernels.hpp on a CUDA device: the same bits, and the same errors. All memory of the operands is the
+// device's, and all work is put into the stream; memory is accessed as chunks.hpp says.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace gradientflow::compute::cuda {
 
-// The most sources, and the most destinations, of reduce; it throws Error(value) for more.
+// Largest number of sources, and of destinations, of reduce; it throws Error(value) for more.
 inline constexpr std::size_t most_tensors = 64;
 
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
@@ -20,7 +20,7 @@ void reduce(std::span<void* const> destinations, std::span<const void* const> so
 void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype, std::size_t count,
           float scale, Stream stream);
 
-// *found, on the device, becomes the count.
+// Writes the count to *found, on the device.
 void count_nonfinite(const void* source, DType dtype, std::size_t count, std::uint64_t* found, Stream stream);
 
 }  // namespace gradientflow::compute::cuda

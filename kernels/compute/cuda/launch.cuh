@@ -1,4 +1,4 @@
-// How kernels are started, and how CUDA's errors become ours.
+// Start of kernels, and conversion of CUDA's errors to ours.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ inline void check(cudaError_t status) {
   }
 }
 
-// Puts a kernel of `blocks` thread blocks into the stream; nothing where there are none.
+// Puts a kernel of `blocks` thread blocks into the stream, unless `blocks` is 0.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), std::size_t blocks, unsigned threads, Stream stream,
             const std::type_identity_t<Parameters>&... arguments) {

@@ -1,7 +1,7 @@
 // Loads and stores of elements that lie side by side in global memory, each as one access.
 //
-// In PTX, because the compiler splits some of these accesses where it sees through them, and does not know that the
-// pointers of a call list are to global memory.
+// They are in PTX, because the compiler splits some of these accesses when it sees through them, and does not know that
+// the pointers of a call list are to global memory.
 #pragma once
 
 #include <cstddef>
@@ -65,7 +65,7 @@ __device__ void store(T* address, const Pack<T, n>& pack) {
                  : "memory");
   }
 }
-#else  // compiled as C++, to be tested where there is no device
+#else  // compiled as C++, for tests without a device
 template <int n, class T>
 Pack<T, n> load(const T* address) {
   Pack<T, n> pack;
@@ -79,7 +79,7 @@ void store(T* address, const Pack<T, n>& pack) {
 }
 #endif
 
-// Whether packs of n can be loaded from there, and from every n elements on.
+// Returns true if packs of n elements can be loaded from this address, and from every multiple of n elements after it.
 template <int n, class T>
 __device__ bool is_aligned(const T* address) {
   return reinterpret_cast<std::uintptr_t>(address) % sizeof(Pack<T, n>) == 0;

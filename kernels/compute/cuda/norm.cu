@@ -6,7 +6,7 @@ namespace {
 constexpr unsigned warp = 32;
 constexpr unsigned most_threads = 1024;
 
-// The exponent of the last bit of a value that is not 0: the value is a multiple of 2 to that power.
+// Returns the exponent of the last bit of a value that is not 0: the value is a multiple of 2 to that power.
 __device__ int last_bit_of(float value) {
   const unsigned bits = __float_as_uint(value);
   const int exponent = static_cast<int>(bits >> 23U);
@@ -18,7 +18,7 @@ __device__ int last_bit_of(float value) {
 // The sum of some floats, none below 0, and the exponent of a power of two of which all are multiples.
 struct Part {
   double sum = 0.0;
-  int last_bit = 128;  // beyond that of any float
+  int last_bit = 128;  // above the exponent of any float
 
   __device__ void add(const Part& other) {
     sum += other.sum;
@@ -26,11 +26,11 @@ struct Part {
   }
   __device__ void add(float value) { add({value, value != 0.0F ? last_bit_of(value) : Part().last_bit}); }
 
-  // float64 has 53 bits: below this limit every sum of such multiples is exact, in whatever order they are added.
+  // Returns true if every sum of such multiples is exact, in any order of addition: float64 has 53 bits.
   __device__ bool is_exact() const { return sum < scalbn(1.0, last_bit + 53); }
 };
 
-// All threads of the warp call it; all get the sum.
+// Adds the parts of a warp. All threads of the warp call it; all get the sum.
 __device__ Part add_warp(Part part) {
 #pragma unroll
   for (unsigned distance = warp / 2; distance > 0; distance /= 2) {
@@ -39,9 +39,9 @@ __device__ Part add_warp(Part part) {
   return part;
 }
 
-// One thread block for each call. An exact sum, as it mostly is, is the same in any order; otherwise one thread adds
-// the blocks one by one, in their order. (Sums that round do not fall below the limit: rounding is monotonic, and the
-// limit is a float64.)
+// Adds the blocks of each call, in one thread block per call. Most sums are exact, and so the same in any order;
+// otherwise one thread adds the blocks in their order. (Sums that round do not fall below the limit: rounding is
+// monotonic, and the limit is a float64.)
 __global__ void add_each_call(const float* sums, const std::uint32_t* first_block, double* norms) {
   __shared__ double part_sums[most_threads / warp];
   __shared__ int part_last_bits[most_threads / warp];

@@ -1,9 +1,9 @@
 // Sums over the elements of a call, added up as ../chunks.hpp says, in two kernels: the first adds up each block of
 // norm_block elements in float32, the second the blocks of each call in float64.
 //
-// A team of norm_lanes / width threads adds up a block. Each thread has `width` neighbouring lanes and goes over the
-// block row by row. So all loads are of whole packs, each lane adds its elements in their order, and threads exchange
-// data only to add the lanes of a block.
+// A team of norm_lanes / width threads adds up a block. Each thread has `width` neighboring lanes and reads the block
+// row by row. So all loads are of whole packs, each lane adds its elements in their order, and threads exchange data
+// only to add the lanes of a block.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace gradientflow::compute::cuda {
 template <int width>
 constexpr unsigned team_size = norm_lanes / width;
 
-// Adds the lanes by halves: first those of different threads, then those of one. The team's first thread gets the sum.
-// All threads of the warp call it.
+// Adds the lanes by halves: first across threads, then within each thread. The team's first thread gets the sum. All
+// threads of the warp call it.
 template <int width>
 __device__ float add_lanes(Pack<float, width> lanes) {
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ float add_lanes(Pack<float, width> lanes) {
   return lanes[0];
 }
 
-// Adds this thread's packs of so many rows, from element i on, to the lanes. finish() returns the terms.
+// Adds this thread's packs of `rows` rows, from element i on, to the lanes. finish() returns the terms.
 template <int rows, class Body>
 __device__ void add_rows(const Body& body, std::size_t i, Pack<float, Body::width>& lanes) {
   constexpr int width = Body::width;
@@ -57,7 +57,7 @@ __device__ void add_rows(const Body& body, std::size_t i, Pack<float, Body::widt
   }
 }
 
-// This thread's lanes of a block.
+// Adds up a block, and returns this thread's lanes.
 template <class Body>
 __device__ Pack<float, Body::width> add_block(const Body& body, const Block& block) {
   constexpr int width = Body::width;
@@ -65,7 +65,7 @@ __device__ Pack<float, Body::width> add_block(const Body& body, const Block& blo
   const unsigned first = threadIdx.x % team_size<width> * width;
   const std::size_t begin = block.begin + first;
   Pack<float, width> lanes{};
-  unsigned row = 0;  // its first element
+  unsigned row = 0;  // first element of the row
   if (body.is_aligned()) {
 #pragma unroll 1
     for (; block.count - row >= 4 * row_size; row += 4 * row_size) {
@@ -89,7 +89,7 @@ __device__ Pack<float, Body::width> add_block(const Body& body, const Block& blo
   return lanes;
 }
 
-// sums[b] becomes the sum of block b of the list. Body is made from a call.
+// Writes the sum of block b of the list to sums[b]. A Body is made from a call.
 template <class Body, class Call>
 __global__ void __launch_bounds__(threads, 3) add_blocks(CallList<Call> list, float* sums) {
   constexpr unsigned teams = threads / team_size<Body::width>;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(threads, 3) add_blocks(CallList<Call> list, fl
   }
 }
 
-// norms[i] becomes the sum of the blocks of call i. (In norm.cu.)
+// Writes the sum of the blocks of call i to norms[i]. (Defined in norm.cu.)
 void add_calls(const float* sums, const std::uint32_t* first_block, std::size_t number, std::size_t blocks,
                double* norms, Stream stream);
 

@@ -1,4 +1,4 @@
-// RAII owners of CUDA's resources, made on the calling thread's current device.
+// RAII owners of CUDA's resources, which are created on the calling thread's current device.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace gradientflow::compute::cuda {
 
-// Makes a device the calling thread's current one, and afterwards restores the former one, unless this process does not
-// use it: a thread's first device is 0, and to make it current again would take memory of it for nothing.
+// Makes a device the calling thread's current device, and afterwards restores the former device, if this process uses
+// it. A thread's first device is 0: if the process does not use it, to make it current again would waste its memory.
 class UseDevice {
  public:
   explicit UseDevice(int device) : before_(runtime().device()), device_(device) {
@@ -61,7 +61,7 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-// Pins memory of the host, so that copies of it do not wait. It must stay mapped.
+// Pinned memory of the host, so that copies of it do not wait. It must stay mapped.
 class Pinned {
  public:
   Pinned(void* memory, std::size_t bytes) : memory_(memory) { runtime().register_host(memory, bytes); }

@@ -1,4 +1,4 @@
-// Sums over the numbers before each, of a thread block or of memory.
+// Prefix sums: for each number of a thread block or of memory, the sum of all numbers before it.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@ namespace gradientflow::compute::cuda {
 
 constexpr std::uint32_t nobody = 0xffffffffU;
 
-// The sum of the values of all threads before this one. `shared` has a place for each thread, and all call it.
+// Returns the sum of the values of all threads before this thread. `shared` has an element for each thread, and all
+// threads call it.
 __device__ inline std::uint32_t add_before(std::uint32_t value, std::uint32_t* shared) {
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -26,7 +27,8 @@ __device__ inline std::uint32_t add_before(std::uint32_t value, std::uint32_t* s
   return before;
 }
 
-// One thread block: each number becomes the sum of those before it; numbers[number] the sum of all.
+// Replaces each number by the sum of the numbers before it; numbers[number] becomes the sum of all. Needs one thread
+// block.
 static __global__ void __launch_bounds__(threads) add_up_before(std::uint32_t* numbers, std::size_t number) {
   __shared__ std::uint32_t shared[threads];
   const std::size_t each = (number + threads - 1) / threads;

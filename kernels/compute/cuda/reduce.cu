@@ -9,7 +9,7 @@
 namespace gradientflow::compute::cuda {
 namespace {
 
-// The addresses, in the order of the operands.
+// Addresses, in the order of the operands.
 struct Tensors {
   const void* sources[most_tensors];
   void* destinations[most_tensors];
@@ -17,7 +17,7 @@ struct Tensors {
   unsigned destination_count;
 };
 
-// An element type that is computed with as it is stored.
+// An element type that is computed as it is stored.
 template <class T>
 struct Plain {
   using Stored = T;
@@ -26,8 +26,8 @@ struct Plain {
   __device__ static T chosen(T stored) { return stored; }
 };
 
-// An element type that is computed with as float32. max and min choose a source's element; one that is a NaN of float16
-// becomes quiet, as by the processor's conversion to float32.
+// An element type that is computed as float32. max and min choose a source's element; a NaN of float16 becomes quiet,
+// as by the processor's conversion to float32.
 template <class Element>
 struct Narrow {
   using Stored = typename Element::Stored;
@@ -39,7 +39,7 @@ struct Narrow {
   }
 };
 
-// Integers wrap around.
+// Returns the sum; integers wrap around.
 template <class T>
 __device__ T sum_of(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -59,7 +59,7 @@ __device__ T product_of(T a, T b) {
   }
 }
 
-// The one NaN that results of arithmetic have on the CPU.
+// Returns the value, or for any NaN the one NaN that results of arithmetic have on the CPU.
 template <class T>
 __device__ T canonical(T value) {
   if constexpr (std::is_same_v<T, float>) {
@@ -71,7 +71,7 @@ __device__ T canonical(T value) {
   }
 }
 
-// sum, mean and prod, of n elements from element i on.
+// Computes sum, mean or prod of n elements from element i on.
 template <class Element, int n>
 __device__ void combine(const Tensors& tensors, std::size_t i, ReduceOp op, int divisor) {
   using Stored = typename Element::Stored;
@@ -101,7 +101,7 @@ __device__ void combine(const Tensors& tensors, std::size_t i, ReduceOp op, int 
   }
 }
 
-// max and min: the earlier operand where it is NaN or not the lesser one, else the later.
+// Computes max or min: chooses the earlier operand if it is NaN or not worse than the later one, else the later.
 template <class Element, int n>
 __device__ void choose(const Tensors& tensors, std::size_t i, ReduceOp op) {
   using Stored = typename Element::Stored;
@@ -138,7 +138,8 @@ __device__ void reduce_elements(const Tensors& tensors, std::size_t i, ReduceOp 
 template <class Element>
 constexpr int width = 16 / sizeof(typename Element::Stored);
 
-// The first threads of the grid reduce `packs` packs, one each, the others one of the remaining elements each.
+// Reduces all elements. The first threads of the grid reduce `packs` packs, one each; every further thread reduces a
+// single element of the rest.
 template <class Element>
 __global__ void __launch_bounds__(threads)
     reduce_all(Tensors tensors, std::size_t count, std::size_t packs, ReduceOp op, int divisor) {
@@ -168,7 +169,7 @@ void reduce_with(const Tensors& tensors, std::size_t count, const Reduction& red
 
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
             const Reduction& reduction, Stream stream) {
-  compute::reduce(destinations, sources, 0, reduction);  // checks the other arguments
+  compute::reduce(destinations, sources, 0, reduction);  // checks the remaining arguments
   if (sources.size() > most_tensors || destinations.size() > most_tensors) {
     throw Error(ErrorKind::value, "a reduction on a CUDA device has at most " + std::to_string(most_tensors) +
                                       " sources and as many destinations, not " + std::to_string(sources.size()) +

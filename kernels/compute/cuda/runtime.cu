@@ -44,7 +44,7 @@ class CudaRuntime final : public Runtime {
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess) {
       forget_error();
-      int driver = 0;  // stays 0 where no driver is installed; the status says that it is too old
+      int driver = 0;  // stays 0 if no driver is installed; the status then says that it is too old
       if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
         forget_error();
         return "there is no CUDA device: no CUDA driver is installed";
@@ -62,7 +62,7 @@ class CudaRuntime final : public Runtime {
 
   void use(int device) const override { check(cudaSetDevice(device)); }
 
-  // Only the driver knows. True where it cannot be asked.
+  // Asks the driver, since only it knows. True if it cannot be asked.
   [[nodiscard]] bool is_in_use(int device) const noexcept override {
 #ifdef __CUDACC__
     void* function = nullptr;

@@ -1,12 +1,12 @@
-// CUDA as the layers above see it: devices, memory, streams, events, what processes share, and the kernels.
+// Interface to CUDA for the layers above: devices, memory, streams, events, sharing between processes, and the kernels.
 //
-// All that needs CUDA is in a library of its own, libgradientflow_cuda.so beside the core's, which is loaded when CUDA
-// is used for the first time: one build runs with and without a GPU. Nothing above this interface includes a header of
-// CUDA's.
+// All code that needs CUDA is in a library of its own, libgradientflow_cuda.so beside the core's, which is loaded when
+// CUDA is used for the first time: one build runs with and without a GPU. No code above this interface includes a
+// header of CUDA.
 //
 // Work is put into a stream and done in its order; only functions named synchronize, allocate, free or register wait
 // for a device. Calls without a stream, event or memory as an argument are for the calling thread's current device (see
-// UseDevice). Errors of CUDA are thrown as Error(system), or as Error(memory) where memory has run out; functions named
+// UseDevice). Errors of CUDA are thrown as Error(system), or as Error(memory) if memory has run out; functions named
 // destroy, free or close throw nothing. Errors of kernels are reported by a later call.
 #pragma once
 
@@ -27,7 +27,7 @@ namespace gradientflow::compute::cuda {
 
 enum class MemoryKind { pageable, pinned, device, managed };
 
-// What is known of an address; `device` is where the memory is, for device and managed memory.
+// Kind of memory at an address, and its device, for device and managed memory.
 struct MemoryFacts {
   MemoryKind kind;
   int device;
@@ -39,10 +39,11 @@ enum class EventKind {
   process,  // streams of other processes may wait for it, too
 };
 
-// By which another process opens memory or an event.
+// Handle with which another process opens memory or an event.
 using ProcessHandle = std::array<std::byte, 64>;
 
-// Shared allocations are multiples of this, so that no other allocation lies in the same block of the driver's.
+// Grain of shared allocations: their sizes are multiples of it, so that no other allocation lies in the same block of
+// the driver.
 inline constexpr std::size_t shared_grain = std::size_t{2} << 20;
 
 class Runtime {
@@ -54,43 +55,44 @@ class Runtime {
 
   // ---- devices
   [[nodiscard]] virtual int device_count() const noexcept = 0;       // 0 without a driver
-  [[nodiscard]] virtual std::string unavailable_reason() const = 0;  // why there is no device, if there is none
-  [[nodiscard]] virtual int device() const = 0;                      // the calling thread's
+  [[nodiscard]] virtual std::string unavailable_reason() const = 0;  // reason why there is no device; empty if there is
+  [[nodiscard]] virtual int device() const = 0;                      // current device of the calling thread
   virtual void use(int device) const = 0;
-  [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // by this process, so that use() costs nothing
+  [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // this process uses it, so use() costs nothing
   [[nodiscard]] virtual std::string name(int device) const = 0;
-  [[nodiscard]] virtual std::string bus_id(int device) const = 0;  // the same in all processes of a machine
+  [[nodiscard]] virtual std::string bus_id(int device) const = 0;  // same in all processes of a machine
 
   // ---- memory
-  [[nodiscard]] virtual std::byte* allocate(std::size_t bytes) const = 0;  // nullptr for none
+  [[nodiscard]] virtual std::byte* allocate(std::size_t bytes) const = 0;  // nullptr for 0 bytes
   virtual void free(void* memory) const noexcept = 0;
   virtual void register_host(void* memory, std::size_t bytes) const = 0;  // pins it, for all devices
   virtual void unregister_host(void* memory) const noexcept = 0;
   [[nodiscard]] virtual MemoryFacts facts(const void* address) const = 0;
-  // Between host and device in either direction, or on devices. Copies of memory that is not pinned may wait.
+  // Copies between host and device in either direction, or on devices. Copies of memory that is not pinned may wait.
   virtual void copy(void* destination, const void* source, std::size_t bytes, Stream stream) const = 0;
-  virtual void clear(void* destination, std::size_t bytes, Stream stream) const = 0;  // to zeros
+  virtual void clear(void* destination, std::size_t bytes, Stream stream) const = 0;  // zeroes
 
   // ---- streams and events
-  [[nodiscard]] virtual Stream make_stream() const = 0;  // of high priority, and not ordered with the default stream
+  [[nodiscard]] virtual Stream make_stream() const = 0;  // high priority, and not ordered with the default stream
   virtual void destroy(Stream stream) const noexcept = 0;
   virtual void synchronize(Stream stream) const = 0;
   [[nodiscard]] virtual Event make_event(EventKind kind) const = 0;
   virtual void destroy_event(Event event) const noexcept = 0;
   virtual void record(Event event, Stream stream) const = 0;
-  virtual void wait(Stream stream, Event event) const = 0;     // what is put into the stream from now on waits
+  virtual void wait(Stream stream, Event event) const = 0;     // makes all further work of the stream wait
   [[nodiscard]] virtual bool happened(Event event) const = 0;  // an event that was never recorded has happened
   virtual void synchronize_event(Event event) const = 0;       // without burning a core
-  [[nodiscard]] virtual double milliseconds(Event from, Event to) const = 0;  // between two of EventKind::time
+  [[nodiscard]] virtual double milliseconds(Event from,
+                                            Event to) const = 0;  // time between two events of EventKind::time
 
   // ---- with other processes of the machine
-  [[nodiscard]] virtual ProcessHandle share(void* memory) const = 0;  // what allocate() returned
+  [[nodiscard]] virtual ProcessHandle share(void* memory) const = 0;  // takes memory of allocate()
   [[nodiscard]] virtual std::byte* open(const ProcessHandle& allocation) const = 0;
   virtual void close(void* opened) const noexcept = 0;
-  [[nodiscard]] virtual ProcessHandle share_event(Event event) const = 0;  // of EventKind::process
+  [[nodiscard]] virtual ProcessHandle share_event(Event event) const = 0;  // takes an event of EventKind::process
   [[nodiscard]] virtual Event open_event(const ProcessHandle& event) const = 0;
 
-  // kernels, as the headers of this folder say
+  // ---- kernels, see the headers of this folder
   virtual void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
                       const Reduction& reduction, Stream stream) const = 0;
   virtual void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype,
@@ -109,21 +111,21 @@ class Runtime {
   virtual void combine(const Combine& call, Combined* combined, void* scratch, Stream stream) const = 0;
 };
 
-// The function that the library exports, under this name: it returns the runtime, which lives as long as the process.
+// Function that the library exports, and its name. It returns the runtime, which lives as long as the process.
 extern "C" using MakeRuntime = const Runtime * ();
 inline constexpr const char* make_runtime_name = "gradientflow_cuda_runtime";
 
-// Loads the library, once. Throws Error(system), with advice, where there is no library, where it cannot be loaded, or
-// where there is no device.
+// Loads the library, once. Throws Error(system), with advice, if there is no library, if it cannot be loaded, or if
+// there is no device.
 [[nodiscard]] const Runtime& runtime();
 
-// Why runtime() throws; empty where it does not.
+// Returns the reason why runtime() throws; empty if it does not.
 [[nodiscard]] std::string unavailable_reason();
 
-// Whether the core was built with CUDA: whether the library is there, even if no device is.
+// Returns true if the core was built with CUDA: the library is there, even if no device is.
 [[nodiscard]] bool is_built();
 
-// How many devices runtime() serves; 0 where it throws.
+// Returns the number of devices that runtime() serves; 0 if it throws.
 [[nodiscard]] int device_count();
 
 }  // namespace gradientflow::compute::cuda

@@ -14,7 +14,7 @@ struct ElementMath {
 
 __device__ bool has(unsigned arrays, unsigned array) { return (arrays >> array & 1U) != 0; }
 
-// The weights rounded to `dtype`, float16 or bfloat16.
+// Returns the weights rounded to `dtype`, float16 or bfloat16.
 template <int n>
 __device__ Pack<std::uint16_t, n> narrowed(const Pack<float, n>& weights, DType dtype) {
   Pack<std::uint16_t, n> narrow;
@@ -25,7 +25,7 @@ __device__ Pack<std::uint16_t, n> narrowed(const Pack<float, n>& weights, DType 
   return narrow;
 }
 
-// A body as work.cuh has it, of any step.
+// A body (see work.cuh) of any step.
 template <class Step, class Element>
 struct StepBody {
   using Stored = typename Element::Stored;
@@ -51,7 +51,7 @@ struct StepBody {
 
   __device__ Access access() const { return Step::access(variant); }
 
-  // Where the weights are copied to, in 16 bits; nullptr: nowhere.
+  // Returns the address of the copy of the weights in 16 bits; nullptr: none.
   __device__ std::uint16_t* parameter() const {
     if constexpr (requires { call.parameter; }) {
       return static_cast<std::uint16_t*>(call.parameter);

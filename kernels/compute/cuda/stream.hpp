@@ -1,4 +1,4 @@
-// Streams and events, as the layers above name them. The default stream is nullptr.
+// Streams and events for the layers above. The default stream is nullptr.
 #pragma once
 
 namespace gradientflow::compute::cuda {

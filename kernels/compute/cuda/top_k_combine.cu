@@ -5,9 +5,9 @@
 namespace gradientflow::compute::cuda {
 namespace {
 
-constexpr std::uint32_t nothing = 0xffffffffU;  // no entries: a NaN that no sum is
+constexpr std::uint32_t nothing = 0xffffffffU;  // mark of an element without entries: a NaN that no sum can be
 
-// The parts in which a block is worked on: 2,048 entries, a page, or 2,048 bits.
+// Returns the number of parts of a block, each of 2,048 entries, a page, or 2,048 bits.
 std::size_t parts_of(const EntryBlock& block) {
   switch (block.indices) {
     case IndexFormat::words:
@@ -50,7 +50,7 @@ __device__ std::size_t index_at(const EntryBlock& block, const std::byte* data, 
              : part * index_page + reinterpret_cast<const std::uint16_t*>(indices)[entry];
 }
 
-// A thread block for each part. Sets combined->bad to `number` if the block is invalid and none before it was.
+// Checks each part in a thread block. Sets combined->bad to `number` if the block is invalid and no earlier block was.
 __global__ void __launch_bounds__(threads)
     check_parts(EntryBlock block, const std::byte* data, std::size_t parts, const std::uint32_t* before,
                 std::uint64_t number, Combined* combined) {
@@ -79,7 +79,7 @@ __device__ void add_entry(const EntryBlock& block, const std::byte* data, std::s
   *sum = bits;
 }
 
-// A thread block for each part.
+// Adds the entries of each part in a thread block.
 template <class Value>
 __global__ void __launch_bounds__(threads)
     add_parts(EntryBlock block, const std::byte* data, const std::uint32_t* before, std::uint32_t* sums,

@@ -102,19 +102,19 @@ __global__ void __launch_bounds__(threads) correct(Select call, unsigned long lo
 // A search for the k-th largest of some magnitudes, in rounds of 11, 10 and 10 bits.
 struct Search {
   std::uint32_t bins[bin_count];
-  std::uint32_t prefix;       // the upper bits that are known
-  unsigned long long larger;  // elements above them
+  std::uint32_t prefix;       // known upper bits
+  unsigned long long larger;  // number of elements above them
 };
 
-// What stays in scratch memory while a selection is under way.
+// State of a selection that is under way, in scratch memory.
 struct State {
   Search sample;
   Search layer;
   unsigned long long nonfinite;
-  unsigned long long passing;  // elements that reach the threshold that was given or estimated
+  unsigned long long passing;  // number of elements that reach the given or estimated threshold
   std::uint32_t threshold;
-  std::uint32_t least;        // entries are larger than this, or
-  unsigned long long equals;  // among the first so many that equal it
+  std::uint32_t least;        // threshold of entries: larger elements are sent,
+  unsigned long long equals;  // and the first `equals` elements that equal it
   std::uint32_t least_sent;
 
   [[nodiscard]] __device__ std::uint32_t at_most_equals(std::uint32_t number) const {
@@ -122,7 +122,8 @@ struct State {
   }
 };
 
-// Counts the elements with the known upper bits by their next bits; and those that reach `threshold`, if it is given.
+// Counts the elements with the known upper bits by their next bits, and all elements that reach `threshold`, if it is
+// given.
 __global__ void __launch_bounds__(threads)
     fill_bins(const float* x, std::size_t count, Search* search, unsigned high, unsigned low,
               const std::uint32_t* threshold, unsigned long long* passing) {
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// One thread block: finds the bin of the k-th largest, and clears the bins for the next round.
+// Finds the bin of the k-th largest, and clears the bins for the next round. Needs one thread block.
 __global__ void __launch_bounds__(threads) choose_bin(Search* search, unsigned bits, std::size_t k) {
   __shared__ std::uint32_t sums[threads];
   constexpr unsigned each = bin_count / threads;
@@ -215,13 +216,15 @@ __global__ void decide(State* state, std::size_t k, std::uint32_t floor, bool ha
 
 // ---- which entries --------------------------------------------------------------------------------------------------
 
-// Numbers of elements: those sent for certain, and those equal to the least magnitude sent, of which the first are.
+// Numbers of elements that are sent for certain, and of elements equal to the least magnitude, of which the first are
+// sent.
 struct Counts {
   std::uint32_t certain;
   std::uint32_t equal;
 };
 
-// Whether `step` of Floyd's algorithm drew an element already in the set. `first[i]` is the first step that drew i.
+// Returns true if `step` of Floyd's algorithm drew an element already in the set. `first[i]` is the first step that
+// drew i.
 __device__ bool is_repeated(const std::uint32_t* first, std::size_t begin, std::uint64_t seed, std::size_t step) {
   while (true) {
     const std::size_t i = random_below(step + 1, seed, step);
@@ -231,7 +234,7 @@ __device__ bool is_repeated(const std::uint32_t* first, std::size_t begin, std::
     if (i < begin || i == step) {
       return false;
     }
-    step = i;  // in the set, too, if step i had to add i itself in place of what it drew
+    step = i;  // i is in the set, too, if step i drew a repeated element and so added i itself
   }
 }
 
@@ -246,7 +249,7 @@ __global__ void __launch_bounds__(threads)
 struct Chosen {
   const Select& call;
   const State* state;
-  const std::uint32_t* first;  // of `random`
+  const std::uint32_t* first;  // first step that drew each element, for `random`; nullptr: other selections
 
   __device__ Counts at(std::size_t i) const {
     if (first != nullptr) {
@@ -257,7 +260,7 @@ struct Chosen {
     const std::uint32_t m = magnitude(call.next_residual[i]);
     return {m > state->least ? 1U : 0U, m == state->least ? 1U : 0U};
   }
-  // The same of this thread's elements, from `begin` on.
+  // Counts this thread's elements, from `begin` on.
   __device__ Counts count(std::size_t begin) const {
     Counts counts{0, 0};
     for (unsigned i = 0; i < own && begin + i < call.block.count; ++i) {
@@ -346,12 +349,12 @@ __global__ void tell(Select call, const State* state, const std::uint32_t* certa
   selected->nonfinite = state->nonfinite;
 }
 
-// The parts of the scratch memory of a selection.
+// Parts of the scratch memory of a selection.
 struct Scratch {
   State* state;
-  std::uint32_t* certain;  // by group, and a last one of all groups
+  std::uint32_t* certain;  // count of each group, and a last one for all groups
   std::uint32_t* equal;
-  std::byte* rest;  // the sample, or the steps that drew each element
+  std::byte* rest;  // sample, or the steps that drew each element
 };
 
 Scratch scratch_of(void* scratch, std::size_t count) {

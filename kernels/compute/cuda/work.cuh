@@ -1,8 +1,8 @@
-// How a kernel's threads share a list of calls.
+// Division of a list of calls among a kernel's threads.
 //
-// A body is the work of a kernel on n neighbouring elements: load<n>(i) reads those from element i on, and
+// A body is the work of a kernel on n neighboring elements: load<n>(i) reads the elements from i on, and
 // finish<n>(elements, i) computes and stores. Between the two, a thread issues further loads, so that it does not wait
-// for memory one access at a time. n is Body::width where body.is_aligned() and all n elements are there, else 1.
+// for memory one access at a time. n is Body::width if body.is_aligned() and all n elements are there, else 1.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@
 
 namespace gradientflow::compute::cuda {
 
-constexpr unsigned threads = 256;  // in a thread block
+constexpr unsigned threads = 256;  // number of threads of a thread block
 
 // One block of the work: in a call list, norm_block elements at most.
 struct Block {
   std::size_t call;
-  std::size_t begin;  // its first element in that call
+  std::size_t begin;  // first element in that call
   unsigned count;
 };
 
-// Finds a block by its number, counted from the first one of this list.
+// Finds a block by its number, counted from the first block of this list.
 template <class Call>
 __device__ Block find_block(const CallList<Call>& list, std::size_t block) {
   block += list.first_block[0];
@@ -38,14 +38,14 @@ __device__ Block find_block(const CallList<Call>& list, std::size_t block) {
   return {low, begin, static_cast<unsigned>(left < norm_block ? left : norm_block)};
 }
 
-// This thread block's block, where `count` elements are divided into blocks of `size`.
+// Returns this thread block's block of `count` elements, which are divided into blocks of `size`.
 template <std::size_t size>
 __device__ Block block_of(std::size_t count) {
   const std::size_t begin = blockIdx.x * size;
   return {0, begin, static_cast<unsigned>(count - begin < size ? count - begin : size)};
 }
 
-// All threads of the thread block share the elements of `block`, at most `packs` packs each.
+// Processes the elements of `block` with all threads of the thread block, at most `packs` packs each.
 template <unsigned packs, class Body>
 __device__ void for_each_element(const Body& body, const Block& block) {
   constexpr unsigned width = Body::width;

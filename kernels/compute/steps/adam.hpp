@@ -20,7 +20,7 @@ struct AdamStep {
   std::size_t count;
   float gradient_scale = 1.0F;
   float weight_decay = 0.0F;
-  float rate = 1e-3F;  // divided by 1 - beta_1^t in the t-th update
+  float rate = 1e-3F;  // learning rate, divided by 1 - beta_1^t in the t-th update
   float root = 1.0F;   // sqrt(1 - beta_2^t)
   float beta_1 = 0.9F;
   float alpha_1 = 0.1F;  // 1 - beta_1, computed before rounding to float32
@@ -28,7 +28,7 @@ struct AdamStep {
   float alpha_2 = 0.001F;
   float epsilon = 1e-8F;
   float keep = 1.0F;              // 1 - learning rate * weight decay of AdamW
-  const float* before = nullptr;  // where the weights are read; nullptr: at `weight`
+  const float* before = nullptr;  // address where the weights are read; nullptr: `weight`
 
   enum : unsigned { weights, means, mean_squares, arrays };
   enum : unsigned { variants = 1 };

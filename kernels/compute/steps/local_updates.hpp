@@ -1,4 +1,4 @@
-// The local updates of a worker's own weights, made while it does not wait for the parameter servers (SSD-SGD paper,
+// Local updates of a worker's own weights, made while it does not wait for the parameter servers (SSD-SGD paper,
 // section 3.2): GLU, and delay compensation (DC-ASGD-a). Plain SGD is the step of momentum.hpp without momentum.
 #pragma once
 
@@ -6,12 +6,12 @@
 
 namespace gradientflow::compute {
 
-// global = (pre_weight - weight) * global_scale, the gradient to which the servers' last rounds amount
+// global = (pre_weight - weight) * global_scale, the gradient that is equivalent to the servers' last rounds
 // direction = alpha * (gradient * gradient_scale) + weight_decay * weight + beta * global
-// pre_weight = weight where `refreshes`; weight = weight - rate * direction
+// pre_weight = weight if `refreshes`; weight = weight - rate * direction
 struct GluStep {
   float* weight;
-  float* pre_weight;  // written only where `refreshes`
+  float* pre_weight;  // written only if `refreshes`
   const void* gradient;
   DType gradient_dtype;
   std::size_t count;
@@ -47,7 +47,8 @@ struct GluStep {
 struct DcStep {
   float* weight;
   float* mean_square;
-  const float* gradient_weight;  // the weights of the gradient; nullptr: `weight`, nothing to compensate
+  const float*
+      gradient_weight;  // weights for which the gradient was computed; nullptr: `weight`, nothing to compensate
   const void* gradient;
   DType gradient_dtype;
   std::size_t count;

@@ -1,4 +1,4 @@
-// The step of momentum SGD, which is also that of LARS.
+// The step of momentum SGD and of LARS.
 #pragma once
 
 #include "../store.hpp"
@@ -9,23 +9,24 @@ namespace gradientflow::compute {
 // direction = gradient * gradient_scale + weight_decay * weight
 // momentum = factor * momentum + inner_rate * direction
 // weight = weight - outer_rate * momentum
-// With the learning rate inside (as in the paper) inner_rate is the rate and outer_rate 1; outside (as in PyTorch) it
-// is the other way round. Without momentum, inner_rate * direction takes its place in the last line.
+// With the learning rate inside (as in the paper), inner_rate is the rate and outer_rate is 1; with it outside (as in
+// PyTorch), inner_rate is 1 and outer_rate is the rate. Without momentum, inner_rate * direction takes its place in the
+// last line.
 struct MomentumStep {
   float* weight;
   void* parameter;
   DType parameter_dtype;
   const void* gradient;
   DType gradient_dtype;
-  float* momentum;  // nullptr: without
+  float* momentum;  // nullptr: no momentum
   std::size_t count;
   float gradient_scale = 1.0F;
   float weight_decay = 0.0F;
   float factor = 0.0F;
   float inner_rate = 1.0F;
   float outer_rate = 1.0F;
-  const float* before = nullptr;  // where the weights are read; nullptr: at `weight`
-  Store store = Store::cached;    // of the weights; streaming needs them at a cache line, and another `before`
+  const float* before = nullptr;  // address where the weights are read; nullptr: `weight`
+  Store store = Store::cached;    // target of the weights; streaming needs them at a cache line, and another `before`
 
   enum : unsigned { weights, momenta, arrays };
   enum : unsigned { plain, with_momentum, variants };

@@ -1,5 +1,5 @@
-// The steps of HPSGD (HPSGD paper, algorithms 2 and 3): a training step on a replica, which adds up gradients, and the
-// end of a round.
+// Steps of HPSGD (HPSGD paper, algorithms 2 and 3): a training step on a replica, which adds up gradients, and the end
+// of a round.
 #pragma once
 
 #include "step.hpp"
@@ -7,7 +7,7 @@
 namespace gradientflow::compute {
 
 // direction = gradient * gradient_scale + weight_decay * weight
-// sum = sum + direction; before = weight, where there is one; weight = weight - rate * direction
+// sum = sum + direction; before = weight, if it is given; weight = weight - rate * direction
 struct ReplicaStep {
   float* weight;
   float* before;  // or nullptr
@@ -36,14 +36,14 @@ struct ReplicaStep {
   }
 };
 
-// sum = sum + gradient * gradient_scale + weight_decay * weight, where there is a gradient
-// base = before, where there is one, or else weight
-// weight = base - rate * mean, and mean = 0, where there is a mean; otherwise weight = base
+// sum = sum + gradient * gradient_scale + weight_decay * weight, if there is a gradient
+// base = before if it is given, or else weight
+// weight = base - rate * mean, and mean = 0, if there is a mean; otherwise weight = base
 struct RoundStep {
   float* weight;
   const float* before;   // or nullptr
   float* mean;           // or nullptr
-  float* sum;            // read and written where there is a gradient
+  float* sum;            // read and written if there is a gradient
   const void* gradient;  // or nullptr
   DType gradient_dtype;
   std::size_t count;
@@ -52,7 +52,7 @@ struct RoundStep {
   float weight_decay = 0.0F;
 
   enum : unsigned { weights, befores, means, sums, arrays };
-  static constexpr unsigned has_before = 1;  // the bits of a variant
+  static constexpr unsigned has_before = 1;  // first of the bits of a variant
   static constexpr unsigned has_mean = 2;
   static constexpr unsigned has_gradient = 4;
   static constexpr unsigned variants = 8;

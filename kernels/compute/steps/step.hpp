@@ -1,20 +1,20 @@
-// What a step is to the kernels.
+// Members of a step, from which its kernels are made.
 //
-// A step goes over arrays of float32, the weights first, and over gradients, element by element. It is a struct with
-// the members weight, gradient, gradient_dtype and count, and perhaps with
+// A step changes arrays of float32, the weights first, by gradients, element by element. It is a struct with the
+// members weight, gradient, gradient_dtype and count, and perhaps with
 //   parameter, parameter_dtype  a copy of the new weights, rounded to nearest even: float16, bfloat16, or nullptr: none
-//   store                       where the weights are stored
-// and with what its kernels are made of, on the CPU and on devices alike:
-//   arrays                      how many arrays it has
-//   variants, variant()         in how many variants it comes, and which this call is
-//   access(variant)             which arrays are read and written
-//   memory()                    where they are
+//   store                       the target of the weights, cache or memory
+// Kernels on the CPU and on devices use these members:
+//   arrays                      the number of its arrays
+//   variants, variant()         the number of its variants, and the variant of this call
+//   access(variant)             the arrays that are read, and the arrays that are written
+//   memory()                    the addresses of the arrays
 //   apply<Math>(variant, raw_gradient, x)
-//                               its arithmetic: x are the values read, and become those to write, of type V, a float or
-//                               a vector of them; Math has canonical_nan and square_root for V
+//                               its arithmetic: x has the values that were read, and gets the values to write; their
+//                               type V is a float or a vector of floats; Math has canonical_nan and square_root for V
 // All results that may be NaN pass through canonical_nan. There is no fused multiply-add, so that the bits are the same
-// at every SIMD level and on every device. No pointer needs an alignment beyond that of its elements; different
-// pointers of one call do not overlap. Counts may be 0.
+// at every SIMD level and on every device. Pointers need only the alignment of their elements; different pointers of
+// one call do not overlap. Counts may be 0.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@
 
 namespace gradientflow::compute {
 
-// One bit for each array; gradients are read unless told otherwise.
+// Access of a step to its arrays, with one bit for each array.
 struct Access {
   unsigned reads;
   unsigned writes;

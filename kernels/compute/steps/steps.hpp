@@ -1,5 +1,5 @@
-// The steps of optimizers, and of workers on weights of their own: each is one pass over memory. Their formulas and
-// settings are in the files beside this one, which has the list of all: whoever adds one writes a file and a line here.
+// Steps of optimizers, and of workers on weights of their own: each is one pass over memory. Their formulas and
+// settings are in the files beside this file, which lists all steps. A new step needs a file and an entry here.
 #pragma once
 
 #include <tuple>
@@ -30,7 +30,7 @@ using StepPointer = const Step*;
 template <class Step>
 using StepVector = std::vector<Step>;
 using AnyStep = AllSteps::Any<StepPointer>;
-using StepVectors = AllSteps::Every<StepVector>;  // std::get<StepVector<AdamStep>> is one of them
+using StepVectors = AllSteps::Every<StepVector>;  // a vector for each step: std::get<StepVector<AdamStep>>
 
 void run_step(AnyStep call);
 void run_step_at(SimdLevel level, AnyStep call);
@@ -42,7 +42,7 @@ void step(const Step& call) {
   run_step(&call);
 }
 
-// The same at a given level, for tests that compare the levels. Throws Error(value) if `level` cannot run here.
+// Makes a step at a given level, for tests that compare levels. Throws Error(value) if `level` cannot run here.
 template <class Step>
 void step_at(SimdLevel level, const Step& call) {
   run_step_at(level, &call);
