@@ -14,8 +14,9 @@ namespace {
 using transport::CallKind;
 using transport::check_mpi;
 
-constexpr std::size_t round_elements = std::size_t{1} << 30;      // per MPI call, because its counts are int
-constexpr std::size_t widened_elements = std::size_t{256} << 10;  // per round through a float32 buffer
+constexpr std::size_t round_elements = std::size_t{1}
+                                       << 30;  // largest count of an MPI call, because its counts are int
+constexpr std::size_t widened_elements = std::size_t{256} << 10;  // elements of a round through a float32 buffer
 
 bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
@@ -41,8 +42,8 @@ MPI_Datatype native_type(DType dtype) {
   throw Error(ErrorKind::internal, "MPI has no type for " + std::string(name_of(dtype)));
 }
 
-// The user function of an MPI operator, with our kernels: the operators of MPI libraries differ from ours (and from
-// each other) in NaN and in the overflow of small integers.
+// User function of an MPI operator, with our kernels: the operators of MPI libraries differ from ours (and from each
+// other) in NaN and in the overflow of small integers.
 template <ReduceOp op>
 void combine(void* earlier, void* later, int* count, MPI_Datatype* type) {
   for (int i = 0; i < dtype_count; ++i) {
@@ -156,7 +157,8 @@ class Rounds {
     }
   }
 
-  // Always in place on a rank that receives: MPI requires all ranks of an allreduce to agree on that, ours need not.
+  // Reduces by MPI, always in place on a rank that receives: MPI requires all ranks of an allreduce to do the same, our
+  // calls do not.
   void reduce_native(const std::byte* data, bool receives, std::size_t elements, int root, DType dtype) {
     const int count = static_cast<int>(elements);
     const MPI_Datatype type = native_type(dtype);
@@ -214,7 +216,7 @@ class Rounds {
     }
   }
 
-  // The number of elements as an int, if it is small enough for one MPI call.
+  // Returns the number of elements as an int. Throws if it is too large for one MPI call.
   [[nodiscard]] int checked_count(std::size_t elements) const {
     if (elements > round_elements) {
       throw Error(ErrorKind::value, "algorithm 'mpi' serves blocks of at most " + std::to_string(round_elements) +
@@ -245,7 +247,7 @@ class Rounds {
     });
   }
 
-  // One broadcast for each rank's part, because MPI's displacements are ints, too.
+  // Broadcasts each rank's part, because MPI's displacements are ints, too.
   void allgatherv() {
     for (int r = 0; r < mpi_.size(); ++r) {
       const auto index = static_cast<std::size_t>(r);

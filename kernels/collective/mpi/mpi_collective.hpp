@@ -1,6 +1,6 @@
-// The collectives of the MPI library: for calls that cross nodes, and as `algorithm="mpi"` for comparison.
+// Collectives of the MPI library: for calls that cross nodes, and as `algorithm="mpi"` for comparison.
 //
-// Features that MPI lacks are added: more than 2^31 elements go in rounds; 16-bit floats are reduced as float32 and
+// Features that MPI lacks are added: more than 2^31 elements travel in rounds; 16-bit floats are reduced as float32 and
 // rounded once; a mean is the divided sum; waiting yields the core and ends after the timeout.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What libgradientflow_mpi.so exports: see collective/between/mpi_plugin.hpp.
+// The plugin that libgradientflow_mpi.so exports: see collective/between/mpi_plugin.hpp.
 #include <mutex>
 
 #include "../../base/error.hpp"
@@ -22,7 +22,7 @@ class Plugin final : public MpiPlugin {
   [[nodiscard]] std::string version() const override { return transport::library_version(); }
 
   void begin(const void* comm, std::size_t handle_bytes) const override {
-    if (handle_bytes != sizeof(MPI_Comm)) {  // then no function of MPI may be called: it would be the other library's
+    if (handle_bytes != sizeof(MPI_Comm)) {  // then no function of MPI may be called: it would be of another library
       throw Error(ErrorKind::mpi, "the program was compiled with the mpi.h of another MPI library than GradientFlow");
     }
     initialise();

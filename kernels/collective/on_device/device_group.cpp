@@ -19,10 +19,10 @@ namespace cuda = compute::cuda;
 using transport::Memory;
 using transport::Signature;
 
-// A rank's device and NCCL, for the other ranks.
+// A rank's device and NCCL, as told to all ranks.
 struct Equipment {
   std::array<char, 32> bus_id;
-  std::array<char, 400> no_nccl;  // why there is none; empty: there is
+  std::array<char, 400> no_nccl;  // reason why there is no NCCL; empty: there is
   int nccl_version;
   std::size_t host;
   bool several_ranks;  // NCCL, if new enough, is told to allow several ranks on one device
@@ -34,7 +34,7 @@ void put(std::array<char, size>& to, std::string_view text) {
   text.copy(to.data(), size - 1);
 }
 
-// Why these ranks cannot use NCCL together; empty if they can.
+// Returns the reason why these ranks cannot use NCCL together; empty if they can.
 std::string reason_without_nccl(const std::vector<Equipment>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].no_nccl[0] != '\0') {
@@ -125,7 +125,7 @@ Outcome DeviceGroup::run(const Call& call) {
     outcome.idle = call.signature.idle;
     return outcome;
   }
-  check();  // if an earlier call has failed, the others do not take part in an agreement
+  check();  // if an earlier call has failed, other ranks take part in no agreement
   outcome.idle = group_.agree_on(call);
   runtime.wait(placement_of(call).stream, last_->get());
   choice = serve(call, choice, outcome);
@@ -175,8 +175,8 @@ DeviceChoice DeviceGroup::serve(const Call& call, DeviceChoice choice, Outcome& 
   return choice;
 }
 
-// If all tensors of an allreduce in place lie in one segment of device memory: their offsets in its parts, by local
-// rank. Otherwise empty. The ranks tell each other.
+// Returns the offset of each local rank's tensor in its part, if all tensors of an allreduce in place lie in one
+// segment of device memory; otherwise empty. The ranks tell each other.
 std::vector<std::size_t> DeviceGroup::common_segment(const Call& call) {
   if (call.signature.kind != transport::CallKind::allreduce) {
     return {};
@@ -210,7 +210,8 @@ void DeviceGroup::run_alone(const Call& call) {
   }
 }
 
-// If NCCL does not start, all ranks learn why, and take another path, unless an algorithm was requested.
+// Starts NCCL. Returns false if that fails: all ranks learn why, and take another path. Throws instead if an algorithm
+// was requested.
 bool DeviceGroup::start_nccl(transport::Algorithm algorithm) {
   try {
     auto made = std::make_unique<NcclCollectives>(group_, nccl_library_);
@@ -235,7 +236,7 @@ std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
   return allocate_apart(bytes);
 }
 
-// A segment of memory that no other rank maps; all ranks throw if one of them lacks memory.
+// Allocates a segment that no other rank maps. All ranks throw if any lacks memory.
 std::shared_ptr<DeviceSegment> DeviceGroup::allocate_apart(std::size_t bytes) {
   cuda::DeviceMemory memory;
   on_all_ranks(group_.endpoint(), "cannot get " + std::to_string(bytes) + " bytes of memory of its device", [&] {
@@ -257,7 +258,7 @@ void DeviceGroup::report(const Signature& signature, const DeviceChoice& choice)
   }
 }
 
-// From any thread, while another may create it.
+// Returns the object in any thread, while another thread may create it.
 NcclCollectives* DeviceGroup::nccl() const {
   const std::lock_guard lock(nccl_mutex_);
   return nccl_.get();

@@ -1,5 +1,5 @@
-// The ranks of a communicator, for collectives on CUDA devices, one device for each rank: selects the algorithm of a
-// call, and runs it.
+// Collectives of a communicator's ranks on CUDA devices, one device for each rank: selects the algorithm of a call, and
+// runs it.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ namespace gradientflow::collective {
 
 class DeviceGroup {
  public:
-  // For tensors on `device`. Finds out whether the ranks have NCCL and can map each other's memory. Collective. Throws
-  // the same error on all ranks if one cannot use its device.
+  // Serves tensors on `device`. Tests if the ranks have NCCL and can map each other's memory. Collective. Throws the
+  // same error on all ranks if any cannot use its device.
   DeviceGroup(Group& group, int device);
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
@@ -26,23 +26,24 @@ class DeviceGroup {
 
   [[nodiscard]] int device() const { return device_; }
 
-  // A stream of the communicator's own, for calls in the background.
+  // Returns the communicator's own stream, for calls in the background.
   [[nodiscard]] compute::cuda::Stream stream() const { return stream_->get(); }
 
   // Serves one call, like Group::run. Work in the call's stream may still be under way when it returns.
   Outcome run(const Call& call);
 
-  // Memory of this rank's device, mapped by the ranks of the node if they can. Collective.
+  // Allocates memory of this rank's device, mapped by the ranks of the node if they can. Collective.
   std::shared_ptr<DeviceSegment> allocate(std::size_t bytes);
 
-  // For messages: why there is no NCCL, and why ranks cannot map each other's memory; empty if they can.
+  // Return reasons for error messages: why there is no NCCL, and why ranks cannot map each other's memory; empty if
+  // they can.
   [[nodiscard]] const std::string& no_nccl() const { return no_nccl_; }
   [[nodiscard]] const std::string& no_peers() const { return no_peers_; }
 
   // Throws the error that happened on the device after a call had returned, if any.
   void check() const;
 
-  // Lets streams go on, whatever the other ranks do.
+  // Ends NCCL's calls under way, so that streams continue without waiting for any rank.
   void abort() noexcept;
 
  private:
@@ -63,12 +64,12 @@ class DeviceGroup {
   std::string no_nccl_;
   std::string no_peers_;
   std::shared_ptr<const transport::NcclLibrary> nccl_library_;
-  mutable std::mutex nccl_mutex_;          // for the pointer; the object is thread-safe by itself
+  mutable std::mutex nccl_mutex_;          // guards the pointer; the object is thread-safe by itself
   std::unique_ptr<NcclCollectives> nccl_;  // created by the first call that uses it
   std::unique_ptr<PeerExchange> peers_;
   std::unique_ptr<HostStaging> staging_;  // likewise
   std::unique_ptr<compute::cuda::OwnedEvent>
-      last_;  // the end of the last call, on which the next one waits, perhaps in another stream
+      last_;  // end of the last call, for which the next call waits, perhaps in another stream
 };
 
 }  // namespace gradientflow::collective

@@ -20,10 +20,10 @@ namespace cuda = compute::cuda;
 
 constexpr std::size_t most_events = 2;
 
-// A rank's part of the board: the state of its share, for the others. Zeros at first.
+// A rank's part of the board: the state of its share, for its peers. Zeros at first.
 struct BoardEntry {
-  std::atomic<std::uint32_t> closed;              // 1: it no longer maps parts of the others
-  std::array<std::array<char, 400>, 2> failures;  // why a step failed; two steps alternate
+  std::atomic<std::uint32_t> closed;              // 1: the rank no longer maps parts of its peers
+  std::array<std::array<char, 400>, 2> failures;  // reason why a step failed; two steps alternate
   cuda::ProcessHandle memory;
   std::array<cuda::ProcessHandle, most_events> events;
 };
@@ -35,14 +35,14 @@ BoardEntry& entry_of(const transport::Segment& board, std::size_t rank) {
 std::size_t ranks_of(const transport::Node& node) { return static_cast<std::size_t>(node.size()); }
 std::size_t rank_of(const transport::Node& node) { return static_cast<std::size_t>(node.rank()); }
 
-// The steps in which a segment is created. Each rank does its part of a step; then all learn whether it succeeded on
-// all. A rank may fail in the next step before the others have read the failures of this one, so successive steps use
-// different places; before the next step but one all have read them.
+// Steps in which a segment is created. Each rank does its part of a step; then all learn if it succeeded on all. A rank
+// may fail in the next step before its peers have read the failures of this step. So two entries of the board
+// alternate: before an entry is used again, all ranks have read it.
 class Steps {
  public:
   Steps(transport::Node& node, const transport::Segment& board) : node_(node), board_(board) {}
 
-  // Throws an Error of this kind, the same on all ranks, if `work` threw one on any.
+  // Does a step. Throws an Error of this kind, the same on all ranks, if `work` threw on any rank.
   template <class Work>
   void take(ErrorKind kind, Work work) {
     const std::size_t place = taken_++ % 2;
@@ -81,20 +81,21 @@ cuda::DeviceMemory allocate_zeros(std::size_t bytes) {
 
 // ---- retired shares -------------------------------------------------------------------------------------------------
 
-// Retired shares, one list per process, like mappings: a communicator may end before others have closed its memory.
+// Retired shares, one list per process, like mappings: a communicator may end before its peers have closed its memory.
 struct Waiting {
   std::mutex mutex;
   std::list<DeviceShare> list;
   pid_t process = getpid();
 };
 
-// Never destroyed: when the process ends, the driver frees everything, and CUDA must no longer be called.
+// Returns the list, which is never destroyed: when the process ends, the driver frees all memory, and CUDA must no
+// longer be called.
 Waiting& waiting() {
   static auto* const all = new Waiting;  // NOLINT(*-owning-memory)
   return *all;
 }
 
-// Returns whether the parts of the others are closed.
+// Closes the peers' parts, if no work on them is under way. Returns true if they are closed.
 bool close_parts(DeviceShare& share) {
   std::atomic<std::uint32_t>& closed = entry_of(*share.board, share.rank).closed;
   if (closed.load(std::memory_order_relaxed) == 0) {
@@ -129,7 +130,7 @@ void free_retired_shares() noexcept {
   Waiting& all = waiting();
   const std::lock_guard lock(all.mutex);
   if (all.process != getpid()) {
-    return;  // after a fork: all of this belongs to the parent process
+    return;  // after a fork: all shares belong to the parent process
   }
   for (auto entry = all.list.begin(); entry != all.list.end();) {
     const auto next = std::next(entry);
@@ -163,7 +164,7 @@ std::shared_ptr<DeviceSegment> DeviceSegment::make(transport::Node& node, std::s
                                                    std::size_t events, std::shared_ptr<cuda::OwnedEvent> last_use) {
   free_retired_shares();
   const std::shared_ptr<transport::Segment> board = node.allocate(sizeof(BoardEntry));
-  free_retired_shares();  // all ranks are here: now shares that all of them have released are freed
+  free_retired_shares();  // all ranks are here, so shares that all have released are freed now
   const std::size_t rounded =
       (std::max<std::size_t>(bytes, 1) + cuda::shared_grain - 1) / cuda::shared_grain * cuda::shared_grain;
   const std::shared_ptr<DeviceSegment> segment(new DeviceSegment(

@@ -1,13 +1,13 @@
-// A segment of device memory of a node: one part of equal size for every rank, which the others may map by CUDA's
-// interprocess handles; and events that their streams may wait for.
+// A segment of device memory of a node: one part of equal size for every rank, which its peers may map by CUDA's
+// interprocess handles, and events for which the peers' streams may wait.
 //
-// In CUDA it is undefined behaviour to free memory that another process still maps. But each rank releases a segment at
-// any time, without waiting for the others. So a rank's share of it retires in two steps, which are tried whenever a
-// segment is created or released in this process:
-//   1. once this rank's work on the parts of the others is done, it closes these parts, and says so on a board in host
+// In CUDA it is undefined behavior to free memory that another process still maps. But each rank releases a segment at
+// any time, without waiting for its peers. So a rank's share retires in two steps, which are tried whenever a segment
+// is created or released in this process:
+//   1. once this rank's work on the peers' parts is done, it closes these parts, and reports that on a board in host
 //      memory, which all ranks of the node map
-//   2. once all others have said so, it frees its own part
-// If a rank has died, the parts of the others stay until their processes end.
+//   2. once all peers have reported that, it frees its own part
+// If a rank has died, the parts of its peers stay until their processes end.
 #pragma once
 
 #include <cstddef>
@@ -21,26 +21,27 @@
 
 namespace gradientflow::collective {
 
-// A rank's share of a segment: its own part, the mapped parts of the others, and events.
+// A rank's share of a segment: its own part, the mapped parts of its peers, and events.
 struct DeviceShare {
-  std::size_t rank = 0;  // in the node
+  std::size_t rank = 0;  // rank in the node
   compute::cuda::DeviceMemory own = {};
-  std::vector<std::byte*> parts = {};  // by local rank; nullptr if not mapped
+  std::vector<std::byte*> parts = {};  // address of each local rank's part; nullptr if not mapped
   std::vector<compute::cuda::OwnedEvent> own_events = {};
-  std::vector<std::vector<compute::cuda::OwnedEvent>> opened_events = {};  // by local rank; none of this rank's
+  std::vector<std::vector<compute::cuda::OwnedEvent>> opened_events =
+      {};  // events of each local rank, except this rank's
   int device = 0;
-  std::shared_ptr<transport::Segment> board = {};            // empty: no other rank maps it
-  std::shared_ptr<compute::cuda::OwnedEvent> last_use = {};  // once it has happened, no work is under way
+  std::shared_ptr<transport::Segment> board = {};            // empty: no other rank maps the segment
+  std::shared_ptr<compute::cuda::OwnedEvent> last_use = {};  // event after all work on the segment
 };
 
 class DeviceSegment {
  public:
-  // Memory that no other rank maps; `parts` has its address at `rank`.
+  // Makes a segment of memory that no other rank maps; `parts` has its address at `rank`.
   DeviceSegment(compute::cuda::DeviceMemory own, std::vector<std::byte*> parts, std::size_t rank, std::uint32_t id);
 
-  // Zero-filled memory of the current devices, mapped by all ranks of the node, with `events` events of each rank, at
-  // most two. `last_use` is recorded behind all work on it. Collective over the node. Throws the same on all ranks:
-  // Error(memory) if one lacks memory, Error(system) if one cannot map that of another.
+  // Makes a segment of zero-filled memory of the current devices, mapped by all ranks of the node, with `events` events
+  // of each rank, at most two. `last_use` is recorded behind all work on it. Collective over the node. Throws the same
+  // on all ranks: Error(memory) if any lacks memory, Error(system) if any cannot map a peer's memory.
   static std::shared_ptr<DeviceSegment> make(transport::Node& node, std::size_t bytes, std::uint32_t id,
                                              std::size_t events, std::shared_ptr<compute::cuda::OwnedEvent> last_use);
 
@@ -61,7 +62,7 @@ class DeviceSegment {
   DeviceSegment(DeviceShare share, std::uint32_t id);
   [[nodiscard]] const DeviceShare& share() const { return share_.front(); }
 
-  std::list<DeviceShare> share_;  // exactly one, in a list so that it retires without allocation
+  std::list<DeviceShare> share_;  // exactly one share, in a list so that it retires without allocation
   std::uint32_t id_;
 };
 

@@ -21,7 +21,7 @@ std::unique_ptr<cuda::Pinned> pin(const transport::Segment& memory) {
 
 }  // namespace
 
-// A rank may fail to get its own resources; then all must know before the first call.
+// A rank may fail to get its own resources. Then all ranks must know before the first call.
 HostStaging::HostStaging(Group& group)
     : group_(group), capacity_(group.config().host_piece_bytes), memory_(group.allocate(2 * slots * capacity_)) {
   on_all_ranks(group_.endpoint(), "cannot get what it takes to have tensors of its device pass through the host", [&] {
@@ -37,7 +37,7 @@ HostStaging::HostStaging(Group& group)
   });
 }
 
-// Copies up may still be under way.
+// Waits for copies up, which may still be under way.
 HostStaging::~HostStaging() {
   try {
     cuda::runtime().synchronize(down_->get());
@@ -81,7 +81,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   runtime.wait(up_->get(), begin_->get());
   std::optional<std::size_t> nonfinite;
   try {
-    std::optional<CallPiece> below;  // the piece that is being copied down, or has been
+    std::optional<CallPiece> below;  // piece that is being copied down, or has been
     for (std::size_t i = 0; i <= pieces.size(); ++i) {
       std::optional<CallPiece> next;
       if (i < pieces.size()) {
@@ -113,7 +113,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   return nonfinite;
 }
 
-// Waits, in its stream, until the slot's previous piece has been copied up.
+// Copies a piece down. Its stream first waits until the slot's previous piece has been copied up.
 void HostStaging::copy_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
   const cuda::Runtime& runtime = cuda::runtime();
   const Slot& slot = slots_[index];

@@ -19,21 +19,21 @@ namespace gradientflow::collective {
 
 class HostStaging {
  public:
-  // On the current device. Collective. Throws Error(memory), on all ranks, if one lacks memory.
+  // Serves the current device. Collective. Throws Error(memory), on all ranks, if any lacks memory.
   explicit HostStaging(Group& group);
   HostStaging(const HostStaging&) = delete;
   HostStaging& operator=(const HostStaging&) = delete;
   ~HostStaging();
 
-  // Serves a call. Throws Error(memory), on all ranks, if one lacks memory for rounded values. The host waits for the
-  // copies down, and for the other ranks. Copies up may still be under way afterwards; the call's stream waits for
-  // them. Returns the number of elements of the result that are not finite, if they were rounded.
+  // Serves a call. Throws Error(memory), on all ranks, if any lacks memory for rounded values. The host waits for the
+  // copies down, and for its peers. Copies up may still be under way afterwards; the call's stream waits for them.
+  // Returns the number of elements of the result that are not finite, if they were rounded.
   std::optional<std::size_t> run(const Call& call);
 
  private:
   static constexpr std::size_t slots = 3;
 
-  // The buffers of one piece: two in pinned memory, and as much device memory for rounded values.
+  // Buffers of one piece: two in pinned memory, and as much device memory for rounded values.
   struct Slot {
     std::byte* input;
     std::byte* output;

@@ -20,7 +20,7 @@ using nccl::Functions;
 using nccl::Result;
 using transport::CallKind;
 
-// The type for collectives without a reduction: NCCL moves bytes.
+// Type of collectives without a reduction: NCCL moves bytes.
 constexpr auto bytes_type = nccl::Type::uint8;
 
 nccl::Type type_of(DType dtype) {
@@ -175,8 +175,8 @@ void NcclCollectives::allreduce(const Reduced& what, bool hierarchical, cuda::St
   });
 }
 
-// For a mean, every rank of a node divides by the number of all ranks before the sum, because nodes may differ in size.
-// The output of each node's first rank holds its node's partial result, and then the result.
+// Reduces in two levels. For a mean, every rank of a node divides by the number of all ranks before the sum, because
+// nodes may differ in size. The output of each node's first rank holds its node's partial result, and then the result.
 void NcclCollectives::allreduce_in_levels(const Reduced& what, cuda::Stream stream) {
   const nccl::Type type = type_of(what.dtype);
   const bool is_mean = what.op == ReduceOp::mean;
@@ -214,7 +214,7 @@ void NcclCollectives::make_levels() {
   levels_ = std::move(levels);
 }
 
-// The operator's scalar has the dtype of the tensor.
+// Returns the operator of a mean in the node. Its scalar has the dtype of the tensor.
 nccl::Op NcclCollectives::divided_sum(DType dtype) {
   std::optional<nccl::Op>& op = levels_->divided_sum.at(static_cast<std::size_t>(dtype));
   if (!op) {
@@ -259,16 +259,16 @@ void NcclCollectives::allreduce_in_wire(const Call& call, bool hierarchical) {
   runtime.cast(call.output, signature.dtype, wire_.data(), wire, signature.count, 1.0F, stream);
 }
 
-// The count is that of the values on the wire, which is the same for the result.
+// Returns the number of nonfinite values on the wire, which is the same in the result.
 std::size_t NcclCollectives::wait_for_nonfinite(const Call& call) {
   std::uint64_t number = 0;
   cuda::runtime().copy(&number, nonfinite_.data(), sizeof number, placement_of(call).stream);
   cuda::runtime().synchronize(placement_of(call).stream);
-  watch_.check();  // the stream may have gone on because of an abort
+  watch_.check();  // the stream may have continued because of an abort
   return number;
 }
 
-// ---- the other reductions -------------------------------------------------------------------------------------------
+// ---- further reductions ---------------------------------------------------------------------------------------------
 
 void NcclCollectives::reduce(const Call& call) {
   const transport::Signature& signature = call.signature;
@@ -307,7 +307,7 @@ void NcclCollectives::reduce_scatter(const Call& call) {
 
 void NcclCollectives::broadcast(const Call& call) {
   const bool is_root = all_->rank() == call.signature.root;
-  // In place on the root, where the output is not written.
+  // The root broadcasts in place, since its output is not written.
   auto* const output = is_root ? const_cast<std::byte*>(call.input) : call.output;  // NOLINT(*-const-cast)
   all_->launch([&](const Functions& functions, Comm* comm) {
     return functions.broadcast(output, output, call.bytes(), bytes_type, call.signature.root, comm,

@@ -1,16 +1,16 @@
-// The collectives of NCCL, for tensors on CUDA devices, one device for each rank.
+// Collectives of NCCL, for tensors on CUDA devices, one device for each rank.
 //
 // All work is put into the call's stream. No host waits for a device, except in an allreduce with a wire dtype, which
 // counts the nonfinite elements of the result. The caller orders calls in different streams by events, in the order in
 // which they are made. A watch (nccl_watch.hpp) looks after calls under way: if NCCL reports an error, a rank dies or a
-// call takes too long, it aborts the communicators. Then streams go on, with undefined results, and every later call
+// call takes too long, it aborts the communicators. Then streams continue, with undefined results, and every later call
 // throws; after waiting for a stream, call check().
 //
-// The results are NCCL's own: sums are added in its order, in the dtype of the tensors, so they differ in their last
-// bits from those of other algorithms; a mean is a sum of values divided beforehand; max and min of floats ignore a NaN
+// The results are NCCL's own: sums are added in its order, in the dtype of the tensors, so they differ from other
+// algorithms' sums in their last bits; a mean is a sum of values divided beforehand; max and min of floats ignore a NaN
 // if other ranks have a number.
 //
-//   allreduce, reduce, broadcast, allgather   NCCL's
+//   allreduce, reduce, broadcast, allgather   NCCL's own
 //   reduce_scatter                            NCCL's if all blocks have the same size, else a reduce of each block
 //   allgatherv                                NCCL's allgather if all counts are equal, else a broadcast of each part
 //   alltoall, gather, scatter                 sends and receives together; a rank's own block is copied
@@ -33,8 +33,8 @@ namespace gradientflow::collective {
 
 class NcclCollectives {
  public:
-  // On the current device. Creates a communicator of all ranks; the first hierarchical call creates those that it
-  // needs. Collective. Throws, on all ranks, if that fails on one: see NcclCommunicator::make.
+  // Creates a communicator of all ranks on the current device; the first hierarchical call creates its communicators
+  // itself. Collective. Throws, on all ranks, if that fails on any: see NcclCommunicator::make.
   NcclCollectives(Group& group, std::shared_ptr<const transport::NcclLibrary> library);
   NcclCollectives(const NcclCollectives&) = delete;
   NcclCollectives& operator=(const NcclCollectives&) = delete;
@@ -42,27 +42,27 @@ class NcclCollectives {
   ~NcclCollectives();
 
   // Serves a call, after an agreement on it. `hierarchical` is for allreduce. With a wire dtype, returns the number of
-  // elements of the result that are not finite. Throws the error of an earlier call; if this one fails, the
+  // elements of the result that are not finite. Throws the error of an earlier call. If this call fails, the
   // communicators are aborted.
   std::optional<std::size_t> run(const Call& call, bool hierarchical);
 
   // Throws the error of a failed call, if any.
   void check() const { watch_.check(); }
 
-  // Ends everything without waiting: streams go on, and later calls throw Error(closed). For any thread.
+  // Aborts all calls without waiting: streams continue, and later calls throw Error(closed). For any thread.
   void abort() noexcept;
 
  private:
   using Communicator = transport::NcclCommunicator;
 
-  // The two levels of a hierarchical allreduce, and the operators of a mean in the node: sums of divided values.
+  // Two levels of a hierarchical allreduce, and the operators of a mean in the node: sums of divided values.
   struct Levels {
     std::shared_ptr<Communicator> node;
-    std::shared_ptr<Communicator> leaders;  // of the first ranks of the nodes only
+    std::shared_ptr<Communicator> leaders;  // communicator of the first ranks of the nodes only
     std::array<std::optional<transport::nccl::Op>, dtype_count> divided_sum;
   };
 
-  // The arguments of an allreduce by NCCL.
+  // Arguments of an allreduce by NCCL.
   struct Reduced {
     const std::byte* input;
     std::byte* output;
@@ -91,8 +91,8 @@ class NcclCollectives {
   std::shared_ptr<const transport::NcclLibrary> library_;
   std::shared_ptr<Communicator> all_;
   std::unique_ptr<Levels> levels_;         // created by the first call that needs them
-  compute::cuda::DeviceMemory wire_;       // used by one call at a time, because each waits for its end
-  compute::cuda::DeviceMemory nonfinite_;  // one number
+  compute::cuda::DeviceMemory wire_;       // values on the wire of one call at a time, because each waits for its end
+  compute::cuda::DeviceMemory nonfinite_;  // memory of one number
   NcclWatch watch_;                        // destroyed first, because it has the communicators, too
 };
 

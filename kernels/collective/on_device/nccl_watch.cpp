@@ -16,7 +16,8 @@ namespace cuda = compute::cuda;
 using namespace std::chrono_literals;
 
 constexpr auto interval = 20ms;
-constexpr std::size_t many = 64;  // calls under way, from which on events of ended ones are reused before new ones
+constexpr std::size_t many =
+    64;  // number of calls under way from which events of ended calls are reused before new events are made
 
 }  // namespace
 
@@ -36,7 +37,7 @@ NcclWatch::~NcclWatch() {
 
 void NcclWatch::add(std::shared_ptr<transport::NcclCommunicator> communicator) {
   const std::lock_guard lock(mutex_);
-  if (failure_) {  // nothing else would abort it
+  if (failure_) {  // the communicator would not be aborted otherwise
     communicator->abort();
   }
   communicators_.push_back(std::move(communicator));
@@ -55,7 +56,7 @@ void NcclWatch::begin(const transport::Signature& signature, cuda::Stream stream
   }
 }
 
-// The lock is not held while the event is recorded, because the stream may be full.
+// Ends the mark of a call. The lock is not held while the event is recorded, because the stream may be full.
 void NcclWatch::end(cuda::Stream stream) {
   cuda::Event behind = nullptr;
   {
@@ -68,7 +69,7 @@ void NcclWatch::end(cuda::Stream stream) {
   under_way_.back().began.reset();
 }
 
-// If calls come faster than the thread polls, events of ended calls are reused here.
+// Returns two events. If calls come faster than the thread polls, events of ended calls are reused here.
 NcclWatch::Events NcclWatch::take_events() {
   const std::lock_guard lock(mutex_);
   if (spare_.empty() && under_way_.size() >= many) {
@@ -97,8 +98,8 @@ void NcclWatch::check() const {
   }
 }
 
-// Aborts every communicator in its own thread, because an abort may wait for work that another communicator blocks in
-// the same stream.
+// Aborts each communicator in a thread of its own, because an abort may wait for work that another communicator blocks
+// in the same stream.
 void NcclWatch::fail(const Error& reason) noexcept {
   std::vector<std::shared_ptr<transport::NcclCommunicator>> communicators;
   {
@@ -152,7 +153,8 @@ void NcclWatch::run() {
   }
 }
 
-// A call cannot begin before the previous one has ended, so only the oldest one is checked.
+// Finds an error of the calls under way. A call cannot begin before the previous call has ended, so only the oldest is
+// checked.
 std::optional<Error> NcclWatch::find_error() {
   try {
     forget_finished();

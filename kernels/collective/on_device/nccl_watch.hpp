@@ -1,10 +1,10 @@
 // A watchdog thread for the calls that NCCL has under way, because no host waits for them.
 //
-// A kernel of NCCL waits on the device for those of the other ranks, possibly forever. So an event is recorded in the
-// stream before every call and one behind it. Between the two events the call is under way. If that lasts longer than
-// the timeout, if NCCL reports an error, or if another rank of the node has died or given up, all communicators are
-// aborted: their kernels end, and the streams go on. Every later call throws the error. While no call is under way, the
-// thread sleeps.
+// A kernel of NCCL waits on the device for the kernels of other ranks, possibly forever. So an event is recorded in the
+// stream before every call, and a second event after it. Between the two events the call is under way. If that lasts
+// longer than the timeout, if NCCL reports an error, or if another rank of the node has died or given up, all
+// communicators are aborted: their kernels end, and the streams continue. Every later call throws the error. While no
+// call is under way, the thread sleeps.
 #pragma once
 
 #include <atomic>
@@ -33,18 +33,18 @@ class NcclWatch {
   // Waits only for the thread.
   ~NcclWatch();
 
-  // Adds a communicator to watch, and to abort with the others.
+  // Adds a communicator to watch, and to abort with all others.
   void add(std::shared_ptr<transport::NcclCommunicator> communicator);
 
-  // To be called before and after a call is put into a stream, by one thread. begin() throws as check() does.
+  // Mark a call: call them before and after it is put into a stream, in one thread. begin() throws as check() does.
   void begin(const transport::Signature& signature, compute::cuda::Stream stream);
   void end(compute::cuda::Stream stream);
 
   // Throws the error, if there was one.
   void check() const;
 
-  // Reports an error: aborts the communicators, and tells the other ranks of the node not to wait for this one, unless
-  // the reason is that it was closed. The first reason counts.
+  // Reports an error: aborts the communicators, and tells the node's ranks not to wait for this rank, unless the reason
+  // is that it was closed. The first reason counts.
   void fail(const Error& reason) noexcept;
 
   // Waits until no call is under way. Calls that cannot end are aborted meanwhile.
@@ -60,8 +60,8 @@ class NcclWatch {
   struct Watched {
     transport::Signature signature;
     Events events;
-    bool is_starting;                        // between begin() and end()
-    std::optional<Clock::time_point> began;  // when the device was seen to have begun; begin() sets it while starting
+    bool is_starting;                        // begin() was called, and end() was not
+    std::optional<Clock::time_point> began;  // time at which the device was seen to begin; set by begin() at first
   };
 
   void run();
@@ -76,9 +76,9 @@ class NcclWatch {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Watched> under_way_;  // in the order of the calls, in which they also end
+  std::deque<Watched> under_way_;  // calls in their order, in which they also end
   std::vector<Events> spare_;
-  std::optional<Clock::time_point> lost_;  // when the loss of a rank was noticed
+  std::optional<Clock::time_point> lost_;  // time at which the loss of a rank was noticed
   bool sleeps_ = false;
   bool ends_ = false;
   std::unique_ptr<const Error> failure_;

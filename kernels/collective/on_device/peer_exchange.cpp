@@ -8,12 +8,12 @@ namespace {
 namespace cuda = compute::cuda;
 using transport::CallKind;
 
-constexpr std::size_t line = 128;  // bytes; no two ranks write to the same one
+constexpr std::size_t line = 128;  // bytes of a line, to which only one rank writes
 
-// Up to this many bytes in all slots together, a rank reads them all: that is faster than another meeting.
+// Bytes in all slots together up to which a rank reads them all: that is faster than another meeting.
 constexpr std::size_t whole_bytes = std::size_t{1} << 20;
 
-// The address in the output tensor of byte `at` of a piece's output buffer.
+// Returns the address in the output tensor of byte `at` of a piece's output buffer.
 std::byte* place(const Call& call, const CallPiece& piece, std::size_t at) {
   for (const Move& move : piece.out) {
     if (at >= move.buffer && at < move.buffer + move.bytes) {
@@ -71,8 +71,8 @@ std::shared_ptr<DeviceSegment> PeerExchange::find(const void* address, std::size
   return nullptr;
 }
 
-// Mapping may succeed although the devices cannot read each other's memory, for example on some virtual machines. So
-// each rank reads a number from the memory of every other one.
+// Tests the memory. Mapping may succeed although the devices cannot read each other's memory, for example on some
+// virtual machines. So each rank reads a number from the memory of every peer.
 void PeerExchange::check_memory() {
   node_.tell(transport::Node::Topic::result, find_stranger());
   node_.synchronize();
@@ -85,8 +85,8 @@ void PeerExchange::check_memory() {
   }
 }
 
-// The first local rank whose memory this rank cannot read correctly; ranks_ if there is none. CUDA's errors are caught,
-// so that all ranks take the same steps.
+// Returns the first local rank whose memory this rank cannot read correctly; ranks_ if there is none. CUDA's errors are
+// caught, so that all ranks take the same steps.
 std::size_t PeerExchange::find_stranger() const {
   const cuda::Runtime& runtime = cuda::runtime();
   const auto number_of = [](std::size_t rank) { return std::uint64_t{0x67726164} + rank; };
@@ -116,14 +116,14 @@ std::size_t PeerExchange::find_stranger() const {
   return wrote ? ranks_ : rank_;
 }
 
-// Orders `work` behind the last call. Streams are not compared to skip the wait: another one may have the same handle,
-// if the last call's was destroyed.
+// Orders `work` after the last call. The wait is not skipped for equal streams: if the last call's stream was
+// destroyed, another stream may have its handle.
 template <class Work>
 void PeerExchange::in_order(cuda::Stream stream, Work work) {
   cuda::runtime().wait(stream, last_->get());
   try {
     work();
-  } catch (...) {  // work that is already in the stream still uses memory of the others
+  } catch (...) {  // work that is already in the stream still uses memory of peers
     cuda::runtime().record(last_->get(), stream);
     throw;
   }
@@ -237,7 +237,8 @@ void PeerExchange::reduce_piece(const Call& call, const CallPiece& piece) {
 void PeerExchange::copy_piece(const Call& call, const CallPiece& piece) const {
   const CallKind kind = call.signature.kind;
   const bool from_root = kind == CallKind::broadcast || kind == CallKind::scatter;
-  const bool holds_blocks = kind == CallKind::alltoall || kind == CallKind::scatter;  // a slot has one for each rank
+  const bool holds_blocks =
+      kind == CallKind::alltoall || kind == CallKind::scatter;  // a slot has a block for each rank
   const auto root = static_cast<std::size_t>(node_.local_rank_of(call.signature.root));
   const std::size_t count = piece.call.signature.count;
   if (piece.out.empty()) {

@@ -49,7 +49,7 @@ DeviceChoice select_on_device(const DeviceSituation& s, const Config& config) {
       }
       return {DevicePath::nccl, asked};
     case Algorithm::hierarchical:
-      static_cast<void>(select(s.call, config));  // throws if the algorithm does not support the call
+      static_cast<void>(select(s.call, config));  // throws unless the algorithm supports the call
       if (s.call.ranks == 1) {
         return {DevicePath::alone, "one rank"};
       }

@@ -1,11 +1,11 @@
-// Selection of the path of a call on tensors of CUDA devices. Pure: the same choice on every rank.
+// Selection of the path of a call on tensors of CUDA devices, by pure functions: the choice is the same on every rank.
 //
 //   alone              one rank: a copy at most
 //   device_memory      inside a node: the tensors lie in device memory that all ranks map; one pass, no copy
 //   device_staged      the same with ordinary arrays, through a slot of such memory
 //   nccl               NCCL's own collectives
 //   nccl_hierarchical  NCCL inside the nodes, and among one rank of each (GradientFlow paper, section 2.4: NCCL-H)
-//   through_host       in pieces, through pinned memory and the collectives of the host
+//   through_host       pieces, through pinned memory and the collectives of the host
 #pragma once
 
 #include <string>
@@ -25,13 +25,14 @@ struct DeviceChoice {
 };
 
 struct DeviceSituation {
-  Situation call;        // here `in_node_memory` means memory of the devices
+  Situation call;        // its `in_node_memory` means memory of the devices
   bool shares_device;    // two ranks have the same device, which NCCL refuses
-  std::string no_nccl;   // why NCCL is not available; empty: it is
-  std::string no_peers;  // why ranks cannot map each other's memory; empty: they can
+  std::string no_nccl;   // reason why NCCL is not available; empty: it is
+  std::string no_peers;  // reason why ranks cannot map each other's memory; empty: they can
 };
 
-// Throws Error(value) if the requested algorithm does not support the call; it is never replaced silently.
+// Selects a path. Throws Error(value) if the requested algorithm does not support the call: it is never replaced
+// silently.
 [[nodiscard]] DeviceChoice select_on_device(const DeviceSituation& situation, const Config& config);
 
 }  // namespace gradientflow::collective

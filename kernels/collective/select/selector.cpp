@@ -13,8 +13,8 @@ namespace {
 using transport::Algorithm;
 using transport::CallKind;
 
-constexpr std::size_t chain_bytes = 64 * kib;     // broadcast and reduce: a chain from this size on
-constexpr std::size_t pairwise_bytes = 16 * kib;  // allgather: pairwise up to this size
+constexpr std::size_t chain_bytes = 64 * kib;     // least size of a chain in broadcast and reduce
+constexpr std::size_t pairwise_bytes = 16 * kib;  // largest size of a pairwise allgather
 
 Choice choose_inside_node(const Situation& s, const Config& config) {
   if (s.bytes <= config.inline_bytes) {
@@ -30,9 +30,9 @@ Choice choose_inside_node(const Situation& s, const Config& config) {
   return {Path::staged, "ordinary arrays"};
 }
 
-// The algorithm between nodes. Between two nodes recursive doubling moves as many bytes as a ring, and no step waits
-// for another. Between more nodes it has fewer steps than a ring, but moves more bytes than a ring and pairwise
-// exchange. Of these two, pairwise exchange has fewer steps, and a ring does not send from every node to every other.
+// Chooses the algorithm between nodes. Between two nodes recursive doubling moves as many bytes as a ring, and no step
+// waits for another. Between more nodes it has fewer steps than a ring, but moves more bytes than a ring or pairwise
+// exchange. Pairwise exchange has fewer steps than a ring; a ring does not send from every node to all others.
 Choice choose_between(const Situation& s, const Config& config) {
   if (s.nodes == 2) {
     return {Path::recursive_doubling, "two nodes", Between::recursive_doubling};
@@ -46,10 +46,11 @@ Choice choose_between(const Situation& s, const Config& config) {
   return {Path::ring, "from ring_bytes on", Between::ring};
 }
 
-// The largest tensor in bytes that travels with the agreement on a call. With one rank on each node the agreement takes
-// the place of recursive doubling. With more, the announcements inside the nodes must hold the tensor, too. Over MPI a
-// message longer than a segment may wait for its receiver; over TCP one is faster than an agreement and two segments.
-// That is for two nodes, whose bits are the same both ways: results must not depend on the transport.
+// Returns the bytes of the largest tensor that travels with the agreement on a call. With one rank on each node the
+// agreement takes the place of recursive doubling. With more ranks, the announcements inside the nodes must hold the
+// tensor, too. Over MPI a message longer than a segment may wait for its receiver. Over TCP such a message is faster
+// than an agreement and two segments. This holds for two nodes, where both ways give the same bits: results must not
+// depend on the transport.
 std::size_t agreement_limit(const Situation& s, const Config& config) {
   if (s.largest_node > 1) {
     return std::min(config.inline_bytes, config.staging_bytes);
@@ -60,7 +61,7 @@ std::size_t agreement_limit(const Situation& s, const Config& config) {
   return std::min(s.transport.eager_segments * config.segment_bytes, largest_along);
 }
 
-// The table of allreduce between nodes, as measured (docs/benchmarks.md).
+// Chooses by the table of allreduce between nodes, as measured (docs/benchmarks.md).
 Choice choose_allreduce(const Situation& s, const Config& config) {
   if (s.bytes <= agreement_limit(s, config) && !s.wire) {
     return {Path::agreement, "small enough to travel along with the agreement"};

@@ -101,7 +101,7 @@ __device__ void combine(const Tensors& tensors, std::size_t i, ReduceOp op, int 
   }
 }
 
-// Computes max or min: chooses the earlier operand if it is NaN or not worse than the later one, else the later.
+// Computes max or min. Chooses the earlier operand if it is NaN, or at least as large (min: as small) as the later one.
 template <class Element, int n>
 __device__ void choose(const Tensors& tensors, std::size_t i, ReduceOp op) {
   using Stored = typename Element::Stored;
