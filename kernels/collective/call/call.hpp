@@ -19,14 +19,14 @@
 
 namespace gradientflow::collective {
 
-// The device of a call's tensors, and the stream in which they are ready: work enqueued there after the call sees the
+// Device of a call's tensors, and the stream in which they are ready: work enqueued there after the call sees the
 // result.
 struct Placement {
   int device;
   compute::cuda::Stream stream;
 };
 
-// The number of elements in `input` and in `output`, for `count` in the signature and P ranks:
+// A call. Elements of `input` and of `output`, for `count` of the signature and P ranks:
 //                       input                         output
 //   allreduce           count                         count
 //   broadcast           count (read on the root)      count (written elsewhere)
@@ -37,23 +37,23 @@ struct Placement {
 //   gather              count                         P * count (on the root)
 //   scatter             P * count (on the root)       count
 //   allgatherv          counts[rank]                  count, the sum of all counts
-// input may equal output in allreduce, broadcast and reduce; otherwise they must not overlap. A tensor that is not read
-// or written may be nullptr.
+// input may equal output in allreduce, broadcast and reduce; otherwise they must not overlap. A tensor that is neither
+// read nor written may be nullptr.
 struct Call {
   transport::Signature signature;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::vector<std::size_t> counts = {};     // allgatherv: by rank
-  std::optional<Placement> placement = {};  // if signature.memory is a device's
-  std::optional<Choice> choice = {};        // its path, if chosen beforehand, for ordinary arrays of the host
-  std::string label = {};                   // the caller's label and a shape, which the ranks compare by a hash
+  std::vector<std::size_t> counts = {};     // counts of allgatherv, one per rank
+  std::optional<Placement> placement = {};  // present if signature.memory is a device's
+  std::optional<Choice> choice = {};        // path that was chosen beforehand, for ordinary arrays of the host
+  std::string label = {};                   // caller's label and a shape, which the ranks compare by a hash
 
   [[nodiscard]] std::size_t element() const { return size_of(signature.dtype); }
   [[nodiscard]] std::size_t bytes() const { return signature.count * element(); }
   [[nodiscard]] bool sends_messages() const { return choice && !is_inside_node(choice->path); }
 };
 
-// The placement of a call on tensors of a device.
+// Returns the placement of a call on tensors of a device.
 [[nodiscard]] inline const Placement& placement_of(const Call& call) {
   if (!call.placement) {
     throw Error(ErrorKind::internal, "a call on tensors of a device does not say where they are");
@@ -61,7 +61,7 @@ struct Call {
   return *call.placement;
 }
 
-// The elements of rank `rank`'s block, or of the tensor where there are no blocks.
+// Returns the elements of rank `rank`'s block, or of the tensor if there are no blocks.
 [[nodiscard]] inline std::size_t block_count(const transport::Signature& signature,
                                              const std::vector<std::size_t>& counts, int ranks, int rank) {
   const auto index = static_cast<std::size_t>(rank);
@@ -71,7 +71,7 @@ struct Call {
   return counts.empty() ? block(signature.count, static_cast<std::size_t>(ranks), index).size() : counts[index];
 }
 
-// The elements of the blocks of all ranks.
+// Returns the elements of the blocks of all ranks.
 [[nodiscard]] inline std::size_t count_of_all(const transport::Signature& signature, int ranks) {
   const bool counted = transport::traits_of(signature.kind).counts_all_blocks;
   return signature.count * (counted ? 1 : static_cast<std::size_t>(ranks));
@@ -93,18 +93,18 @@ struct Call {
   return output.has_all_blocks ? count_of_all(signature, ranks) : block_count(signature, {}, ranks, rank);
 }
 
-// The largest input of any rank in bytes, the same number on all ranks.
+// Returns the bytes of the largest input of any rank, the same number on all ranks.
 [[nodiscard]] inline std::size_t largest_input(const transport::Signature& signature, int ranks) {
   const bool of_blocks = transport::traits_of(signature.kind).input.has_all_blocks;
   return size_of(signature.dtype) * (of_blocks ? count_of_all(signature, ranks) : signature.count);
 }
 
-// The offset of rank `rank`'s part in the result of an allgatherv, in elements.
+// Returns the offset of rank `rank`'s part in the result of an allgatherv, in elements.
 [[nodiscard]] inline std::size_t displacement(const Call& call, std::size_t rank) {
   return std::accumulate(call.counts.begin(), call.counts.begin() + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
 }
 
-// A hash by which ranks compare data that must be the same (FNV-1a).
+// Returns a hash (FNV-1a) by which ranks compare data that must be the same.
 [[nodiscard]] inline std::uint32_t hash_of(std::span<const std::byte> bytes) {
   std::uint32_t hash = 2166136261U;
   for (const std::byte byte : bytes) {

@@ -10,9 +10,10 @@ namespace {
 
 using transport::CallKind;
 
-constexpr std::size_t line = 64;  // bytes; if there is room, the blocks of a buffer begin at multiples of this
+constexpr std::size_t line =
+    64;  // bytes of a cache line; if there is room, the blocks of a buffer begin at its multiples
 
-// Adds a move, or lengthens the last one if this one continues it.
+// Adds a move, or lengthens the last move if the new move continues it.
 void add(std::vector<Move>& moves, std::size_t tensor, std::size_t buffer, std::size_t bytes) {
   if (bytes == 0) {
     return;
@@ -50,7 +51,7 @@ std::size_t CallPieces::of_block(std::size_t rank) const {
 }
 
 // Piece k has elements [k * length, (k + 1) * length) of the tensor, or of every rank's block of it. With
-// reduce_scatter, the first blocks of the tensor may have one element more than the others; then so do the first blocks
+// reduce_scatter, the first blocks of the tensor may have one element more than the rest; then so do the first blocks
 // of the last piece, as in block() of the sum of their lengths.
 CallPiece CallPieces::at(std::size_t index) const {
   const std::size_t element = call_.element();
@@ -62,9 +63,9 @@ CallPiece CallPieces::at(std::size_t index) const {
   cut.call.signature.memory = transport::Memory::host;
   cut.call.signature.count = mine.size();
 
-  // The tensor, or this rank's block alone: the buffer holds nothing else.
+  // Moves the tensor, or this rank's block alone: the buffer holds nothing else.
   const auto one = [&](std::vector<Move>& moves) { add(moves, mine.begin * element, 0, mine.size() * element); };
-  // The blocks of all ranks.
+  // Moves the blocks of all ranks.
   const auto all = [&](std::vector<Move>& moves) {
     std::size_t tensor = 0;
     std::size_t buffer = 0;

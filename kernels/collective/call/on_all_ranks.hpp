@@ -1,4 +1,5 @@
-// Local work that every rank does and that may fail on one: then all ranks throw, and none goes on to wait for it.
+// Local work that every rank does and that may fail on any: then all ranks throw, and no rank waits for the failed
+// rank.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +13,8 @@
 
 namespace gradientflow::collective {
 
-// Collective. Throws "rank 2 WHAT: why", the same on all ranks: Error(memory) if that rank lacks memory, otherwise
-// Error(value). Nothing was sent, and the communicator stays usable.
+// Does the work. Collective. If it fails, throws "rank 2 WHAT: why", the same on all ranks: Error(memory) if that rank
+// lacks memory, otherwise Error(value). No data were sent, and the communicator stays usable.
 template <class Work>
 void on_all_ranks(const transport::Endpoint& endpoint, const std::string& what, Work work) {
   struct Failure {

@@ -12,15 +12,15 @@ namespace gradientflow::collective {
 struct PartialReduction {
   DType dtype;
   ReduceOp op;
-  int ranks;  // of the communicator
+  int ranks;  // number of ranks of the communicator
 
   [[nodiscard]] bool divides_first() const { return op == ReduceOp::mean && size_of(dtype) == 2; }
 
-  // From the values of single ranks to a partial result.
+  // Makes a partial result of the values of single ranks.
   [[nodiscard]] compute::Reduction begin() const { return divides_first() ? mean() : join(); }
-  // From several partial results to one.
+  // Joins several partial results to one.
   [[nodiscard]] compute::Reduction join() const { return {dtype, op == ReduceOp::mean ? ReduceOp::sum : op}; }
-  // From all partial results to the result.
+  // Makes the result of all partial results.
   [[nodiscard]] compute::Reduction finish() const { return op == ReduceOp::mean && !divides_first() ? mean() : join(); }
 
  private:

@@ -1,5 +1,5 @@
-// Index arithmetic of the collectives: the elements of each rank and of each piece.
-// Pure functions; counts and offsets are elements.
+// Index arithmetic of the collectives: the elements of each rank and of each piece. All functions are pure; counts and
+// offsets are elements.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// Block `index` of `parts` nearly equal blocks of `count` elements: the first count % parts have one more. This is the
-// partition that users see in reduce_scatter.
+// Returns block `index` of `parts` nearly equal blocks of `count` elements: the first count % parts blocks have one
+// element more. Users see this partition in reduce_scatter.
 [[nodiscard]] inline Range block(std::size_t count, std::size_t parts, std::size_t index) {
   const std::size_t base = count / parts;
   const std::size_t extra = count % parts;
@@ -24,14 +24,14 @@ struct Range {
   return {begin, begin + base + (index < extra ? 1 : 0)};
 }
 
-// Like block, with borders at multiples of `grain` elements, so that no two ranks write to one cache line. The last
-// blocks may be shorter, or empty.
+// Returns a block as block() does, but with borders at multiples of `grain` elements, so that no two ranks write to one
+// cache line. The last blocks may be shorter, or empty.
 [[nodiscard]] inline Range slice(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
   const Range grains = block((count + grain - 1) / grain, parts, index);
   return {std::min(grains.begin * grain, count), std::min(grains.end * grain, count)};
 }
 
-// Piece `index` of a range cut into pieces of `length` elements; empty past the end.
+// Returns piece `index` of a range cut into pieces of `length` elements; empty past the end.
 [[nodiscard]] inline Range piece(const Range& range, std::size_t length, std::size_t index) {
   const std::size_t begin = std::min(range.begin + index * length, range.end);
   return {begin, std::min(begin + length, range.end)};

@@ -1,21 +1,21 @@
-// The paths of a call on memory of the host: the algorithms that can serve it.
+// Paths of a call on memory of the host: the algorithms that can serve it.
 //
 //   alone               one rank: a copy at most
 // inside a node:
 //   announcement        small tensors travel inside the announcements
 //   node_memory         all tensors lie in one segment of node memory: no copy at all
-//   direct              large ordinary arrays, read from the other processes
+//   direct              large ordinary arrays, read from peers' processes
 //   staged              ordinary arrays, through staging slots
 // between nodes, or if the user asks for them:
-//   agreement           small tensors are reduced along with the agreement on the call; a barrier is only that
+//   agreement           small tensors are reduced along with the agreement on the call; a barrier is only an agreement
 //   recursive_doubling  small tensors, and all sizes between two ranks
-//   ring                large ones, also reduce_scatter and allgather
+//   ring                large tensors, also reduce_scatter and allgather
 //   hierarchical        nodes of several ranks: reduce in the node, exchange between nodes by one rank of each
 //   hierarchical_lanes  the same with every local rank in the exchange, for its own slice
 //   binomial, chain     broadcast and reduce, small and large
-//   pairwise            alltoall, gather, scatter, and allgather of small tensors; allreduce of middle-sized ones
+//   pairwise            alltoall, gather, scatter, and allgather of small tensors; allreduce of medium-sized tensors
 //   mpi                 the MPI library's own collectives
-// Those of a call on CUDA devices: device_selector.hpp.
+// device_selector.hpp has the paths of a call on CUDA devices.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@
 
 namespace gradientflow::collective {
 
-enum class Between { ring, recursive_doubling, pairwise };  // the algorithm between nodes
+enum class Between { ring, recursive_doubling, pairwise };  // algorithm between nodes
 
 enum class Path {
   alone,
@@ -49,13 +49,13 @@ inline constexpr std::array<std::string_view, 14> path_names = {
 [[nodiscard]] constexpr std::string_view name_of(Path path) { return path_names[static_cast<std::size_t>(path)]; }
 [[nodiscard]] std::string_view name_of(Between between);
 
-// Whether a path uses only memory of the node.
+// Returns true if a path uses only memory of the node.
 [[nodiscard]] bool is_inside_node(Path path);
 
 struct Choice {
   Path path;
   const char* reason;
-  Between between = Between::ring;  // the algorithm between nodes of a hierarchical path
+  Between between = Between::ring;  // algorithm between nodes of a hierarchical path
 };
 
 }  // namespace gradientflow::collective

@@ -1,7 +1,7 @@
 // Allreduce and reduce on node memory in one pass: rank r reduces slice r of all inputs and writes the result to all
-// outputs (reduce: to the root's). A slice is cut into tasks, and a rank that has finished its own slice takes tasks of
-// others, since it maps all memory: so ranks that share a core need not all be scheduled again. Nothing is staged or
-// sent; every element is computed once, by one rank, so all ranks get the same bits.
+// outputs (reduce: to the root's). A slice is cut into tasks. A rank that has finished its own slice takes tasks of its
+// peers, since it maps all memory: so ranks that share a core need not all be scheduled again. No data are staged or
+// sent. Every element is computed once, by one rank, so all ranks get the same bits.
 #pragma once
 
 #include "../../transport/node/node.hpp"
@@ -10,7 +10,8 @@
 
 namespace gradientflow::collective {
 
-// Inputs and outputs of all ranks (reduce: the root's output) are mapped. Returns when all slices are done.
+// Serves a call. The inputs and outputs of all ranks (reduce: the root's output) are mapped. Returns when all slices
+// are done.
 void one_pass(transport::Node& node, const Call& call, const PeerMemory& inputs, const PeerMemory& outputs,
               compute::Store store);
 

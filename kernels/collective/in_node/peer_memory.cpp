@@ -13,7 +13,7 @@ const transport::Location& announced(const transport::Node& node, int local, Ten
 PeerMemory PeerMemory::payloads(const transport::Node& node) {
   PeerMemory memory(node, true);
   for (int local = 0; local < node.size(); ++local) {
-    // Only read; one address type serves all three kinds.
+    // Payloads are only read; one address type serves all three kinds.
     memory.addresses_[static_cast<std::size_t>(local)] =
         const_cast<std::byte*>(node.payload(local));  // NOLINT(*-const-cast)
   }

@@ -11,7 +11,8 @@
 namespace gradientflow::collective {
 namespace {
 
-constexpr std::size_t slice_bytes = 256 * kib;  // per tensor at a time, so that it is read from memory only once
+constexpr std::size_t slice_bytes =
+    256 * kib;  // bytes of each tensor at a time, so that they are read from memory only once
 
 }  // namespace
 

@@ -1,8 +1,8 @@
-// Reduction of the ranges of a gradient pool inside a node, by the threads that use the pool: no progress thread. Every
-// rank publishes the number of its complete ranges. From time to time a rank reduces its own slice of the ranges that
-// are complete on all ranks, for all of them. No rank waits: remaining ranges are reduced after a barrier at the end,
-// and another barrier precedes the use of the results. So a range is reduced while it is still in the caches, and no
-// core switches between threads. Every element is computed once, by one rank: all ranks get the same bits.
+// Reduction of the ranges of a gradient pool inside a node, by the threads that use the pool, without a progress
+// thread. Every rank publishes the number of its complete ranges. From time to time a rank reduces its own slice of the
+// ranges that are complete on all ranks, for all ranks. No rank waits: remaining ranges are reduced after a barrier at
+// the end, and another barrier precedes the use of the results. So a range is reduced while it is still in the caches,
+// and no core switches between threads. Every element is computed once, by one rank: all ranks get the same bits.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,13 @@ namespace gradientflow::collective {
 
 class PooledSlices {
  public:
-  // Extra bytes of a segment behind the tensors, for the number of complete ranges of its rank.
+  // Extra bytes of a segment after the tensors, for the number of complete ranges of its rank.
   static constexpr std::size_t extra_bytes = 64;
 
   PooledSlices(std::shared_ptr<transport::Segment> segment, int ranks, int rank);
 
-  // Publishes the number of complete ranges of this rank, in all iterations. Release order: readers also see the data.
+  // Publishes the number of complete ranges of this rank, counted over all iterations. Release order: readers also see
+  // the data.
   void publish(std::uint64_t number) noexcept;
   [[nodiscard]] std::uint64_t complete_everywhere() const noexcept;
 

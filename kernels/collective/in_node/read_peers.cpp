@@ -10,14 +10,14 @@ namespace {
 
 using transport::CallKind;
 
-// `bytes` bytes at offset `from` of a peer's input, which go to offset `to` of the output.
+// Part of a peer's input, `bytes` bytes from offset `from` on, to be copied to offset `to` of the output.
 struct Piece {
   std::size_t from;
   std::size_t to;
   std::size_t bytes;
 };
 
-// The most elements of which the copies of all ranks fit into one rank's staging memory.
+// Returns the largest number of elements whose copies from all ranks fit into one rank's staging memory.
 std::size_t buffered_elements(const transport::Node& node, std::size_t element) {
   const std::size_t share = 2 * node.staging_bytes() / static_cast<std::size_t>(node.size());
   return std::max<std::size_t>(share / 64 * 64, 64) / element;
@@ -51,7 +51,7 @@ void read_peers(const transport::Node& node, const Call& call, const PeerMemory&
   const auto ranks = static_cast<std::size_t>(node.size());
   const auto rank = static_cast<std::size_t>(node.rank());
   const std::array<std::byte*, 1> output = {call.output};
-  // `piece_of(peer)`: the piece of the peer's input to fetch.
+  // Fetches piece_of(peer) of each peer's input.
   const auto fetch_from_all = [&](auto piece_of) {
     for (std::size_t i = 0; i < ranks; ++i) {
       const std::size_t peer = (rank + i) % ranks;  // begin with oneself, so that not all ranks read the same peer

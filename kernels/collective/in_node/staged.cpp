@@ -13,7 +13,7 @@ using transport::CallKind;
 
 constexpr auto nothing = [](std::size_t) {};
 
-// Sub-slots: the addresses of rank `part`'s share of a piece in rank `owner`'s slot.
+// Addresses of sub-slots: rank `part`'s share of a piece in rank `owner`'s slot.
 class Slots {
  public:
   Slots(const transport::Node& node, std::size_t element)
@@ -56,7 +56,7 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   compute::copy(to, from, bytes, compute::Store::cached);
 }
 
-// allreduce and reduce. Piece k is a stretch of ranks * length elements, cut into one share per rank.
+// Serves allreduce and reduce. Piece k is a stretch of ranks * length elements, cut into one share per rank.
 void staged_reduce(const Context& c) {
   const Slots slots(c.node, c.element);
   const std::size_t stretch = slots.length() * c.ranks;
@@ -84,7 +84,7 @@ void staged_reduce(const Context& c) {
     }
     void* const result = receives ? c.call.output + mine.begin * c.element : slots.at(c.rank, k, c.rank);
     compute::reduce({&result, 1}, sources, mine.size(), how);
-    if (everybody) {  // faster than a second destination: a copy need not fetch lines that the others have read
+    if (everybody) {  // faster than a second destination: a copy need not fetch lines that peers have read
       copy_bytes(slots.at(c.rank, k, c.rank), c.call.output + mine.begin * c.element, mine.size() * c.element);
     }
   };
@@ -98,7 +98,7 @@ void staged_reduce(const Context& c) {
   pipeline(c.node, pieces(c.count, stretch), in, work, out);
 }
 
-// Piece k holds, for every rank, piece k of its block.
+// Serves reduce_scatter. Piece k holds, for every rank, piece k of its block.
 void staged_reduce_scatter(const Context& c) {
   const Slots slots(c.node, c.element);
   const auto share = [&](std::size_t k, std::size_t part) {
@@ -127,8 +127,8 @@ void staged_reduce_scatter(const Context& c) {
   pipeline(c.node, pieces(longest, slots.length()), in, work, nothing);
 }
 
-// A whole slot is one piece of its rank's input, filled by the root (broadcast) or by all ranks, and copied out by the
-// root (gather) or by all ranks.
+// Serves collectives that only copy. A whole slot is one piece of its rank's input, filled by the root (broadcast) or
+// by all ranks, and copied out by the root (gather) or by all ranks.
 void staged_copy(const Context& c) {
   const CallKind kind = c.call.signature.kind;
   const std::size_t length = c.node.staging_bytes() / c.element;
@@ -163,7 +163,7 @@ void staged_copy(const Context& c) {
   pipeline(c.node, pieces(longest, length), in, work, nothing);
 }
 
-// alltoall and scatter: piece k holds, for every rank, piece k of the block that goes to it.
+// Serves alltoall and scatter. Piece k holds, for every rank, piece k of the block that is sent to it.
 void staged_exchange(const Context& c) {
   const Slots slots(c.node, c.element);
   const bool from_all = c.call.signature.kind == CallKind::alltoall;
