@@ -1,4 +1,4 @@
-// The ranks of a communicator, for the collectives: selects the algorithm of a call, and runs it.
+// Collectives of the ranks of a communicator: selects the algorithm of a call, and runs it.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,19 @@
 
 namespace gradientflow::collective {
 
-// How a call was served.
+// Facts about a call that was served.
 struct Outcome {
-  std::string_view path;                    // its name
-  std::optional<std::size_t> nonfinite;     // elements of the result, if they were rounded for the wire
-  std::optional<std::uint64_t> bytes_sent;  // in messages to other ranks; unknown if the MPI library sends them
+  std::string_view path;                    // name of its path
+  std::optional<std::size_t> nonfinite;     // nonfinite elements of the result, if it was rounded for the wire
+  std::optional<std::uint64_t> bytes_sent;  // bytes in messages to other ranks; unknown if the MPI library sends them
   bool idle = false;                        // every rank said that it adds only zeros
 };
 
 // Buffers of calls.
 struct Workspace {
   Scratch scratch;
-  std::shared_ptr<transport::Segment> stretches;  // stages ordinary arrays between nodes; created with the first one
+  std::shared_ptr<transport::Segment>
+      stretches;  // memory to stage ordinary arrays between nodes; created for the first
 };
 
 class Group {
@@ -45,56 +46,56 @@ class Group {
   Group& operator=(const Group&) = delete;
   ~Group();
 
-  // Serves one call. Not thread-safe: one call at a time, in the same order on all ranks.
-  // A failed call leaves the tensors undefined, unless it throws Error(mismatch), Error(value) or Error(type).
+  // Serves one call. Not thread-safe: one call at a time, in the same order on all ranks. A failed call leaves the
+  // tensors undefined, unless it throws Error(mismatch), Error(value) or Error(type).
   Outcome run(const Call& call);
 
-  // The same in two parts, for calls in which the others need this rank no more once begin() has announced the call:
-  // small ones inside a node. begin() does not wait; the next call comes after finish().
+  // Serve a call in two parts, for small calls inside a node: peers do not need this rank any more once begin() has
+  // announced the call. begin() does not wait; the next call must follow finish().
   [[nodiscard]] static bool can_begin(const Call& call);
   void begin(const Call& call);
   Outcome finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
-  [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }  // whether finish() would not have to wait
+  [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }         // true if finish() would not wait
   [[nodiscard]] bool is_confirmed_soon() const { return node_->is_confirmed_soon(); }  // the same after spinning
-  // Whether only the wait in finish() can make such a call slow.
+  // Returns true if only the wait in finish() can make such a call slow.
   [[nodiscard]] static bool is_short(const Call& call);
 
-  // The selector's input for a call of this kind, and its choice.
+  // Return the selector's input for a call of this kind, and its choice.
   [[nodiscard]] Situation situation(const transport::Signature& signature, bool in_node_memory) const;
   [[nodiscard]] Choice choose(const transport::Signature& signature, bool in_node_memory) const {
     return select(situation(signature, in_node_memory), config_);
   }
 
-  // The agreement on a call whose data others move: checks that all ranks make the same call. Throws Error(mismatch),
-  // on every rank, if they do not. Returns whether all said that they are idle.
+  // Makes the agreement on a call whose data another part of the library moves: checks that all ranks make the same
+  // call. Throws Error(mismatch), on every rank, if they do not. Returns true if all ranks said that they are idle.
   bool agree_on(const Call& call);
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes, transport::Pages pages = transport::Pages::now,
                                                const std::function<void()>& attend = {});
 
-  // The offset of this rank's clock.
+  // Offset of this rank's clock.
   struct Clock {
-    std::uint64_t run;  // a random number, the same on all ranks
-    double offset;      // seconds; added to this rank's steady clock, gives that of rank 0
+    std::uint64_t run;  // random number, the same on all ranks
+    double offset;      // seconds to add to this rank's steady clock for rank 0's clock
   };
-  // Collective.
+  // Returns this rank's offset. Collective.
   Clock compare_clocks();
 
-  // An endpoint of the ranks with the same `color` of 0 or more, ordered by `key`; nullptr for a negative color.
-  // Collective.
+  // Returns an endpoint of the ranks with the same `color` of 0 or more, ordered by `key`; nullptr for a negative
+  // color. Collective.
   std::unique_ptr<transport::Endpoint> split(int color, int key);
 
-  // Whether the endpoint may still write to the tensors of an abandoned call.
+  // Returns true if the endpoint may still write to the tensors of an abandoned call.
   [[nodiscard]] bool has_abandoned_requests() const { return endpoint_->has_abandoned_requests(); }
 
   // Makes a call that waits in another thread throw Error(closed).
   void interrupt() noexcept;
 
-  // Tell the other ranks not to wait for this one any more.
+  // Tell all ranks not to wait for this rank any more.
   void close() noexcept;
   void fail(const Error& reason) noexcept;
 
-  // Lets go of memory and descriptors that only calls need. After close(), once no call is under way.
+  // Releases memory and descriptors that only calls need. Call it after close(), once no call is under way.
   void release() noexcept;
 
   [[nodiscard]] const transport::Topology& topology() const { return topology_; }
@@ -119,12 +120,12 @@ class Group {
   Choice run_in_node(const Call& call, Choice choice);
   std::optional<std::size_t> run_over_messages(const Call& call, const Choice& choice);
 
-  // The data that travel with the agreement: none, the tensor to reduce, a block to gather, or parts of the tensor, a
-  // different one to each rank.
+  // Data that travel with the agreement: none, the tensor to reduce, a block to gather, or parts of the tensor, a
+  // different part to each rank.
   enum class Payload { nothing, tensor, block, parts };
 
-  // Announces the call to the ranks of all nodes; throws Error(mismatch), on all of them, if it differs. Returns
-  // whether on every node the tensors lie in memory that its ranks share.
+  // Announces the call to the ranks of all nodes. Throws Error(mismatch), on all ranks, if calls differ. Returns true
+  // if on every node the tensors lie in memory that its ranks share.
   bool announce(const Call& call, Payload payload, PairwiseAllreduce* exchange = nullptr);
   Statement agree(const Call& call, bool same, Payload payload, PairwiseAllreduce* exchange);
   void conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources);
@@ -147,7 +148,7 @@ class Group {
   int smallest_node_ = 1;
   int largest_node_ = 1;
   bool direct_read_allowed_ = false;
-  bool all_idle_ = false;  // in the call under way, once announced
+  bool all_idle_ = false;  // all ranks are idle in the call under way, once it is announced
   std::string direct_read_remark_;
   std::unique_ptr<Workspace> work_ = std::make_unique<Workspace>();
 };

@@ -1,4 +1,4 @@
-// How a group announces a call to all its ranks, and what travels with that.
+// Announcement of a group's call to all its ranks, and the data that travel with it.
 #include "between/pairwise.hpp"
 #include "between/pairwise_allreduce.hpp"
 #include "group.hpp"
@@ -9,7 +9,7 @@ PartialReduction Group::partial_reduction_of(const transport::Signature& signatu
   return {signature.dtype, signature.op, endpoint_->size()};
 }
 
-// This node's partial result for a call that the agreement serves, in memory that the node's ranks read later.
+// Returns this node's partial result for a call that the agreement serves, in memory that the node's ranks read later.
 std::span<std::byte> Group::payload_of(const Call& call) {
   const bool alone = node_->size() == 1;
   std::byte* const values = alone ? work_->scratch.at(0, call.bytes()) : node_->staging(0, 0);
@@ -58,7 +58,7 @@ Statement Group::agree(const Call& call, bool same, Payload payload, PairwiseAll
   return agreed;
 }
 
-// Writes the result to the output or, if the node has other ranks, to the payload, which they read.
+// Writes the result to the output or, if the node has several ranks, to the payload, which they read.
 void Group::conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources) {
   void* const target = node_->size() == 1 ? call.output : payload.data();
   compute::reduce({&target, 1}, sources, call.signature.count, partial_reduction_of(call.signature).finish());
@@ -106,7 +106,7 @@ bool Group::announce(const Call& call, Payload payload, PairwiseAllreduce* excha
   return (verdict & mapped) != 0;
 }
 
-// All ranks know that some made a different call, and come here to tell each other which.
+// Throws the error of different calls. All ranks know that calls differ, and come here to exchange their calls.
 void Group::raise_mismatch(const Call& call) {
   const transport::CallReport mine(call.signature, call.label);
   std::vector<transport::CallReport> reports(everybody_.size());

@@ -1,4 +1,4 @@
-// The calls that a group serves by messages between its nodes.
+// Calls that a group serves by messages between its nodes.
 #include "../base/error.hpp"
 #include "between/pairwise.hpp"
 #include "between/pairwise_allreduce.hpp"
@@ -52,7 +52,7 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
   throw Error(ErrorKind::internal, "unknown kind of call");
 }
 
-// One rank on each node: the blocks travel with the agreement.
+// Gathers blocks that travel with the agreement, with one rank on each node.
 void Group::gather_by_agreement(const Call& call) {
   announce(call, Payload::block);
   const std::vector<int>& ranks = agreement_->leaders();
@@ -86,7 +86,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
 }
 
-// Small enough parts travel with the agreement.
+// Makes a pairwise allreduce. Small enough parts travel with the agreement.
 void Group::pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands) {
   PairwiseAllreduce exchange(everybody, operands, work_->scratch);
   if (largest_node_ > 1 || !Agreement::is_direct(topology_.nodes()) || exchange.largest_part() > largest_along) {
@@ -130,7 +130,7 @@ std::size_t Group::run_hierarchical(const Call& call, const Choice& choice, bool
       if (error.kind() != ErrorKind::memory) {
         throw;
       }
-      throw Error(ErrorKind::system, error.what());  // fatal: other nodes may have theirs, and wait
+      throw Error(ErrorKind::system, error.what());  // fatal: other nodes may have their memory, and wait
     }
   }
   const std::size_t nonfinite = hierarchical_staged(levels, call, *work_->stretches, work_->scratch);

@@ -1,4 +1,4 @@
-// The calls that a group serves inside its node.
+// Calls that a group serves inside its node.
 #include <algorithm>
 #include <utility>
 
@@ -54,7 +54,8 @@ void Group::finish_inline(const Call& call, const std::function<void()>& before_
   read_peers(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }
 
-// By the announcements: whether the inputs of all ranks lie in one segment, and the outputs that others write to, too.
+// Returns true if, by the announcements, the inputs of all ranks lie in one segment, and so do the outputs that peers
+// write to.
 bool Group::in_node_memory(const transport::Signature& signature) const {
   const std::uint32_t inputs = node_->announcement(0).input.segment;
   const int root = node_->local_rank_of(signature.root);
@@ -90,7 +91,7 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
                mapped ? PeerMemory::mapped(*node_, Tensor::input, *input_segment) : PeerMemory::direct(*node_), store);
     node_->synchronize();
   } else {
-    // In a reduce the root's output lies in the segment of the inputs; the other ranks may have no output.
+    // In a reduce the root's output lies in the segment of the inputs; its peers may have no output.
     const transport::Segment& results =
         output_segment != nullptr && call.signature.kind == transport::CallKind::allreduce ? *output_segment
                                                                                            : *input_segment;

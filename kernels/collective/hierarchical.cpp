@@ -20,7 +20,7 @@ std::size_t number_of_lanes(const transport::Topology& topology, bool lanes) {
   return smallest;
 }
 
-// Runs this rank's lane.
+// Driver of this rank's lane.
 class Driver {
  public:
   Driver(const Levels& levels, const transport::Signature& signature)
@@ -31,12 +31,13 @@ class Driver {
 
   [[nodiscard]] std::size_t lanes() const { return lanes_; }
 
-  // The slice of `count` elements that lane `lane` carries.
+  // Returns the slice of `count` elements that lane `lane` carries.
   [[nodiscard]] Range slice_of(std::size_t count, std::size_t lane) const {
     return slice(count, lanes_, lane, 64 / size_of(how_.parts.dtype));
   }
 
-  // This rank's lane, if it has one, over tensors of `count` elements. The results go to `outputs`, this rank's first.
+  // Drives this rank's lane, if it has one, over tensors of `count` elements. Writes the results to `outputs`, of which
+  // this rank's is the first.
   void drive(std::size_t count, std::vector<const std::byte*> inputs, std::vector<std::byte*> outputs,
              Scratch& scratch) {
     const Range mine = index_ < lanes_ ? slice_of(count, index_) : Range{};
@@ -59,7 +60,7 @@ class Driver {
     nonfinite_ += operands.nonfinite();
   }
 
-  // Ends the call: waits for the other ranks of the node, and returns the sum of all its drivers' nonfinite counts.
+  // Ends the call: waits for the peers of the node, and returns the sum of all its drivers' nonfinite counts.
   [[nodiscard]] std::size_t finish() const {
     levels_.node.tell(transport::Node::Topic::result, nonfinite_);
     levels_.node.synchronize();
@@ -135,7 +136,7 @@ std::size_t hierarchical_staged(const Levels& levels, const Call& call, const tr
     }
     driver.drive(stretch(k).size(), std::move(inputs), {slot(me, k)}, scratch);
   };
-  // The result of a lane's slice lies in the slot of its driver.
+  // Copies the result of each lane's slice, which lies in the slot of the lane's driver.
   const auto out = [&](std::size_t k) {
     for (std::size_t lane = 0; lane < driver.lanes(); ++lane) {
       const Range part = driver.slice_of(stretch(k).size(), lane);

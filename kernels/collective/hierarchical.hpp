@@ -6,11 +6,11 @@
 // arrives.
 //
 //   one lane   the first rank of every node drives the whole tensor
-//   lanes      every local rank drives its own slice, with the ranks of the same local rank in the other nodes; there
-//              are as many lanes as the smallest node has ranks
+//   lanes      every local rank drives its own slice, with the ranks of the same local rank on all nodes; there are as
+//              many lanes as the smallest node has ranks
 //
-// Tensors in ordinary memory pass through node memory in stretches: the ranks copy the next stretch in and the last one
-// out, while the masters exchange the one in between.
+// Tensors in ordinary memory pass through node memory in stretches: the ranks copy the next stretch in and the last
+// stretch out, while the masters exchange the stretch in between.
 #pragma once
 
 #include "../transport/node/node.hpp"
@@ -30,22 +30,24 @@ struct Levels {
   Between between;
 };
 
-// The tensors of this node's ranks, by local rank, mapped here.
+// Tensors of this node's ranks, by local rank, mapped here.
 struct NodeTensors {
   std::vector<const std::byte*> inputs;
   std::vector<std::byte*> outputs;
 };
 
-// The ranks that drive lanes.
+// Returns the ranks that drive lanes.
 [[nodiscard]] std::vector<int> drivers(const transport::Topology& topology, bool lanes);
 
-// Returns the number of elements of the result that were rounded for the wire and are not finite.
+// Makes an allreduce. Returns the number of elements of the result that were rounded for the wire and are not finite.
 std::size_t hierarchical(const Levels& levels, const Call& call, const NodeTensors& tensors, Scratch& scratch);
 
-// The same through `staging`, which has this many slots for every rank of the node. Three, because a stretch and its
-// result share a slot: stretch k + 3 is copied in when all ranks have worked on k + 1, before which they have copied
-// out the result of k.
+// Number of slots of `staging` for every rank of the node. Three are needed, because a stretch and its result share a
+// slot: stretch k + 3 is copied in when all ranks have worked on stretch k + 1, and they have copied out the result of
+// stretch k before that.
 inline constexpr std::size_t staging_slots = 3;
+
+// Makes an allreduce of ordinary arrays through `staging`. Returns the same number.
 std::size_t hierarchical_staged(const Levels& levels, const Call& call, const transport::Segment& staging,
                                 Scratch& scratch);
 

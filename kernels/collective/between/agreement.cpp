@@ -22,7 +22,7 @@ Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, st
     rounds_ = doubling_rounds(leaders_.size(), index);
   }
   if (leaders_[index] != messages_.rank()) {
-    return;  // its leader tells it the result
+    return;  // the leader tells this rank the result
   }
   for (std::size_t i = 0; direct && i < leaders_.size(); ++i) {
     messages_.add_peer(leaders_[i]);
@@ -88,7 +88,7 @@ Statement Agreement::agree_by_doubling(Statement word, std::span<std::byte> payl
       continue;
     }
     const std::byte* const theirs = received(0);
-    if (i > 0 && !round.sends) {  // the final result, not a partial one
+    if (i > 0 && !round.sends) {  // final result, not a partial result
       std::memcpy(payload.data(), theirs, payload.size());
       continue;
     }

@@ -10,16 +10,16 @@ using transport::CallKind;
 using transport::Purpose;
 using transport::Request;
 
-// A block of bytes of this rank's input or output; empty if this rank does not take part in it.
+// A block of bytes of this rank's input or output; empty if this rank neither sends nor receives it.
 struct Block {
   std::size_t offset = 0;
   std::size_t bytes = 0;
 };
 
-// The block that goes from rank `from` to rank `to`, in the input of the one and in the output of the other.
+// Blocks of a call: the block from rank `from` to rank `to`, in the input of `from` and in the output of `to`.
 struct Blocks {
   const Call& call;
-  std::size_t bytes;  // of one block, except in allgatherv
+  std::size_t bytes;  // size of one block, except in allgatherv
   std::size_t root;
 
   [[nodiscard]] Block in_input(std::size_t from, std::size_t to) const { return at(from, to, true); }

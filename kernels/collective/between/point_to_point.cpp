@@ -16,7 +16,7 @@ namespace {
 using transport::Purpose;
 using transport::Request;
 
-constexpr std::size_t part_bytes = std::size_t{1} << 30;  // per message
+constexpr std::size_t part_bytes = std::size_t{1} << 30;  // largest part of a tensor in one message
 
 struct Header {
   std::uint64_t count = 0;

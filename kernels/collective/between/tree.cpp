@@ -8,7 +8,7 @@ namespace {
 using transport::Purpose;
 using transport::Request;
 
-// The ranks above and below this one.
+// Ranks above and below this rank.
 struct Relatives {
   std::optional<int> parent;
   std::vector<int> children;
@@ -41,7 +41,7 @@ Branch branch_of(Shape shape, std::size_t ranks, std::size_t place) {
     }
     return branch;
   }
-  // The parent is `place` without its lowest set bit; the root is 0.
+  // The parent is `place` without its lowest set bit; the root's place is 0.
   const std::size_t lowest = place == 0 ? ranks : place & (~place + 1);
   if (place > 0) {
     branch.parent = place - lowest;
@@ -49,7 +49,7 @@ Branch branch_of(Shape shape, std::size_t ranks, std::size_t place) {
   for (std::size_t distance = 1; distance < lowest && place + distance < ranks; distance *= 2) {
     branch.children.push_back(place + distance);
   }
-  std::reverse(branch.children.begin(), branch.children.end());  // the child with the largest subtree first
+  std::reverse(branch.children.begin(), branch.children.end());  // child with the largest subtree first
   return branch;
 }
 
@@ -101,7 +101,8 @@ void tree_broadcast(const Lane& lane, const Call& call, const transport::Topolog
   }
 }
 
-// Every rank reduces its own values and the sums of its children, in their order, and sends the sum to its parent.
+// Reduces along a tree: every rank reduces its own values and the sums of its children, in their order, and sends the
+// sum to its parent.
 void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& topology, Shape shape,
                  Scratch& scratch) {
   const Relatives relatives = relatives_of(lane, topology, call.signature.root, shape);

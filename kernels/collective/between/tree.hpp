@@ -1,5 +1,5 @@
-// Broadcast and reduce along a tree over all ranks: a binomial tree for small tensors, which has the fewest steps; a
-// chain for large ones, in which every link carries the tensor once and all links work at the same time.
+// Broadcast and reduce along a tree over all ranks. Small tensors use a binomial tree, which has the fewest steps.
+// Large tensors use a chain, in which every link carries the tensor once and all links work at the same time.
 //
 // The ranks are ordered with the root first and the ranks of a node next to each other, so that few edges of the tree
 // connect nodes.
@@ -18,18 +18,19 @@ namespace gradientflow::collective {
 
 enum class Shape { binomial, chain };
 
-// A rank's neighbours in the tree, as positions in the order. Pure.
+// A rank's neighbors in the tree, as positions in the order of ranks.
 struct Branch {
-  std::optional<std::size_t> parent;  // none at the root
+  std::optional<std::size_t> parent;  // absent at the root
   std::vector<std::size_t> children;
 };
 
+// Returns the neighbors of position `place`. A pure function.
 [[nodiscard]] Branch branch_of(Shape shape, std::size_t ranks, std::size_t place);
 
-// All ranks, the root's node first and the root first in it.
+// Returns all ranks, the root's node first and the root first in it.
 [[nodiscard]] std::vector<int> order_from(const transport::Topology& topology, int root);
 
-// On the lane of all ranks.
+// Serve a call on the lane of all ranks.
 void tree_broadcast(const Lane& lane, const Call& call, const transport::Topology& topology, Shape shape);
 void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& topology, Shape shape,
                  Scratch& scratch);

@@ -1,4 +1,4 @@
-// The pipeline of the algorithms over messages: segments in order, a window of them under way at once.
+// Pipeline of the algorithms over messages: segments in order, a window of them under way at once.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 namespace gradientflow::collective {
 
 // Receives and sends segments 0 ... total - 1, `window` of each at once. post(t) starts to receive segment t, send(t)
-// to send it; both return the message, or an empty one if there is nothing to do. take(t) uses received segment t, once
-// sent segment t may be overwritten. Then come post(t + window) and send(t + window), so data of take(t) can be sent as
-// any segment from t + window on.
+// starts to send it; both return the message, or an empty request if there is no message. take(t) uses received segment
+// t, once sent segment t may be overwritten. post(t + window) and send(t + window) follow, so data of take(t) can be
+// sent as any segment from t + window on.
 template <class Post, class Take, class Send>
 void run_windowed(transport::Messages& messages, std::size_t total, std::size_t window, Post post, Take take,
                   Send send) {
