@@ -238,7 +238,7 @@ gf_status gf_scatter(gf_communicator* communicator, const void* input, void* out
 gf_status gf_barrier(gf_communicator* communicator);
 
 // Returns the number of elements that this rank gets from a reduce_scatter of `count` elements: the first count % P
-// ranks get one more than the remaining ranks. 0 for NULL.
+// ranks get one more than the rest. 0 for NULL.
 size_t gf_reduce_scatter_count(const gf_communicator* communicator, size_t count);
 
 // ---- asynchronous calls ---------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ gf_status gf_wait_any(gf_handle* const* handles, size_t number, double timeout, 
 gf_status gf_handle_nonfinite(const gf_handle* handle, int64_t* count);
 
 // Frees a handle. If its call has not ended, the call continues, and its arrays stay in use until gf_close returns. A
-// failure that no gf_handle_wait has returned appears only in the message of a later call that times out.
+// failure that was not waited for appears only in the message of a later call that times out.
 void gf_handle_free(gf_handle* handle);
 
 // ---- prepared calls -------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ gf_status gf_scatter_init(gf_communicator* communicator, const void* input, void
                           int root, const gf_call_options* options, gf_request** request);
 gf_status gf_barrier_init(gf_communicator* communicator, gf_request** request);
 
-// Starts the call. GF_ERROR_VALUE if it is already started and not waited for. Small calls inside a node run at once.
+// Starts the call. GF_ERROR_VALUE if it is already started and not waited for. Small calls inside a node begin at once.
 gf_status gf_request_start(gf_request* request);
 
 // Waits until the call has ended, also on the device of its arrays, and returns its status. GF_ERROR_VALUE if the call
