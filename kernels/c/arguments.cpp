@@ -20,9 +20,10 @@ using collective::Call;
 using transport::Algorithm;
 using transport::CallKind;
 
-// Indexed by the constants of gradientflow.h.
-constexpr std::array dtypes = {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8,
-                               DType::uint8,   DType::int32,    DType::int64,   DType::boolean};  // from GF_FLOAT16 on
+// Meanings of the constants of gradientflow.h, which are their indices.
+constexpr std::array dtypes = {
+    DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8,
+    DType::uint8,   DType::int32,    DType::int64,   DType::boolean};  // index 0 is GF_FLOAT16
 constexpr std::array ops = {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min, ReduceOp::prod};
 constexpr std::array algorithms = {
     Algorithm::automatic,          Algorithm::ring,   Algorithm::hierarchical, Algorithm::hierarchical_lanes,
@@ -31,7 +32,7 @@ static_assert(dtypes[GF_BOOL - GF_FLOAT16] == DType::boolean && dtypes.size() ==
 static_assert(ops[GF_PROD] == ReduceOp::prod && ops.size() == reduce_op_count);
 static_assert(algorithms[GF_ALGORITHM_NCCL] == Algorithm::nccl && algorithms.size() == transport::algorithm_count);
 
-// The number in an enum of a program: in C it may be any, and in C++ such an enum must not be read.
+// Returns the number in an enum of a program. In C it may be any number, and C++ must not read such an enum.
 template <class Enum>
 int number_of(const Enum& field) {
   int number = 0;
@@ -40,7 +41,8 @@ int number_of(const Enum& field) {
   return number;
 }
 
-// What a constant of gradientflow.h means; `first` is the least of its kind. Throws Error(kind) for other numbers.
+// Returns the meaning of a constant of gradientflow.h; `first` is the least of its kind. Throws Error(kind) for other
+// numbers.
 template <class T, std::size_t size>
 T meaning_of(int constant, int first, const std::array<T, size>& meanings, const char* what,
              ErrorKind kind = ErrorKind::value) {
@@ -54,7 +56,7 @@ Algorithm algorithm_of(const gf_algorithm& field) {
   return meaning_of(number_of(field), GF_ALGORITHM_AUTO, algorithms, "gf_algorithm");
 }
 
-// Nothing for the host.
+// Returns the device, or nothing for the host.
 std::optional<int> device_of(int device) {
   if (device == GF_HOST) {
     return std::nullopt;
@@ -70,7 +72,7 @@ std::optional<int> device_of(int device) {
   return device;
 }
 
-// What MPI_IN_PLACE is in Open MPI and in MPI's standard interface, and in MPICH: no addresses of memory.
+// Returns true for MPI_IN_PLACE: 1 in Open MPI and in MPI's standard interface, -1 in MPICH; no addresses of memory.
 bool is_mpi_in_place(const void* data) {
   const auto address = reinterpret_cast<std::intptr_t>(data);
   return address == 1 || address == -1;
@@ -82,7 +84,7 @@ compute::Select::How selection_of(const gf_selection& field) {
   return meaning_of(number_of(field), GF_SELECTION_SAMPLED, selections, "gf_selection");
 }
 
-// The options that dense and sparse pools share.
+// Converts the options that dense and sparse pools share.
 template <class Given>
 engine::GradientPool::Options pool_options(const Given& options) {
   engine::GradientPool::Options made{

@@ -1,4 +1,4 @@
-// Converts the arguments of a C function to a call of the engine, and checks them as far as possible.
+// Conversion of the arguments of a C function to a call of the engine, with all possible checks.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace gradientflow::c {
 [[nodiscard]] DType dtype_of(int dtype);                              // a gf_dtype; throws Error(type)
 [[nodiscard]] std::optional<Wire> given_wire(const gf_dtype& field);  // throws Error(type), Error(value)
 
-// The arguments of a collective function of gradientflow.h. allgatherv has `counts` instead of `count`. Enums are
-// numbers here: in C they may hold any value, in C++ they may not.
+// Arguments of a collective function of gradientflow.h. allgatherv has `counts` instead of `count`. Enums are numbers
+// here: in C they may hold any value, in C++ they may not.
 struct Arguments {
   transport::CallKind kind = transport::CallKind::barrier;
   const void* input = nullptr;
@@ -30,7 +30,7 @@ struct Arguments {
   const std::size_t* counts = nullptr;
 };
 
-// The number of elements of each tensor. Throws Error(value) if they exceed the address space.
+// Returns the number of elements of each tensor. Throws Error(value) if they exceed the address space.
 [[nodiscard]] std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors,
                                                      std::size_t element);
 

@@ -17,7 +17,7 @@
 
 namespace gradientflow::collective {
 
-// The most bytes of one message, and the number of messages of one stream that are under way at once.
+// Largest size of a message in bytes, and the number of messages of one stream that are under way at once.
 struct Segments {
   std::size_t bytes;
   std::size_t window;
@@ -25,8 +25,8 @@ struct Segments {
 
 struct Lane {
   transport::Messages& messages;
-  std::vector<int> ranks;  // the members, in the order of the ring
-  std::size_t index;       // of this rank in `ranks`
+  std::vector<int> ranks;  // members, in the order of the ring
+  std::size_t index;       // index of this rank in `ranks`
   Segments segments;
 
   [[nodiscard]] std::size_t size() const { return ranks.size(); }
@@ -37,15 +37,15 @@ struct Lane {
 // Buffers for segments, kept from call to call.
 class Scratch {
  public:
-  // Buffer `index` with at least `bytes` bytes, aligned to a cache line. A larger size than before invalidates earlier
-  // addresses of this buffer.
+  // Returns buffer `index` with at least `bytes` bytes, aligned to a cache line. A larger size than before invalidates
+  // earlier addresses of this buffer.
   [[nodiscard]] std::byte* at(std::size_t index, std::size_t bytes);
 
  private:
   std::vector<std::vector<std::byte>> buffers_;
 };
 
-// The operands of an allreduce of one member of a lane: the tensors of its node, `count` elements each.
+// Operands of one member of a lane in an allreduce: the tensors of its node, `count` elements each.
 class Operands {
  public:
   struct How {
@@ -71,10 +71,10 @@ class Operands {
   const std::byte* contribute(const Range& range);
   [[nodiscard]] const std::byte* own(const Range& range) const;
 
-  // The same with `buffer` in place of the output, which stays unchanged.
+  // Computes the contribution in `buffer` in place of the output, which stays unchanged.
   const std::byte* contribute_apart(const Range& range, std::byte* buffer);
 
-  // This rank's output, from which partial results are sent and into which final ones are received.
+  // Returns this rank's output, from which partial results are sent and into which final results are received.
   [[nodiscard]] std::byte* partial(const Range& range) const { return outputs_.front() + range.begin * element_; }
 
   // partial = received op inputs. `received` is a segment of the wire.
@@ -83,7 +83,7 @@ class Operands {
   // outputs = (received op inputs), divided for a mean: the final result. With a cast it is rounded as for the wire.
   void conclude(const Range& range, const std::byte* received, std::byte* scratch);
 
-  // The only member of a lane: outputs = inputs, reduced and divided.
+  // outputs = inputs, reduced and divided, for the only member of a lane.
   void conclude_alone();
 
   // outputs = (first op second), divided for a mean if `final`, else partial = first op second.
@@ -101,15 +101,15 @@ class Operands {
   void encode(std::byte* wire, const std::byte* values, std::size_t count, bool final) const;
   void decode(std::byte* values, const std::byte* wire, std::size_t count, bool final) const;
 
-  // The number of elements of results that came over the wire, or were rounded for it, and are not finite.
+  // Returns the number of elements of results that came over the wire, or were rounded for it, and are not finite.
   [[nodiscard]] std::size_t nonfinite() const { return nonfinite_; }
 
  private:
   // Reduces the first `sources` of sources_ into all outputs, or only into this rank's.
   void reduce_sources(const Range& range, std::size_t sources, const compute::Reduction& how, bool everywhere);
-  void list_inputs(const Range& range, std::size_t place);  // in sources_, from `place` on
+  void list_inputs(const Range& range, std::size_t place);  // writes to sources_, from `place` on
   void add_inputs(const Range& range, const std::byte* received, bool final);
-  [[nodiscard]] bool contributes_input() const;  // whether the contribution is the input, unchanged
+  [[nodiscard]] bool contributes_input() const;  // true if the contribution is the input, unchanged
 
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;

@@ -1,5 +1,5 @@
-// Allreduce of medium-sized tensors between several ranks: every rank receives its slice of the tensor from all others
-// at once, reduces it, and sends the result to all. As many bytes as in a ring, in 2 steps instead of 2 (P - 1).
+// Allreduce of medium-sized tensors between several ranks: every rank receives its slice of the tensor from all peers
+// at once, reduces it, and sends the result to all. It sends as many bytes as a ring, in 2 steps instead of 2 (P - 1).
 #pragma once
 
 #include <span>
@@ -22,7 +22,8 @@ class PairwiseAllreduce {
   [[nodiscard]] std::size_t largest_part() const { return operands_.segment_bytes(slice_of(0).size()); }
   [[nodiscard]] std::byte* room_for_part(std::size_t from) { return segment(3 * lane_.size() + 1 + from); }
 
-  // `parts`: the contributions of the others, by member; this member's own is not read. All members call it.
+  // Makes the second step. `parts` has the contribution of each member; this member's own is not read. All members call
+  // it.
   void finish(std::span<const std::byte* const> parts);
 
  private:
@@ -38,7 +39,8 @@ class PairwiseAllreduce {
   std::vector<transport::Request> outgoing_;
 };
 
-// All members of the lane call it. The result has the same bits on all of them: every element is computed by one.
+// Makes both steps. All members of the lane call it. The result has the same bits on all of them: one member computes
+// each element.
 void pairwise_allreduce(const Lane& lane, Operands& operands, Scratch& scratch);
 
 }  // namespace gradientflow::collective

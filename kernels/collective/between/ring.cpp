@@ -12,9 +12,9 @@ namespace {
 using transport::Purpose;
 using transport::Request;
 
-// The elements of segment t. In step s a rank receives the chunk `s + 1` places before its own, and sends the one that
-// it received in the step before. `shift` rotates the ring: rank r ends the reduce-scatter with chunk r + 1 for 0, and
-// with chunk r for 1.
+// Schedule of the elements of segment t. In step s a rank receives the chunk `s + 1` places before its own, and sends
+// the chunk that it received in the step before. `shift` rotates the ring: rank r ends the reduce-scatter with chunk
+// r + 1 for 0, and with chunk r for 1.
 class Schedule {
  public:
   Schedule(const Lane& lane, std::vector<Range> chunks, std::size_t segment, std::size_t shift)
@@ -24,7 +24,7 @@ class Schedule {
     }
   }
 
-  [[nodiscard]] std::size_t segments() const { return segments_; }  // of a chunk
+  [[nodiscard]] std::size_t segments() const { return segments_; }  // number of segments of a chunk
   [[nodiscard]] std::size_t step(std::size_t t) const { return t / segments_; }
   [[nodiscard]] Range sent(std::size_t t) const { return at(start_ - step(t), t); }
   [[nodiscard]] Range received(std::size_t t) const { return at(start_ - step(t) - 1, t); }
@@ -60,7 +60,7 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
   const std::size_t segment = operands.segment_values(lane.segments.bytes);
   const Schedule schedule(lane, std::move(chunks), segment, 0);
   const std::size_t window = std::min(lane.segments.window, schedule.segments());
-  const std::size_t last_sum = n - 2;  // the step in which sums become complete
+  const std::size_t last_sum = n - 2;  // step in which sums become complete
 
   // Partial sums, and all values in a wire dtype, arrive in slots; results arrive in place. A range is sent before a
   // result is received into it: the send comes (n - 1) chunks earlier.
@@ -97,7 +97,7 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
 
 namespace {
 
-// A reduce-scatter of the elements `chunks`, one chunk for each rank.
+// Makes a reduce-scatter of the elements `chunks`, one chunk for each rank.
 void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range> chunks, std::byte* output,
                            Scratch& scratch) {
   const std::size_t n = lane.size();
@@ -106,11 +106,11 @@ void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range
   const Schedule schedule(lane, std::move(chunks), lane.segments.bytes / element, 1);
   const std::size_t window = std::min(lane.segments.window, schedule.segments());
   const std::size_t last_sum = n - 2;
-  const std::size_t waiting = schedule.segments() + window;  // sums that are not sent yet
+  const std::size_t waiting = schedule.segments() + window;  // number of sums that are not sent yet
   const auto slot = [&](std::size_t t) { return scratch.at(t % window, lane.segments.bytes); };
   const auto sum_slot = [&](std::size_t t) { return scratch.at(window + t % waiting, lane.segments.bytes); };
   const PartialReduction parts{call.signature.dtype, call.signature.op, static_cast<int>(n)};
-  // This rank's values as a partial result: divided in `buffer`, or the input itself.
+  // Returns this rank's values as a partial result: divided in `buffer`, or the input itself.
   const auto own = [&](const Range& range, std::byte* buffer) {
     const std::byte* const values = call.input + range.begin * element;
     if (!parts.divides_first()) {
@@ -140,7 +140,7 @@ void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range
 
 }  // namespace
 
-// In rounds, each over a piece of every block, so that unsent sums need little memory.
+// Works in rounds, each over a piece of every block, so that unsent sums need little memory.
 void ring_reduce_scatter(const Lane& lane, const Call& call, Scratch& scratch) {
   constexpr std::size_t round_segments = 64;
   const std::size_t length = round_segments * (lane.segments.bytes / call.element());
