@@ -14,7 +14,7 @@ struct DTypeInfo {
   bool floating;
 };
 
-// In the order of enum class DType.
+// Facts about dtypes, in the order of enum class DType.
 constexpr std::array<DTypeInfo, dtype_count> dtypes = {{{"float16", 2, true},
                                                         {"bfloat16", 2, true},
                                                         {"float32", 4, true},
@@ -25,7 +25,7 @@ constexpr std::array<DTypeInfo, dtype_count> dtypes = {{{"float16", 2, true},
                                                         {"int64", 8, false},
                                                         {"bool", 1, false}}};
 
-// In the order of enum class ReduceOp.
+// Names in the order of enum class ReduceOp.
 constexpr std::array<std::string_view, reduce_op_count> ops = {"sum", "mean", "max", "min", "prod"};
 
 const DTypeInfo& info(DType dtype) { return dtypes.at(static_cast<std::size_t>(dtype)); }

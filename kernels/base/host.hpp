@@ -1,4 +1,4 @@
-// The name of this host, for people.
+// The name of this host, for messages to users.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Numbers and lists as text.
+// Conversion of numbers to text, and of text to lists.
 #pragma once
 
 #include <string>

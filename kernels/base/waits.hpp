@@ -31,9 +31,9 @@ inline constexpr Wait nccl_end(5.0);   // end of NCCL's work on a communicator t
 inline constexpr Wait last_words(1.0);  // error with which a rank has given up
 inline constexpr Wait statistics(1.0);  // statistics that name the slowest ranks
 
-// Stores, and where ranks meet.
+// Stores, and meetings of ranks.
 inline constexpr Wait store_attempt(5.0);        // connection to a store, and its greeting
-inline constexpr Wait store_first_attempt(0.5);  // the same, at each of several addresses
+inline constexpr Wait store_first_attempt(0.5);  // the same, for each of several addresses
 inline constexpr Wait store_answer(5.0);         // answer to a call that does not wait, if no time is left
 inline constexpr Wait store_place(1.0);          // check if an address of the store is this host
 inline constexpr Wait store_word(1.0);           // notice left at another rank's store

@@ -21,9 +21,8 @@ using transport::Algorithm;
 using transport::CallKind;
 
 // Meanings of the constants of gradientflow.h, which are their indices.
-constexpr std::array dtypes = {
-    DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8,
-    DType::uint8,   DType::int32,    DType::int64,   DType::boolean};  // index 0 is GF_FLOAT16
+constexpr std::array dtypes = {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8,
+                               DType::uint8,   DType::int32,    DType::int64,   DType::boolean};  // first: GF_FLOAT16
 constexpr std::array ops = {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min, ReduceOp::prod};
 constexpr std::array algorithms = {
     Algorithm::automatic,          Algorithm::ring,   Algorithm::hierarchical, Algorithm::hierarchical_lanes,

@@ -1,4 +1,4 @@
-// The collectives, each as a blocking, an asynchronous and a prepared call.
+// Collectives of the C interface, each as a blocking, an asynchronous and a prepared call.
 #include <unistd.h>
 
 #include "../collective/call/partition.hpp"
@@ -26,7 +26,7 @@ gf_status start(gf_communicator* communicator, const Arguments& arguments, gf_ha
   return guarded([&] {
     gf_handle*& result = result_of(handle, "handle");
     engine::Communicator& engine = *given(communicator, "communicator").engine;
-    auto made = std::make_unique<gf_handle>(gf_handle{nullptr, getpid()});  // before the call is under way
+    auto made = std::make_unique<gf_handle>(gf_handle{nullptr, getpid()});  // made before the call is under way
     made->engine = engine.submit(make_call(engine, arguments), engine::Communicator::Release());
     result = made.release();
   });

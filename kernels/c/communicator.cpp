@@ -122,7 +122,7 @@ gf_status gf_close(gf_communicator* communicator) {
 
 void gf_communicator_free(gf_communicator* communicator) {
   if (communicator != nullptr) {
-    communicator->engine->close(false);  // pools may still hold it
+    communicator->engine->close(false);  // pools may still hold the engine's communicator
     delete communicator;
   }
 }

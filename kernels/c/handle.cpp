@@ -1,4 +1,4 @@
-// Handles of asynchronous calls.
+// Handles of asynchronous calls in the C interface.
 #include "../engine/calls/handle.hpp"
 
 #include <unistd.h>
@@ -151,7 +151,7 @@ gf_status gf_handle_nonfinite(const gf_handle* handle, int64_t* count) {
 }
 
 void gf_handle_free(gf_handle* handle) {
-  // Not freed after a fork: a thread that no longer exists may count as a waiter of the handle.
+  // A forked process does not free the handle: a thread that no longer exists may count as its waiter.
   if (handle != nullptr && handle->process == getpid()) {
     delete handle;
   }

@@ -1,4 +1,4 @@
-// Node memory.
+// Node memory of the C interface.
 #include "../engine/calls/communicator.hpp"
 #include "objects.hpp"
 #include "status.hpp"

@@ -1,4 +1,4 @@
-// The definitions of the opaque types of gradientflow.h.
+// Definitions of the opaque types of gradientflow.h.
 #pragma once
 
 #include <sys/types.h>

@@ -1,4 +1,4 @@
-// The gradient pool.
+// The gradient pool of the C interface.
 #include "pools.hpp"
 
 using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside

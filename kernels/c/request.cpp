@@ -1,4 +1,4 @@
-// Prepared calls.
+// Prepared calls of the C interface.
 #include <unistd.h>
 
 #include <optional>
@@ -52,7 +52,7 @@ gf_status gf_request_nonfinite(const gf_request* request, int64_t* count) {
 }
 
 void gf_request_free(gf_request* request) {
-  // Not freed after a fork: a thread that no longer exists may count as a waiter of the request.
+  // A forked process does not free the request: a thread that no longer exists may count as its waiter.
   if (request != nullptr && request->process == getpid()) {
     delete request;
   }

@@ -1,4 +1,4 @@
-// The sparse gradient pool.
+// The sparse gradient pool of the C interface.
 #include <algorithm>
 #include <vector>
 

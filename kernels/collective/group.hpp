@@ -33,8 +33,7 @@ struct Outcome {
 // Buffers of calls.
 struct Workspace {
   Scratch scratch;
-  std::shared_ptr<transport::Segment>
-      stretches;  // memory to stage ordinary arrays between nodes; created for the first
+  std::shared_ptr<transport::Segment> stretches;  // stages ordinary arrays between nodes; created for the first
 };
 
 class Group {

@@ -11,7 +11,7 @@ namespace gradientflow::compute {
 enum class SimdLevel { baseline, avx2, avx512 };
 
 [[nodiscard]] std::string_view name_of(SimdLevel level);
-[[nodiscard]] SimdLevel simd_from_name(std::string_view name);  // throws Error(value) naming the levels
+[[nodiscard]] SimdLevel simd_from_name(std::string_view name);  // throws Error(value) with the names of the levels
 [[nodiscard]] SimdLevel best_simd();    // the best level that this processor and this build support
 [[nodiscard]] SimdLevel active_simd();  // best_simd(), or less if GRADIENTFLOW_SIMD requests less; throws Error(value)
                                         // if it requests more

@@ -9,9 +9,8 @@
 
 namespace gradientflow::compute {
 
-inline constexpr std::size_t index_page = 65536;  // elements whose indices have the same upper half
-inline constexpr std::uint32_t infinity_bits =
-    0x7f800000;  // magnitude of infinity: the bits of a float32 without its sign
+inline constexpr std::size_t index_page = 65536;            // elements whose indices have the same upper half
+inline constexpr std::uint32_t infinity_bits = 0x7f800000;  // magnitude: the bits of a float32 without its sign
 inline constexpr float largest_float16 = 65504.0F;
 
 GRADIENTFLOW_EVERYWHERE inline std::size_t padded(std::size_t bytes) { return (bytes + 3) / 4 * 4; }

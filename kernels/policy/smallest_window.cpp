@@ -16,7 +16,7 @@ struct Arrival {
   std::size_t worker;
 };
 
-// The workers that have pushed, in the order of their latest pushes.
+// Workers that have pushed, in the order of their latest pushes.
 class Window {
  public:
   explicit Window(std::size_t workers) : latest_(workers, -unbounded), links_(workers + 1, Link{workers, workers}) {}
@@ -55,7 +55,7 @@ class Window {
   std::size_t size_ = 0;
 };
 
-// Iterates over slabs of time; the pushes of each slab are in order.
+// Iterator over slabs of time; the pushes of each slab are in order.
 class Slabs {
  public:
   explicit Slabs(const Predictions& predictions) : predictions_(predictions), taken_(predictions.workers(), 0) {

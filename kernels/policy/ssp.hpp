@@ -27,7 +27,7 @@ class Ssp : public Policy {
 
   struct Pace {
     std::int64_t pushes = 0;
-    std::int64_t answered = 0;  // answered pushes
+    std::int64_t answered = 0;  // number of answered pushes
     double last = 0;            // time of the last push
     double before = 0;          // time of the push before
     bool is_present = true;

@@ -59,8 +59,7 @@ class Agreement {
   std::vector<int> leaders_;
   std::size_t index_;
   std::vector<Round> rounds_;
-  std::vector<std::vector<std::byte>>
-      outgoing_;  // message to each leader: a statement, then data; doubling uses only the first
+  std::vector<std::vector<std::byte>> outgoing_;  // statement and data to each leader; doubling uses only the first
   std::vector<std::vector<std::byte>> incoming_;
 };
 

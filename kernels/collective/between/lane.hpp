@@ -1,4 +1,4 @@
-// A lane: the ranks that exchange messages in one algorithm; and the operands of each.
+// A lane: the ranks that exchange messages in one algorithm, and the operands of each.
 //
 // The algorithms between nodes know nothing about nodes. A lane has either one rank of each node, whose operands are
 // the tensors of all ranks of its node that are mapped here, or all ranks, each with its own tensor.

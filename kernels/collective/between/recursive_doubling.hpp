@@ -14,17 +14,18 @@
 
 namespace gradientflow::collective {
 
-// One member's round: exchange with `peer`, or only send to it, or only receive from it. Pure.
+// One member's round: exchange with `peer`, or only send to it, or only receive from it.
 struct Round {
   std::size_t peer;  // index in the lane
   bool sends;
   bool receives;
 };
 
+// Returns the rounds of member `index`. A pure function.
 [[nodiscard]] std::vector<Round> doubling_rounds(std::size_t size, std::size_t index);
 
-// All members of the lane call it. The result has the same bits on all of them: two partners combine the same operands
-// in the same order.
+// Makes an allreduce. All members of the lane call it. The result has the same bits on all of them: two partners
+// combine the same operands in the same order.
 void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch);
 
 }  // namespace gradientflow::collective

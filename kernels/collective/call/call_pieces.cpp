@@ -10,8 +10,7 @@ namespace {
 
 using transport::CallKind;
 
-constexpr std::size_t line =
-    64;  // bytes of a cache line; if there is room, the blocks of a buffer begin at its multiples
+constexpr std::size_t line = 64;  // bytes of a cache line; blocks of a buffer begin at its multiples if there is room
 
 // Adds a move, or lengthens the last move if the new move continues it.
 void add(std::vector<Move>& moves, std::size_t tensor, std::size_t buffer, std::size_t bytes) {

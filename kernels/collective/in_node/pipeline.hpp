@@ -1,4 +1,4 @@
-// The pipeline of tensors through slots of node memory, piece by piece.
+// Pipeline of tensors through slots of node memory, piece by piece.
 #pragma once
 
 #include <cstddef>

@@ -11,8 +11,7 @@
 namespace gradientflow::collective {
 namespace {
 
-constexpr std::size_t slice_bytes =
-    256 * kib;  // bytes of each tensor at a time, so that they are read from memory only once
+constexpr std::size_t slice_bytes = 256 * kib;  // bytes per tensor at a time, to read them from memory only once
 
 }  // namespace
 

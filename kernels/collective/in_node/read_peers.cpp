@@ -54,7 +54,7 @@ void read_peers(const transport::Node& node, const Call& call, const PeerMemory&
   // Fetches piece_of(peer) of each peer's input.
   const auto fetch_from_all = [&](auto piece_of) {
     for (std::size_t i = 0; i < ranks; ++i) {
-      const std::size_t peer = (rank + i) % ranks;  // begin with oneself, so that not all ranks read the same peer
+      const std::size_t peer = (rank + i) % ranks;  // begins with this rank, so that not all ranks read the same peer
       const Piece part = piece_of(peer);
       inputs.fetch(static_cast<int>(peer), part.from, part.bytes, call.output + part.to, store);
     }

@@ -14,8 +14,7 @@ namespace {
 using transport::CallKind;
 using transport::check_mpi;
 
-constexpr std::size_t round_elements = std::size_t{1}
-                                       << 30;  // largest count of an MPI call, because its counts are int
+constexpr std::size_t round_elements = std::size_t{1} << 30;      // largest count of an MPI call: its counts are int
 constexpr std::size_t widened_elements = std::size_t{256} << 10;  // elements of a round through a float32 buffer
 
 bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }

@@ -27,8 +27,7 @@ struct DeviceShare {
   compute::cuda::DeviceMemory own = {};
   std::vector<std::byte*> parts = {};  // address of each local rank's part; nullptr if not mapped
   std::vector<compute::cuda::OwnedEvent> own_events = {};
-  std::vector<std::vector<compute::cuda::OwnedEvent>> opened_events =
-      {};  // events of each local rank, except this rank's
+  std::vector<std::vector<compute::cuda::OwnedEvent>> opened_events = {};  // events of each peer, by local rank
   int device = 0;
   std::shared_ptr<transport::Segment> board = {};            // empty: no other rank maps the segment
   std::shared_ptr<compute::cuda::OwnedEvent> last_use = {};  // event after all work on the segment

@@ -15,7 +15,7 @@ std::unique_ptr<cuda::Pinned> pin(const transport::Segment& memory) {
   try {
     return std::make_unique<cuda::Pinned>(memory.mine(), memory.stride());
   } catch (const Error&) {
-    return nullptr;  // the system does not pin so much memory: copies are slower, with the same results
+    return nullptr;  // the system does not pin so much memory: copies are slower, results are the same
   }
 }
 

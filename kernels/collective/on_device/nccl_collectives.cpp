@@ -62,7 +62,7 @@ nccl::Op op_of(ReduceOp op) {
   throw Error(ErrorKind::internal, "unknown operator");
 }
 
-// The first failure of several NCCL calls in a group.
+// First failure of several NCCL calls in a group.
 class Results {
  public:
   void operator()(Result result) {

@@ -16,8 +16,7 @@ namespace cuda = compute::cuda;
 using namespace std::chrono_literals;
 
 constexpr auto interval = 20ms;
-constexpr std::size_t many =
-    64;  // number of calls under way from which events of ended calls are reused before new events are made
+constexpr std::size_t many = 64;  // calls under way from which events of ended calls are reused before new ones
 
 }  // namespace
 

@@ -237,15 +237,14 @@ void PeerExchange::reduce_piece(const Call& call, const CallPiece& piece) {
 void PeerExchange::copy_piece(const Call& call, const CallPiece& piece) const {
   const CallKind kind = call.signature.kind;
   const bool from_root = kind == CallKind::broadcast || kind == CallKind::scatter;
-  const bool holds_blocks =
-      kind == CallKind::alltoall || kind == CallKind::scatter;  // a slot has a block for each rank
+  const bool holds_blocks = kind == CallKind::alltoall || kind == CallKind::scatter;  // a slot has a block per rank
   const auto root = static_cast<std::size_t>(node_.local_rank_of(call.signature.root));
   const std::size_t count = piece.call.signature.count;
   if (piece.out.empty()) {
     return;
   }
   for (std::size_t i = 0; i < ranks_; ++i) {
-    const std::size_t peer = (rank_ + i) % ranks_;  // begin with oneself, so that not all ranks read the same peer
+    const std::size_t peer = (rank_ + i) % ranks_;  // begins with this rank, so that not all ranks read the same peer
     if (from_root && peer != root) {
       continue;
     }

@@ -11,7 +11,7 @@
 namespace gradientflow::compute {
 namespace {
 
-// The tables are indexed by these numbers.
+// These numbers are indices of the tables.
 static_assert(dtype_count == 9 && reduce_op_count == 5);
 static_assert(static_cast<int>(DType::float16) == 0 && static_cast<int>(DType::bfloat16) == 1 &&
               static_cast<int>(DType::float32) == 2 && static_cast<int>(DType::float64) == 3 &&

@@ -53,7 +53,7 @@ template <class V>
 [[gnu::always_inline]] inline Halves narrow(Words words) { return __builtin_convertvector(words, Halves); }
 #endif
 
-// A format converts words whose lower half is a 16-bit float and whose upper half is 0.
+// Formats convert words whose lower half is a 16-bit float and whose upper half is 0.
 struct BFloat16Format {
   [[gnu::always_inline]] static Floats to_float(Words words) { return floats_of(words << 16); }
 

@@ -9,7 +9,7 @@
 
 namespace gradientflow::compute {
 
-// Below this many bytes the instruction costs more to start than it saves.
+// Least size of such a copy in bytes: below it the instruction costs more to start than it saves.
 inline constexpr std::size_t rep_movsb_bytes = 2048;
 
 // Returns true if the instruction is fast here. It is not on AMD's Zen 3 and Zen 4, where a copy to another alignment

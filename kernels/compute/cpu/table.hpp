@@ -15,7 +15,7 @@ struct ReduceCall {
   std::size_t destination_count;  // 1 or more
   const void* const* sources;
   std::size_t source_count;  // 1 or more
-  std::size_t count;         // elements
+  std::size_t count;         // number of elements
   int divisor;               // read by mean only
   bool streaming;
 };

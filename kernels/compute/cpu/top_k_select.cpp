@@ -226,7 +226,7 @@ class Selection {
     const std::size_t limit = 2 * k_ + 256;
     make_room(limit + run);
     found_.number = 0;
-    std::size_t number = std::min(run, std::max<std::size_t>(4 * k_, 256));  // short: a threshold is found soon
+    std::size_t number = std::min(run, std::max<std::size_t>(4 * k_, 256));  // short, to find a threshold soon
     for (std::size_t begin = 0; begin < count_; begin += number, number = run) {
       number = std::min(number, count_ - begin);
       const std::size_t before = found_.number;

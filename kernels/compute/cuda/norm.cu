@@ -15,7 +15,7 @@ __device__ int last_bit_of(float value) {
                        : exponent + __ffs(static_cast<int>(fraction | 0x800000U)) - 151;
 }
 
-// The sum of some floats, none below 0, and the exponent of a power of two of which all are multiples.
+// Sum of some floats, none below 0, and the exponent of a power of two that divides them all.
 struct Part {
   double sum = 0.0;
   int last_bit = 128;  // above the exponent of any float

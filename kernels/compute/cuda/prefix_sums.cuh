@@ -19,7 +19,7 @@ __device__ inline std::uint32_t add_before(std::uint32_t value, std::uint32_t* s
     const std::uint32_t other = threadIdx.x >= distance ? shared[threadIdx.x - distance] : 0;
     __syncthreads();
     const std::uint32_t sum = shared[threadIdx.x] + other;
-    shared[threadIdx.x] = sum < other ? nobody : sum;  // saturates: only invalid blocks have so many
+    shared[threadIdx.x] = sum < other ? nobody : sum;  // saturates: only invalid blocks have such sums
     __syncthreads();
   }
   const std::uint32_t before = threadIdx.x == 0 ? 0 : shared[threadIdx.x - 1];

@@ -35,7 +35,7 @@ struct MemoryFacts {
 
 enum class EventKind {
   order,    // streams wait for it
-  time,     // also tells when it happened
+  time,     // streams wait for it, and it tells when it happened
   process,  // streams of other processes may wait for it, too
 };
 
@@ -65,7 +65,7 @@ class Runtime {
   // ---- memory
   [[nodiscard]] virtual std::byte* allocate(std::size_t bytes) const = 0;  // nullptr for 0 bytes
   virtual void free(void* memory) const noexcept = 0;
-  virtual void register_host(void* memory, std::size_t bytes) const = 0;  // pins it, for all devices
+  virtual void register_host(void* memory, std::size_t bytes) const = 0;  // pins memory, for all devices
   virtual void unregister_host(void* memory) const noexcept = 0;
   [[nodiscard]] virtual MemoryFacts facts(const void* address) const = 0;
   // Copies between host and device in either direction, or on devices. Copies of memory that is not pinned may wait.
@@ -82,10 +82,9 @@ class Runtime {
   virtual void wait(Stream stream, Event event) const = 0;     // makes all further work of the stream wait
   [[nodiscard]] virtual bool happened(Event event) const = 0;  // an event that was never recorded has happened
   virtual void synchronize_event(Event event) const = 0;       // without burning a core
-  [[nodiscard]] virtual double milliseconds(Event from,
-                                            Event to) const = 0;  // time between two events of EventKind::time
+  [[nodiscard]] virtual double milliseconds(Event from, Event to) const = 0;  // two events of EventKind::time
 
-  // ---- with other processes of the machine
+  // ---- sharing between processes of a machine
   [[nodiscard]] virtual ProcessHandle share(void* memory) const = 0;  // takes memory of allocate()
   [[nodiscard]] virtual std::byte* open(const ProcessHandle& allocation) const = 0;
   virtual void close(void* opened) const noexcept = 0;

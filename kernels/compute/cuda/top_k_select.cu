@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(threads) correct(Select call, unsigned long lo
 
 // ---- the k-th largest -----------------------------------------------------------------------------------------------
 
-// A search for the k-th largest of some magnitudes, in rounds of 11, 10 and 10 bits.
+// Search for the k-th largest of some magnitudes, in rounds of 11, 10 and 10 bits.
 struct Search {
   std::uint32_t bins[bin_count];
   std::uint32_t prefix;       // known upper bits
@@ -214,7 +214,7 @@ __global__ void decide(State* state, std::size_t k, std::uint32_t floor, bool ha
   }
 }
 
-// ---- which entries --------------------------------------------------------------------------------------------------
+// ---- choice of entries ----------------------------------------------------------------------------------------------
 
 // Numbers of elements that are sent for certain, and of elements equal to the least magnitude, of which the first are
 // sent.

@@ -47,8 +47,7 @@ struct GluStep {
 struct DcStep {
   float* weight;
   float* mean_square;
-  const float*
-      gradient_weight;  // weights for which the gradient was computed; nullptr: `weight`, nothing to compensate
+  const float* gradient_weight;  // weights of the gradient; nullptr: `weight`, nothing to compensate
   const void* gradient;
   DType gradient_dtype;
   std::size_t count;

@@ -24,7 +24,7 @@ namespace gradientflow::jax {
 struct Buffer {
   std::byte* data;
   XLA_FFI_DataType type;
-  std::size_t count;  // elements
+  std::size_t count;  // number of elements
 
   [[nodiscard]] std::size_t bytes() const;
   [[nodiscard]] DType dtype() const;  // throws Error(type) unless the core has this dtype

@@ -68,7 +68,7 @@ void DenseExchange::give_up() noexcept {
   for (const auto& pool : pools_) {
     try {
       pool->rollback();
-    } catch (const Error&) {  // the first one is thrown
+    } catch (const Error&) {  // run() throws the first error
     }
   }
 }
