@@ -1,4 +1,4 @@
-// Collectives of the C interface, each as a blocking, an asynchronous and a prepared call.
+// The collectives, each as a blocking, an asynchronous and a prepared call.
 #include <unistd.h>
 
 #include "../collective/call/partition.hpp"

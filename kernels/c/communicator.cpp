@@ -1,4 +1,4 @@
-// Communicators of the C interface: creation, split, recovery and close; ranks and nodes.
+// Communicators: creation, split, recovery and close; ranks and nodes.
 #include "../engine/calls/communicator.hpp"
 
 #include <cstdio>
@@ -41,7 +41,7 @@ std::unique_ptr<transport::Endpoint> endpoint_of_mpi(const void* mpi, std::size_
   return transport::introduced(plugin.endpoint(mpi, config.timeout), config);
 }
 
-// Prints a sentence for each unknown variable, once per process.
+// Reports unknown variables, once per process.
 void tell_unknown_variables() {
   static std::once_flag told;
   std::call_once(told, [] {

@@ -73,26 +73,26 @@ typedef enum gf_status {
 // Returns the constant's name, such as "GF_ERROR_VALUE". The text is constant.
 const char* gf_status_name(gf_status status);
 
-// Returns the reason for this thread's last failure; "" before the first. The text is valid until this thread's next
-// failure. Only functions that return a status set it: gf_rank(NULL) is -1 and leaves no message.
+// Returns the reason for this thread's last failure; "" before the first. It is valid until the next. Only functions
+// that return a status set it: gf_rank(NULL) is -1 and leaves no message.
 const char* gf_last_error_message(void);
 
 // ---- communicator ---------------------------------------------------------------------------------------------------
 
 typedef struct gf_communicator gf_communicator;
 
-// A setting as text, such as {"timeout", "30"}. docs/configuration.md lists names and values. Settings that are not
-// given come from the GRADIENTFLOW_* variables, or else have their defaults.
+// A setting as text, such as {"timeout", "30"}, see docs/configuration.md. Other settings come from the GRADIENTFLOW_*
+// variables, or else have their defaults.
 typedef struct gf_setting {
   const char* name;
   const char* value;
 } gf_setting;
 
 // Creates a communicator of `size` ranks that meet without MPI and exchange messages over TCP. Collective. `meet` is
-// the address where they meet: "host:port", where rank 0 listens; several of these with commas; or "file:///path" in a
-// folder that all hosts share. It may be NULL for a single rank. With a size of 0, all three come from the variables
-// GRADIENTFLOW_MEET, GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE, which `gradientflow run --transport tcp` sets; without
-// them this process is the only rank. `settings` is NULL, or an array that ends with an entry whose name is NULL.
+// their address: "host:port", where rank 0 listens; several of these with commas; or "file:///path" in a folder that
+// all hosts share. A single rank may give NULL. With a size of 0, all three come from the variables GRADIENTFLOW_MEET,
+// GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE, which `gradientflow run --transport tcp` sets; without them this process is
+// the only rank. `settings` is NULL, or an array that ends with an entry whose name is NULL.
 gf_status gf_init_meet(const char* meet, int rank, int size, const gf_setting* settings,
                        gf_communicator** communicator);
 
@@ -119,11 +119,11 @@ static inline gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_com
 // Collective.
 gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communicator** part);
 
-// Creates a communicator of the survivors, in their order, after GF_ERROR_PEER or GF_ERROR_TIMEOUT. Closes the old
-// communicator, which the caller still frees. Collective over the survivors: either each gets a communicator, or all
-// get the same error, such as GF_ERROR_PEER if too few are left. `min_ranks` is the least number of survivors; 0: more
-// than half of the ranks, or any number if all missing ranks are known to have ended. Works over TCP, and over MPI in
-// an Open MPI job that was started with ULFM.
+// Creates a communicator of the survivors, in their order, after GF_ERROR_PEER or GF_ERROR_TIMEOUT. Closes the old one,
+// which the caller still frees. Collective over the survivors: all succeed, or all get the same error, such as
+// GF_ERROR_PEER if too few are left. `min_ranks` is the least number of survivors; 0: more than half of the ranks, or
+// any number if all missing ranks are known to have ended. Works over TCP, and over MPI in an Open MPI job started with
+// ULFM.
 gf_status gf_recover(gf_communicator* communicator, int min_ranks, gf_communicator** recovered);
 
 // Returns the old rank of `rank` in a communicator of gf_recover; -1 for any other communicator or rank.
@@ -237,8 +237,8 @@ gf_status gf_scatter(gf_communicator* communicator, const void* input, void* out
 // Waits until all ranks have called this function.
 gf_status gf_barrier(gf_communicator* communicator);
 
-// Returns the number of elements that this rank gets from a reduce_scatter of `count` elements: the first count % P
-// ranks get one more than the rest. 0 for NULL.
+// Returns the elements that this rank gets from a reduce_scatter of `count`: the first count % P ranks get one more
+// than the rest. 0 for NULL.
 size_t gf_reduce_scatter_count(const gf_communicator* communicator, size_t count);
 
 // ---- asynchronous calls ---------------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ gf_status gf_barrier_async(gf_communicator* communicator, gf_handle** handle);
 gf_status gf_handle_test(const gf_handle* handle, int* done);
 
 // Waits until the call has ended, also on the device of its arrays, and returns its status; may be called again. After
-// `timeout` seconds it returns GF_ERROR_TIMEOUT, and the call continues unharmed. A negative timeout adds no limit to
-// the call's own.
+// `timeout` seconds it returns GF_ERROR_TIMEOUT, and the call continues unharmed. Negative: no limit but the call's
+// own.
 gf_status gf_handle_wait(gf_handle* handle, double timeout);
 
 // Waits until several calls have ended: `number` handles, of one or more communicators; NULL entries are skipped. If
@@ -298,10 +298,9 @@ void gf_handle_free(gf_handle* handle);
 // ---- prepared calls -------------------------------------------------------------------------------------------------
 // A prepared call is checked and its algorithm chosen once; it then runs any number of times on the same arrays, like
 // the persistent collectives of MPI 4. gf_request_start starts it, gf_request_wait ends it; in between the arrays must
-// stay untouched. Preparing is not collective, but starting is: the call is then served in the order of all calls of
-// the communicator, even if several prepared calls are under way, and matches an unprepared call of another rank. Ranks
-// that start different calls get GF_ERROR_MISMATCH from gf_request_wait. A request is for one thread at a time. Its
-// arrays must outlive it.
+// stay untouched. Preparing is not collective, but starting is: to other ranks it is a call like any other, served in
+// the order of calls, even if several prepared ones are under way. Ranks that start different calls get
+// GF_ERROR_MISMATCH from gf_request_wait. A request is for one thread at a time. Its arrays must outlive it.
 
 typedef struct gf_request gf_request;
 
@@ -331,7 +330,7 @@ gf_status gf_request_start(gf_request* request);
 
 // Waits until the call has ended, also on the device of its arrays, and returns its status. GF_ERROR_VALUE if the call
 // has not been started. After `timeout` seconds it returns GF_ERROR_TIMEOUT: the call continues, and can be waited for
-// again. A negative timeout adds no limit to the call's own. After any other status the request may be started again.
+// again. Negative: no limit but the call's own. After any other status the request may be started again.
 gf_status gf_request_wait(gf_request* request, double timeout);
 
 // Tells if gf_request_wait would return at once: `*done` is 1 or 0. Does not wait.
@@ -340,7 +339,7 @@ gf_status gf_request_test(gf_request* request, int* done);
 // Gives the number of gf_handle_nonfinite for the last call that was waited for.
 gf_status gf_request_nonfinite(const gf_request* request, int64_t* count);
 
-// Frees a request, after waiting for a call that has been started.
+// Frees a request. Waits for a started call.
 void gf_request_free(gf_request* request);
 
 // ---- between two ranks ----------------------------------------------------------------------------------------------
@@ -378,7 +377,7 @@ typedef struct gf_pool gf_pool;
 
 #define GF_AUTO_THRESHOLD (SIZE_MAX - 1)
 
-// Options of a pool. Begin with GF_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
+// Options of a pool: GF_POOL_OPTIONS_INIT, the defaults, with changed fields. NULL: the defaults.
 typedef struct gf_pool_options {
   size_t size;              // sizeof(gf_pool_options): tells the library which fields the program knows
   size_t fusion_threshold;  // bytes of neighboring tensors to send together; SIZE_MAX: all, at the end
@@ -389,8 +388,7 @@ typedef struct gf_pool_options {
 
 #define GF_POOL_OPTIONS_INIT {sizeof(gf_pool_options), GF_AUTO_THRESHOLD, GF_NO_DTYPE, GF_ALGORITHM_AUTO, GF_HOST}
 
-// Creates a pool. `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating dtype.
-// Collective.
+// Creates a pool. `counts` has the elements of each of the `tensors` tensors; `dtype` is a floating dtype. Collective.
 gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                          const gf_pool_options* options, gf_pool** pool);
 
@@ -412,8 +410,8 @@ gf_status gf_pool_ready_all(gf_pool* pool);  // marks all tensors that are not r
 
 // Waits until every tensor is replaced by its mean over the ranks, and begins the next iteration. Tensors that are not
 // ready count as zeros; if no tensor is ready on any rank, all ranks get GF_ERROR_VALUE. After `timeout` seconds it
-// returns GF_ERROR_TIMEOUT; the iteration continues and can be waited for again. A negative timeout adds no limit to
-// the limits of the calls themselves. Collective.
+// returns GF_ERROR_TIMEOUT; the iteration continues and can be waited for again. Negative: no limit but its calls' own.
+// Collective.
 gf_status gf_pool_wait(gf_pool* pool, double timeout);
 
 // Ends an iteration that has begun, without its result: other ranks get zeros for tensors that are not ready here.
@@ -433,8 +431,7 @@ void gf_pool_free(gf_pool* pool);
 
 typedef struct gf_sparse_pool gf_sparse_pool;
 
-// Options of a sparse pool. Begin with GF_SPARSE_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the
-// defaults.
+// Options of a sparse pool: GF_SPARSE_POOL_OPTIONS_INIT, the defaults, with changed fields. NULL: the defaults.
 typedef struct gf_sparse_pool_options {
   size_t size;              // sizeof(gf_sparse_pool_options): tells the library which fields the program knows
   size_t chunk_size;        // elements of a chunk
@@ -463,8 +460,8 @@ size_t gf_sparse_pool_chunks(const gf_sparse_pool* pool);   // number of chunks
 // Returns the extra numbers, which the program writes and each iteration averages; NULL if there are none.
 double* gf_sparse_pool_extra(gf_sparse_pool* pool);
 
-// Marks tensor `tensor` as final for this iteration; the index after the last tensor stands for the extra numbers. Call
-// it once per iteration, from any thread.
+// Marks tensor `tensor` as final for this iteration; the index after the last tensor: the extra numbers. Once per
+// iteration, from any thread.
 gf_status gf_sparse_pool_ready(gf_sparse_pool* pool, size_t tensor);
 
 gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // marks all tensors that are not ready yet
@@ -475,9 +472,9 @@ gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // marks all tensors 
 // skipped; either way all gradients become zero, and residuals are as before. Collective.
 gf_status gf_sparse_pool_wait(gf_sparse_pool* pool, double density, double timeout);
 
-// Ends an iteration that has begun, without its result, as gf_pool_rollback does. If none has begun, rolls back the
-// last iteration, unless its gradients have been zeroed since. Afterwards residuals are as before the iteration, and
-// gradients are zero. Either all ranks roll back, or none.
+// Ends an iteration that has begun, as gf_pool_rollback does. If none has begun, rolls back the last one, unless its
+// gradients were zeroed since. Residuals are then as before it, and gradients zero. Either all ranks roll back, or
+// none.
 gf_status gf_sparse_pool_rollback(gf_sparse_pool* pool);
 
 // Zeroes the tensors. Call this and the functions below between iterations.
@@ -513,11 +510,11 @@ void gf_sparse_pool_free(gf_sparse_pool* pool);
 
 typedef struct gf_top_k_pool gf_top_k_pool;
 
-// Selection of the entries of a layer to send: about the k largest, by a threshold from a sample; exactly the k
-// largest; or k at random.
+// Selection of the entries of a layer: about the k largest, by a threshold from a sample; exactly the k largest; or k
+// at random.
 typedef enum gf_selection { GF_SELECTION_SAMPLED = 0, GF_SELECTION_EXACT = 1, GF_SELECTION_RANDOM = 2 } gf_selection;
 
-// Options of a top-k pool. Begin with GF_TOP_K_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
+// Options of a top-k pool: GF_TOP_K_POOL_OPTIONS_INIT, the defaults, with changed fields. NULL: the defaults.
 typedef struct gf_top_k_pool_options {
   size_t size;           // sizeof(gf_top_k_pool_options): tells the library which fields the program knows
   double ratio;          // 1 or more, for all layers: n / ratio of a layer's n elements are sent
@@ -570,9 +567,9 @@ gf_status gf_top_k_pool_ready(gf_top_k_pool* pool, size_t tensor);
 gf_status gf_top_k_pool_ready_all(gf_top_k_pool* pool);
 
 // Waits for the means, and begins the next iteration. Tensors that are not ready, and `timeout`, are as in
-// gf_pool_wait. If a gradient is infinite or NaN, it is GF_ERROR_NONFINITE on all ranks, unless such iterations are
-// skipped. If ratios or loss scales differ between ranks, it is GF_ERROR_MISMATCH. In both cases all gradients become
-// zero, and residuals and velocities are as before. Collective.
+// gf_pool_wait. GF_ERROR_NONFINITE on all ranks if a gradient is infinite or NaN, unless such iterations are skipped.
+// GF_ERROR_MISMATCH if ratios or loss scales differ. In these cases all gradients become zero, and residuals and
+// velocities are as before. Collective.
 gf_status gf_top_k_pool_wait(gf_top_k_pool* pool, double timeout);
 
 // Rolls back an iteration as gf_sparse_pool_rollback does, residuals and velocities included.
@@ -594,8 +591,8 @@ int gf_top_k_pool_overflowed(const gf_top_k_pool* pool);
 gf_status gf_top_k_pool_residuals(const gf_top_k_pool* pool, float* residuals);
 gf_status gf_top_k_pool_velocities(const gf_top_k_pool* pool, float* velocities);
 
-// Restores residuals and velocities from a checkpoint, in that layout; without momentum there are no velocities. A rank
-// with a number that is not finite gets GF_ERROR_VALUE, and the remaining ranks GF_ERROR_MISMATCH. Collective.
+// Restores both from a checkpoint, in that layout; no velocities without momentum. A rank with a number that is not
+// finite gets GF_ERROR_VALUE, and the remaining ranks GF_ERROR_MISMATCH. Collective.
 gf_status gf_top_k_pool_restore(gf_top_k_pool* pool, const float* residuals, const float* velocities);
 
 // Frees a top-k pool. Not collective.
@@ -650,14 +647,13 @@ gf_status gf_optimizer_step(gf_optimizer* optimizer, const gf_pool* pool, const 
 gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool* pool,
                                    const gf_step_settings* settings, size_t number, double gradient_scale);
 
-// Makes a step as gf_optimizer_step does: all weights and their momentum change. After a dropped iteration it changes
-// nothing.
+// Makes a step as gf_optimizer_step does, on all weights. After a dropped iteration it changes nothing.
 gf_status gf_optimizer_step_top_k(gf_optimizer* optimizer, const gf_top_k_pool* pool, const gf_step_settings* settings,
                                   size_t number, double gradient_scale);
 
 // Return momentum, Adam's means of squares and master weights of a tensor, for checkpoints: one float per element, to
-// read and to write. They are valid until the optimizer is freed, master weights only until gf_optimizer_set_parameter.
-// NULL if there are none.
+// read and write. Valid until the optimizer is freed, master weights only until gf_optimizer_set_parameter. NULL if
+// there are none.
 float* gf_optimizer_momentum(gf_optimizer* optimizer, size_t tensor);
 float* gf_optimizer_mean_square(gf_optimizer* optimizer, size_t tensor);
 float* gf_optimizer_master(gf_optimizer* optimizer, size_t tensor);
@@ -677,8 +673,8 @@ typedef enum gf_policy { GF_POLICY_BSP = 0, GF_POLICY_ASP = 1, GF_POLICY_SSP = 2
 // Reasons why the round of a push changes nothing: a gradient is not finite, or a rank has given up.
 typedef enum gf_skip { GF_SKIP_NO = 0, GF_SKIP_NONFINITE = 1, GF_SKIP_ABANDONED = 2 } gf_skip;
 
-// Options of a parameter server, the same on all ranks. Begin with GF_PARAMETER_SERVER_OPTIONS_INIT, the defaults, and
-// change fields. NULL: the defaults.
+// Options of a parameter server, the same on all ranks: GF_PARAMETER_SERVER_OPTIONS_INIT, the defaults, with changed
+// fields. NULL: the defaults.
 typedef struct gf_parameter_server_options {
   size_t size;  // sizeof(gf_parameter_server_options): tells the library which fields the program knows
   gf_policy policy;
@@ -692,8 +688,8 @@ typedef struct gf_parameter_server_options {
 #define GF_PARAMETER_SERVER_OPTIONS_INIT \
   {sizeof(gf_parameter_server_options), GF_POLICY_BSP, 3, 0, 0, GF_NO_DTYPE, GF_AUTO_THRESHOLD}
 
-// Creates a parameter server. `weights` has the float32 weights of each tensor, in the order in which backpropagation
-// produces the gradients. Only rank 0 reads it; elsewhere it may be NULL. Collective.
+// Creates a parameter server. `weights`: of each tensor, float32, in the order of gradients from backpropagation. Only
+// rank 0 reads it; elsewhere it may be NULL. Collective.
 gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t* counts, size_t tensors,
                                      const float* const* weights, const gf_parameter_server_options* options,
                                      gf_parameter_server** server);
@@ -710,8 +706,8 @@ gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, 
 // Ends the current push, and gives its number. A tensor that is not ready counts as zeros if another push of the round
 // has it; otherwise the round does not change it. `settings` has `number` elements: one for each tensor, or a single
 // one for all tensors. Settings and `loss_scale` must be the same in all pushes of a round. The learning rate is
-// outside of the momentum, as with `rate_inside` 0 of gf_optimizer_create; with LARS it is inside. `skip` is a gf_skip:
-// the reason why the round is to change nothing, or GF_SKIP_NO.
+// outside of the momentum, as with `rate_inside` 0 of gf_optimizer_create; with LARS inside. `skip` is a gf_skip: why
+// the round is to change nothing, or GF_SKIP_NO.
 gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
                                    float loss_scale, int skip, uint64_t* push);
 
@@ -721,8 +717,8 @@ gf_status gf_parameter_server_push_pull(gf_parameter_server* server, const gf_st
                                         float loss_scale, int skip, int exact, uint64_t* push, uint64_t* pull);
 
 // Waits until the policy lets this rank continue after a push. Sets `*skipped` to the largest gf_skip of its round,
-// unless `skipped` is NULL. After `timeout` seconds it returns GF_ERROR_TIMEOUT, and the push continues; a negative
-// timeout adds no limit to a call's own. All timeouts below work like this.
+// unless `skipped` is NULL. After `timeout` seconds it returns GF_ERROR_TIMEOUT, and the push continues; negative: no
+// limit but a call's own. So do all timeouts below.
 gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t push, double timeout, int* skipped);
 
 // Requests the weights that include all pushes of this rank so far, in float32 if `exact`. Ends the previous pull;
@@ -736,8 +732,8 @@ gf_status gf_parameter_server_wait_pull(gf_parameter_server* server, uint64_t pu
 gf_status gf_parameter_server_take(gf_parameter_server* server, uint64_t pull, size_t tensor, float* weights);
 
 // Gives the weights of a tensor in node memory, once the pull has arrived, in the dtype of the wire, or in FLOAT32 for
-// an exact pull. Copies nothing if a server of the node has the whole tensor. The weights are read-only, and stay
-// unchanged until the next pull of this rank or gf_parameter_server_close. NULL if the tensor has no elements.
+// an exact pull. Copies nothing if a server of the node has the whole tensor. Read-only, and unchanged until the next
+// pull of this rank or gf_parameter_server_close. NULL if the tensor has no elements.
 gf_status gf_parameter_server_weights(gf_parameter_server* server, uint64_t pull, size_t tensor, const void** weights);
 
 // Waits until all ranks have called it and all pushes are applied. Gives a pull of the exact weights, already arrived.
@@ -747,7 +743,7 @@ gf_status gf_parameter_server_finish(gf_parameter_server* server, double timeout
 // another parameter server open: closing the last one waits for all, so ranks may close several in different orders.
 gf_status gf_parameter_server_close(gf_parameter_server* server);
 
-// Frees a parameter server. Without gf_parameter_server_close before, this rank gives up.
+// Frees a parameter server. If it was not closed, this rank gives up.
 void gf_parameter_server_free(gf_parameter_server* server);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// Handles of asynchronous calls in the C interface.
+// Handles of asynchronous calls.
 #include "../engine/calls/handle.hpp"
 
 #include <unistd.h>

@@ -54,8 +54,8 @@ Meeting meeting_by_variables() {
   return {text_in(meet_variable), number_in(rank_variable), number_in(size_variable)};
 }
 
-// Returns the store of a meeting. A process may meet other ranks at the same store again. So a store stays open, also
-// if this process serves it, until the process ends.
+// Opens the store of a meeting. It stays open until the process ends, also if this process serves it: ranks may meet
+// there again.
 Store& open_store(const Meeting& meeting, double timeout) {
   static std::mutex mutex;
   static std::map<std::pair<std::string, bool>, std::unique_ptr<Store>> opened;

@@ -8,8 +8,7 @@
 
 namespace gradientflow::c {
 
-// Meets all other ranks as gf_init_meet describes, and returns this rank's endpoint. Throws Error(value) if the
-// arguments, or the variables, are wrong.
+// Meets all ranks, see gf_init_meet. Throws Error(value) if arguments or variables are wrong.
 [[nodiscard]] std::unique_ptr<transport::Endpoint> endpoint_by_meeting(const char* meet, int rank, int size,
                                                                        const Config& config);
 

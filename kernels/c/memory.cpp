@@ -1,4 +1,4 @@
-// Node memory of the C interface.
+// Node memory for C.
 #include "../engine/calls/communicator.hpp"
 #include "objects.hpp"
 #include "status.hpp"

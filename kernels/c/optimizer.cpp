@@ -1,4 +1,4 @@
-// Optimizers of the C interface, over the gradients of a pool.
+// Optimizers over the gradients of a pool.
 #include "../engine/update/optimizer.hpp"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// The parameter server of the C interface.
+// The parameter server for C.
 #include "../engine/server/parameter_server.hpp"
 
 #include <cstdint>

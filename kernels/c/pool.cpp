@@ -1,4 +1,4 @@
-// The gradient pool of the C interface.
+// The gradient pool for C.
 #include "pools.hpp"
 
 using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside

@@ -43,7 +43,7 @@ std::size_t bytes_of(const Object* pool) {
 
 inline std::optional<double> seconds_of(double timeout) { return timeout < 0 ? std::nullopt : std::optional(timeout); }
 
-// The functions below are for pools with residuals.
+// Functions for pools with residuals.
 template <class Object>
 double* extra_of(Object* pool) {
   return pool == nullptr || pool->engine.extra().empty() ? nullptr : pool->engine.extra().data();
@@ -56,7 +56,7 @@ int overflowed(const Object* pool) {
   return result;
 }
 
-// Returns `data` as one number per element of the pool. Throws Error(value) for NULL, unless the pool has no elements.
+// Returns `data`, a number per element of the pool. NULL is Error(value) unless the pool is empty.
 template <class Number>
 std::span<Number> numbers_of(const engine::ResidualPool& pool, Number* data, const char* name) {
   return {pool.elements() > 0 ? &given(data, name) : nullptr, pool.elements()};

@@ -1,4 +1,4 @@
-// Prepared calls of the C interface.
+// Prepared calls for C.
 #include <unistd.h>
 
 #include <optional>

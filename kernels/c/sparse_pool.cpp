@@ -1,4 +1,4 @@
-// The sparse gradient pool of the C interface.
+// The sparse gradient pool for C.
 #include <algorithm>
 #include <vector>
 

@@ -1,5 +1,4 @@
-// Conversion of exceptions, none of which leaves a C function: each becomes a status, and its sentence this thread's
-// last error message.
+// Conversion of each exception to a status, and of its sentence to this thread's last error message.
 #pragma once
 
 #include <string>
@@ -12,7 +11,7 @@ namespace gradientflow::c {
 // Returns the status of the exception that is being handled, and stores its message.
 gf_status caught() noexcept;
 
-// Does the work, and returns the status of its exception, or GF_SUCCESS.
+// Does work, and returns its status.
 template <class Work>
 gf_status guarded(Work work) noexcept {
   try {
@@ -23,7 +22,7 @@ gf_status guarded(Work work) noexcept {
   }
 }
 
-// Does the work of a function that returns no status. A failure leaves the last message unchanged.
+// Does work without a status: a failure leaves the last message unchanged.
 template <class Work>
 void quietly(Work work) noexcept {
   try {
@@ -32,7 +31,7 @@ void quietly(Work work) noexcept {
   }
 }
 
-// Returns the object behind a pointer from the caller. Throws Error(value) for NULL.
+// Returns the object of a caller's pointer. Throws Error(value) for NULL.
 template <class T>
 T& given(T* pointer, const char* name) {
   if (pointer == nullptr) {
@@ -41,7 +40,7 @@ T& given(T* pointer, const char* name) {
   return *pointer;
 }
 
-// Returns the caller's pointer to a result, set to NULL for now. Throws Error(value) for NULL.
+// Returns the caller's pointer to a result, set to NULL until there is one.
 template <class T>
 T*& result_of(T** place, const char* name) {
   return given(place, name) = nullptr;

@@ -1,4 +1,4 @@
-// The top-k gradient pool of the C interface.
+// The top-k gradient pool for C.
 #include "pools.hpp"
 
 using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
