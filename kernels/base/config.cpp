@@ -110,7 +110,7 @@ std::size_t parse_border(const std::string& text) {
   return value;
 }
 
-// Returns the name of a file. "off" and its synonyms mean no file; "on" and its synonyms are refused as names.
+// Parses a file name. "off" and its synonyms mean no file; "on" and its synonyms are refused.
 std::string parse_file(const std::string& text) {
   const std::optional<bool> answer = switch_of(text);
   if (text.empty() || text.back() == '/' || answer == true) {

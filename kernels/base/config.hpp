@@ -1,5 +1,5 @@
-// Settings of a communicator: one value object, filled from the GRADIENTFLOW_* environment variables when the
-// communicator is created, and never changed afterwards.
+// Settings of a communicator: a value object, filled from the GRADIENTFLOW_* environment variables at creation, and
+// constant afterwards.
 #pragma once
 
 #include <cstddef>
@@ -45,11 +45,11 @@ struct Config {
 
 // A setting that users can change, for the documentation, the command line and the bindings.
 struct ConfigField {
-  std::string_view name;      // name of the field of Config, such as "timeout"
-  std::string_view variable;  // environment variable, such as "GRADIENTFLOW_TIMEOUT"
+  std::string_view name;      // field of Config, "timeout"
+  std::string_view variable;  // "GRADIENTFLOW_TIMEOUT"
   std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice", "file", "library", "name"
   std::string_view meaning;
-  bool shared = false;  // the value must be the same on all ranks
+  bool shared = false;  // must be equal on all ranks
 };
 
 [[nodiscard]] const std::vector<ConfigField>& config_fields();
@@ -57,11 +57,11 @@ struct ConfigField {
 // Returns the value of a field as text that set_field accepts.
 [[nodiscard]] std::string get_field(const Config& config, std::string_view name);
 
-// Sets one field from text: a number, a size like "512KiB", "on"/"off", or a choice. Throws Error(value) with the
-// field's name, the given text and the accepted texts.
+// Sets a field from text: a number, a size like "512KiB", "on"/"off", or a choice. Throws Error(value) with the field's
+// name, the given and the accepted texts.
 void set_field(Config& config, std::string_view name, const std::string& text);
 
-// Returns the defaults, changed first by the environment, then by `overrides` {name: text}.
+// Reads defaults, then the environment, then `overrides` {name: text}.
 [[nodiscard]] Config read_config(const std::map<std::string, std::string>& overrides = {});
 
 // Parses "64", "64K", "64KB", "64KiB", "8MiB", in upper or lower case; K, M, G, T are powers of 1024. Throws

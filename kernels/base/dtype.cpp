@@ -14,7 +14,7 @@ struct DTypeInfo {
   bool floating;
 };
 
-// Facts about dtypes, in the order of enum class DType.
+// Dtypes in the order of enum class DType.
 constexpr std::array<DTypeInfo, dtype_count> dtypes = {{{"float16", 2, true},
                                                         {"bfloat16", 2, true},
                                                         {"float32", 4, true},

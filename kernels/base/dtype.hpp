@@ -20,8 +20,8 @@ inline constexpr int reduce_op_count = 5;
 [[nodiscard]] DType dtype_from_name(std::string_view name);         // throws Error(type) with the supported names
 [[nodiscard]] ReduceOp reduce_op_from_name(std::string_view name);  // throws Error(value) with the supported names
 
-// Returns the index of float16, bfloat16 or float32 among these three. Throws Error(type) for another dtype: its
-// message begins with `sentence`, which says where one of the three is needed.
+// Returns the index of float16, bfloat16 or float32 among these three. Throws Error(type) for another dtype, with a
+// message that begins with `sentence`.
 [[nodiscard]] std::size_t index_among_floats(DType dtype, const char* sentence);
 
 // Throws Error(type) unless op is defined on dtype: mean needs a floating dtype; bool has only max and min.

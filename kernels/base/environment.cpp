@@ -17,9 +17,8 @@ namespace {
 
 constexpr std::string_view prefix = "GRADIENTFLOW_";
 
-// Other known variables, without the prefix. setup.py and CMake read some; some tell where ranks meet; one names the
-// settings file; `gradientflow run`, `gradientflow netlab` and the tests set the rest for the processes that they
-// start.
+// Other known variables, without the prefix: for setup.py and CMake, for meetings of ranks, for the settings file, and
+// from `gradientflow run`, `gradientflow netlab` and the tests to the processes that they start.
 constexpr std::array<std::string_view, 19> others = {
     "BUILD_TYPE", "CUDA",  "WERROR", "SANITIZE", "MPI",      "MPICXX", "MPI_PREFIX", "MPI_STAYS",   "MEET",    "RANK",
     "SIZE",       "TOKEN", "NETLAB", "SERVERS",  "TEST_JOB", "BIND",   "RESTARTS",   "CONFIG_FILE", "PATIENCE"};

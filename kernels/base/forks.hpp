@@ -3,7 +3,7 @@
 
 namespace gradientflow {
 
-// Returns the number of forks between the first process that counted and this process. The first call begins to count.
+// Counts the forks since the first process that called it. The first call begins to count.
 [[nodiscard]] int count_forks() noexcept;
 
 }  // namespace gradientflow

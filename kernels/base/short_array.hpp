@@ -1,5 +1,4 @@
-// An array of fixed length. The object itself holds up to `few` elements, so that a call among few ranks allocates no
-// memory.
+// An array of fixed length. The object itself holds up to `few` elements, so calls among few ranks allocate no memory.
 #pragma once
 
 #include <array>

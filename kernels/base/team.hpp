@@ -13,15 +13,15 @@ namespace gradientflow {
 
 class Team {
  public:
-  // `size` is the number of threads, the calling thread included. The first call starts the remaining threads, which
-  // sleep between calls. If the operating system refuses some, there are fewer.
+  // `size` counts the calling thread, too. The first call starts the remaining threads, which sleep between calls. If
+  // the operating system refuses some, there are fewer.
   explicit Team(std::size_t size) : wanted_(size) {}
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
   ~Team();
 
-  // Calls work(part, parts) for every part, in a thread each, and returns once all have ended. Rethrows the exception
-  // of the lowest part that threw. Not for several threads at once.
+  // Calls work(part, parts) for every part, in a thread each, and returns once all have ended. Rethrows the lowest
+  // part's exception. Not for several threads at once.
   void run(const std::function<void(std::size_t part, std::size_t parts)>& work);
 
  private:

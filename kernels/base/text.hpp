@@ -1,4 +1,4 @@
-// Conversion of numbers to text, and of text to lists.
+// Numbers and lists as text.
 #pragma once
 
 #include <string>

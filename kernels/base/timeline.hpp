@@ -38,7 +38,7 @@ class Timeline {
   Timeline& operator=(const Timeline&) = delete;
   ~Timeline();
 
-  // Adds a track (row), for events that do not belong to one thread, and returns its number.
+  // Adds a track (row), for events that do not belong to one thread.
   int add_track(const std::string& name);
 
   // Returns the track of the calling thread.
@@ -70,7 +70,7 @@ class Timeline {
   std::set<int> threads_;
 };
 
-// Returns the path of a rank's file: "trace.json" -> "trace.rank3.json".
+// "trace.json" -> "trace.rank3.json"
 [[nodiscard]] std::string path_of_rank(const std::string& path, int rank);
 
 }  // namespace gradientflow

@@ -5,7 +5,7 @@
 
 namespace gradientflow {
 
-// A limit in seconds, multiplied by GRADIENTFLOW_PATIENCE, which only tests set and which is read once.
+// A limit, multiplied by GRADIENTFLOW_PATIENCE, which only tests set, and which is read once.
 class Wait {
  public:
   constexpr explicit Wait(double seconds) : seconds_(seconds) {}
@@ -17,8 +17,7 @@ class Wait {
   double seconds_;
 };
 
-// The timeouts that decide if a host or a process has died are not in this table: they apply also to ranks that are
-// merely slow.
+// Timeouts that declare a host or process dead are not here: they apply also to ranks that are merely slow.
 namespace waits {
 
 // Messages of ranks.
