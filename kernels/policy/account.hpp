@@ -18,7 +18,7 @@ struct Event {
   Answer answer;
 };
 
-// Counts of one run after another: once all workers have departed, the next event starts a new run with all of them.
+// Counts over runs: when all workers have departed, the next event starts a new run with all of them.
 class Account {
  public:
   explicit Account(int workers);
@@ -26,8 +26,7 @@ class Account {
 
   [[nodiscard]] std::int64_t pushes(int worker) const { return at(worker).all; }
 
-  // Returns the total seconds between the worker's pushes and their answers; pushes without an answer count up to
-  // `now`.
+  // Total seconds between the worker's pushes and their answers, up to `now` for unanswered pushes.
   [[nodiscard]] double waited(int worker, double now) const;
 
   // Returns a histogram: element k counts how often a worker continued k pushes ahead of the slowest present worker.

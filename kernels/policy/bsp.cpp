@@ -15,7 +15,7 @@ Answer Bsp::departed(int worker, double /*seconds*/) {
   return apply_complete_rounds();
 }
 
-// Applies all complete rounds. A departed worker takes part in rounds until all its pushes are applied.
+// Includes departed workers in rounds until all their pushes are applied.
 Answer Bsp::apply_complete_rounds() {
   Answer answer;
   while (true) {

@@ -1,5 +1,5 @@
-// Bulk synchronous parallel: one push of every present worker makes a round. Its pushes are applied together, and all
-// workers wait for that.
+// Bulk synchronous parallel: a round, one push of every present worker, is applied together, and all workers wait for
+// it.
 #pragma once
 
 #include <cstddef>

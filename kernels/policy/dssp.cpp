@@ -29,7 +29,7 @@ bool Dssp::goes_on_later(std::size_t worker, double seconds) {
   return judged_ == Judged::all && judge(worker, seconds);
 }
 
-// Grants iterations to the worker. Returns true if there is one, so that the worker continues; this uses up the first.
+// Tells if the worker is granted an iteration, and uses up the first.
 bool Dssp::judge(std::size_t worker, double seconds) {
   const std::int64_t granted = iterations_ahead(worker, seconds);
   granted_[worker] = std::max<std::int64_t>(granted - 1, 0);

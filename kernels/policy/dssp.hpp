@@ -5,13 +5,12 @@
 // The next pushes of this worker and of the slowest worker are predicted from their last intervals. The worker is
 // granted the number of iterations after which its push is nearest in time to a push of the slowest worker, the
 // smallest of equally good numbers. It uses them up before it is judged again; if none are granted, it waits until it
-// is within `low`. Two details differ from the thesis' algorithm 1, in which a worker could run one iteration further,
-// and be granted more without limit: here the iteration that begins with the judgment counts as granted, and `high`
-// limits the number.
+// is within `low`. Unlike in the thesis' algorithm 1, the iteration that begins with the judgment counts as granted,
+// and `high` limits the number: there a worker could run one iteration further, and be granted more without limit.
 //
 // To save time, the thesis judges only the fastest worker, and never a waiting worker. So the bound is `low` for all
-// other workers, and for a worker that has waited. With `judged` all, each worker that is ahead is judged. A waiting
-// worker is then judged again at each push of the slowest, where its waiting ends in the thesis' figure 5.1.
+// other workers, and after a wait. With `judged` all, each worker that is ahead is judged, and a waiting worker again
+// at each push of the slowest, where its waiting ends in the thesis' figure 5.1.
 #pragma once
 
 #include <cstddef>

@@ -32,11 +32,11 @@ class Policy {
   // Answers a push of this worker, which has arrived completely.
   virtual Answer pushed(int worker, double seconds) = 0;
 
-  // Answers the departure of this worker. Called once for each worker.
+  // Answers this worker's departure. Called once for each.
   virtual Answer departed(int worker, double seconds) = 0;
 
-  // Returns true if any thread may ask the policy, one at a time. False for a policy in Python: in the main thread a
-  // signal handler could raise an exception in it.
+  // Tells if any thread may ask, one at a time. Not for a policy in Python: in the main thread a signal handler could
+  // raise an exception in it.
   [[nodiscard]] virtual bool is_for_any_thread() const { return true; }
 };
 

@@ -18,10 +18,10 @@ struct Simulation {
   std::vector<Event> events;
 };
 
-// Simulates workers until all have departed, or until time `until`. `lengths` has a row for each worker: the seconds
-// that each iteration computes. All workers begin at time 0, wait after each push until they may continue, and depart
-// after the answer to their last push. Events at the same time come in the order of workers. Throws Error(value) when
-// workers wait and none computes, and passes on errors of the policy.
+// Simulates workers until all have departed, or until `until`. `lengths`: a row per worker, the seconds that each
+// iteration computes. All workers begin at 0, wait after each push until they may continue, and depart after the answer
+// to their last. Events at the same time come in the order of workers. Throws Error(value) when workers wait and none
+// computes, and the policy's errors.
 [[nodiscard]] Simulation simulate(Policy& policy, const std::vector<std::span<const double>>& lengths,
                                   double until = std::numeric_limits<double>::infinity(), bool keep_events = false);
 

@@ -18,11 +18,11 @@ class Ssp : public Policy {
   Answer departed(int worker, double seconds) override;
 
  protected:
-  // Returns true if a worker continues at its push. `is_within`: the worker is within the bound. Asked once for each
-  // push, unless an earlier push is unanswered.
+  // Tells if a worker continues at its push. `is_within`: the worker is within the bound. Asked once for each push,
+  // unless an earlier push is unanswered.
   virtual bool goes_on(std::size_t worker, bool is_within);
 
-  // Returns true if a waiting worker continues at a push of the slowest, though it is still beyond the bound.
+  // Tells if a waiting worker continues at a push of the slowest, though it is still beyond the bound.
   virtual bool goes_on_later(std::size_t worker, double seconds);
 
   struct Pace {
@@ -36,15 +36,15 @@ class Ssp : public Policy {
   [[nodiscard]] std::int64_t fewest() const { return fewest_; }
 
  private:
-  // Both look at all workers, but only when the fewest pushes have changed. Before that every worker must have pushed,
-  // so the amortized time for each push is constant.
+  // Both visit all workers, but only when the fewest pushes have changed, before which every worker must have pushed:
+  // constant amortized time per push.
   void find_slowest();
   void follow_slowest(double seconds, Answer& answer);
 
   std::vector<Pace> paces_;
   std::int64_t staleness_;
   std::int64_t fewest_ = 0;  // pushes of the slowest present workers
-  std::size_t slowest_;      // number of the slowest present workers
+  std::size_t slowest_;      // their number
 };
 
 }  // namespace gradientflow::policy
