@@ -73,7 +73,7 @@ class Calls {
     }
     ++under_way_;
   }
-  void begin_another() {  // called inside a call that has begun
+  void begin_another() {  // called within a call
     const std::lock_guard lock(mutex_);
     ++under_way_;
   }

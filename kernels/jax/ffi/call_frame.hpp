@@ -41,8 +41,7 @@ class LateAnswer {
  public:
   explicit LateAnswer(XLA_FFI_CallFrame& frame);
 
-  // Does the work of the call, and answers as answer() does. Once per call. Code that waits for the call may run in
-  // this thread.
+  // Does the work of the call, and answers as answer() does, once. Code that waits for the call may run in this thread.
   void give(const std::function<void()>& work) const noexcept;
 
  private:

@@ -63,7 +63,7 @@ void DenseExchange::wait(std::uint32_t call) {
   }
 }
 
-// Rolls back the pools, so that other ranks can end the iterations that they have begun.
+// Rolls back, so that other ranks can end their iterations.
 void DenseExchange::give_up() noexcept {
   for (const auto& pool : pools_) {
     try {

@@ -26,8 +26,8 @@ class DenseExchange final : public Exchange {
     std::optional<Wire> wire;         // of gradients that stay where they are
   };
 
-  // `communicator` is for these calls alone. `places` has a place for each gradient, in the order of the operands. The
-  // first pool, if there is any, has `marks_needed()` extra numbers; further pools have at least one.
+  // `communicator` is for these calls alone. `places` are in the order of the operands. The first pool, if any, has
+  // `marks_needed()` extra numbers; further pools have at least one.
   DenseExchange(std::shared_ptr<engine::Communicator> communicator, transport::Algorithm algorithm,
                 std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<Place> places);
 

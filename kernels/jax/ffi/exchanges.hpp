@@ -34,10 +34,9 @@ class Exchange {
   virtual void run(const Buffers& buffers, bool refused) = 0;
 };
 
-// A channel makes calls one after another. In one execution of a program, a call with a state of some number must take
-// the state that the last call with this number has given. Otherwise nothing orders the two calls, and other ranks may
-// have swapped them: the call is refused. It is accepted if both calls write to the same memory: XLA itself makes such
-// calls in order, as in a loop.
+// A channel makes calls one after another. In one execution of a program, a call must take the state that the last call
+// with the same number has given. Otherwise nothing orders the two, other ranks may have swapped them, and the call is
+// refused. Only if both write to the same memory, XLA itself orders them, as in a loop.
 class Channel {
  public:
   explicit Channel(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
@@ -53,7 +52,7 @@ class Channel {
 
   std::shared_ptr<Exchange> exchange_;
   std::mutex mutex_;
-  std::unordered_map<std::uint32_t, Given> given_;  // last call with each state, by the state's number
+  std::unordered_map<std::uint32_t, Given> given_;  // last calls by the states' numbers
 };
 
 class Queue;

@@ -51,7 +51,7 @@ void Queue::serve() {
   }
 }
 
-// Returns the queue's communicator. Collective the first time, on ranks that have a call.
+// Collective the first time, on ranks that have a call.
 const Exchanges::Order& Queue::order() {
   if (!order_) {
     order_ = meet_();
@@ -59,7 +59,7 @@ const Exchanges::Order& Queue::order() {
   return *order_;
 }
 
-// Returns the number of the state of rank 0's first call. Collective, on ranks that have a call.
+// Returns rank 0's first state. Collective, on ranks that have a call.
 std::uint32_t Queue::agree_on_state() {
   engine::Communicator& communicator = *order().communicator;
   std::uint32_t state = 0;

@@ -40,7 +40,7 @@ class Slots {
   std::vector<std::weak_ptr<T>> objects_;
 };
 
-// Slots of the process, never destroyed: threads of XLA may outlive static objects.
+// Slots are never destroyed: threads of XLA may outlive static objects.
 Slots<engine::Communicator>& communicators() {
   static auto* const slots = new Slots<engine::Communicator>;  // NOLINT(*-owning-memory)
   return *slots;

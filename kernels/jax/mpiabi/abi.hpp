@@ -37,7 +37,7 @@ inline constexpr Word in_place = 1;
 // Returns the count of a call. XLA passes a count of 2^31 or more cut to 32 bits.
 [[nodiscard]] inline std::size_t count_of(int count) { return static_cast<std::uint32_t>(count); }
 
-// Returns the bytes of an element. Throws Error(type) for a type that XLA does not send.
+// Throws Error(type) for a type that XLA does not send.
 [[nodiscard]] std::size_t size_of(Type type);
 
 }  // namespace gradientflow::mpiabi

@@ -10,10 +10,10 @@ namespace gradientflow::mpiabi {
 
 void allreduce(engine::Communicator& ranks, const void* input, void* output, std::size_t count, DType dtype,
                ReduceOp op);
-// `count` is the number of elements of the block that each rank gets.
+// `count`: elements of each rank's block.
 void reduce_scatter(engine::Communicator& ranks, const void* input, void* output, std::size_t count, DType dtype,
                     ReduceOp op);
-// `bytes` is the size of one rank's block.
+// `bytes`: size of one rank's block.
 void allgather(engine::Communicator& ranks, const void* input, void* output, std::size_t bytes);
 void alltoall(engine::Communicator& ranks, const void* input, void* output, std::size_t bytes);
 void broadcast(engine::Communicator& ranks, void* data, std::size_t bytes, int root);

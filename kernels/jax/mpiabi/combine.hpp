@@ -10,8 +10,8 @@ namespace gradientflow::mpiabi {
 // into[i] = into[i] op with[i]
 using Combine = void (*)(std::byte* into, const std::byte* with, std::size_t count);
 
-// Returns the reduction for 16-bit integers, minima and maxima of unsigned integers, and products of complex numbers.
-// Throws Error(type) for any other.
+// Finds the reduction for 16-bit integers, minima and maxima of unsigned integers, and products of complex numbers.
+// Throws Error(type) otherwise.
 [[nodiscard]] Combine combine_of(Type type, Op op);
 
 }  // namespace gradientflow::mpiabi

@@ -1,4 +1,4 @@
-// Functions of the interface for communicators of MPI.
+// Communicators of MPI.
 #include "failure.hpp"
 #include "job.hpp"
 

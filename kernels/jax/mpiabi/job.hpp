@@ -15,12 +15,12 @@
 
 namespace gradientflow::mpiabi {
 
-// Group of ranks, which XLA takes for an MPI communicator.
+// Ranks that XLA takes for an MPI communicator.
 struct Group {
   std::shared_ptr<engine::Communicator> ranks = {};  // none if this process is no member, or after a failure
   std::vector<int> job_ranks = {};                   // each member's rank in the job
   int tag = 0;                                       // tag of the group's messages in the job's mailbox
-  std::mutex in_pieces = {};                         // held by a call that is made of several calls of the core
+  std::mutex in_pieces = {};                         // held by a call of several pieces
 };
 
 // The job. XLA ignores the status of the functions that set up: a failure there makes every later call fail, too.
@@ -28,8 +28,8 @@ class Job {
  public:
   Group world;
 
-  void begin();   // joins the ranks; called once; collective
-  void finish();  // closes the job: ranks that still wait for this rank get an error
+  void begin();   // once; collective
+  void finish();  // ranks that still wait for this rank get an error
   [[nodiscard]] bool has_begun() const { return begun_; }
   [[nodiscard]] bool has_finished() const { return finished_; }
 

@@ -1,4 +1,4 @@
-// Functions of the interface for beginning and end, and queries about them.
+// Beginning and end, and queries about them.
 #include <cstring>
 #include <string>
 

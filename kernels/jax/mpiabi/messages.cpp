@@ -1,4 +1,4 @@
-// Functions of the interface for messages between two ranks.
+// Messages between two ranks.
 #include <memory>
 #include <utility>
 

@@ -14,7 +14,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Throws if this library is of another installation than the Python package: its communicators have another core.
+// Refuses another installation, whose communicators have another core.
 void check_installation() {
   Dl_info here{};
   dladdr(reinterpret_cast<const void*>(&check_installation), &here);

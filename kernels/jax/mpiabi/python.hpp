@@ -1,4 +1,4 @@
-// Interface to the Python process into which jaxlib has loaded this library.
+// Access to the Python that has loaded this library.
 #pragma once
 
 #include <memory>

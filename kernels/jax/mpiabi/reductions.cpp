@@ -1,9 +1,8 @@
 // Allreduce and reduce-scatter of every type and operation that XLA asks for.
 //
-// The core has most of them. It lacks 16-bit integers, minima and maxima of unsigned integers, and products of complex
-// numbers: these use collectives that move bytes. Each rank gets the same block of all ranks, and combines them in the
-// order of ranks. So the result is exact, or for complex numbers rounded in one order, and has the same bits on all
-// ranks.
+// The core has most of them. 16-bit integers, minima and maxima of unsigned integers, and products of complex numbers
+// use collectives that move bytes. Each rank gets the same block of all ranks, and combines them in their order. So the
+// result is exact, or for complex numbers rounded in one order, and has the same bits on all ranks.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -116,7 +115,7 @@ class Reduction {
   static constexpr std::size_t most_bytes = std::size_t{1} << 20;  // largest size of a piece
 
   [[nodiscard]] std::size_t count() const { return static_cast<std::size_t>(ranks_.size()); }
-  // Return the first element of a piece of a rank's block, and the number of its elements inside the tensor.
+  // Return a piece's first element, and its number of elements inside the tensor.
   [[nodiscard]] std::size_t place(std::size_t rank, std::size_t offset) const {
     return std::min(rank * block_ + offset, total_);
   }
