@@ -38,7 +38,7 @@ struct UpdateResidual {
 double update_residual(const UpdateResidual& call);
 
 // x = gradient * scale + residual; buffer = x / scale, of the gradient's dtype, rounded once. Returns the L1 norm of x.
-// Throws Error(value) unless the scale is a power of two: its only purpose is to keep 16-bit floats in range.
+// Throws Error(value) unless the scale is a power of two: it only keeps 16-bit floats in range.
 struct Gather {
   const void* gradient;
   DType dtype;
@@ -59,7 +59,7 @@ struct Scatter {
 };
 double scatter(const Scatter& call);
 
-// Make the same calls at a given level, for tests that compare levels. Throw Error(value) if `level` cannot run here.
+// Run at a given level, for tests. Throw Error(value) if `level` cannot run here.
 double update_residual_at(SimdLevel level, const UpdateResidual& call);
 double gather_at(SimdLevel level, const Gather& call);
 double scatter_at(SimdLevel level, const Scatter& call);

@@ -1,4 +1,4 @@
-// A mark of functions that are compiled for the CPU and for CUDA devices.
+// Mark of functions for the CPU and for CUDA devices.
 #pragma once
 
 #ifdef __CUDACC__

@@ -42,7 +42,7 @@ void cast(void* destination, DType destination_dtype, const void* source, DType 
 // Copies `bytes` bytes between memory that does not overlap.
 void copy(void* destination, const void* source, std::size_t bytes, Store store);
 
-// Make the same calls at a given level, for tests that compare levels. Throw Error(value) if `level` cannot run here.
+// Run at a given level, for tests. Throw Error(value) if `level` cannot run here.
 void reduce_at(SimdLevel level, std::span<void* const> destinations, std::span<const void* const> sources,
                std::size_t count, const Reduction& reduction);
 void cast_at(SimdLevel level, void* destination, DType destination_dtype, const void* source, DType source_dtype,

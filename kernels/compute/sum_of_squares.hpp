@@ -12,7 +12,7 @@ namespace gradientflow::compute {
 // the L1 norm of chunks.hpp.
 [[nodiscard]] double sum_of_squares(const void* source, DType dtype, std::size_t count, float scale = 1.0F);
 
-// Makes the same call at a given level, for tests that compare levels. Throws Error(value) if `level` cannot run here.
+// Runs at a given level, for tests. Throws Error(value) if `level` cannot run here.
 [[nodiscard]] double sum_of_squares_at(SimdLevel level, const void* source, DType dtype, std::size_t count,
                                        float scale);
 

@@ -65,22 +65,21 @@ struct Select {
   float limit = std::numeric_limits<float>::infinity();  // largest magnitude to send; above 0
   float threshold = 0.0F;  // sampled: an earlier estimate, used in place of a sample unless it is 0
   EntryBlock block;
-  std::byte* data;  // memory of the block, block.bytes long
+  std::byte* data;  // memory, block.bytes long
 };
 
 // Result of a selection.
 //
-// `sampled`: the layer is cut into as many parts as the sample has elements, and one random element of each part is
-// drawn. The sample is so large that 64 of the k largest elements are expected in it (at a ratio of 1000: 64,000
-// elements). It gives a threshold that somewhat more than k elements should reach; the pass that computes x finds them.
-// If more than k do, the k largest of them are sent; if fewer than 0.8 k do, the k largest of the layer, which takes
-// another pass over x. Fewer than 4,096 entries (a threshold that rises during the pass is as good), or more than an
-// eighth of a layer, are selected exactly, without a sample.
+// `sampled`: a sample has one random element of each of as many parts of the layer. 64 of the k largest are expected in
+// it (at a ratio of 1000 it has 64,000 elements). It gives a threshold that somewhat more than k elements should reach;
+// the pass that computes x finds them. If more than k do, the k largest of them are sent; if fewer than 0.8 k do, the k
+// largest of the layer, which takes another pass over x. Fewer than 4,096 entries (a threshold that rises during the
+// pass is as good), or more than an eighth of a layer, are selected exactly, without a sample.
 //
-// Elements that are 0, or so small that they would travel as 0, are never sent, even if fewer than k are left; only
-// `random` draws them like all elements.
+// Elements that are 0, or would travel as 0, are never sent, even if fewer than k are left; only `random` draws them,
+// too.
 struct Selected {
-  std::size_t sent;       // number of entries sent
+  std::size_t sent;       // entries sent
   float threshold;        // least magnitude that was sent, for a later call; 0 if none was sent, or for `random`
   std::size_t nonfinite;  // elements of x that are infinite or NaN; above 0 the block is empty, and next_residual and
                           // next_velocity are not meaningful
@@ -101,7 +100,7 @@ struct Combine {
 // Returns the number of elements written: the size of the union.
 std::size_t combine(const Combine& call);
 
-// Make the same calls at a given level, for tests that compare levels. Throw Error(value) if `level` cannot run here.
+// Run at a given level, for tests. Throw Error(value) if `level` cannot run here.
 Selected select_at(SimdLevel level, const Select& call);
 std::size_t combine_at(SimdLevel level, const Combine& call);
 

@@ -6,8 +6,8 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-// Casts whole blocks of `width` vectors of float32 from element `begin` on, as long as they end by `end`. Returns the
-// first element that is left.
+// Casts whole blocks of `width` vectors of float32 from element `begin` on, up to `end`. Returns the first element
+// left.
 template <class To, class From, std::size_t width>
 inline std::size_t cast_blocks(std::byte* destination, const std::byte* source, std::size_t begin, std::size_t end,
                                float scale) {

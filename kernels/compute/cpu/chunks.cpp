@@ -15,10 +15,10 @@ std::size_t gradient_index(DType dtype) {
   return index_among_floats(dtype, "the gradients of sparse communication are float16, bfloat16 or float32");
 }
 
-// Returns the norm, with the same bits everywhere if it is NaN.
+// Gives NaN the same bits everywhere.
 double norm_of(double sum) { return std::isnan(sum) ? std::numeric_limits<double>::quiet_NaN() : sum; }
 
-// Throws unless the scale and its reciprocal are powers of two: then dividing by one is multiplying by the reciprocal.
+// Throws unless the scale and its reciprocal are powers of two, so that multiplying replaces dividing.
 void check_scale(float scale) {
   int exponent = 0;
   if (std::frexp(scale, &exponent) != 0.5F || !std::isnormal(1 / scale)) {

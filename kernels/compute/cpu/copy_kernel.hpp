@@ -1,6 +1,6 @@
 // Copies of memory in vectors, into the caches or past them.
 //
-// They do not use memcpy: from 2 KiB on, glibc's is `rep movsb`, also on processors where that is slow (rep_movsb.hpp).
+// Not by memcpy: from 2 KiB on, glibc uses `rep movsb`, also on processors where it is slow (rep_movsb.hpp).
 #pragma once
 
 #include "vector.hpp"
@@ -22,8 +22,8 @@ template <std::size_t Bytes>
   }
 }
 
-// Copies memory. The first vector and the last are written at any address. The vectors between, which may overlap with
-// them, are written at multiples of a vector's size.
+// Writes the first vector and the last at any address, and the vectors between, which may overlap with them, at
+// multiples of a vector's size.
 template <bool streaming>
 void copy(void* destination, const void* source, std::size_t bytes) {
   using Block = Vector<std::uint8_t>;

@@ -1,8 +1,8 @@
 // Conversion of float16 and bfloat16 to float32 and back, on whole vectors, with the same bits at every SIMD level.
 //
 // Rounding is to nearest, ties to even; subnormals and infinities are kept; too large values become infinity. A NaN
-// becomes a NaN: to_float keeps its sign and payload. from_float accepts only a NaN of to_float or of canonical_nan, so
-// results of arithmetic pass through canonical_nan first.
+// becomes a NaN: to_float keeps its sign and payload. from_float accepts only a NaN of to_float or canonical_nan,
+// through which results of arithmetic pass first.
 #pragma once
 
 #include "vector.hpp"
@@ -31,8 +31,8 @@ template <class V>
   return (value != value) ? V{} + __builtin_nanf("") : value;
 }
 
-// widen() makes each half a word; narrow() returns the lower half of each word, whose upper half is 0; both in order.
-// They use intrinsics, because GCC does not compile __builtin_convertvector to the processor's instructions.
+// Widen each half to a word, and narrow each word, whose upper half is 0, in order. Intrinsics, because GCC does not
+// compile __builtin_convertvector to the processor's instructions.
 #if defined(__AVX512F__)
 [[gnu::always_inline]] inline Words widen(Halves halves) {
   return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(halves)));
@@ -105,8 +105,8 @@ struct Float16Format {
 #if defined(__F16C__) && (defined(__AVX512F__) || defined(__AVX2__))
 #define GRADIENTFLOW_HAS_F16C 1
 
-// The processor's own conversions. They are in their zero-masked forms, with all lanes on, since GCC warns of an
-// uninitialized value in the plain forms.
+// The processor's own conversions, zero-masked with all lanes on, since GCC warns of an uninitialized value in the
+// plain forms.
 [[gnu::always_inline]] inline Floats float_from_float16(Halves halves) {
 #if defined(__AVX512F__)
   return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(halves));

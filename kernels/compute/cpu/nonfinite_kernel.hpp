@@ -14,7 +14,7 @@ std::size_t count_nonfinite(const void* source, std::size_t count) {
   const auto* const from = static_cast<const std::byte*>(source);
   const auto is_nonfinite = [&](std::size_t i) {
     const auto bits = load<Vector<Bits>>(from + i * sizeof(Bits));
-    return reinterpret_cast<Vector<Bits>>((bits & exponent) == exponent);  // a lane is -1 if the value is not finite
+    return reinterpret_cast<Vector<Bits>>((bits & exponent) == exponent);  // -1 in lanes of nonfinite values
   };
   std::size_t found = 0;
   std::size_t i = 0;

@@ -75,7 +75,7 @@ template <class Pass>
   }
 }
 
-// Adds up a whole chunk. The pass is a copy, which the compiler keeps in registers: no store can change it.
+// Adds up a chunk. The compiler keeps the copy of the pass in registers: no store can change it.
 template <class Pass>
 [[gnu::always_inline]] inline double add_up(const Pass pass, std::size_t count) {
   double total = 0;

@@ -22,7 +22,7 @@ template <class V>
   }
 }
 
-// Operators: combine() two values, of which a is the earlier operand, and make the last result canonical().
+// Operators: combine() of two values, a the earlier, and canonical() of the last result.
 struct Sum {
   static constexpr bool is_frequent = true;
 
@@ -76,7 +76,7 @@ struct Minimum {
   }
 };
 
-// Finishes, which make the result of a sum: keep it, multiply it or divide it.
+// Finishes of a sum.
 struct Keep {
   template <class V>
   [[gnu::always_inline]] V finish(V value) const {
@@ -153,8 +153,8 @@ struct Kernel {
   }
 };
 
-// Reduces whole blocks of `width` vectors from byte offset `begin` on, as long as they end by `end`. Returns the offset
-// of the first byte that is left.
+// Reduces whole blocks of `width` vectors from byte offset `begin` on, up to `end`. Returns the offset of the first
+// byte left.
 template <class K, std::size_t width, bool streaming, std::size_t P = 0, std::size_t D = 0>
 inline std::size_t reduce_blocks(const ReduceCall& call, std::size_t begin, std::size_t end,
                                  typename K::Finish finish) {
@@ -206,8 +206,8 @@ inline void reduce_rest(const ReduceCall& call, std::size_t begin, std::size_t e
   }
 }
 
-// Reduces most blocks. The most frequent numbers of sources and destinations of sums (two or four ranks on a node, with
-// the result for one or all) have a loop of their own.
+// Has loops for the most frequent numbers of sources and destinations of sums (two or four ranks on a node, the result
+// for one or all).
 template <class K>
 inline std::size_t reduce_most(const ReduceCall& call, std::size_t begin, std::size_t end, typename K::Finish finish) {
   if constexpr (K::is_frequent) {
@@ -236,9 +236,9 @@ inline void reduce_cached(const ReduceCall& call, std::size_t begin, std::size_t
   }
 }
 
-// Returns true if streaming stores help. They write whole cache lines, so all destinations must reach a line's boundary
-// at the same offset. They save reading a destination before it is written: if it is also a source, it is read anyway,
-// and a streaming store would only throw it out of the cache.
+// Tells if streaming stores help. They write whole cache lines, so all destinations must reach a line's boundary at the
+// same offset. They save reading a destination first: a source is read anyway, and a streaming store would only throw
+// it out of the cache.
 inline bool can_stream(const ReduceCall& call) {
   const auto misalignment = [&](std::size_t d) {
     return reinterpret_cast<std::uintptr_t>(call.destinations[d]) % cache_line;
@@ -274,7 +274,7 @@ void reduce(const ReduceCall& call) {
   reduce_bytes<Kernel<Element, Op, Keep>>(call, {});
 }
 
-// Reduces to a mean. A division costs many times a multiplication, but only the reciprocal of a power of two is exact.
+// Divides only if it must: a division costs many multiplications, but only the reciprocal of a power of two is exact.
 template <class Element>
 void reduce_mean(const ReduceCall& call) {
   using Scalar = typename Element::Scalar;

@@ -9,11 +9,11 @@
 
 namespace gradientflow::compute {
 
-// Least size of such a copy in bytes: below it the instruction costs more to start than it saves.
+// Bytes below which the instruction costs more to start than it saves.
 inline constexpr std::size_t rep_movsb_bytes = 2048;
 
-// Returns true if the instruction is fast here. It is not on AMD's Zen 3 and Zen 4, where a copy to another alignment
-// takes up to twenty times as long. False on other architectures.
+// Tells if it is fast here: not on AMD's Zen 3 and Zen 4, where a copy to another alignment takes up to twenty times as
+// long, nor on other architectures.
 [[nodiscard]] bool rep_movsb_is_fast();
 
 // Copies `bytes` bytes between memory that does not overlap. Uses memcpy on other architectures, and under sanitizers,

@@ -72,8 +72,7 @@ struct StepLoop {
     Parameter::store_ordered(bytes.parameter + i * Parameter::size, x[0]);
   }
 
-  // Processes blocks of `width` vectors from element `begin` on, as long as they end by `end`. Returns the first
-  // element that is left.
+  // Steps whole blocks of `width` vectors from element `begin` on, up to `end`. Returns the first element left.
   template <std::size_t width>
   [[gnu::always_inline]] static std::size_t blocks(const Step& call, const Bytes& bytes, std::size_t begin,
                                                    std::size_t end) {

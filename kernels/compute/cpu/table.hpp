@@ -1,5 +1,4 @@
-// The kernels of one SIMD level as a table of functions. The rest of the library sees nothing else of the files that
-// are compiled for that level.
+// Table of the kernels of one SIMD level. The library sees nothing else of the files that are compiled for that level.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +26,8 @@ struct Candidates {
   std::size_t number;
 };
 
-// Part of a Select call, for `count` elements from `first` on. All pointers are to element `first`, and only
-// next_velocity may be nullptr. Elements of x whose magnitude has the bits `least` (at least 1) or more are appended to
-// the candidates.
+// Part of a Select call, from element `first` on, to which all pointers point; only next_velocity may be nullptr.
+// Elements of x whose magnitude has the bits `least` (at least 1) or more are appended to the candidates.
 struct CorrectCall {
   void* gradient;
   const float* residual;
@@ -67,8 +65,8 @@ struct StepKernels {
 };
 using StepTable = AllSteps::All<StepKernels>;
 
-// Kernels of one level. Rows and columns are in the order of the enumerators of DType and ReduceOp; nullptr if an op is
-// not defined. Three entries stand for float16, bfloat16 and float32.
+// Kernels in the order of the enumerators of DType and ReduceOp; nullptr if an op is not defined. Three entries stand
+// for float16, bfloat16 and float32.
 struct KernelTable {
   ReduceKernel reduce[9][5];
   CastKernel cast[3][3];  // [destination][source]

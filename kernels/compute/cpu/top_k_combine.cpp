@@ -93,8 +93,7 @@ class Reader {
     return index / window * window;
   }
 
-  // Reads the indices of entries in the window that begins at `begin`, a result of next_window(), and counts them from
-  // there. Returns their number.
+  // Reads the indices of entries in the window at `begin`, given by next_window(), counted from there.
   std::size_t read(std::size_t begin, std::array<std::uint16_t, window>& indices) {
     std::size_t number = 0;
     switch (block_.indices) {
@@ -140,7 +139,7 @@ class Reader {
     return word_at(indices_ + padded(block_.k * 2) + number * 4);
   }
 
-  // Returns true if the indices of these entries ascend and stay below `limit`.
+  // Tells if the indices of these entries ascend and stay below `limit`.
   template <class Index>
   [[nodiscard]] bool ascend_below(std::size_t begin, std::size_t end, std::size_t limit) const {
     const auto at = [this](std::size_t entry) {

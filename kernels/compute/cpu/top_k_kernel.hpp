@@ -64,8 +64,7 @@ template <std::size_t width>
   }
 }
 
-// Corrects blocks of `width` vectors from element `begin` on, as long as they end by call.count. Returns the first
-// element that is left.
+// Corrects whole blocks of `width` vectors from element `begin` on, up to call.count. Returns the first element left.
 template <class Element, bool has_velocity, bool streaming, std::size_t width>
 [[gnu::always_inline]] inline std::size_t correct_blocks(const CorrectCall& call, std::size_t begin,
                                                          Candidates& found) {

@@ -25,8 +25,7 @@ constexpr std::size_t streaming_count = 1 << 20;  // least size of layers that a
 
 std::uint32_t magnitude(float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffffU; }
 
-// The k-th largest of the magnitudes, and the number of larger ones. The search takes three rounds, of 11, 10 and 10
-// bits, for any values.
+// The k-th largest of the magnitudes, and the number of larger ones, found in rounds of 11, 10 and 10 bits.
 struct Kth {
   std::uint32_t least;
   std::size_t larger;
@@ -313,8 +312,7 @@ class Selection {
   }
 
   // Estimates the threshold that k elements, plus so many standard deviations, should reach. The sample is stratified:
-  // the layer is cut into `sample` parts, and one random element of each is drawn. `arises`: x is computed for the
-  // sample alone.
+  // one random element of each of as many parts of the layer. `arises`: x is computed for the sample alone.
   std::uint32_t estimate(std::size_t sample, std::size_t deviations, bool arises) {
     const std::size_t rank = sample_rank(deviations);
     const auto x = std::make_unique_for_overwrite<float[]>(sample);

@@ -29,7 +29,7 @@ constexpr std::size_t vector_bytes = 32;
 constexpr std::size_t vector_bytes = 16;
 #endif
 
-// Bytes of a cache line. Non-temporal stores are fastest on whole lines, in order.
+// Non-temporal stores are fastest on whole lines, in order.
 constexpr std::size_t cache_line = 64;
 
 // A vector of Bytes bytes of T. (A struct, because GCC drops the attribute from an alias of a dependent type.)

@@ -21,7 +21,7 @@ struct CallList {
   const Call* calls;
   const std::uint32_t* first_block;  // first_blocks() of the calls
   std::size_t number;
-  std::size_t blocks;  // number of blocks of these calls: first_block[number] - first_block[0]
+  std::size_t blocks;  // blocks of these calls: first_block[number] - first_block[0]
   DType dtype;         // dtype of the gradients, the same in all calls
 };
 

@@ -34,7 +34,7 @@ struct CastBody {
   }
 };
 
-constexpr unsigned packs = 4;  // number of packs of a thread
+constexpr unsigned packs = 4;  // packs of a thread
 
 template <class Body>
 __global__ void __launch_bounds__(threads) cast_blocks(Body body, std::size_t count) {

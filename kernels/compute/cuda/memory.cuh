@@ -79,7 +79,7 @@ void store(T* address, const Pack<T, n>& pack) {
 }
 #endif
 
-// Returns true if packs of n elements can be loaded from this address, and from every multiple of n elements after it.
+// Tells if packs can be loaded from this address, and after every n elements.
 template <int n, class T>
 __device__ bool is_aligned(const T* address) {
   return reinterpret_cast<std::uintptr_t>(address) % sizeof(Pack<T, n>) == 0;

@@ -7,7 +7,7 @@
 namespace gradientflow::compute::cuda {
 namespace {
 
-constexpr unsigned packs = 8;  // number of packs that a thread reads in turn
+constexpr unsigned packs = 8;  // packs that a thread reads in turn
 constexpr unsigned warp = 32;
 
 template <class Element>

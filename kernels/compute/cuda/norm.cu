@@ -26,11 +26,11 @@ struct Part {
   }
   __device__ void add(float value) { add({value, value != 0.0F ? last_bit_of(value) : Part().last_bit}); }
 
-  // Returns true if every sum of such multiples is exact, in any order of addition: float64 has 53 bits.
+  // Tells if every sum of such multiples is exact, in any order of addition: float64 has 53 bits.
   __device__ bool is_exact() const { return sum < scalbn(1.0, last_bit + 53); }
 };
 
-// Adds the parts of a warp. All threads of the warp call it; all get the sum.
+// Adds the parts of a warp's threads, which all call it and get the sum.
 __device__ Part add_warp(Part part) {
 #pragma unroll
   for (unsigned distance = warp / 2; distance > 0; distance /= 2) {

@@ -1,4 +1,4 @@
-// Prefix sums: for each number of a thread block or of memory, the sum of all numbers before it.
+// Prefix sums over a thread block or memory: each excludes its own number.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,7 @@ __device__ inline std::uint32_t add_before(std::uint32_t value, std::uint32_t* s
   return before;
 }
 
-// Replaces each number by the sum of the numbers before it; numbers[number] becomes the sum of all. Needs one thread
-// block.
+// Replaces each number by the sum before it; numbers[number] becomes the total. One thread block.
 static __global__ void __launch_bounds__(threads) add_up_before(std::uint32_t* numbers, std::size_t number) {
   __shared__ std::uint32_t shared[threads];
   const std::size_t each = (number + threads - 1) / threads;

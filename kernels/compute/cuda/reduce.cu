@@ -39,7 +39,7 @@ struct Narrow {
   }
 };
 
-// Returns the sum; integers wrap around.
+// Integers wrap around.
 template <class T>
 __device__ T sum_of(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -59,7 +59,7 @@ __device__ T product_of(T a, T b) {
   }
 }
 
-// Returns the value, or for any NaN the one NaN that results of arithmetic have on the CPU.
+// Replaces a NaN by the CPU's only NaN of arithmetic.
 template <class T>
 __device__ T canonical(T value) {
   if constexpr (std::is_same_v<T, float>) {
@@ -101,7 +101,7 @@ __device__ void combine(const Tensors& tensors, std::size_t i, ReduceOp op, int 
   }
 }
 
-// Computes max or min. Chooses the earlier operand if it is NaN, or at least as large (min: as small) as the later one.
+// max and min: chooses the earlier operand if it is NaN, or at least as large (small), else the later.
 template <class Element, int n>
 __device__ void choose(const Tensors& tensors, std::size_t i, ReduceOp op) {
   using Stored = typename Element::Stored;
@@ -138,8 +138,7 @@ __device__ void reduce_elements(const Tensors& tensors, std::size_t i, ReduceOp 
 template <class Element>
 constexpr int width = 16 / sizeof(typename Element::Stored);
 
-// Reduces all elements. The first threads of the grid reduce `packs` packs, one each; every further thread reduces a
-// single element of the rest.
+// The grid's first threads reduce `packs` packs, one each; further threads a remaining element each.
 template <class Element>
 __global__ void __launch_bounds__(threads)
     reduce_all(Tensors tensors, std::size_t count, std::size_t packs, ReduceOp op, int divisor) {

@@ -62,7 +62,7 @@ class CudaRuntime final : public Runtime {
 
   void use(int device) const override { check(cudaSetDevice(device)); }
 
-  // Asks the driver, since only it knows. True if it cannot be asked.
+  // Asks the driver. True if that is impossible.
   [[nodiscard]] bool is_in_use(int device) const noexcept override {
 #ifdef __CUDACC__
     void* function = nullptr;

@@ -35,15 +35,14 @@ struct MemoryFacts {
 
 enum class EventKind {
   order,    // streams wait for it
-  time,     // streams wait for it, and it tells when it happened
+  time,     // also tells its time
   process,  // streams of other processes may wait for it, too
 };
 
 // Handle with which another process opens memory or an event.
 using ProcessHandle = std::array<std::byte, 64>;
 
-// Grain of shared allocations: their sizes are multiples of it, so that no other allocation lies in the same block of
-// the driver.
+// Grain of shared allocations, so that no other allocation lies in the same block of the driver.
 inline constexpr std::size_t shared_grain = std::size_t{2} << 20;
 
 class Runtime {
@@ -56,7 +55,7 @@ class Runtime {
   // ---- devices
   [[nodiscard]] virtual int device_count() const noexcept = 0;       // 0 without a driver
   [[nodiscard]] virtual std::string unavailable_reason() const = 0;  // reason why there is no device; empty if there is
-  [[nodiscard]] virtual int device() const = 0;                      // current device of the calling thread
+  [[nodiscard]] virtual int device() const = 0;                      // calling thread's device
   virtual void use(int device) const = 0;
   [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // this process uses it, so use() costs nothing
   [[nodiscard]] virtual std::string name(int device) const = 0;
@@ -114,17 +113,16 @@ class Runtime {
 extern "C" using MakeRuntime = const Runtime * ();
 inline constexpr const char* make_runtime_name = "gradientflow_cuda_runtime";
 
-// Loads the library, once. Throws Error(system), with advice, if there is no library, if it cannot be loaded, or if
-// there is no device.
+// Loads the library, once. Throws Error(system), with advice, if it is absent, cannot be loaded, or has no device.
 [[nodiscard]] const Runtime& runtime();
 
-// Returns the reason why runtime() throws; empty if it does not.
+// Returns why runtime() throws; empty if it does not.
 [[nodiscard]] std::string unavailable_reason();
 
-// Returns true if the core was built with CUDA: the library is there, even if no device is.
+// Tells if the core was built with CUDA: the library is there, even if no device is.
 [[nodiscard]] bool is_built();
 
-// Returns the number of devices that runtime() serves; 0 if it throws.
+// Counts the devices that runtime() serves; 0 if it throws.
 [[nodiscard]] int device_count();
 
 }  // namespace gradientflow::compute::cuda

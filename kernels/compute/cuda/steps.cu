@@ -51,7 +51,7 @@ struct StepBody {
 
   __device__ Access access() const { return Step::access(variant); }
 
-  // Returns the address of the copy of the weights in 16 bits; nullptr: none.
+  // Returns the copy of the weights in 16 bits, or nullptr.
   __device__ std::uint16_t* parameter() const {
     if constexpr (requires { call.parameter; }) {
       return static_cast<std::uint16_t*>(call.parameter);

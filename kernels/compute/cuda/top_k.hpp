@@ -16,16 +16,15 @@ namespace gradientflow::compute::cuda {
 [[nodiscard]] std::size_t scratch_bytes(const Select& call);
 [[nodiscard]] std::size_t scratch_bytes(const Combine& call);
 
-// Writes the result of select on the CPU to *selected, on the device.
+// Writes the CPU's result to *selected, on the device.
 void select(const Select& call, Selected* selected, void* scratch, Stream stream);
 
 struct Combined {
-  std::uint64_t written;  // number of elements written
+  std::uint64_t written;  // elements written
   std::uint64_t bad;      // 1 + the number of the first invalid block, and no gradient is written; 0: none
 };
 
-// Writes the result or the error of combine on the CPU to *combined, on the device. The pointers to the blocks are read
-// before this function returns.
+// Writes the CPU's result or error to *combined, on the device. Reads the pointers to the blocks before it returns.
 void combine(const Combine& call, Combined* combined, void* scratch, Stream stream);
 
 }  // namespace gradientflow::compute::cuda

@@ -223,8 +223,7 @@ struct Counts {
   std::uint32_t equal;
 };
 
-// Returns true if `step` of Floyd's algorithm drew an element already in the set. `first[i]` is the first step that
-// drew i.
+// Tells if `step` of Floyd's algorithm drew an element already in the set. `first[i]` is the first step that drew i.
 __device__ bool is_repeated(const std::uint32_t* first, std::size_t begin, std::uint64_t seed, std::size_t step) {
   while (true) {
     const std::size_t i = random_below(step + 1, seed, step);
@@ -249,7 +248,7 @@ __global__ void __launch_bounds__(threads)
 struct Chosen {
   const Select& call;
   const State* state;
-  const std::uint32_t* first;  // first step that drew each element, for `random`; nullptr: other selections
+  const std::uint32_t* first;  // first steps for `random`, or nullptr
 
   __device__ Counts at(std::size_t i) const {
     if (first != nullptr) {

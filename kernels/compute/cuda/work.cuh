@@ -14,7 +14,7 @@
 
 namespace gradientflow::compute::cuda {
 
-constexpr unsigned threads = 256;  // number of threads of a thread block
+constexpr unsigned threads = 256;  // threads of a block
 
 // One block of the work: in a call list, norm_block elements at most.
 struct Block {
@@ -38,7 +38,7 @@ __device__ Block find_block(const CallList<Call>& list, std::size_t block) {
   return {low, begin, static_cast<unsigned>(left < norm_block ? left : norm_block)};
 }
 
-// Returns this thread block's block of `count` elements, which are divided into blocks of `size`.
+// Returns this thread block's block of `count` elements, divided into blocks of `size`.
 template <std::size_t size>
 __device__ Block block_of(std::size_t count) {
   const std::size_t begin = blockIdx.x * size;

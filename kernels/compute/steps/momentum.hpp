@@ -9,9 +9,8 @@ namespace gradientflow::compute {
 // direction = gradient * gradient_scale + weight_decay * weight
 // momentum = factor * momentum + inner_rate * direction
 // weight = weight - outer_rate * momentum
-// With the learning rate inside (as in the paper), inner_rate is the rate and outer_rate is 1; with it outside (as in
-// PyTorch), inner_rate is 1 and outer_rate is the rate. Without momentum, inner_rate * direction takes its place in the
-// last line.
+// Inside (as in the paper), the learning rate is inner_rate, and outer_rate is 1; outside (as in PyTorch), it is
+// outer_rate, and inner_rate is 1. Without momentum, inner_rate * direction takes its place in the last line.
 struct MomentumStep {
   float* weight;
   void* parameter;

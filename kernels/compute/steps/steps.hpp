@@ -42,7 +42,7 @@ void step(const Step& call) {
   run_step(&call);
 }
 
-// Makes a step at a given level, for tests that compare levels. Throws Error(value) if `level` cannot run here.
+// Runs at a given level, for tests. Throws Error(value) if `level` cannot run here.
 template <class Step>
 void step_at(SimdLevel level, const Step& call) {
   run_step_at(level, &call);
