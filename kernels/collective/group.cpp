@@ -54,7 +54,7 @@ Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config
   probe_direct_reads();
 }
 
-// Leaks memory on purpose that the endpoint may still read or write, because a message was abandoned.
+// Leaks memory on purpose that the endpoint may still access, because a message was abandoned.
 Group::~Group() {
   if (has_abandoned_requests()) {
     static_cast<void>(agreement_.release());
@@ -62,7 +62,7 @@ Group::~Group() {
   }
 }
 
-// Throws unless the shared settings are the same on all ranks: every rank selects the path of a call by itself.
+// Throws if shared settings differ: every rank selects paths by itself.
 void Group::check_configuration() const {
   using Text = std::array<char, 32>;
   std::vector<const ConfigField*> fields;
@@ -90,7 +90,7 @@ void Group::check_configuration() const {
   }
 }
 
-// Tests direct reads: every rank reads a few bytes of every peer of its node. All reads must succeed.
+// Reads a few bytes of every peer of the node. All ranks must succeed.
 void Group::probe_direct_reads() {
   const std::uint64_t mine = 0x6772616466ULL + static_cast<std::uint64_t>(endpoint_->rank());
   const std::vector<std::uintptr_t> addresses = endpoint_->allgather(reinterpret_cast<std::uintptr_t>(&mine));
@@ -136,8 +136,7 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
           .has_mpi_communicator = endpoint_->by_mpi() != nullptr};
 }
 
-// Serves a call. If it fails, leaks the tensors' node memory on purpose if the endpoint may still read or write it,
-// because a message was abandoned.
+// Leaks node memory on purpose that the endpoint may still access, because a message was abandoned.
 Outcome Group::run(const Call& call) {
   const std::uint64_t before = messages_->bytes_sent();
   try {
@@ -225,7 +224,7 @@ void Group::fail(const Error& reason) noexcept {
   messages_->tell_failed(reason);
 }
 
-// Releases memory, except memory that the endpoint may still read or write: see the destructor.
+// Keeps memory that the endpoint may still access: see the destructor.
 void Group::release() noexcept {
   if (!has_abandoned_requests()) {
     node_->release();
@@ -245,7 +244,7 @@ std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport
   return node_->allocate(bytes, pages, attend);
 }
 
-// Compares the clocks: one rank of each node asks rank 0 for the time, several times; the quickest answer counts.
+// Asks rank 0 for the time, several times, from one rank of each node; the quickest answer counts.
 Group::Clock Group::compare_clocks() {
   endpoint_->check_not_ended();
   announce({.signature = {.kind = CallKind::barrier}}, Payload::nothing);

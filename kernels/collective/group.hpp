@@ -25,8 +25,8 @@ namespace gradientflow::collective {
 // Facts about a call that was served.
 struct Outcome {
   std::string_view path;                    // name of its path
-  std::optional<std::size_t> nonfinite;     // nonfinite elements of the result, if it was rounded for the wire
-  std::optional<std::uint64_t> bytes_sent;  // bytes in messages to other ranks; unknown if the MPI library sends them
+  std::optional<std::size_t> nonfinite;     // nonfinite elements, if rounded for the wire
+  std::optional<std::uint64_t> bytes_sent;  // bytes in messages; unknown if the MPI library sends them
   bool idle = false;                        // every rank said that it adds only zeros
 };
 
@@ -49,14 +49,14 @@ class Group {
   // tensors undefined, unless it throws Error(mismatch), Error(value) or Error(type).
   Outcome run(const Call& call);
 
-  // Serve a call in two parts, for small calls inside a node: peers do not need this rank any more once begin() has
-  // announced the call. begin() does not wait; the next call must follow finish().
+  // Serve a small call inside a node in two parts: once begin() has announced it, peers do not need this rank any more.
+  // begin() does not wait; the next call follows finish().
   [[nodiscard]] static bool can_begin(const Call& call);
   void begin(const Call& call);
   Outcome finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
   [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }         // true if finish() would not wait
   [[nodiscard]] bool is_confirmed_soon() const { return node_->is_confirmed_soon(); }  // the same after spinning
-  // Returns true if only the wait in finish() can make such a call slow.
+  // Tells if only the wait in finish() can make such a call slow.
   [[nodiscard]] static bool is_short(const Call& call);
 
   // Return the selector's input for a call of this kind, and its choice.
@@ -65,8 +65,8 @@ class Group {
     return select(situation(signature, in_node_memory), config_);
   }
 
-  // Makes the agreement on a call whose data another part of the library moves: checks that all ranks make the same
-  // call. Throws Error(mismatch), on every rank, if they do not. Returns true if all ranks said that they are idle.
+  // Checks that all ranks make the same call, whose data other code moves. Throws Error(mismatch), on every rank, if
+  // they do not. Tells if all ranks are idle.
   bool agree_on(const Call& call);
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes, transport::Pages pages = transport::Pages::now,
@@ -75,16 +75,16 @@ class Group {
   // Offset of this rank's clock.
   struct Clock {
     std::uint64_t run;  // random number, the same on all ranks
-    double offset;      // seconds to add to this rank's steady clock for rank 0's clock
+    double offset;      // seconds from this rank's steady clock to rank 0's
   };
-  // Returns this rank's offset. Collective.
+  // Collective.
   Clock compare_clocks();
 
   // Returns an endpoint of the ranks with the same `color` of 0 or more, ordered by `key`; nullptr for a negative
   // color. Collective.
   std::unique_ptr<transport::Endpoint> split(int color, int key);
 
-  // Returns true if the endpoint may still write to the tensors of an abandoned call.
+  // Tells if the endpoint may still write to the tensors of an abandoned call.
   [[nodiscard]] bool has_abandoned_requests() const { return endpoint_->has_abandoned_requests(); }
 
   // Makes a call that waits in another thread throw Error(closed).
@@ -94,7 +94,7 @@ class Group {
   void close() noexcept;
   void fail(const Error& reason) noexcept;
 
-  // Releases memory and descriptors that only calls need. Call it after close(), once no call is under way.
+  // Releases memory and descriptors that only calls need, after close(), once no call is under way.
   void release() noexcept;
 
   [[nodiscard]] const transport::Topology& topology() const { return topology_; }
@@ -123,8 +123,8 @@ class Group {
   // different part to each rank.
   enum class Payload { nothing, tensor, block, parts };
 
-  // Announces the call to the ranks of all nodes. Throws Error(mismatch), on all ranks, if calls differ. Returns true
-  // if on every node the tensors lie in memory that its ranks share.
+  // Announces the call to all ranks. Throws Error(mismatch), on all ranks, if calls differ. Tells if on every node the
+  // tensors lie in memory that its ranks share.
   bool announce(const Call& call, Payload payload, PairwiseAllreduce* exchange = nullptr);
   Statement agree(const Call& call, bool same, Payload payload, PairwiseAllreduce* exchange);
   void conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources);
@@ -147,7 +147,7 @@ class Group {
   int smallest_node_ = 1;
   int largest_node_ = 1;
   bool direct_read_allowed_ = false;
-  bool all_idle_ = false;  // all ranks are idle in the call under way, once it is announced
+  bool all_idle_ = false;  // all ranks are idle in the announced call
   std::string direct_read_remark_;
   std::unique_ptr<Workspace> work_ = std::make_unique<Workspace>();
 };

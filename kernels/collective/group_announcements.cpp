@@ -106,7 +106,7 @@ bool Group::announce(const Call& call, Payload payload, PairwiseAllreduce* excha
   return (verdict & mapped) != 0;
 }
 
-// Throws the error of different calls. All ranks know that calls differ, and come here to exchange their calls.
+// Throws. All ranks know that calls differ, and exchange them for the message.
 void Group::raise_mismatch(const Call& call) {
   const transport::CallReport mine(call.signature, call.label);
   std::vector<transport::CallReport> reports(everybody_.size());

@@ -52,7 +52,7 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
   throw Error(ErrorKind::internal, "unknown kind of call");
 }
 
-// Gathers blocks that travel with the agreement, with one rank on each node.
+// Gathers blocks along with the agreement, with one rank per node.
 void Group::gather_by_agreement(const Call& call) {
   announce(call, Payload::block);
   const std::vector<int>& ranks = agreement_->leaders();
@@ -86,7 +86,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
 }
 
-// Makes a pairwise allreduce. Small enough parts travel with the agreement.
+// Sends small enough parts along with the agreement.
 void Group::pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands) {
   PairwiseAllreduce exchange(everybody, operands, work_->scratch);
   if (largest_node_ > 1 || !Agreement::is_direct(topology_.nodes()) || exchange.largest_part() > largest_along) {

@@ -36,8 +36,7 @@ class Driver {
     return slice(count, lanes_, lane, 64 / size_of(how_.parts.dtype));
   }
 
-  // Drives this rank's lane, if it has one, over tensors of `count` elements. Writes the results to `outputs`, of which
-  // this rank's is the first.
+  // Drives this rank's lane, if any, over tensors of `count` elements. Results go to `outputs`, this rank's first.
   void drive(std::size_t count, std::vector<const std::byte*> inputs, std::vector<std::byte*> outputs,
              Scratch& scratch) {
     const Range mine = index_ < lanes_ ? slice_of(count, index_) : Range{};
@@ -60,7 +59,7 @@ class Driver {
     nonfinite_ += operands.nonfinite();
   }
 
-  // Ends the call: waits for the peers of the node, and returns the sum of all its drivers' nonfinite counts.
+  // Waits for the node's peers, and returns the sum of its drivers' nonfinite counts.
   [[nodiscard]] std::size_t finish() const {
     levels_.node.tell(transport::Node::Topic::result, nonfinite_);
     levels_.node.synchronize();
@@ -136,7 +135,7 @@ std::size_t hierarchical_staged(const Levels& levels, const Call& call, const tr
     }
     driver.drive(stretch(k).size(), std::move(inputs), {slot(me, k)}, scratch);
   };
-  // Copies the result of each lane's slice, which lies in the slot of the lane's driver.
+  // Copies each lane's result from its driver's slot.
   const auto out = [&](std::size_t k) {
     for (std::size_t lane = 0; lane < driver.lanes(); ++lane) {
       const Range part = driver.slice_of(stretch(k).size(), lane);

@@ -39,15 +39,14 @@ struct NodeTensors {
 // Returns the ranks that drive lanes.
 [[nodiscard]] std::vector<int> drivers(const transport::Topology& topology, bool lanes);
 
-// Makes an allreduce. Returns the number of elements of the result that were rounded for the wire and are not finite.
+// Returns the number of elements of the result that were rounded for the wire and are not finite.
 std::size_t hierarchical(const Levels& levels, const Call& call, const NodeTensors& tensors, Scratch& scratch);
 
-// Number of slots of `staging` for every rank of the node. Three are needed, because a stretch and its result share a
-// slot: stretch k + 3 is copied in when all ranks have worked on stretch k + 1, and they have copied out the result of
-// stretch k before that.
+// Slots of `staging` per rank of the node. Three, because a stretch and its result share a slot: stretch k + 3 is
+// copied in after all ranks' work on k + 1, which follows their copy out of k.
 inline constexpr std::size_t staging_slots = 3;
 
-// Makes an allreduce of ordinary arrays through `staging`. Returns the same number.
+// Reduces ordinary arrays through `staging`.
 std::size_t hierarchical_staged(const Levels& levels, const Call& call, const transport::Segment& staging,
                                 Scratch& scratch);
 

@@ -30,12 +30,12 @@ struct Statement {
 // A leader's side of the agreement.
 class Agreement {
  public:
-  // `leaders` are the first ranks of all nodes; `index` is the index of this node's leader.
+  // `leaders`: the first ranks of all nodes; `index`: this node's leader.
   Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index);
 
   [[nodiscard]] const std::vector<int>& leaders() const { return leaders_; }
 
-  // Returns true if every leader sends to all other leaders.
+  // Tells if every leader sends to all other leaders.
   [[nodiscard]] static bool is_direct(int nodes) { return nodes <= 8; }
 
   // Returns the combined statement of all leaders, with few nodes. parts[i], unless `parts` is empty, travels to leader
@@ -52,7 +52,7 @@ class Agreement {
   transport::Request send(std::size_t leader, const Statement& word, std::span<const std::byte> data);
   transport::Request receive(std::size_t leader);
 
-  // Combines a leader's message, `bytes` long, with `word`. Returns true if its `expected` bytes of data are valid.
+  // Combines a leader's message, `bytes` long, with `word`. Tells if its `expected` bytes of data are valid.
   bool receive(Statement& word, std::size_t leader, std::size_t bytes, std::size_t expected) const;
 
   transport::Messages& messages_;

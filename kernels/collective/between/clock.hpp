@@ -6,7 +6,7 @@
 
 namespace gradientflow::collective {
 
-// Returns the seconds to add to this rank's steady clock for the clock of rank `peer`, which calls answer_with_time.
+// Returns the seconds from this rank's steady clock to that of rank `peer`, which calls answer_with_time.
 [[nodiscard]] double ask_for_time(transport::Messages& messages, int peer);
 void answer_with_time(transport::Messages& messages, int peer);
 

@@ -31,7 +31,7 @@ class MpiPlugin {
   // no ranks; (type) for an intercommunicator.
   virtual void begin(const void* comm, std::size_t handle_bytes) const = 0;
 
-  // Returns the mistake in the way this process was started; empty if there is none.
+  // Returns the mistake in this process's start; empty if none.
   [[nodiscard]] virtual std::string launcher_mismatch(const void* comm) const = 0;
 
   // Returns an endpoint of the same ranks, on a duplicate of the communicator. Collective.

@@ -8,7 +8,7 @@
 
 namespace gradientflow::collective {
 
-// Serves a call on the lane of all ranks.
+// Runs on the lane of all ranks.
 void pairwise(const Lane& lane, const Call& call);
 
 }  // namespace gradientflow::collective

@@ -1,6 +1,5 @@
-// Tensors from one rank to another. These are no collective calls: only the two ranks take part, and several threads
-// may call at once. A header has count and dtype, so that a receiver that expects different ones gets an error and no
-// data.
+// Tensors from one rank to another, not collective: only the two ranks take part, and several threads may call at once.
+// A header has count and dtype, so that a receiver that expects different ones gets an error and no data.
 #pragma once
 
 #include <cstddef>
@@ -16,18 +15,16 @@ class PointToPoint {
  public:
   explicit PointToPoint(transport::Messages& messages);
 
-  // Sends a tensor. Returns when `data` may be overwritten, perhaps before it is received. Throws Error(peer),
-  // Error(timeout).
+  // Returns when `data` may be overwritten, perhaps before it is received. Throws Error(peer), Error(timeout).
   void send(int to, const void* data, std::size_t count, DType dtype);
 
-  // Receives a tensor. Throws Error(mismatch) if the sender's has another number of elements or another dtype; it is
-  // then lost.
+  // Throws Error(mismatch) if the sender's tensor has another count or dtype; it is then lost.
   void receive(int from, void* data, std::size_t count, DType dtype);
 
  private:
   transport::Messages& messages_;
-  std::vector<std::mutex> to_;    // one per rank: the messages of one tensor are sent together
-  std::vector<std::mutex> from_;  // one per rank: the messages of one tensor are received together
+  std::vector<std::mutex> to_;    // one per rank: keeps a tensor's messages together
+  std::vector<std::mutex> from_;  // likewise
 };
 
 }  // namespace gradientflow::collective

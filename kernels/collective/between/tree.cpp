@@ -101,8 +101,7 @@ void tree_broadcast(const Lane& lane, const Call& call, const transport::Topolog
   }
 }
 
-// Reduces along a tree: every rank reduces its own values and the sums of its children, in their order, and sends the
-// sum to its parent.
+// Reduces this rank's values and the sums of its children, in their order, and sends the sum to its parent.
 void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& topology, Shape shape,
                  Scratch& scratch) {
   const Relatives relatives = relatives_of(lane, topology, call.signature.root, shape);

@@ -43,7 +43,7 @@ struct Call {
   transport::Signature signature;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::vector<std::size_t> counts = {};     // counts of allgatherv, one per rank
+  std::vector<std::size_t> counts = {};     // allgatherv's counts
   std::optional<Placement> placement = {};  // present if signature.memory is a device's
   std::optional<Choice> choice = {};        // path that was chosen beforehand, for ordinary arrays of the host
   std::string label = {};                   // caller's label and a shape, which the ranks compare by a hash

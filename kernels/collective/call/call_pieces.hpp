@@ -1,8 +1,8 @@
 // A call cut into pieces that fit into a buffer, for tensors that are staged in other memory.
 //
-// Each piece is a smaller call of the same kind, on a dense input buffer and a dense output buffer; moves map their
-// bytes to the tensors. All ranks cut the same pieces. Allreduce, broadcast and reduce work in place: their output
-// buffer is the input buffer. All functions are pure.
+// Each piece is a smaller call of the same kind, on dense input and output buffers; moves map their bytes to the
+// tensors. All ranks cut the same pieces. Allreduce, broadcast and reduce use one buffer for both. All functions are
+// pure.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace gradientflow::collective {
 
-// A copy between a tensor and a buffer, with offsets in bytes.
+// A copy between tensor and buffer; offsets in bytes.
 struct Move {
   std::size_t tensor;
   std::size_t buffer;
@@ -21,8 +21,8 @@ struct Move {
 
 struct CallPiece {
   Call call;              // smaller call, without addresses and placement
-  std::vector<Move> in;   // moves from the input tensor into the input buffer
-  std::vector<Move> out;  // moves from the output buffer to the output tensor
+  std::vector<Move> in;   // moves from input tensor to input buffer
+  std::vector<Move> out;  // moves from output buffer to output tensor
 };
 
 class CallPieces {

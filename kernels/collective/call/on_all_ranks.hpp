@@ -1,5 +1,4 @@
-// Local work that every rank does and that may fail on any: then all ranks throw, and no rank waits for the failed
-// rank.
+// Local work of every rank, which may fail on any: then all ranks throw, and none waits for the failed one.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +12,8 @@
 
 namespace gradientflow::collective {
 
-// Does the work. Collective. If it fails, throws "rank 2 WHAT: why", the same on all ranks: Error(memory) if that rank
-// lacks memory, otherwise Error(value). No data were sent, and the communicator stays usable.
+// Throws "rank 2 WHAT: why" if work fails, the same on all ranks: Error(memory) if that rank lacks memory, otherwise
+// Error(value). Collective. Nothing was sent, and the communicator stays usable.
 template <class Work>
 void on_all_ranks(const transport::Endpoint& endpoint, const std::string& what, Work work) {
   struct Failure {

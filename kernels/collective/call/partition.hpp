@@ -15,8 +15,8 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// Returns block `index` of `parts` nearly equal blocks of `count` elements: the first count % parts blocks have one
-// element more. Users see this partition in reduce_scatter.
+// Returns block `index` of `parts` nearly equal blocks of `count` elements: the first count % parts have one more.
+// Users see this partition in reduce_scatter.
 [[nodiscard]] inline Range block(std::size_t count, std::size_t parts, std::size_t index) {
   const std::size_t base = count / parts;
   const std::size_t extra = count % parts;
@@ -24,8 +24,8 @@ struct Range {
   return {begin, begin + base + (index < extra ? 1 : 0)};
 }
 
-// Returns a block as block() does, but with borders at multiples of `grain` elements, so that no two ranks write to one
-// cache line. The last blocks may be shorter, or empty.
+// Like block(), with borders at multiples of `grain` elements, so that no two ranks write to one cache line. The last
+// blocks may be shorter, or empty.
 [[nodiscard]] inline Range slice(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
   const Range grains = block((count + grain - 1) / grain, parts, index);
   return {std::min(grains.begin * grain, count), std::min(grains.end * grain, count)};

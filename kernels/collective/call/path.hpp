@@ -49,7 +49,7 @@ inline constexpr std::array<std::string_view, 14> path_names = {
 [[nodiscard]] constexpr std::string_view name_of(Path path) { return path_names[static_cast<std::size_t>(path)]; }
 [[nodiscard]] std::string_view name_of(Between between);
 
-// Returns true if a path uses only memory of the node.
+// Tells if a path uses only memory of the node.
 [[nodiscard]] bool is_inside_node(Path path);
 
 struct Choice {

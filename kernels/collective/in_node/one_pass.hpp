@@ -10,8 +10,7 @@
 
 namespace gradientflow::collective {
 
-// Serves a call. The inputs and outputs of all ranks (reduce: the root's output) are mapped. Returns when all slices
-// are done.
+// Returns when all slices are done. Inputs and outputs of all ranks (reduce: the root's output) are mapped.
 void one_pass(transport::Node& node, const Call& call, const PeerMemory& inputs, const PeerMemory& outputs,
               compute::Store store);
 

@@ -17,19 +17,19 @@ enum class Tensor { input, output };
 
 class PeerMemory {
  public:
-  // Gives access to the inputs that came with the announcements of the call under way.
+  // Accesses the inputs in the announcements of the call under way.
   static PeerMemory payloads(const transport::Node& node);
 
-  // Gives access to the tensors of all ranks in `segment`, at the offsets that they announced.
+  // Accesses the tensors of all ranks in `segment`, at their announced offsets.
   static PeerMemory mapped(const transport::Node& node, Tensor tensor, const transport::Segment& segment);
 
-  // Gives access to the inputs of all ranks in ordinary memory of their processes.
+  // Accesses the inputs of all ranks in their processes' ordinary memory.
   static PeerMemory direct(const transport::Node& node);
 
-  // Returns true if at() of another rank may be read and written; direct reads need view() or fetch().
+  // Tells if at() of another rank may be read and written; direct reads need view() or fetch().
   [[nodiscard]] bool is_mapped() const { return mapped_; }
 
-  // Returns the address of rank `local`'s tensor: in this process, or with direct reads in that rank's process.
+  // Returns the address of rank `local`'s tensor in this process; with direct reads, in its own.
   [[nodiscard]] std::byte* at(int local) const { return addresses_[static_cast<std::size_t>(local)]; }
 
   // Returns `bytes` bytes of rank `local`'s tensor, from byte `offset` on: in place if mapped, else read into `buffer`.

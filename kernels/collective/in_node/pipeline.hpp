@@ -8,10 +8,10 @@
 
 namespace gradientflow::collective {
 
-// Runs a pipeline of three stages: copy in, work, copy out. A rank fills the slot of piece k + 1 before it waits for
-// piece k. Two slots are enough. Piece k - 1 used the same slot, and all ranks have finished their work on it: that was
-// awaited before its `out`. Results of piece k - 1 are overwritten only in `work` of piece k + 1. By then all ranks
-// have filled their slots with that piece, after their `out` of piece k - 1.
+// Runs three stages: copy in, work, copy out. A rank fills the slot of piece k + 1 before it waits for piece k. Two
+// slots are enough: piece k - 1 used the same slot, and all ranks have finished their work on it, which its `out`
+// awaited. `work` of piece k + 1 overwrites results of piece k - 1, but only after all ranks have filled their slots
+// with piece k + 1, which they do after their `out` of piece k - 1.
 template <class In, class Work, class Out>
 void pipeline(transport::Node& node, std::size_t pieces, In in, Work work, Out out) {
   in(std::size_t{0});

@@ -10,14 +10,14 @@ namespace {
 
 using transport::CallKind;
 
-// Part of a peer's input, `bytes` bytes from offset `from` on, to be copied to offset `to` of the output.
+// Part of a peer's input, `bytes` bytes at offset `from`, for offset `to` of the output.
 struct Piece {
   std::size_t from;
   std::size_t to;
   std::size_t bytes;
 };
 
-// Returns the largest number of elements whose copies from all ranks fit into one rank's staging memory.
+// Returns the most elements whose copies of all ranks fit into one rank's staging memory.
 std::size_t buffered_elements(const transport::Node& node, std::size_t element) {
   const std::size_t share = 2 * node.staging_bytes() / static_cast<std::size_t>(node.size());
   return std::max<std::size_t>(share / 64 * 64, 64) / element;

@@ -14,7 +14,7 @@
 
 namespace gradientflow::collective {
 
-// Serves a call. The caller has exchanged announcements, so no rank still uses the slots.
+// Requires exchanged announcements, so that no rank still uses the slots.
 void staged(transport::Node& node, const Call& call);
 
 }  // namespace gradientflow::collective

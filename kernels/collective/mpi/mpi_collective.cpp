@@ -156,8 +156,7 @@ class Rounds {
     }
   }
 
-  // Reduces by MPI, always in place on a rank that receives: MPI requires all ranks of an allreduce to do the same, our
-  // calls do not.
+  // Reduces in place on every receiver: MPI requires all ranks of an allreduce to do the same, we do not.
   void reduce_native(const std::byte* data, bool receives, std::size_t elements, int root, DType dtype) {
     const int count = static_cast<int>(elements);
     const MPI_Datatype type = native_type(dtype);

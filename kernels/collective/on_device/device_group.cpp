@@ -34,7 +34,7 @@ void put(std::array<char, size>& to, std::string_view text) {
   text.copy(to.data(), size - 1);
 }
 
-// Returns the reason why these ranks cannot use NCCL together; empty if they can.
+// Returns why these ranks cannot use NCCL together; empty if they can.
 std::string reason_without_nccl(const std::vector<Equipment>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].no_nccl[0] != '\0') {
@@ -125,7 +125,7 @@ Outcome DeviceGroup::run(const Call& call) {
     outcome.idle = call.signature.idle;
     return outcome;
   }
-  check();  // if an earlier call has failed, other ranks take part in no agreement
+  check();  // after a failed call, peers take part in no agreement
   outcome.idle = group_.agree_on(call);
   runtime.wait(placement_of(call).stream, last_->get());
   choice = serve(call, choice, outcome);
@@ -175,8 +175,8 @@ DeviceChoice DeviceGroup::serve(const Call& call, DeviceChoice choice, Outcome& 
   return choice;
 }
 
-// Returns the offset of each local rank's tensor in its part, if all tensors of an allreduce in place lie in one
-// segment of device memory; otherwise empty. The ranks tell each other.
+// Returns each local rank's offset, if all tensors of an allreduce in place lie in one segment of device memory;
+// otherwise empty. The ranks tell each other.
 std::vector<std::size_t> DeviceGroup::common_segment(const Call& call) {
   if (call.signature.kind != transport::CallKind::allreduce) {
     return {};
@@ -210,8 +210,8 @@ void DeviceGroup::run_alone(const Call& call) {
   }
 }
 
-// Starts NCCL. Returns false if that fails: all ranks learn why, and take another path. Throws instead if an algorithm
-// was requested.
+// Returns false if NCCL does not start: all ranks learn why, and take another path. Throws if an algorithm was
+// requested.
 bool DeviceGroup::start_nccl(transport::Algorithm algorithm) {
   try {
     auto made = std::make_unique<NcclCollectives>(group_, nccl_library_);
@@ -258,7 +258,7 @@ void DeviceGroup::report(const Signature& signature, const DeviceChoice& choice)
   }
 }
 
-// Returns the object in any thread, while another thread may create it.
+// Safe while another thread creates the object.
 NcclCollectives* DeviceGroup::nccl() const {
   const std::lock_guard lock(nccl_mutex_);
   return nccl_.get();

@@ -1,5 +1,4 @@
-// Collectives of a communicator's ranks on CUDA devices, one device for each rank: selects the algorithm of a call, and
-// runs it.
+// Collectives on CUDA devices, one for each rank: selects the algorithm of a call, and runs it.
 #pragma once
 
 #include <memory>
@@ -35,15 +34,14 @@ class DeviceGroup {
   // Allocates memory of this rank's device, mapped by the ranks of the node if they can. Collective.
   std::shared_ptr<DeviceSegment> allocate(std::size_t bytes);
 
-  // Return reasons for error messages: why there is no NCCL, and why ranks cannot map each other's memory; empty if
-  // they can.
+  // Return reasons for messages: why there is no NCCL, and why ranks cannot map each other's memory; or empty.
   [[nodiscard]] const std::string& no_nccl() const { return no_nccl_; }
   [[nodiscard]] const std::string& no_peers() const { return no_peers_; }
 
   // Throws the error that happened on the device after a call had returned, if any.
   void check() const;
 
-  // Ends NCCL's calls under way, so that streams continue without waiting for any rank.
+  // Lets streams continue, whatever other ranks do.
   void abort() noexcept;
 
  private:

@@ -35,14 +35,14 @@ BoardEntry& entry_of(const transport::Segment& board, std::size_t rank) {
 std::size_t ranks_of(const transport::Node& node) { return static_cast<std::size_t>(node.size()); }
 std::size_t rank_of(const transport::Node& node) { return static_cast<std::size_t>(node.rank()); }
 
-// Steps in which a segment is created. Each rank does its part of a step; then all learn if it succeeded on all. A rank
-// may fail in the next step before its peers have read the failures of this step. So two entries of the board
-// alternate: before an entry is used again, all ranks have read it.
+// Steps in which a segment is created. Each rank does its part; then all learn if it succeeded on all. A rank may fail
+// in the next step before its peers have read this step's failures. So two entries of the board alternate: all ranks
+// have read an entry before it is used again.
 class Steps {
  public:
   Steps(transport::Node& node, const transport::Segment& board) : node_(node), board_(board) {}
 
-  // Does a step. Throws an Error of this kind, the same on all ranks, if `work` threw on any rank.
+  // Throws an Error of this kind, the same on all ranks, if `work` threw on any.
   template <class Work>
   void take(ErrorKind kind, Work work) {
     const std::size_t place = taken_++ % 2;
@@ -88,14 +88,13 @@ struct Waiting {
   pid_t process = getpid();
 };
 
-// Returns the list, which is never destroyed: when the process ends, the driver frees all memory, and CUDA must no
-// longer be called.
+// Returns the list, never destroyed: when the process ends, the driver frees all memory, and CUDA must not be called.
 Waiting& waiting() {
   static auto* const all = new Waiting;  // NOLINT(*-owning-memory)
   return *all;
 }
 
-// Closes the peers' parts, if no work on them is under way. Returns true if they are closed.
+// Closes the peers' parts, if unused. Tells if they are closed.
 bool close_parts(DeviceShare& share) {
   std::atomic<std::uint32_t>& closed = entry_of(*share.board, share.rank).closed;
   if (closed.load(std::memory_order_relaxed) == 0) {

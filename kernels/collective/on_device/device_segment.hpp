@@ -25,7 +25,7 @@ namespace gradientflow::collective {
 struct DeviceShare {
   std::size_t rank = 0;  // rank in the node
   compute::cuda::DeviceMemory own = {};
-  std::vector<std::byte*> parts = {};  // address of each local rank's part; nullptr if not mapped
+  std::vector<std::byte*> parts = {};  // address per local rank; nullptr if not mapped
   std::vector<compute::cuda::OwnedEvent> own_events = {};
   std::vector<std::vector<compute::cuda::OwnedEvent>> opened_events = {};  // events of each peer, by local rank
   int device = 0;
@@ -35,12 +35,12 @@ struct DeviceShare {
 
 class DeviceSegment {
  public:
-  // Makes a segment of memory that no other rank maps; `parts` has its address at `rank`.
+  // Takes memory that no other rank maps; `parts` has its address at `rank`.
   DeviceSegment(compute::cuda::DeviceMemory own, std::vector<std::byte*> parts, std::size_t rank, std::uint32_t id);
 
-  // Makes a segment of zero-filled memory of the current devices, mapped by all ranks of the node, with `events` events
-  // of each rank, at most two. `last_use` is recorded behind all work on it. Collective over the node. Throws the same
-  // on all ranks: Error(memory) if any lacks memory, Error(system) if any cannot map a peer's memory.
+  // Makes zero-filled memory of the current devices, mapped by all ranks of the node, with `events` events per rank, at
+  // most two. `last_use` is recorded behind all work on it. Collective over the node. Throws the same on all ranks:
+  // Error(memory) if any lacks memory, Error(system) if any cannot map a peer's memory.
   static std::shared_ptr<DeviceSegment> make(transport::Node& node, std::size_t bytes, std::uint32_t id,
                                              std::size_t events, std::shared_ptr<compute::cuda::OwnedEvent> last_use);
 

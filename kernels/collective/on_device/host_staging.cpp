@@ -21,7 +21,7 @@ std::unique_ptr<cuda::Pinned> pin(const transport::Segment& memory) {
 
 }  // namespace
 
-// A rank may fail to get its own resources. Then all ranks must know before the first call.
+// A rank may fail to get its resources; all must know before the first call.
 HostStaging::HostStaging(Group& group)
     : group_(group), capacity_(group.config().host_piece_bytes), memory_(group.allocate(2 * slots * capacity_)) {
   on_all_ranks(group_.endpoint(), "cannot get what it takes to have tensors of its device pass through the host", [&] {
@@ -37,7 +37,7 @@ HostStaging::HostStaging(Group& group)
   });
 }
 
-// Waits for copies up, which may still be under way.
+// Waits for copies up.
 HostStaging::~HostStaging() {
   try {
     cuda::runtime().synchronize(down_->get());
@@ -113,7 +113,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   return nonfinite;
 }
 
-// Copies a piece down. Its stream first waits until the slot's previous piece has been copied up.
+// Copies a piece down, after the slot's previous piece has been copied up.
 void HostStaging::copy_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
   const cuda::Runtime& runtime = cuda::runtime();
   const Slot& slot = slots_[index];

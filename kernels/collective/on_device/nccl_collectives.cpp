@@ -175,8 +175,8 @@ void NcclCollectives::allreduce(const Reduced& what, bool hierarchical, cuda::St
   });
 }
 
-// Reduces in two levels. For a mean, every rank of a node divides by the number of all ranks before the sum, because
-// nodes may differ in size. The output of each node's first rank holds its node's partial result, and then the result.
+// Divides a mean on every rank by the number of all ranks before the sum, because nodes may differ in size. The output
+// of each node's first rank holds its node's partial result, and then the result.
 void NcclCollectives::allreduce_in_levels(const Reduced& what, cuda::Stream stream) {
   const nccl::Type type = type_of(what.dtype);
   const bool is_mean = what.op == ReduceOp::mean;
@@ -214,7 +214,7 @@ void NcclCollectives::make_levels() {
   levels_ = std::move(levels);
 }
 
-// Returns the operator of a mean in the node. Its scalar has the dtype of the tensor.
+// Makes an operator whose scalar has the tensor's dtype.
 nccl::Op NcclCollectives::divided_sum(DType dtype) {
   std::optional<nccl::Op>& op = levels_->divided_sum.at(static_cast<std::size_t>(dtype));
   if (!op) {
@@ -259,7 +259,7 @@ void NcclCollectives::allreduce_in_wire(const Call& call, bool hierarchical) {
   runtime.cast(call.output, signature.dtype, wire_.data(), wire, signature.count, 1.0F, stream);
 }
 
-// Returns the number of nonfinite values on the wire, which is the same in the result.
+// Counts nonfinite values on the wire, as many as in the result.
 std::size_t NcclCollectives::wait_for_nonfinite(const Call& call) {
   std::uint64_t number = 0;
   cuda::runtime().copy(&number, nonfinite_.data(), sizeof number, placement_of(call).stream);

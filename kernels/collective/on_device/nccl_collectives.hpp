@@ -91,8 +91,8 @@ class NcclCollectives {
   std::shared_ptr<const transport::NcclLibrary> library_;
   std::shared_ptr<Communicator> all_;
   std::unique_ptr<Levels> levels_;         // created by the first call that needs them
-  compute::cuda::DeviceMemory wire_;       // values on the wire of one call at a time, because each waits for its end
-  compute::cuda::DeviceMemory nonfinite_;  // memory of one number
+  compute::cuda::DeviceMemory wire_;       // one call at a time uses it: each waits for its end
+  compute::cuda::DeviceMemory nonfinite_;  // one number
   NcclWatch watch_;                        // destroyed first, because it has the communicators, too
 };
 

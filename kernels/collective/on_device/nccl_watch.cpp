@@ -55,7 +55,7 @@ void NcclWatch::begin(const transport::Signature& signature, cuda::Stream stream
   }
 }
 
-// Ends the mark of a call. The lock is not held while the event is recorded, because the stream may be full.
+// Records the event without the lock, because the stream may be full.
 void NcclWatch::end(cuda::Stream stream) {
   cuda::Event behind = nullptr;
   {
@@ -68,7 +68,7 @@ void NcclWatch::end(cuda::Stream stream) {
   under_way_.back().began.reset();
 }
 
-// Returns two events. If calls come faster than the thread polls, events of ended calls are reused here.
+// Reuses events of ended calls, if calls come faster than the thread polls.
 NcclWatch::Events NcclWatch::take_events() {
   const std::lock_guard lock(mutex_);
   if (spare_.empty() && under_way_.size() >= many) {
@@ -152,8 +152,7 @@ void NcclWatch::run() {
   }
 }
 
-// Finds an error of the calls under way. A call cannot begin before the previous call has ended, so only the oldest is
-// checked.
+// Checks only the oldest call: the next cannot begin before it has ended.
 std::optional<Error> NcclWatch::find_error() {
   try {
     forget_finished();

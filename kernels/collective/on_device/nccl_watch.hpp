@@ -43,8 +43,8 @@ class NcclWatch {
   // Throws the error, if there was one.
   void check() const;
 
-  // Reports an error: aborts the communicators, and tells the node's ranks not to wait for this rank, unless the reason
-  // is that it was closed. The first reason counts.
+  // Aborts the communicators, and tells peers of the node not to wait for this rank, unless the reason is that it was
+  // closed. The first reason counts.
   void fail(const Error& reason) noexcept;
 
   // Waits until no call is under way. Calls that cannot end are aborted meanwhile.
@@ -60,7 +60,7 @@ class NcclWatch {
   struct Watched {
     transport::Signature signature;
     Events events;
-    bool is_starting;                        // begin() was called, and end() was not
+    bool is_starting;                        // end() was not called yet
     std::optional<Clock::time_point> began;  // time at which the device was seen to begin; set by begin() at first
   };
 

@@ -55,11 +55,11 @@ class PeerExchange {
   // Returns the segment whose part of this rank contains `bytes` bytes at `address`, or nullptr.
   [[nodiscard]] std::shared_ptr<DeviceSegment> find(const void* address, std::size_t bytes) const;
 
-  // Makes an allreduce in place of tensors in `segment`, at byte offset `offsets[r]` of the part of local rank r, after
-  // an agreement on the call. All work is put into the call's stream, after the work of earlier calls in any stream.
+  // Reduces tensors in place in `segment`, at byte offset `offsets[r]` of local rank r's part, after an agreement on
+  // the call. All work is put into the call's stream, after earlier calls in any stream.
   void reduce_in_place(const Call& call, const DeviceSegment& segment, const std::vector<std::size_t>& offsets);
 
-  // Makes any call through the slots, in the same way.
+  // Makes any call through the slots.
   void exchange(const Call& call);
 
  private:

@@ -1,5 +1,5 @@
-// Selection of the path of a call, by pure functions: the choice is the same on every rank, because all ranks have the
-// same information. path.hpp describes the paths; device_selector.hpp selects for tensors on CUDA devices.
+// Selection of the path of a call. Pure: the same choice on every rank, because all have the same information. path.hpp
+// describes the paths; device_selector.hpp selects for CUDA devices.
 #pragma once
 
 #include <cstddef>
@@ -20,22 +20,21 @@ struct Situation {
   bool wire = false;  // values are rounded between nodes
   int ranks;
   int nodes;
-  int smallest_node;                                          // number of ranks of the smallest node
-  int largest_node;                                           // number of ranks of the largest node
+  int smallest_node;                                          // its number of ranks
+  int largest_node;                                           // likewise
   bool in_node_memory;                                        // the tensors of all ranks lie in one segment
   bool direct_read_allowed;                                   // the kernel allows it, on every rank
-  transport::Transport transport = transport::mpi_transport;  // transport of messages between ranks
+  transport::Transport transport = transport::mpi_transport;  // transport of messages
   bool has_mpi_communicator = true;                           // MPI has a communicator of these ranks
 };
 
 // Choice inside a node if the tensors of all ranks lie in one segment, and are not small.
 inline constexpr Choice in_one_segment = {Path::node_memory, "all tensors lie in node memory"};
 
-// Selects a path. Throws Error(value) if the requested algorithm does not support the call: it is never replaced
-// silently.
+// Throws Error(value) if the requested algorithm does not support the call: it is never replaced silently.
 [[nodiscard]] Choice select(const Situation& situation, const Config& config);
 
-// A choice, and the smallest size in bytes for which it is made.
+// A choice and its smallest size in bytes.
 struct SizeChoice {
   std::size_t from;
   Choice choice;
