@@ -2,7 +2,7 @@
 // barriers, each after the number of iterations that keeps the waiting short. In between, each push is applied when it
 // arrives.
 //
-// After a barrier no worker waits until each has pushed twice. Then the next `lookahead` pushes of each worker are
+// After a barrier all workers run until each has pushed twice. Then the next `lookahead` pushes of each worker are
 // predicted from its last interval, and the next barrier is searched: see barrier_search.hpp. Each worker runs its
 // number of predicted pushes up to the barrier, and waits. If a worker departs, the barrier is searched again for the
 // remaining workers; for a worker that already waits, its last push is a candidate, too.
