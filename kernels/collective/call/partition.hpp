@@ -24,7 +24,7 @@ struct Range {
   return {begin, begin + base + (index < extra ? 1 : 0)};
 }
 
-// Like block(), with borders at multiples of `grain` elements, so that no two ranks write to one cache line. The last
+// Like block, with borders at multiples of `grain` elements, so that no two ranks write to one cache line. The last
 // blocks may be shorter, or empty.
 [[nodiscard]] inline Range slice(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
   const Range grains = block((count + grain - 1) / grain, parts, index);

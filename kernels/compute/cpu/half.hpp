@@ -57,8 +57,8 @@ template <class V>
 struct BFloat16Format {
   [[gnu::always_inline]] static Floats to_float(Words words) { return floats_of(words << 16); }
 
-  // Adding 0x7fff, or 0x8000 if the last kept bit is odd, carries into the upper half exactly if rounding goes up. (An
-  // accepted NaN has no lower half that could carry.)
+  // Adding 0x7fff, or 0x8000 where the last kept bit is odd, carries into the upper half exactly where rounding goes
+  // up. (A NaN as described above has no lower half that could carry.)
   [[gnu::always_inline]] static Words from_float(Floats floats) {
     const Words bits = words_of(floats);
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
