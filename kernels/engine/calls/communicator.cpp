@@ -23,8 +23,8 @@ std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endp
   return make(std::move(endpoint), config, within, "collectives");
 }
 
-// In a forked process a communicator is never destroyed: neither its endpoint nor the parent's flags may be touched
-// there, and a lock or condition variable that was in use at the fork stays so.
+// Makes a communicator that is never destroyed in a forked process: the endpoint and the parent's flags must not be
+// touched there, and a lock or condition variable in use at the fork stays in use.
 std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
                                                  const Communicator* within, std::string name) {
   std::shared_ptr<Communicator> communicator(new Communicator(std::move(endpoint), config, within, std::move(name)),
@@ -94,8 +94,8 @@ std::shared_ptr<Failure> Communicator::unreported_failure() const {
   return nullptr;
 }
 
-// A timeout may come from an earlier asynchronous call that failed, and whose error no thread here has asked for: the
-// other ranks may know of it and make other calls.
+// Adds to a timeout the earlier asynchronous call that failed and whose error no thread here has asked for: peers may
+// know of that failure and make different calls.
 Error Communicator::with_unreported_failure(const Error& error) const {
   if (error.kind() != ErrorKind::timeout) {
     return error;
@@ -144,7 +144,7 @@ collective::Outcome Communicator::run_within(const collective::Call& call, Times
   return served.outcome;
 }
 
-// Runs the call, and records it.
+// Runs and records the call.
 Served Communicator::serve(const collective::Call& call, Times::Clock::time_point queued) {
   Served served{{}, {queued, Times::Clock::now(), {}}, {}};
   std::optional<Error> failure;
@@ -161,8 +161,8 @@ Served Communicator::serve(const collective::Call& call, Times::Clock::time_poin
   return served;
 }
 
-// The detail of the signature says what the duplicate is for, so that a rank that splits instead gets an error: it
-// would wait there for ever.
+// Puts the purpose of the duplicate into the signature, so that a rank that calls split() instead gets an error and
+// does not wait forever.
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name, transport::MadeFor what) {
   check_process();
   Config config = group_->config();
@@ -246,7 +246,7 @@ bool Communicator::close(bool drain) noexcept {
   return is_first;
 }
 
-// Closes it, and keeps what renewing it takes.
+// Closes it, but keeps the endpoint for the communicator that replaces it.
 bool Communicator::leave(bool drain) noexcept {
   if (forks_ != count_forks()) {
     return false;
@@ -254,7 +254,7 @@ bool Communicator::leave(bool drain) noexcept {
   for (const auto& copy : duplicates()) {
     copy->close(drain);
   }
-  if (turns_.is_polling_here()) {  // the call under way in this thread ends next; its caller then closes
+  if (turns_.is_polling_here()) {  // the call under way in this thread ends next; then its caller closes
     group_->interrupt();
     return false;
   }
@@ -266,7 +266,7 @@ bool Communicator::leave(bool drain) noexcept {
   return is_first;
 }
 
-// A thread of the device's calls looks after the ranks until these are destroyed.
+// Releases the group, unless calls on a device exist: their thread watches the ranks.
 void Communicator::release() noexcept {
   if (devices_.made() == nullptr) {
     group_->release();
@@ -281,7 +281,7 @@ void Communicator::start(PreparedCall& prepared, const Release& release) {
   if (collective::Group::can_begin(call) && !recorder_.is_on() && turns_.begin(prepared)) {
     return;
   }
-  if (release) {  // the calls before it may take long
+  if (release) {  // earlier calls may take long
     release();
   }
   prepared.handle_ = submit(call);

@@ -1,11 +1,11 @@
-// A communicator: the calls of one rank, from any thread, served in turn. In a forked process every call throws, and
+// Communicator: serves the calls of one rank, from any thread, in turn. In a forked process every call throws, and
 // closing does nothing.
 //
-// Its parts: communicator.cpp has its life and the calls that block; communicator_background.cpp those in the
-// background; communicator_messages.cpp sends and receives; communicator_recovery.cpp communicators without ranks that
-// have died, and with others. Turns (turns.hpp; turns_prepared.cpp for prepared calls) serves calls one at a time:
-// run() gives it execute(), or serve() while a timeline is written, which it calls in the caller's thread; submit()
-// gives it serve(), or serve_in_background() for a tensor on a device, which it calls in the progress thread.
+// Files: communicator.cpp has construction, closing and blocking calls; communicator_background.cpp asynchronous calls;
+// communicator_messages.cpp sends and receives; communicator_recovery.cpp communicators without dead ranks or with
+// joiners. Turns (turns.hpp; turns_prepared.cpp for prepared calls) serves one call at a time. run() passes it
+// execute(), or serve() while a timeline is written; both run in the caller's thread. submit() passes it serve(), or
+// serve_in_background() for a tensor on a device; both run in the progress thread.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ namespace gradientflow::engine {
 
 class Communicator {
  public:
-  // Collective over the ranks of `endpoint`. `within`: a communicator whose bytes_sent() includes those of the new one.
+  // Collective over the ranks of `endpoint`. `within`: a communicator whose bytes_sent() includes the new one's.
   static std::shared_ptr<Communicator> make(std::unique_ptr<transport::Endpoint> endpoint,
                                             const Config& config = read_config(), const Communicator* within = nullptr);
   ~Communicator();
@@ -49,71 +49,73 @@ class Communicator {
   [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
   [[nodiscard]] const collective::Group& group() const { return *group_; }
 
-  // Bytes that this rank has sent in messages so far, through this communicator and those made of it: pools,
-  // duplicates, parts. Nothing once a call has sent bytes that are not counted: by the MPI library's own collectives,
-  // or by NCCL.
+  // Returns the bytes that this rank has sent in messages so far, through this communicator and those made from it
+  // (pools, duplicates, parts); nothing once a call has sent bytes that cannot be counted, through the MPI library's
+  // own collectives or NCCL.
   [[nodiscard]] std::optional<std::uint64_t> bytes_sent() const { return sent_->total(); }
   void count_as_sent(std::optional<std::uint64_t> bytes) const { sent_->add(bytes); }  // sent by other means
 
   void check_rank(int rank, const char* what) const;  // throws Error(value) if there is no such rank
   void check_device(int device) const { devices_.check(device); }
   void check_open() const;
-  // Whether an error has left the ranks in different states, so that each further call throws it.
+  // True if an error has left the ranks in different states, so that each further call throws it.
   [[nodiscard]] bool is_broken() const { return turns_.is_broken(); }
-  // Whether the process of a rank lives, as far as known without asking the endpoint: for ranks of this node.
+  // False if the rank is on this node and its process is known to be dead. Does not ask the endpoint.
   [[nodiscard]] bool is_alive(int rank) const;
-  // The other ranks that have closed it with no error before, as far as known.
+  // Returns the peers known to have closed the communicator without an earlier error.
   [[nodiscard]] std::vector<int> closed_elsewhere();
-  void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
+  void check_process() const;  // throws Error(closed) in a process forked from the communicator's
 
   using Release = Turns::Release;
 
   // Serves a call made and checked by make_call (request.hpp). The tensors must not change meanwhile. On a device the
-  // call may still be running when this returns: work put into the call's stream afterwards sees the result.
+  // call may still be running on return: work put into its stream afterwards sees the result.
   collective::Outcome run(const collective::Call& call, const Release& release = {});
 
-  // The same in the background. The tensors must stay alive until the handle is done.
+  // Serves the call in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
-  // The same, or at once, in this thread: inside a node whose cores are short, where the others have come to the call.
+  // Serves the call in the background; or at once, if the ranks are on one node, its cores are short, and the peers
+  // have reached the call.
   std::shared_ptr<Handle> submit(const collective::Call& call, const Release& release);
 
-  // The same for tensors on a device, in a stream of the communicator's own, after the work that is marked: so a call
+  // Serves the call on a device in the background, in the communicator's own stream, after all marked work: so a call
   // can wait for several streams. The marks must not change until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call, const StreamMarks& after);
 
-  // Runs several calls, and the work between them, in the background, as one.
+  // Runs several calls and the work between them in the background, as one call.
   std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
 
-  // Whether the ranks of the node have cores for threads beside those that call, by the setting `progress` or by count.
+  // True if the node has cores for more threads than its ranks' own, by the setting `progress` or by count.
   [[nodiscard]] bool has_cores_for_threads() const;
 
-  // For PreparedCall. Prepared calls are served in turn, in the order in which they are started; finish() throws the
-  // call's error, or Error(timeout) if the time is over first: then the call goes on.
+  // Serve prepared calls in turn, in the order of start(). finish() throws the call's error, or Error(timeout) if the
+  // time is over first: then the call continues.
   void start(PreparedCall& prepared, const Release& release);
   collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
-  // As run(), from within such work. Reads `times.queued`, and sets when the call began and ended.
+  // Serves a call within such work, as run() does. Reads `times.queued`; sets when the call began and ended.
   collective::Outcome run_within(const collective::Call& call, Times& times);
 
-  // Sends one tensor to rank `to`, or receives one from rank `from`. Where several threads can use the endpoint
-  // at once, neither waits for collective calls or for other sends and receives. Tensors on devices pass
-  // through host memory, and the device is waited for.
+  // Sends a tensor to rank `to`, or receives one from rank `from`. If several threads can use the endpoint at once,
+  // neither waits for collective calls or for other sends and receives. Tensors on devices pass through host memory,
+  // and the device is waited for.
   void send(int to, const void* data, std::size_t count, DType dtype,
             const std::optional<collective::Placement>& placement = {});
   void receive(int from, void* data, std::size_t count, DType dtype,
                const std::optional<collective::Placement>& placement = {});
 
-  // An endpoint of the ranks with the same color, in the order of `key`; nullptr for a negative color. Collective.
+  // Returns an endpoint of the ranks with the same color, in the order of `key`; nullptr for a negative color.
+  // Collective.
   std::unique_ptr<transport::Endpoint> split(int color, int key);
 
-  // A communicator of the same ranks with a progress thread of its own, so that its calls and those of this one do not
-  // wait for each other. It is closed with this one, and writes to the same timeline, under `name`. Collective.
+  // Returns a communicator of the same ranks with its own progress thread, so that its calls and this one's do not wait
+  // for each other. It is closed with this one, and writes to the same timeline, under `name`. Collective.
   std::shared_ptr<Communicator> duplicate(const std::string& name, transport::MadeFor what);
 
-  // Records every call in a file of this rank's own (see path_of_rank), until stopped or until all communicators that
-  // write to it are gone. Collective.
+  // Records every call in this rank's own file (see path_of_rank), until stopped or until all communicators that write
+  // to it are gone. Collective.
   void start_timeline(const std::string& path);
   void stop_timeline();
   [[nodiscard]] Recorder& recorder() { return recorder_; }
@@ -124,50 +126,49 @@ class Communicator {
   // communicator.
   void poll_signals_with(std::function<void()> poll_signals) { poll_signals_ = std::move(poll_signals); }
 
-  // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
-  // beyond the communicator. Collective.
+  // Allocates `bytes` bytes of zero-filled node memory for every rank of the node. The memory lives as long as the
+  // segment is held, even after the communicator. Collective.
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes, transport::Pages pages = transport::Pages::now);
 
-  // The same on a CUDA device; the ranks of the node map each other's memory if they can.
+  // Allocates memory on a CUDA device; the ranks of the node map each other's memory if they can. Collective.
   std::shared_ptr<collective::DeviceSegment> allocate_on_device(int device, std::size_t bytes);
 
-  // Serves calls on device tensors; nullptr before the first such call. For information only.
+  // Returns the server of calls on device tensors, for information only; nullptr before the first such call.
   [[nodiscard]] const collective::DeviceGroup* device_group() const { return devices_.made(); }
 
-  // Closes the communicator, and lets go of memory and descriptors, but of those of calls on a device. `drain`: waits
-  // for the asynchronous calls first; otherwise they end with Error(closed).
-  // Closing twice is harmless. Not collective: the others find out when they wait for this rank.
-  // Returns whether this has closed it.
+  // Closes the communicator, and frees all memory and descriptors, but not those used by calls on a device. `drain`:
+  // waits for the asynchronous calls first; otherwise they end with Error(closed). Closing twice is harmless. Not
+  // collective: peers find out when they wait for this rank. Returns true if this call closed it.
   bool close(bool drain) noexcept;
   [[nodiscard]] bool closed() const;
 
-  // A communicator of the ranks that are left of this one, which is closed. Collective among those: all of them get
-  // theirs, or the same error: Error(peer) where too few are left (see transport/recovery/verdict.hpp), Error(mismatch)
-  // where they differ about `min_ranks`.
+  // Closes this communicator and returns a communicator of its survivors. Collective among these: all of them succeed,
+  // or get the same error: Error(peer) if too few survive (see transport/recovery/verdict.hpp), Error(mismatch) if
+  // their `min_ranks` differ.
   std::shared_ptr<Communicator> recover(std::optional<int> min_ranks);
-  // Throws what recover() throws before it has changed anything.
+  // Throws the errors that recover() throws before it changes anything.
   void check_recoverable(std::optional<int> min_ranks) const;
 
-  // How many ranks the whole job has had, and an endpoint of the ranks of this one and of others: see Endpoint.
+  // Forward to Endpoint: return the number of ranks the whole job has had, and an endpoint of these ranks and joiners.
   [[nodiscard]] int job_size();
   [[nodiscard]] std::unique_ptr<transport::Endpoint> widen(std::span<const std::string> addresses, int first);
 
-  // A communicator of the ranks of this one, which is closed, and of those that `widened` has behind them: they call
-  // enter() once `invite` has told them. Collective, else as recover(). Of the newcomers only those come along that
-  // live, and none where it cannot be set up with them. Where a rank has died, or calls recover() since it has heard of
-  // a death, nobody is invited, and it is a communicator of those that are left.
+  // Closes this communicator and returns a communicator of its ranks, followed by the joiners of `widened`, which call
+  // enter() after `invite` has told them. Collective; errors as in recover(). Leaves out dead joiners, and all if setup
+  // fails with them. If a rank has died, or calls recover() because it has heard of a death, joiners are not told, and
+  // only survivors remain.
   std::shared_ptr<Communicator> welcome(std::unique_ptr<transport::Endpoint> widened, std::optional<int> min_ranks,
                                         const std::function<void()>& invite);
-  // The same one, on a newcomer: the first `former` ranks of `widened` are those of the old communicator. Throws
-  // Error(mismatch) where it cannot come along.
+  // Returns the same communicator on a joiner; the first `former` ranks of `widened` are the old communicator's. Throws
+  // Error(mismatch) if it cannot join.
   static std::shared_ptr<Communicator> enter(std::unique_ptr<transport::Endpoint> widened, int former,
                                              std::optional<int> min_ranks, const Config& config,
                                              const std::function<void()>& poll_signals);
 
-  // Of a communicator that recover(), welcome() or enter() has made.
+  // Ancestry of a communicator made by recover(), welcome() or enter().
   struct Origin {
-    std::vector<int> ranks;                         // what its ranks were in the old one; those behind are new
-    std::vector<std::pair<int, std::string>> lost;  // the other ranks of the old one, and what has become of them
+    std::vector<int> ranks;                         // old rank of each of its first ranks; later ones joined
+    std::vector<std::pair<int, std::string>> lost;  // remaining old ranks, each with its fate
   };
   [[nodiscard]] const std::optional<Origin>& origin() const { return origin_; }
 
@@ -177,11 +178,11 @@ class Communicator {
   static std::shared_ptr<Communicator> make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
                                             const Communicator* within, std::string name);
 
-  // Of a membership of which a communicator is to be made: who is in it, and on what terms.
+  // Membership and terms of a communicator to be made.
   struct Renewal {
     std::unique_ptr<transport::Endpoint> talk;
     transport::Decision decision;
-    std::vector<int> names;  // of the ranks of `talk` in the old communicator; `newcomer` for one that was not in it
+    std::vector<int> names;  // old rank of each rank of `talk`; `newcomer`: not in the old communicator
     std::optional<int> min_ranks;
 
     static Renewal of_all(std::unique_ptr<transport::Endpoint> talk, int former, std::optional<int> min_ranks);
@@ -216,7 +217,7 @@ class Communicator {
   DeviceCalls devices_;
   Turns turns_;
   collective::PointToPoint point_to_point_;
-  int forks_;  // how often the process had forked when this was made
+  int forks_;  // number of forks of the process when this was made
   std::function<void()> poll_signals_;
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<Communicator>> duplicates_;

@@ -1,4 +1,4 @@
-// Calls in the background.
+// Asynchronous calls of a communicator.
 #include <chrono>
 #include <string>
 #include <utility>
@@ -8,7 +8,7 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::chrono::milliseconds patience{2};  // with the other ranks, before the progress thread waits for them
+constexpr std::chrono::milliseconds patience{2};  // wait for peers before the progress thread takes over
 
 }  // namespace
 
@@ -43,7 +43,7 @@ bool Communicator::has_cores_for_threads() const {
   return choice == "thread" || (choice == "auto" && group_->node().cores().size() >= enough);
 }
 
-// A rank that does not come may be waiting for what this one does next: then the call goes to the progress thread.
+// Hands the call to the progress thread if a peer is late: it may be waiting for this rank's next call.
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const Release& release) {
   if (call.placement || nodes() > 1 || has_cores_for_threads()) {
     return submit(call);
@@ -64,7 +64,7 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const
   });
 }
 
-// A call that fails may have left work in the stream: its tensors are in use until that has ended, too.
+// Records the end of the stream's work even if the call fails: until then its tensors may be in use.
 void Communicator::serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,
                                        Served& served) {
   const int device = placement_of(call).device;

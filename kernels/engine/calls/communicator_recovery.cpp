@@ -1,4 +1,4 @@
-// How the ranks of a communicator go on without those that have died.
+// Successors of a communicator: without dead ranks, or with joiners.
 #include <algorithm>
 #include <new>
 #include <numeric>
@@ -18,7 +18,7 @@ using transport::Decision;
 using transport::Stage;
 using transport::Standing;
 
-// In front of what a rank says that calls welcome().
+// Prefix of the value that a rank proposes in welcome().
 constexpr std::string_view admits = "admits, ";
 
 std::string text_of(std::optional<int> min_ranks) { return min_ranks ? std::to_string(*min_ranks) : "None"; }
@@ -38,7 +38,7 @@ void check_min_ranks(const Decision& decision) {
   }
 }
 
-// The error that the first rank has met in setting up, if one has.
+// Throws the error that the first failing rank met while setting up, if any.
 void check_set_up(const Decision& decision, const std::vector<int>& names) {
   for (std::size_t r = 0; r < names.size(); ++r) {
     if (!decision.values[r].empty()) {
@@ -65,19 +65,19 @@ void Communicator::check_recoverable(std::optional<int> min_ranks) const {
   }
 }
 
-// Closes it. What others need for the new one goes with the result.
+// Closes this communicator. The result holds the resources that peers need for the new one.
 std::unique_ptr<Communicator, Communicator::LetGo> Communicator::leave_to_renew(const char* why) {
   turns_.break_off(Error(ErrorKind::closed, why));
   if (!leave(false)) {
-    throw Error(ErrorKind::closed, "the communicator is closed");  // or recovered by another thread
+    throw Error(ErrorKind::closed, "the communicator is closed");  // closed, or recovered by another thread
   }
   return std::unique_ptr<Communicator, LetGo>(this);
 }
 
-// Agrees on who is left, and sets up a communicator of these.
+// Agrees on the survivors, and sets up their communicator.
 std::shared_ptr<Communicator> Communicator::recover(std::optional<int> min_ranks) {
   check_recoverable(min_ranks);
-  const auto timeline = recorder_.timeline();  // stays open for the new one
+  const auto timeline = recorder_.timeline();  // stays open for the new communicator
   const auto until_renewed = leave_to_renew("it recovers the communicator, to go on without ranks that have died");
   const transport::Endpoint::IsAlive is_alive_here = [this](int rank) { return is_alive(rank); };
   return renew(agree_with_all(text_of(min_ranks), min_ranks), group_->config(), is_alive_here, poll_signals_);
@@ -110,7 +110,7 @@ std::shared_ptr<Communicator> Communicator::welcome(std::unique_ptr<transport::E
   return renew(Renewal::of_all(std::move(widened), size(), min_ranks), group_->config(), is_alive_here, poll_signals_);
 }
 
-// What the ranks of a communicator that is closed agree on, whether they recover or admit others.
+// Agrees with the ranks of the closed communicator, whether they recover or admit joiners.
 Communicator::Renewal Communicator::agree_with_all(const std::string& said, std::optional<int> min_ranks) {
   std::vector<int> names(static_cast<std::size_t>(size()));
   std::iota(names.begin(), names.end(), 0);
@@ -136,8 +136,8 @@ Communicator::Renewal Communicator::Renewal::of_all(std::unique_ptr<transport::E
   return {std::move(talk), {transport::Members(size), std::vector<std::string>(size)}, std::move(names), min_ranks};
 }
 
-// Sets up a communicator, and agrees that all have set it up: else once more, without those that have died meanwhile,
-// or without newcomers, if it cannot be set up with them.
+// Sets up a communicator and agrees that all ranks have done so. Otherwise tries again without ranks that died
+// meanwhile, or without joiners if it cannot be set up with them.
 std::shared_ptr<Communicator> Communicator::renew(Renewal renewal, const Config& config,
                                                   const transport::Endpoint::IsAlive& is_alive,
                                                   const std::function<void()>& poll_signals) {
@@ -185,7 +185,7 @@ std::shared_ptr<Communicator> Communicator::renew(Renewal renewal, const Config&
   }
 }
 
-// Where a communicator with them could not be set up. Returns whether there are any; throws where this is one.
+// Excludes joiners after a failed setup. Returns true if there were any; throws if this process is a joiner.
 bool Communicator::turn_away_newcomers(Renewal& renewal) {
   auto& [talk, decision, names, min_ranks] = renewal;
   const auto trouble = std::find_if(decision.values.begin(), decision.values.end(),

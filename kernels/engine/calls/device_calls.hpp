@@ -1,4 +1,4 @@
-// Calls on tensors of a CUDA device: a communicator serves one device, from the first call on it.
+// Calls on tensors of a CUDA device. A communicator serves a single device, which its first such call determines.
 #pragma once
 
 #include <cstddef>
@@ -17,16 +17,16 @@ class DeviceCalls {
   DeviceCalls(collective::Group& group, Recorder& recorder) : group_(group), recorder_(recorder) {}
 
   void check(int device) const;  // throws Error(value) if calls have used another device
-  void bind(int device);         // the same, and no other device may be used from now on, before any call is served
+  void bind(int device);         // the same, and fixes the device before any call is served
 
-  // What serves the device's calls. Called in turn. To make it is collective, so all ranks first agree on the call for
-  // which it is made: others may be in a call on host memory.
+  // Returns the group that serves the device's calls. Called in turn. Creating it is collective, so all ranks first
+  // agree on the call that needs it: peers may be in a call on host memory.
   const std::shared_ptr<collective::DeviceGroup>& group(int device, const collective::Call& call);
 
-  // The same; nullptr before the first such call.
+  // Returns the same group; nullptr before the first such call.
   [[nodiscard]] const collective::DeviceGroup* made() const;
 
-  // Called in turn. Also records when the device runs the call.
+  // Runs the call, and records when the device does. Called in turn.
   collective::Outcome run(const collective::Call& call);
 
   // Aborts the calls under way, so that no stream waits for ranks that will not come.
@@ -36,7 +36,7 @@ class DeviceCalls {
   collective::Group& group_;
   Recorder& recorder_;
   mutable std::mutex mutex_;
-  std::optional<int> device_;  // of the first call
+  std::optional<int> device_;  // device of the first call
   std::shared_ptr<collective::DeviceGroup> made_;
 };
 

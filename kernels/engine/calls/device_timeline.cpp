@@ -70,7 +70,7 @@ Timeline::Time DeviceTimeline::time_of(cuda::Event event) const {
   return origin_time_ + std::chrono::duration_cast<Timeline::Clock::duration>(since);
 }
 
-// In the order in which the entries were put into streams.
+// Writes finished entries, in the order in which they were put into streams.
 void DeviceTimeline::write_what_happened() {
   while (!entries_.empty() && cuda::runtime().happened(entries_.front().end.get())) {
     const Entry& entry = entries_.front();

@@ -1,7 +1,7 @@
-// When calls ran on a device, for the timeline: the host itself sees only when they were put into a stream.
+// Times of calls on a device, for the timeline: the host itself sees only when they were put into a stream.
 //
-// Timing events are recorded around each call. Once they have happened, their distance from a first event, whose time
-// on the host's clock is known, gives the times on that clock, to within some ten microseconds.
+// Timing events are recorded around each call. After they have happened, their distance from a first event, whose host
+// time is known, gives their host times to within about ten microseconds.
 #pragma once
 
 #include <deque>
@@ -16,14 +16,14 @@ namespace gradientflow::engine {
 
 class DeviceTimeline {
  public:
-  // Rows of `timeline` for `device`, of a communicator called `name`. Waits for the device once.
+  // Adds rows for `device` to `timeline`, for a communicator called `name`. Waits for the device once.
   DeviceTimeline(std::shared_ptr<Timeline> timeline, int device, const std::string& name);
   DeviceTimeline(const DeviceTimeline&) = delete;
   DeviceTimeline& operator=(const DeviceTimeline&) = delete;
-  ~DeviceTimeline();  // waits up to a second to write what is left
+  ~DeviceTimeline();  // waits up to a second to write the rest
 
-  // Work put into the stream between begin() and end() is written as one span. instant() is written as the time at
-  // which the work then in the stream was done.
+  // Write one span for the work put into the stream between begin() and end(). instant() writes the time at which the
+  // work then in the stream was done.
   void begin(compute::cuda::Stream stream);
   void end(compute::cuda::Stream stream, const std::string& name, const std::string& facts);
   void instant(compute::cuda::Stream stream, const std::string& name);

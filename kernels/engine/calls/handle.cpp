@@ -128,7 +128,7 @@ bool Handle::device_done() const {
   const DeviceEnd end = this->end();  // set before done_
   try {
     return end == nullptr || compute::cuda::runtime().happened(end->event.get());
-  } catch (const Error&) {  // a device that has failed, or one of the process that this one was forked from
+  } catch (const Error&) {  // the device has failed, or belongs to the process that this one was forked from
     return true;
   }
 }

@@ -1,10 +1,9 @@
-// A call that is checked and whose path is chosen once, and that is then made any number of times on the same tensors,
-// like the persistent collectives of MPI 4. It is served in turn with all other calls of its communicator, in the order
-// in which they were started; other ranks may make the same call without preparing it.
+// Prepared call: checked once, its path chosen once, then made any number of times on the same tensors, like the
+// persistent collectives of MPI 4. It is served in turn with all other calls of its communicator, in the order of their
+// start; peers may make the same call without preparing it.
 //
-// start() begins a small call inside a node: the other ranks then need nothing more of this rank. The call keeps the
-// turn until wait(), or the first thread that has to wait for the turn, finishes it. Other calls go to the progress
-// thread.
+// start() begins a small call inside a node: peers then need nothing more of this rank. The call keeps the turn until
+// wait(), or the first thread that waits for the turn, finishes it. Other calls go to the progress thread.
 #pragma once
 
 #include <memory>
@@ -24,23 +23,23 @@ class PreparedCall {
   PreparedCall& operator=(const PreparedCall&) = delete;
   ~PreparedCall();  // waits for the call, if it is under way
 
-  // One thread at a time. The tensors must not be used between start() and wait(). start() throws Error(value) if the
-  // call is under way already, wait() if it is not; both also throw as Communicator::submit and Handle::wait do. After
-  // any error of wait() but its own timeout the call is no longer under way.
+  // Start the call and wait for it, in one thread at a time. The tensors must not be used in between. start() throws
+  // Error(value) if the call is under way, wait() if not; both also throw as Communicator::submit and Handle::wait do.
+  // After any error of wait() except its own timeout the call is no longer under way.
   void start(const Communicator::Release& release = {});
   void wait(std::optional<double> timeout = {}, const Communicator::Release& release = {});
   [[nodiscard]] bool under_way() const { return under_way_; }
-  // Whether wait() would return at once: nothing is under way, or it has ended.
+  // True if wait() would return at once: nothing is under way, or it has ended.
   [[nodiscard]] bool done();
 
-  // The outcome of the last call that was waited for.
+  // Returns the outcome of the last call that was waited for.
   [[nodiscard]] const collective::Outcome& outcome() const { return outcome_; }
-  // On a device: the handle of the call started last, to order streams behind its result.
+  // Returns the handle of the last started call on a device, to order streams behind its result.
   [[nodiscard]] const std::shared_ptr<Handle>& handle() const { return handle_; }
 
   [[nodiscard]] Communicator& communicator() const { return *communicator_; }
   [[nodiscard]] const collective::Call& call() const { return call_; }
-  void set_stream(compute::cuda::Stream stream);  // of tensors on a device, for the next start
+  void set_stream(compute::cuda::Stream stream);  // stream of the next start, for tensors on a device
 
  private:
   friend class Communicator;
@@ -49,7 +48,7 @@ class PreparedCall {
   std::shared_ptr<Communicator> communicator_;
   collective::Call call_;
   bool under_way_ = false;
-  std::shared_ptr<Handle> handle_;  // of the call under way, if other threads may end it; guarded by the turns
+  std::shared_ptr<Handle> handle_;  // handle of the call under way, if other threads may end it; guarded by the turns
   collective::Outcome outcome_{};
 };
 

@@ -1,4 +1,4 @@
-// What a communicator writes to timelines: the calls that it serves, on the host and on a device.
+// Recorder: writes the calls of a communicator to timelines, on the host and on a device.
 #pragma once
 
 #include <atomic>
@@ -19,13 +19,13 @@ class Recorder {
  public:
   explicit Recorder(std::string name) : name_(std::move(name)) {}
 
-  // Whether there is a timeline. Clocks are read only then.
+  // True if there is a timeline. Clocks are read only then.
   [[nodiscard]] bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
 
-  // From now on, calls are recorded in `timeline`, on a track of the recorder's name; nullptr: nowhere.
+  // Records later calls in `timeline`, on a track of the recorder's name; nullptr: nowhere.
   void follow(const std::shared_ptr<Timeline>& timeline);
 
-  // Nullptr if nothing is recorded.
+  // Return nullptr if nothing is recorded.
   [[nodiscard]] std::shared_ptr<Timeline> timeline() const;
   [[nodiscard]] std::shared_ptr<DeviceTimeline> device_timeline(int device);
 

@@ -25,7 +25,7 @@ std::size_t sum_of(const std::vector<std::size_t>& counts, std::size_t element) 
   return sum;
 }
 
-// The count of the signature: see collective::Call.
+// Returns the count of the signature: see collective::Call.
 std::size_t count_of(const Communicator& communicator, const Request& request, const Array& known) {
   const auto ranks = static_cast<std::size_t>(communicator.size());
   const auto rank = static_cast<std::size_t>(communicator.rank());
@@ -99,7 +99,7 @@ void check_shape(std::span<const std::size_t> shape, std::size_t count) {
   }
 }
 
-// "'fc1.weight' (32, 3)". A long one is cut, and ends with a hash of all of it.
+// Formats a label: "'fc1.weight' (32, 3)". A long one is cut, and ends with a hash of the whole.
 std::string text_of(const Label& label, const Request& request) {
   std::ostringstream list;
   const auto add = [&list](std::span<const std::size_t> numbers) {

@@ -1,5 +1,6 @@
-// The one place where calls are made: a request from an interface of the library (Python, C) is checked here and
-// becomes a Call. An interface converts its caller's values, and checks only what cannot occur in the other one.
+// Checked requests: a request from an interface of the library (Python, C) is checked here, and nowhere else, and
+// becomes a Call. An interface converts its caller's values, and checks only errors that are possible in that interface
+// alone.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +14,16 @@
 
 namespace gradientflow::engine {
 
-// A tensor of this rank, as flat memory.
+// Tensor of this rank, as flat memory.
 struct Array {
-  std::byte* data = nullptr;  // only read if it is an input
+  std::byte* data = nullptr;  // read-only if an input
   std::size_t count = 0;      // elements
   DType dtype = DType::uint8;
-  std::optional<collective::Placement> placement = {};  // on a device
+  std::optional<collective::Placement> placement = {};  // device and stream; none: host memory
 };
 
-// The caller's name for a tensor, so that different tensors of equal size are not mistaken for each other: all ranks
-// must give the same name and, except in scatter and allgatherv, the same shape.
+// Caller's name for a tensor, so that different tensors of equal size are not confused: all ranks must give the same
+// name and, except in scatter and allgatherv, the same shape.
 struct Label {
   std::string_view name;
   std::optional<std::span<const std::size_t>> shape = {};
@@ -36,14 +37,14 @@ struct Request {
   std::optional<Wire> wire = {};
   std::vector<std::size_t> counts = {};  // allgatherv: by rank
   std::optional<Label> label = {};
-  Array input = {};   // as in collective::Call; ignored if the rank has none
-  Array output = {};  // in broadcast, the input too
+  Array input = {};   // input as in collective::Call; ignored if the rank has none
+  Array output = {};  // output as there; in broadcast, the input too
 };
 
-// Throws Error(value) where no memory can hold `count` elements of `element` bytes.
+// Throws Error(value) if no memory can hold `count` elements of `element` bytes.
 void check_fits(std::size_t count, std::size_t element);
 
-// The checked call, with its path chosen if it is on host memory. Throws Error(value) or Error(type) if it cannot be
+// Returns the checked call; on host memory its path is chosen. Throws Error(value) or Error(type) if it cannot be
 // served.
 [[nodiscard]] collective::Call make_call(const Communicator& communicator, const Request& request);
 

@@ -11,7 +11,7 @@
 namespace gradientflow::engine {
 namespace {
 
-// The texts of all ranks, of equal length, one after the other.
+// Returns the concatenated texts of all ranks, of equal length.
 std::string gather(Communicator& communicator, std::string mine) {
   std::string all(mine.size() * static_cast<std::size_t>(communicator.size()), '\0');
   const auto array = [](std::string& text) { return Array{reinterpret_cast<std::byte*>(text.data()), text.size()}; };
@@ -20,7 +20,7 @@ std::string gather(Communicator& communicator, std::string mine) {
   return all;
 }
 
-// The entries as one text, with a zero byte behind each name and each value.
+// Returns the entries as one text, with a zero byte after each name and each value.
 std::string joined(const Entries& entries) {
   std::string text;
   for (const auto& [name, entry] : entries) {
@@ -40,7 +40,7 @@ Entries split(const std::string& text) {
   return entries;
 }
 
-// How the entries of rank `other` differ from those of rank 0.
+// Describes the difference between the entries of rank `other` and rank 0.
 std::string difference(const Entries& first, const Entries& others, int other) {
   const std::string rank = "rank " + std::to_string(other);
   const auto [here, there] = std::mismatch(first.begin(), first.end(), others.begin(), others.end());

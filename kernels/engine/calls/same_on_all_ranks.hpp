@@ -1,4 +1,4 @@
-// Checking, before anything else, that all ranks make the same object.
+// Check, before anything else, that all ranks make the same object.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace gradientflow::engine {
 
-// Every rank describes what it makes, in up to 256 bytes. Throws Error(mismatch), on all ranks, where two differ;
-// `things` says in the plural what they are. Collective.
+// Compares descriptions of up to 256 bytes from all ranks. Throws Error(mismatch), on all ranks, if two differ;
+// `things` names the objects, in the plural. Collective.
 void check_same_on_all_ranks(Communicator& communicator, const std::string& things, std::string description);
 
-// The same for longer descriptions: pairs of name and value, whose order counts. The error names the first rank that
-// differs from rank 0, and the first entry in which it differs.
+// Compares longer descriptions: pairs of name and value, in order. The error names the first rank that differs from
+// rank 0, and its first different entry.
 using Entries = std::vector<std::pair<std::string, std::string>>;
 void check_same_on_all_ranks(Communicator& communicator, const std::string& things, const Entries& entries);
 

@@ -1,4 +1,4 @@
-// How many bytes this rank has sent in messages: through a communicator, and through those made of it.
+// Count of the bytes that this rank has sent in messages, through a communicator and those made from it.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,10 @@ namespace gradientflow::engine {
 
 class SentBytes {
  public:
-  // `within`: those of the communicator that this one is made of, if any.
+  // `within`: the count of the communicator that this one is made from, if any.
   explicit SentBytes(std::shared_ptr<SentBytes> within = nullptr) : within_(std::move(within)) {}
 
-  // Adds the bytes of a call. Nothing if they are not known: then the total is not known from then on. From any thread.
+  // Adds the bytes of a call; nothing: unknown, and so is the total from then on. From any thread.
   void add(std::optional<std::uint64_t> bytes) noexcept {
     if (bytes) {
       bytes_.fetch_add(*bytes, std::memory_order_relaxed);

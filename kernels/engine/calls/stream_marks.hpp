@@ -1,4 +1,4 @@
-// Marks in streams of a device: one reused event for each stream, recorded at the end of its work at that time.
+// Marks in streams of a device: each stream has one reused event, recorded after the work that it then holds.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ class StreamMarks {
  public:
   explicit StreamMarks(int device) : device_(device) {}
 
-  // Marks the work that is in the stream now, in place of the stream's earlier mark.
+  // Marks the work now in the stream; replaces the stream's earlier mark.
   void mark(compute::cuda::Stream stream) {
     const compute::cuda::UseDevice use(device_);
     std::size_t place = 0;
@@ -29,7 +29,7 @@ class StreamMarks {
     compute::cuda::runtime().record(marks_[place].event.get(), stream);
   }
 
-  // Work put into `stream` from now on waits for all work marked.
+  // Makes later work of `stream` wait for all marked work.
   void hold(compute::cuda::Stream stream) const {
     const compute::cuda::UseDevice use(device_);
     for (std::size_t place = 0; place < marked_; ++place) {

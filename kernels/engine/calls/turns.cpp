@@ -8,7 +8,7 @@
 namespace gradientflow::engine {
 namespace {
 
-// Whether the ranks may be in different states after an error of this kind.
+// True if the ranks may be in different states after an error of this kind.
 bool breaks(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::value:
@@ -69,7 +69,7 @@ std::shared_ptr<Failure> Turns::unreported_failure() const {
 }
 
 void Turns::leave() {
-  const std::uint64_t next = serving_.load(std::memory_order_relaxed) + 1;  // nobody else writes it now
+  const std::uint64_t next = serving_.load(std::memory_order_relaxed) + 1;  // no other thread writes it now
   serving_.store(next);
   if (next_ticket_.load() != next || draining_.load() > 0) {
     const std::lock_guard lock(mutex_);
@@ -89,14 +89,15 @@ void Turns::wait_until_served(std::unique_lock<std::mutex>& lock) {
   --draining_;
 }
 
-// Under the lock.
+// Appends a call, under the lock.
 Turns::Pending& Turns::append(std::function<void(Served&)> work) {
   check_usable();
   if (!progress_thread_.joinable()) {
     progress_thread_ = start_thread("the progress thread of a communicator", [this] { progress(); });
   }
   pending_.push_back({0, std::move(work), std::make_shared<Handle>()});
-  pending_.back().ticket = next_ticket_.fetch_add(1);  // drawn when nothing can fail any more: each has to be served
+  pending_.back().ticket =
+      next_ticket_.fetch_add(1);  // drawn when nothing can fail any more: each ticket has to be served
   return pending_.back();
 }
 
@@ -107,7 +108,7 @@ std::shared_ptr<Handle> Turns::enqueue(const std::function<void(Served&)>& work)
   return handle;
 }
 
-// The call that has the turn is the first of those that wait, and stays so while this thread has it.
+// Runs the call here if it has the turn. It is then first in the queue, and stays there while this thread has it.
 std::shared_ptr<Handle> Turns::run_or_enqueue(const std::function<void(Served&)>& work,
                                               const std::function<bool()>& may_run) {
   std::unique_lock lock(mutex_);
@@ -128,7 +129,7 @@ std::shared_ptr<Handle> Turns::run_or_enqueue(const std::function<void(Served&)>
   std::shared_ptr<Failure> failure = attempt(lock, [&] { work(served); });
   pending_.pop_front();
   if (is_closed_) {
-    changed_.notify_all();  // the progress thread ends once nothing waits
+    changed_.notify_all();  // the progress thread ends when the queue is empty
   }
   lock.unlock();
   leave();
@@ -163,7 +164,7 @@ void Turns::progress() {
 
 bool Turns::close(bool drain) {
   std::thread finished;
-  bool unserved = false;  // whether other ranks may wait for calls in vain; served calls end by themselves
+  bool unserved = false;  // true if peers may wait for calls in vain; served calls end by themselves
   {
     std::unique_lock lock(mutex_);
     if (is_closed_) {
@@ -175,7 +176,7 @@ bool Turns::close(bool drain) {
     } else {
       group_.interrupt();
     }
-    if (is_closed_.exchange(true)) {  // by another thread, while this one waited
+    if (is_closed_.exchange(true)) {  // closed by another thread while this one waited
       return false;
     }
     is_usable_ = false;

@@ -1,4 +1,4 @@
-// Prepared calls, each of which keeps the turn from its beginning until a thread finishes it.
+// Prepared calls: each keeps the turn from its beginning until a thread finishes it.
 #include <utility>
 
 #include "prepared_call.hpp"
@@ -42,7 +42,7 @@ bool Turns::take(PreparedCall& prepared) {
   return open_.compare_exchange_strong(open, nullptr);
 }
 
-// Finishes the open prepared call. Returns whether there was one: its own thread may have finished it.
+// Finishes the open prepared call. Returns false if there is none: its own thread may have finished it.
 bool Turns::finish_open(std::unique_lock<std::mutex>& lock) {
   PreparedCall* const prepared = open_.exchange(nullptr);
   if (prepared == nullptr) {
@@ -85,7 +85,7 @@ collective::Outcome Turns::finish(PreparedCall& prepared, std::optional<double> 
     }
     handle = prepared.handle_;
   }
-  if (hand_over) {  // to the progress thread, by an empty call behind it
+  if (hand_over) {  // let the progress thread finish it, by an empty call behind it
     try {
       enqueue([](Served& /*served*/) {});
     } catch (const Error&) {

@@ -13,7 +13,7 @@ namespace gradientflow::engine {
 
 using Deadline = std::optional<Times::Clock::time_point>;
 
-struct TimeOver : std::exception {};  // and the iteration goes on
+struct TimeOver : std::exception {};  // the iteration continues
 
 // Waits for a call and throws its error, or TimeOver if the deadline passes first.
 inline void await(Handle& handle, Deadline deadline) {
