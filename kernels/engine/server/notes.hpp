@@ -1,4 +1,4 @@
-// Notes: small messages of one form between servers and workers, beside the data.
+// Notes: small messages between servers and workers, beside the data.
 #pragma once
 
 #include <cstddef>
@@ -16,21 +16,21 @@
 
 namespace gradientflow::engine {
 
-// The optimizer's settings for a tensor in a round.
+// Settings of the optimizer for a tensor in a round.
 struct ServerSettings {
   float rate = 0.0F;
   float momentum = 0.0F;
   float weight_decay = 0.0F;
-  float trust = 0.0F;  // of LARS; 0: without
+  float trust = 0.0F;  // trust coefficient of LARS; 0: none
 
   bool operator==(const ServerSettings&) const = default;
 };
 
-// How servers update weights. With "lars" settings may have trust coefficients; with "adam" they have no momentum.
+// Update rule of the servers. With "lars" settings may have trust coefficients; with "adam" they have no momentum.
 struct ServerOptimizer {
   std::string name = "sgd";
-  bool rate_in_momentum = false;  // of "sgd"; that of "lars" always is
-  double beta_1 = 0.9;            // this and the next two of "adam"
+  bool rate_in_momentum = false;  // option of "sgd"; always true for "lars"
+  double beta_1 = 0.9;            // coefficients of "adam", as the next two
   double beta_2 = 0.999;
   double epsilon = 1e-8;
 
@@ -38,39 +38,39 @@ struct ServerOptimizer {
   [[nodiscard]] bool is_rate_inside() const { return rate_in_momentum || name == "lars"; }
 };
 
-// Which tensors a push has: a byte for each, not 0 if it has a gradient. Empty: all have one.
+// Tensors with a gradient in a push: a nonzero byte for each. Empty: all have one.
 using Presence = std::vector<std::uint8_t>;
 
-// Whether the round of a push is skipped, and why. Where pushes of a round differ, the largest value holds.
+// Reason for skipping the round of a push. If the pushes of a round differ, the largest value holds.
 enum class Skip : std::uint8_t { no, nonfinite, abandoned };
 
-// A skipped push: why, and because of which rank's push of its round.
+// Skipped push: the reason, and the rank whose push caused it.
 struct SkippedPush {
   std::uint64_t push = 0;
   std::uint64_t skip = 0;  // Skip
   std::int64_t rank = -1;
-  std::int64_t tensor = -1;  // whose gradient was not finite there; -1: not told
+  std::int64_t tensor = -1;  // tensor whose gradient was not finite there; -1: unknown
 };
 static_assert(std::has_unique_object_representations_v<SkippedPush>);
 
 enum class NoteKind : std::uint32_t {
-  // to a server
+  // Notes to a server.
   push,      // skip; tensor: see SkippedPush; scale: the loss scale; payload: the settings of each tensor, if they have
-             // changed, then its Presence, if is_partial. If number is not 0, it is a pull, too
-  pull,      // number; exact; pushes: the last that must be released first; round: how many ends must come first
+             // changed, then its Presence, if is_partial. If number is not 0, the push is also a pull
+  pull,      // number; exact; pushes: the last push to be released first; round: number of ends that must come first
   depart,    // the worker pushes no more until the end
   bye,       // the worker has closed
-  load,      // number: of the array, which comes as a message of its own
+  load,      // number: of the array, which follows as a separate message
   state,     // number: of the array to be sent; pushes and round as for a pull
-  decision,  // from server 0; payload: see Server::decide
-  report,    // number: which one is wanted; to a worker, payload: its numbers
-  norms,     // from another server, see ServerShard::norms
-  copy,      // from another server: see server_copies.cpp. number: of the server; round; payload: the updates of each
-             // tensor; tensor: the arrays of the copy, which comes as a message of its own
-  copied,    // from the server that keeps copies of this one: the oldest copy sent has come
-  // to a worker
-  release,  // pushes: the last after which it may go on; round: the last one; payload: its skipped pushes, each as
-            // SkippedPush; answers: server 0 has answered the pull, too
+  decision,  // server 0's; payload: see Server::decide
+  report,    // number: of the wanted report; to a worker, payload: its numbers
+  norms,     // another server's norms, see ServerShard::norms
+  copy,    // another server's shard: see server_copies.cpp. number: of the server; round; payload: the updates of each
+           // tensor; tensor: number of arrays of the copy, which follows as a separate message
+  copied,  // confirmation of the oldest copy sent, by the server that keeps copies of this one
+  // Notes to a worker.
+  release,  // pushes: the last after which it may continue; round: the last one; payload: its skipped pushes, each as
+            // SkippedPush; answers: server 0 has also answered the pull
   answer,   // number: of the server that has answered the pull
   safe,     // number: of the server; pushes: the last that outlives the loss of a rank there
   failure,  // number: the kind of error; payload: its text
@@ -90,7 +90,7 @@ struct Note {
 };
 static_assert(std::is_trivially_copyable_v<Note>);
 
-// The tags of a parameter server's messages.
+// Tags of a parameter server's messages.
 struct ServerTags {
   explicit ServerTags(transport::Mailbox& mailbox)
       : to_server(mailbox.draw(1)), to_worker(mailbox.draw(1)), data(mailbox.draw(5)) {}
@@ -136,7 +136,7 @@ struct ReceivedNote {
   }
 };
 
-// The next note with these tags, if one has arrived.
+// Returns the next note with these tags, if one has arrived.
 [[nodiscard]] inline std::optional<ReceivedNote> take_note(transport::Mailbox& mailbox, const transport::Tags& tags) {
   const auto arrival = mailbox.take(transport::Mailbox::any_source, tags);
   if (arrival == nullptr) {

@@ -46,8 +46,8 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
   return roles;
 }
 
-// The server that keeps copies of each: as many places further for all of them, so that the work is shared equally,
-// and on another node for as many as possible.
+// Returns the server that keeps copies of each: at the same distance for all, so that the work is shared equally, and
+// on a different node for as many as possible.
 std::vector<int> keepers_of(const std::vector<int>& servers, const std::vector<int>& node_of) {
   const std::size_t count = servers.size();
   const auto elsewhere = [&](std::size_t places) {
@@ -69,14 +69,14 @@ std::vector<int> keepers_of(const std::vector<int>& servers, const std::vector<i
   return keepers;
 }
 
-// The parameter servers of this process: the open ones, and closed ones that still serve other ranks.
+// Parameter servers of this process: the open ones, and closed servers that still serve other ranks.
 struct Registry {
   std::mutex mutex;
   std::set<const ParameterServer*> open;
   std::vector<std::shared_ptr<ParameterServer>> serving;
 };
 
-// Never destroyed: the servers that still serve have threads.
+// Is never destroyed: servers still in use have threads.
 Registry& registry() {
   static auto* const all = new Registry;  // NOLINT(*-owning-memory)
   return *all;
@@ -98,7 +98,7 @@ std::string text_of(const std::vector<std::size_t>& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-// What has to be the same on all ranks.
+// Returns the settings that must be the same on all ranks.
 Entries entries_of(const std::vector<std::size_t>& counts, const ServerRoles& roles, std::size_t threshold,
                    const ParameterServer::Options& options) {
   Entries entries;
@@ -183,7 +183,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   registry().open.insert(this);
 }
 
-// A forked process does not have the server's thread, and locks that the thread held stay locked.
+// Leaks the parts in a forked process: it lacks the server's thread, and locks held by that thread stay locked.
 ParameterServer::~ParameterServer() {
   if (is_forked()) {
     if (thread_.joinable()) {
@@ -242,7 +242,7 @@ void ParameterServer::serve() {
   server_->run(poll_signals_);
 }
 
-// The server's error comes first: the other ranks have been told it, and the worker's may be a copy.
+// Returns the server's error first: that is the error told to the peers, and the worker's may be a copy.
 std::optional<Error> ParameterServer::failure() const {
   std::optional<Error> found = server_ != nullptr ? server_->failure() : std::nullopt;
   return found || worker_ == nullptr ? found : worker_->failure();
@@ -284,7 +284,7 @@ void ParameterServer::close(bool orderly) noexcept {
   end_what_has_served();
 }
 
-// Ends the parameter servers that are closed and serve nobody any more.
+// Ends the closed parameter servers that no longer serve any rank.
 void ParameterServer::end_what_has_served() noexcept {
   std::vector<std::shared_ptr<ParameterServer>> done;
   {

@@ -1,7 +1,7 @@
-// A parameter server: servers with disjoint shards of the weights, and workers that push gradients and pull weights.
+// Parameter server: servers with disjoint shards of the weights, and workers that push gradients and pull weights.
 //
 // If all N ranks are workers, server s of S is a thread of rank s * N / S. Otherwise the workers are the first ranks of
-// the communicator, and every other rank is a server, which calls `serve`.
+// the communicator, and every remaining rank is a server, which calls `serve`.
 #pragma once
 
 #include <atomic>
@@ -20,20 +20,21 @@
 
 namespace gradientflow::engine {
 
-// Owned by shared pointers.
+// Parameter server of this rank; owned by shared pointers.
 class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
  public:
   struct Options {
-    std::optional<int> workers = {};          // the first ranks; the others are servers. By default all are workers
-    std::optional<std::size_t> servers = {};  // threads in the workers; by default as many as can have a shard each
+    std::optional<int> workers = {};  // number of workers, the first ranks; the rest are servers. By default all
+    std::optional<std::size_t> servers =
+        {};  // number of servers, threads in the workers; by default as many as can have a shard each
     std::optional<std::size_t> fusion_threshold = {};   // bytes of a range; see `fuse`
     Wire wire = Wire::float32;                          // in which gradients and weights travel
     std::vector<std::string> names = {};                // of the tensors, for error messages; may be empty
     std::vector<std::vector<std::size_t>> shapes = {};  // of the tensors, the same on all ranks; may be empty
     ServerOptimizer optimizer = {};
-    std::string policy = "bsp";               // its description, the same on all ranks
+    std::string policy = "bsp";               // description of the policy, the same on all ranks
     int replicas = 0;                         // 1: another server keeps copies of each
-    std::function<void()> poll_signals = {};  // called several times a second by waiting threads; it may throw
+    std::function<void()> poll_signals = {};  // called several times a second by waiting threads; may throw
   };
 
   // `counts`: elements of each tensor, in the order in which gradients become ready. Collective over `everybody`.
@@ -48,26 +49,26 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   [[nodiscard]] DType wire() const { return shared_->wire; }
   [[nodiscard]] int workers() const { return shared_->roles.workers; }
 
-  // The owner of the memory that ServerWorker::gradient and ServerWorker::weights point into.
+  // Returns the owner of the memory behind ServerWorker::gradient and ServerWorker::weights.
   [[nodiscard]] std::shared_ptr<const void> memory() const { return shared_->memory.owner(); }
 
   // Throws Error(closed) once it or its communicator is closed, Error(value) on a rank that serves only.
   [[nodiscard]] ServerWorker& worker() const;
 
-  // Has copies of the servers' state kept, see Server::make_recoverable. On all ranks, before any push.
+  // Starts keeping copies of the servers' state, see Server::make_recoverable. On all ranks, before any push.
   void make_recoverable(std::size_t rounds);
 
-  // Of the server of this rank, once it is closed: see Server.
+  // Forward to this rank's server, after it has closed: see Server.
   [[nodiscard]] std::vector<Server::Holding> holdings() const;
   void salvage(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
 
-  // On a rank that serves only: serves until all workers have closed.
+  // Serves until all workers have closed. For a rank that serves only.
   void serve();
 
-  // `orderly`: where this rank serves, waits until all workers have closed, at most as long as a call may wait. While
-  // this process has other parameter servers open, it does not wait but goes on serving; closing the last one waits for
-  // all, so ranks may close theirs in different orders. After an error, or if not orderly, it does not wait: the other
-  // ranks are told that this rank has given up, and the error, which they raise.
+  // `orderly`: a rank that serves waits until all workers have closed, at most as long as a call may wait. While this
+  // process has other parameter servers open, it does not wait but continues to serve; closing the last one waits for
+  // all, so ranks may close theirs in different orders. After an error, or if not orderly, it does not wait: it tells
+  // the peers that it has given up, and the error, which they raise.
   void close(bool orderly) noexcept;
   [[nodiscard]] bool closed() const;
 
@@ -76,9 +77,9 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   static void end_what_has_served() noexcept;
   void end(bool orderly, Clock::time_point deadline) noexcept;
   [[nodiscard]] bool is_forked() const noexcept;
-  [[nodiscard]] std::optional<Error> failure() const;  // of the server or the worker of this rank
+  [[nodiscard]] std::optional<Error> failure() const;  // error of the server or the worker of this rank
 
-  std::shared_ptr<Communicator> communicator_;  // its own
+  std::shared_ptr<Communicator> communicator_;  // the server's duplicate
   std::function<void()> poll_signals_;
   int forks_;
   std::unique_ptr<Server::Shared> shared_;

@@ -82,8 +82,8 @@ void Server::serve(const std::function<void()>& poll_signals) {
   serves_ = false;
 }
 
-// Does all work that is possible now, with serving_ held. Returns whether there was any. A new policy is made in the
-// server's own thread only, as that may run Python.
+// Does all work that is possible now; serving_ must be held. Returns true if there was any. A new policy is made only
+// in the server's own thread, as that may run Python.
 bool Server::step(bool helps) {
   bool moved = take_notes();
   moved = take_copies() || moved;
@@ -126,7 +126,7 @@ void Server::take(ReceivedNote received) {
     case NoteKind::push:
       if (received.note.number > 0) {
         worker(source).pulls.push_back({.source = source, .note = received.note, .payload = {}});
-        answer_pulls(source);  // server 0 may have let the worker go on before its push came here
+        answer_pulls(source);  // server 0 may have released the worker before its push came here
       }
       [[fallthrough]];
     case NoteKind::depart:
@@ -173,7 +173,7 @@ void Server::take(ReceivedNote received) {
   }
 }
 
-// A worker that has closed in order is an error only where others push on.
+// Throws if a worker has closed in order while others still push.
 void Server::check_farewells() const {
   const bool goes_on = std::any_of(workers_.begin(), workers_.end(), [](const Worker& each) {
     return each.departed || !each.pushes.empty() ||
@@ -193,10 +193,10 @@ void Server::check_losses() {
     if (!loss) {
       continue;
     }
-    take_notes();  // the notes that it sent before are here
+    take_notes();  // notes that it sent earlier are here
     if (rank >= shared_.roles.workers || (!worker(rank).closed && !says_bye(worker(rank)))) {
-      if (!recovery_.is_on) {  // else nobody reads who has given up first, and all go on without that one
-        // The rank may have given up because of another server's error: give that error time to arrive first.
+      if (!recovery_.is_on) {  // recovery ignores which rank gave up first: all continue without it
+        // Waits for another server's error, because of which the rank may have given up.
         shared_.mailbox->until([this] { return stops_.load(); }, Clock::now() + waits::last_words.time());
       }
       throw Error(*loss);

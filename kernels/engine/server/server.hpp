@@ -1,12 +1,12 @@
-// One server of a parameter server: receives pushes of the workers, applies them in the rounds that the policy decides,
-// and answers pulls. It runs in one thread, and in threads of the same rank's worker while they wait.
+// Server of a parameter server: receives pushes of the workers, applies them in the rounds that the policy decides, and
+// answers pulls. It runs in its own thread, and in threads of the same rank's worker while they wait.
 //
 // Only server 0 asks the policy. The answers become a list of decisions, which all servers carry out in the same order,
 // each as soon as its pushes have arrived: so all servers agree, whatever the timing.
 //
 // A worker's pushes are taken in order. The server has memory for one push of each worker of another node, and receives
-// the next once that one is applied. Until then it stays in one of the worker's two slots; when both are full, the
-// worker waits. So no worker can fill the server's memory.
+// the next push after applying the current one. Until then the push stays in either of the worker's two slots; when
+// both are full, the worker waits. So no worker can fill the server's memory.
 #pragma once
 
 #include <array>
@@ -64,21 +64,21 @@ class Server {
     ServerMemory memory;
   };
 
-  // `threads`: the number that share an update. `make_policy`: called by server 0, first here and again whenever all
-  // workers have departed; its policies answer as policy::Checked demands.
+  // `threads`: number of threads that share an update. `make_policy`: called by server 0, at first here and again
+  // whenever all workers have departed; its policies answer as policy::Checked demands.
   Server(Shared& shared, std::size_t number, std::size_t threads, MakePolicy make_policy);
 
   // Serves until all workers have closed, or `stop` is called. `poll_signals` is called several times a second, and may
   // throw. After an error, tells the workers and throws it.
   void run(const std::function<void()>& poll_signals = {});
-  void stop() noexcept { stops_ = true; }  // for any thread, as all below
+  void stop() noexcept { stops_ = true; }  // thread-safe, as all functions below
 
-  // Keeps copies of the last `rounds` rounds from now on, before any push: see server_copies.cpp. With 0 the state that
-  // is there when the server ends is all that there is, except at the server that keeps copies of it.
+  // Keeps copies of the last `rounds` rounds from now on; call it before any push. See server_copies.cpp. With 0, keeps
+  // only the state at the server's end; the server that keeps copies of it has its last copy, too.
   void make_recoverable(std::size_t rounds);
 
-  // Once the server has ended: the servers of whose shards this rank has copies, with the first and the last round; and
-  // an array of one of these copies, tensor by tensor.
+  // Return, after the server's end, the copied servers with the first and the last round of their copies; and an array
+  // of a copy, tensor by tensor.
   struct Holding {
     std::size_t server;
     std::uint64_t first;
@@ -87,7 +87,7 @@ class Server {
   [[nodiscard]] std::vector<Holding> holdings();
   void salvage(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
 
-  // The error that has ended `run`, if one has.
+  // Returns the error that ended `run`, if any.
   [[nodiscard]] std::optional<Error> failure() const;
 
   // Serves in the thread of a waiting worker of this rank: this saves a thread switch, and the server's own thread
@@ -122,16 +122,16 @@ class Server {
     Presence has;
   };
   struct Worker {
-    std::deque<ReceivedNote> notes;    // received, not processed yet, in order
-    std::deque<Push> pushes;           // complete, not applied yet
-    std::uint64_t applied = 0;         // number of pushes
-    std::uint64_t released = 0;        // the last push after which it may go on
-    std::vector<SkippedPush> skipped;  // since the last release
-    Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // last received
+    std::deque<ReceivedNote> notes;    // received, not yet processed, in order
+    std::deque<Push> pushes;           // complete, not yet applied
+    std::uint64_t applied = 0;         // number of applied pushes
+    std::uint64_t released = 0;        // number of the last push after which it may continue
+    std::vector<SkippedPush> skipped;  // skipped pushes since the last release
+    Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // last received settings
     std::shared_ptr<std::byte[]> received;                                      // push from another node
-    std::vector<std::shared_ptr<transport::Transfer>> parts;                    // its pieces, being received
-    std::vector<ReceivedNote> pulls;                                            // not answered yet
-    bool has_weights = false;  // of another node: already sent for its next pull due
+    std::vector<std::shared_ptr<transport::Transfer>> parts;                    // pieces of that push, being received
+    std::vector<ReceivedNote> pulls;                                            // not yet answered
+    bool has_weights = false;  // worker of another node: true if its next due pull was already answered
     bool departed = false;
     bool closed = false;
   };
@@ -164,10 +164,10 @@ class Server {
   struct Round {
     std::vector<Contribution> contributions;
     Skip skip = Skip::no;
-    int skipping = -1;  // the worker because of whose push
+    int skipping = -1;  // worker whose push causes the skip
     float scale = 1.0F;
     Settings settings;
-    Presence has;  // any of its pushes
+    Presence has;  // tensors in any of its pushes
   };
   [[nodiscard]] Round gather(const std::vector<int>& workers);
   void apply_round(const std::vector<int>& workers);
@@ -210,8 +210,8 @@ class Server {
   std::vector<Worker> workers_;
   std::deque<Decision> decisions_;
   std::uint64_t rounds_ = 0;
-  std::map<std::uint64_t, std::map<std::size_t, std::vector<double>>> norms_;  // by round, then by server
-  std::array<Copy, 2> copies_;  // of the weights in the wire's dtype and in float32, for workers of other nodes
+  std::map<std::uint64_t, std::map<std::size_t, std::vector<double>>> norms_;  // norms by round, then by server
+  std::array<Copy, 2> copies_;  // weights in the wire's dtype and in float32, for workers of other nodes
   std::uint64_t changes_ = 0;   // number of changes of the weights
   std::uint64_t ends_ = 0;
   ServerLog log_;
@@ -220,24 +220,24 @@ class Server {
     bool is_on = false;
     std::size_t rounds = 0;
   } recovery_;
-  struct Unconfirmed {  // a copy of this shard that may not be safe yet
+  struct Unconfirmed {  // copy of this shard that may not be safe yet
     bool is_loaded;
-    std::vector<std::uint64_t> applied;  // of each worker
+    std::vector<std::uint64_t> applied;  // pushes applied for each worker
   };
-  struct Arriving {  // a copy of another server's shard
+  struct Arriving {  // copy of another server's shard
     std::size_t server;
     ShardCopy copy;
     std::shared_ptr<transport::Transfer> transfer;
   };
-  std::map<std::size_t, std::deque<ShardCopy>> copies_of_;  // by server
+  std::map<std::size_t, std::deque<ShardCopy>> copies_of_;  // copies by server
   std::shared_ptr<std::vector<float>> spare_;               // memory for the next copy
   std::deque<Unconfirmed> unconfirmed_;
-  int loads_under_way_ = 0;  // copies of what was loaded, which is no answer to a pull before
+  int loads_under_way_ = 0;  // copies of loaded arrays; pulls wait until they are confirmed
   std::deque<Arriving> arriving_;
   int losses_ = 0;
   std::atomic<bool> stops_{false};
   std::atomic<int> helpers_{0};
-  mutable std::mutex serving_;  // held by the thread that serves
+  mutable std::mutex serving_;  // held by the serving thread
   bool serves_ = false;
   std::exception_ptr trouble_;  // error of a helper
   mutable std::mutex failing_;

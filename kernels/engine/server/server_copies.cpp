@@ -1,9 +1,9 @@
-// What a server keeps so that training can go on when ranks are lost: copies of its shard after the last rounds, and
-// those that another server sends here.
+// Copies that let training continue when ranks are lost: of this server's shard after the last rounds, and of another
+// server's shard, received from it.
 //
-// No worker pushes more than two rounds past one that is safe at all servers. So under a policy whose rounds have a
-// push of every worker, servers are at most two rounds apart, and one that keeps three rounds has the one that all
-// have.
+// No worker pushes more than two rounds past a push that is safe at all servers. So under a policy whose rounds have a
+// push of every worker, servers are at most two rounds apart, and a server that keeps three rounds has the round that
+// all servers have.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -18,7 +18,7 @@ void Server::make_recoverable(std::size_t rounds) {
   keep_copy(true);
 }
 
-// After a round, or a change by `load`.
+// Copies the shard, after a round or a change by `load`.
 void Server::keep_copy(bool is_loaded) {
   const int keeper = shared_.roles.keepers.empty() ? -1 : shared_.roles.keepers[number_];
   if (!recovery_.is_on || !has_weights_ || (recovery_.rounds == 0 && keeper < 0)) {
@@ -58,7 +58,7 @@ void Server::keep(std::size_t server, ShardCopy copy) {
   }
 }
 
-// The oldest copy that has not been confirmed is safe.
+// Marks the oldest unconfirmed copy as safe.
 void Server::confirm() {
   if (unconfirmed_.empty()) {
     return;
@@ -103,7 +103,7 @@ bool Server::take_copies() {
     any = true;
     try {
       arrived.transfer->check();
-    } catch (const Error&) {  // its server is lost: what has come before counts
+    } catch (const Error&) {  // its server is lost: earlier copies count
       continue;
     }
     keep(arrived.server, std::move(arrived.copy));

@@ -1,9 +1,8 @@
-// Where the tensors of a parameter server lie, and which server has which part of them.
+// Layout of the tensors of a parameter server, and their distribution over the servers.
 //
-// The tensors lie one after the other in one flat vector. The vector is cut into ranges: several whole tensors fused
-// (see `fuse`), or a part of a large one. Every range is cut into one piece per server, of nearly equal size, so all
-// servers are busy all the time, whatever the sizes of the tensors. The shard of a server is all of its pieces, one
-// after the other.
+// The tensors are concatenated in one flat vector. The vector is cut into ranges: several whole tensors fused (see
+// `fuse`), or a part of a large one. Every range is cut into one piece per server, of nearly equal size, so all servers
+// are busy all the time, whatever the sizes of the tensors. A server's shard is the concatenation of its pieces.
 #pragma once
 
 #include <cstddef>
@@ -13,34 +12,34 @@
 
 namespace gradientflow::engine {
 
-// All in elements.
+// Range of the flat vector; all units are elements.
 struct FlatRange {
   std::size_t begin;
   std::size_t end;
 };
 struct Piece {
-  std::size_t flat;   // where it begins in the flat vector,
+  std::size_t flat;   // start in the flat vector,
   std::size_t shard;  // and in the shard
   std::size_t count;
 };
 
-// The intersection of a piece and a tensor.
+// Intersection of a piece and a tensor.
 struct TensorPart {
   std::size_t tensor;
   std::size_t server;
   std::size_t range;
-  std::size_t begin;  // in the tensor,
-  std::size_t flat;   // in the flat vector,
+  std::size_t begin;  // start in the tensor,
+  std::size_t flat;   // start in the flat vector,
   std::size_t shard;  // and in the shard
   std::size_t count;
 };
 
 class ServerLayout {
  public:
-  // `threshold`: bytes of a range, in the dtype `wire`. Throws Error(value) where one of several servers has no shard.
+  // `threshold`: bytes of a range, in the dtype `wire`. Throws Error(value) if any of several servers has no shard.
   ServerLayout(std::vector<std::size_t> counts, std::size_t servers, std::size_t threshold, DType wire);
 
-  // The largest number of servers, up to `most`, that can have a shard each.
+  // Returns the largest number of servers, up to `most`, that can have a shard each.
   [[nodiscard]] static std::size_t servers_for(const std::vector<std::size_t>& counts, std::size_t most,
                                                std::size_t threshold, DType wire);
 
@@ -64,10 +63,10 @@ class ServerLayout {
 
   std::vector<std::size_t> counts_;
   std::size_t servers_;
-  std::vector<std::size_t> offsets_;  // one more than tensors
+  std::vector<std::size_t> offsets_;  // start of each tensor; then the end
   std::vector<FlatRange> ranges_;
   std::vector<std::size_t> elements_;
-  std::vector<Piece> pieces_;  // by range, then by server
+  std::vector<Piece> pieces_;  // sorted by range, then by server
   std::vector<std::size_t> shard_sizes_;
   std::vector<std::vector<TensorPart>> of_server_;
   std::vector<std::vector<TensorPart>> of_tensor_;

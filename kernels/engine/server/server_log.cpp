@@ -6,7 +6,7 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t most_events = std::size_t{1} << 20;  // that are kept
+constexpr std::size_t most_events = std::size_t{1} << 20;  // number of events kept
 
 }  // namespace
 
@@ -15,7 +15,8 @@ void ServerLog::pushed(int worker) {
   of(worker).since.push_back(now());
 }
 
-// Staleness is counted when a worker goes on: how many pushes it is ahead of the slowest that has not departed.
+// Counts a worker's staleness when it continues: the number of pushes by which it leads the slowest worker that has not
+// departed.
 void ServerLog::went_on(int worker) {
   Worker& who = of(worker);
   if (who.since.empty()) {

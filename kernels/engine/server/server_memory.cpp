@@ -27,7 +27,7 @@ void ServerMemory::provide_pull_buffer(int worker) const {
   }
 }
 
-// The memory of the ranks is one after the other in the node's segment, across the borders of its equal parts.
+// Lays out the memory of the ranks contiguously in the node's segment, across the borders of its equal parts.
 ServerMemory::ServerMemory(Communicator& communicator, const ServerLayout& layout, const ServerRoles& roles, DType wire)
     : wire_(wire),
       slot_bytes_(layout.size() * size_of(wire)),

@@ -1,12 +1,12 @@
-// The shared memory of a parameter server on a node: gradients pushed and weights pulled by its workers, the weights of
-// its servers, and atomic words by which they hand memory to each other. All ranks of a node map all of it.
+// Shared memory of a parameter server on a node: gradients pushed and weights pulled by its workers, the weights of its
+// servers, and atomic words by which they hand memory to each other. All ranks of a node map all of it.
 //
 // A worker has two slots for its pushes, used in turn, and one pull buffer, laid out as the flat vector, for tensors
 // that are not contiguous in the memory of a server of this node. A server has two more versions of its weights than
 // the node has workers. A worker that pulls reads a version in place and holds a lease on it, one per server at a time.
-// So a server always finds a version to write to that is neither the present one nor leased. The first three versions
-// have pages from the beginning, which is all that workers in step ever need; further ones, and pull buffers that may
-// never be used, get pages on first use.
+// So a server always finds a version to write that is neither the present one nor leased. The first three versions have
+// pages from the beginning: workers in step need no more. Further versions, and pull buffers that may never be used,
+// get pages on first use.
 #pragma once
 
 #include <atomic>
@@ -20,18 +20,18 @@
 
 namespace gradientflow::engine {
 
-// The roles of the ranks of a parameter server: workers are ranks 0, 1, ...
+// Roles of the ranks of a parameter server: workers are ranks 0, 1, ...
 struct ServerRoles {
   int workers = 0;
-  std::vector<int> servers;                     // the rank of each
-  std::vector<int> keepers = {};                // of each, the server that keeps copies of it; empty: none does
+  std::vector<int> servers;                     // rank of each
+  std::vector<int> keepers = {};                // server that keeps copies of each; empty: none does
   [[nodiscard]] int server_at(int rank) const;  // -1: none
 };
 
-// The words between one worker and one server.
+// Words between one worker and one server.
 struct alignas(64) ServerWord {
   std::atomic<std::uint64_t> applied;  // number of the worker's pushes that the server has applied or skipped
-  std::atomic<std::uint64_t> lease;    // the version that the worker holds, plus 1; 0: none
+  std::atomic<std::uint64_t> lease;    // version that the worker holds, plus 1; 0: none
 };
 
 class ServerMemory {
@@ -42,15 +42,15 @@ class ServerMemory {
   [[nodiscard]] bool is_here(int rank) const { return here_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] std::size_t versions() const { return versions_; }
 
-  // The owner of all of it.
+  // Returns the owner of the memory.
   [[nodiscard]] std::shared_ptr<const void> owner() const { return owner_; }
 
-  // What follows is for ranks of this node only.
+  // The functions below are for ranks of this node only.
   [[nodiscard]] std::byte* slot(int worker, std::uint64_t push) const {
     return slots_[static_cast<std::size_t>(worker)] + (push % 2) * slot_bytes_;
   }
   [[nodiscard]] std::size_t slot_bytes() const { return slot_bytes_; }
-  // For the weights that a worker pulls.
+  // Returns memory for the weights that a worker pulls.
   [[nodiscard]] std::byte* pull_buffer(int worker) const { return pull_buffers_[static_cast<std::size_t>(worker)]; }
   [[nodiscard]] ServerWord& word(std::size_t server, int worker) const {
     return reinterpret_cast<ServerWord*>(words_[server])[worker];
@@ -61,7 +61,7 @@ class ServerMemory {
                               : further_versions_[server] + (version - ready_versions) * version_bytes(server);
     return reinterpret_cast<float*>(at);
   }
-  // The weights in the dtype of the wire: the same memory where that is float32.
+  // Returns the weights in the wire's dtype: the same memory if that is float32.
   [[nodiscard]] std::byte* wire_weights(std::size_t server, std::size_t version) const {
     std::byte* const exact = reinterpret_cast<std::byte*>(weights(server, version));
     return wire_ == DType::float32 ? exact : exact + shard_sizes_[server] * sizeof(float);
@@ -87,7 +87,7 @@ class ServerMemory {
   std::shared_ptr<const void> owner_;
   std::vector<std::byte*> slots_;
   std::vector<std::byte*> pull_buffers_;
-  std::vector<std::byte*> words_;  // followed by the first versions
+  std::vector<std::byte*> words_;  // words of each server, followed by its first versions
   std::vector<std::byte*> further_versions_;
 };
 

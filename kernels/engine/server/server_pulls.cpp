@@ -17,7 +17,7 @@ void Server::answer_pulls(int number) {
   }
 }
 
-// Answers the pulls that are due. Returns whether the worker is to be told that its weights are there.
+// Answers the due pulls. Returns true if the worker must be told that its weights are there.
 bool Server::answer_due(int number) {
   Worker& of = worker(number);
   bool has_weights = false;
@@ -36,8 +36,8 @@ void Server::tell_answer(int number) {
   send_note(*shared_.mailbox, number, shared_.tags.to_worker, {.kind = NoteKind::answer, .number = number_});
 }
 
-// Pulls of workers of other nodes that are due right after the round about to be applied, before the weights change
-// again: they are sent range by range, while later ranges are still being updated.
+// Returns pulls by workers of other nodes that are due right after the next round, before the weights change again.
+// They are sent range by range, while later ranges are still being updated.
 std::vector<ReceivedNote> Server::pulls_after_round() {
   std::vector<ReceivedNote> pulls;
   for (auto next = decisions_.begin(); next != decisions_.end() && next->kind == Decision::Kind::go_on; ++next) {

@@ -8,7 +8,7 @@
 
 namespace gradientflow::engine {
 
-// Begins to receive a worker's next push, which comes in pieces, in the order of the ranges.
+// Begins to receive a worker's next push, which arrives in pieces, in the order of the ranges.
 void Server::expect_push(int number) {
   if (is_here(number)) {
     return;
@@ -29,7 +29,7 @@ void Server::expect_push(int number) {
   }
 }
 
-// Whether the next note of a worker can be processed: of a push, all must be here.
+// True if the worker's next note can be processed: all pieces of a push must be here.
 bool Server::is_whole(const Worker& of) const {
   if (of.notes.front().note.kind != NoteKind::push) {
     return true;
@@ -99,7 +99,7 @@ void Server::ask_policy(int number, bool departed) {
   decide(std::move(decisions));
 }
 
-// Server 0: sends decisions to all servers. Of each: its kind, the number of its workers, the workers.
+// Sends server 0's decisions to all servers. Each has its kind, its number of workers, and the workers.
 void Server::decide(std::vector<Decision> decisions) {
   std::vector<std::int32_t> words;
   for (const Decision& decision : decisions) {
@@ -162,7 +162,7 @@ void Server::release(int number) {
   of.skipped.clear();
 }
 
-// All workers have departed: a new epoch begins.
+// Begins a new epoch, as all workers have departed.
 void Server::end_epoch() {
   for (int w = 0; w < shared_.roles.workers; ++w) {
     if (leads() && !worker(w).pushes.empty()) {

@@ -30,7 +30,7 @@ Server::Round Server::gather(const std::vector<int>& workers) {
   return round;
 }
 
-// Whether all servers' norms for the next round are here, if LARS needs them. Sends this server's to the others.
+// True if all norms needed for the next round are here; only LARS needs them. Sends this server's norms to its peers.
 bool Server::has_norms(const Round& round) {
   const bool is_local = std::any_of(round.settings->begin(), round.settings->end(),
                                     [](const ServerSettings& each) { return each.trust != 0.0F; });
@@ -51,8 +51,8 @@ bool Server::has_norms(const Round& round) {
   return norms.size() == shared_.roles.servers.size();
 }
 
-// The rate of each tensor; none where no push of the round has a gradient. Adds norms in the order of the servers, so
-// that all servers get the same sums.
+// Returns the rate of each tensor; none if no push of the round has a gradient. Adds norms in the order of the servers,
+// so that all servers get the same sums.
 std::vector<std::optional<float>> Server::rates_of(const Round& round) {
   std::vector<std::optional<float>> rates;
   const auto norms = norms_.extract(rounds_ + 1);
@@ -85,7 +85,7 @@ void Server::apply_round(const std::vector<int>& workers) {
   const std::vector<std::optional<float>> rates = rates_of(round);
   ++rounds_;
   const std::vector<ReceivedNote> pulls = pulls_after_round();
-  std::size_t ranges = 0;  // that have been sent
+  std::size_t ranges = 0;  // number of ranges sent
   const auto send_to_all = [&](std::size_t end) {
     for (; ranges < end; ++ranges) {
       for (const ReceivedNote& pull : pulls) {

@@ -12,8 +12,8 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t cached_bytes = 256 * kib;  // of a block, over all arrays of an update
-constexpr std::size_t streamed_bytes = 4 * mib;  // of a version that is in no cache when it is read
+constexpr std::size_t cached_bytes = 256 * kib;  // size of a block, over all arrays of an update
+constexpr std::size_t streamed_bytes = 4 * mib;  // smallest version that is in no cache when it is read
 constexpr std::size_t least_block = 1024;        // elements
 constexpr std::size_t worth_sharing = 1 << 17;   // elements: a smaller update ends before a thread wakes
 
@@ -31,8 +31,8 @@ ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory,
       scratch_(threads),
       team_(threads) {}
 
-// Block by block, so that the weights, the optimizer's state and the mean of a block stay in the caches from one kernel
-// to the next.
+// Updates block by block, so that a block's weights, optimizer state and mean stay in the caches from one kernel to the
+// next.
 void ServerShard::apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
                         std::span<const std::optional<float>> rates, float scale, const AfterRanges& after_ranges) {
   const std::size_t next = latest_ = free_version();
@@ -77,7 +77,7 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
              scratch);
     }
   };
-  // Each thread updates an equal piece.
+  // Updates an equal piece in each thread.
   const auto update_together = [&](std::size_t first, std::size_t end) {
     if (end - first < worth_sharing) {
       update_shard(first, end, scratch_[0]);
@@ -128,7 +128,7 @@ void ServerShard::step_momentum(const Block& block, DType gradient, const Server
       .store = size() * sizeof(float) >= streamed_bytes ? compute::Store::streaming : compute::Store::cached});
 }
 
-// The bias of the first updates is corrected in float64, as PyTorch does.
+// Corrects the bias of the first updates in float64, as PyTorch does.
 void ServerShard::step_adam(const Block& block, DType gradient, const ServerSettings& setting, std::uint64_t updates,
                             float scale) {
   const double bias_1 = 1.0 - std::pow(optimizer_.beta_1, static_cast<double>(updates));
@@ -179,7 +179,7 @@ void ServerShard::make_scratch(std::size_t round) {
   }
 }
 
-// The gradients of a single worker are read in place.
+// Returns the mean; a single worker's gradients are read in place.
 const void* ServerShard::mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
                                  std::size_t count, Scratch& scratch) {
   if (round.size() == 1) {
@@ -221,7 +221,7 @@ void ServerShard::lease_to(int worker) {
   memory_->word(server_, worker).lease.store(version_ + 1, std::memory_order_release);
 }
 
-// The first free version, so that memory already used is used again before untouched memory.
+// Returns the first free version, so that memory already used is used again before untouched memory.
 std::size_t ServerShard::free_version() {
   const auto is_held = [this](std::size_t version) {
     for (int worker = 0; worker < workers_; ++worker) {

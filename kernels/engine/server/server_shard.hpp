@@ -1,4 +1,4 @@
-// The weights of one server, their versions, and the update of a round.
+// Shard of one server: its weights, their versions, and the update of a round.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace gradientflow::engine {
 
-// The gradients of one worker in a round, in the layout of the flat vector or of the shard.
+// Gradients of one worker in a round, in the layout of the flat vector or of the shard.
 struct Contribution {
   const std::byte* data;
   bool is_flat;
@@ -25,19 +25,19 @@ struct Contribution {
 
 class ServerShard {
  public:
-  // `threads`: the number that share an update.
+  // `threads`: number of threads that share an update.
   ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers, DType wire,
               const ServerOptimizer& optimizer, std::size_t threads);
 
-  // Updates the weights by the mean of the round's gradients, added in the order given, times `scale`. `rates`: of each
-  // tensor; without one it stays as it is, with its momentum. `after_ranges`: called after each range with the number
-  // of ranges done; see `latest`.
+  // Updates the weights by the mean of the round's gradients, added in the given order, times `scale`. `rates`: one for
+  // each tensor; without a rate the tensor and its momentum stay as they are. `after_ranges`: called after each range
+  // with the number of ranges done; see `latest`.
   using AfterRanges = std::function<void(std::size_t ranges)>;
   void apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
              std::span<const std::optional<float>> rates, float scale, const AfterRanges& after_ranges = {});
 
-  // For LARS: the sums of the squares of this shard's weights and of that mean, two numbers for each tensor, zeros
-  // where it has no trust coefficient.
+  // Returns the sums of squares that LARS needs, of this shard's weights and of that mean: two numbers for each tensor,
+  // zeros if it has no trust coefficient.
   [[nodiscard]] std::vector<double> norms(std::span<const Contribution> round, std::span<const ServerSettings> settings,
                                           float scale);
 
@@ -46,38 +46,38 @@ class ServerShard {
   [[nodiscard]] const float* weights() const { return memory_->weights(server_, version_); }
   [[nodiscard]] const std::byte* wire_weights() const { return memory_->wire_weights(server_, version_); }
 
-  // The same; during an update, the version that it writes, of which only the ranges done are valid.
+  // Return the same weights; during an update, the version being written, of which only the ranges done are valid.
   [[nodiscard]] const float* latest() const { return memory_->weights(server_, latest_); }
   [[nodiscard]] const std::byte* latest_wire_weights() const { return memory_->wire_weights(server_, latest_); }
 
-  // Gives a worker of this node a lease on the present version, to read it until the worker gives the lease back.
+  // Gives a worker of this node a lease on the present version, which lasts until the worker gives it back.
   void lease_to(int worker);
 
-  // Arrays of the shard, for checkpoints: 0 the weights; 1 the momentum, zeros where there is none yet. Of Adam 1 and 2
-  // are exp_avg and exp_avg_sq, and the elements of 3 are the number of updates of their tensor.
+  // Return or set an array of the shard, for checkpoints: 0 the weights; 1 the momentum, zeros before the first update.
+  // For Adam, 1 and 2 are exp_avg and exp_avg_sq; the elements of 3 are the number of updates of their tensor.
   [[nodiscard]] std::vector<float> array(std::size_t number) const;
   void load(std::size_t number, const float* values);
   [[nodiscard]] std::size_t states() const { return optimizer_.is_adam() ? 2 : 1; }  // arrays beside the weights
 
-  // All of it, in the memory of `spare` if there is one.
+  // Copies the whole shard, into the memory of `spare` if there is one.
   [[nodiscard]] ShardCopy copy(std::uint64_t round, std::shared_ptr<std::vector<float>> spare) const;
 
  private:
-  struct Block {  // of a part: one step of an update
+  struct Block {  // block of a part: one step of an update
     const float* before;
     float* weights;
     void* wire_weights;  // nullptr if the wire is float32
     const void* gradient;
-    std::size_t at;  // in the shard
+    std::size_t at;  // position in the shard
     std::size_t count;
   };
   void round_weights();
   void leave(const Block& block) const;
   void step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate, float scale);
   void step_adam(const Block& block, DType gradient, const ServerSettings& setting, std::uint64_t updates, float scale);
-  struct Scratch {               // of one thread
-    std::vector<float> mean;     // of a block
-    std::vector<float> widened;  // of a block, the gradients of each worker, in float32
+  struct Scratch {               // memory of one thread
+    std::vector<float> mean;     // mean of a block
+    std::vector<float> widened;  // gradients of each worker in a block, as float32
   };
   void make_scratch(std::size_t round);
   [[nodiscard]] const void* mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
@@ -100,9 +100,9 @@ class ServerShard {
   std::size_t provided_ = 0;  // versions that have pages
   ServerOptimizer optimizer_;
   std::array<std::vector<float>, 2> state_;  // the momentum, or exp_avg and exp_avg_sq; empty until first used
-  std::vector<std::uint64_t> updates_;       // of each tensor, for Adam
+  std::vector<std::uint64_t> updates_;       // updates of each tensor, for Adam
   std::size_t block_ = 0;                    // elements
-  std::vector<Scratch> scratch_;             // of each thread
+  std::vector<Scratch> scratch_;             // scratch memory of each thread
   Team team_;
 };
 

@@ -29,7 +29,7 @@ void Server::load(const ReceivedNote& received) {
   }
 }
 
-// Statistics: rounds, ends, and those of the log. Otherwise the trace.
+// Sends statistics (rounds, ends, and the log's numbers), or the trace.
 void Server::report(int number, std::uint64_t what) {
   std::vector<double> numbers = log_.trace();
   if (what == 0) {

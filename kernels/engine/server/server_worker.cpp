@@ -37,7 +37,7 @@ void ServerWorker::check_usable() const {
   }
 }
 
-// Called with mutex_ held.
+// Throws if a finish has begun. mutex_ held.
 void ServerWorker::check_not_finishing() const {
   if (finishing_) {
     throw Error(ErrorKind::value, "finish has begun, and waits for other ranks: call it again before anything else");
@@ -76,7 +76,7 @@ void ServerWorker::take_notes() {
   }
 }
 
-// A rank that has closed in order is an error only if it serves.
+// Fails if a rank is lost; a rank that closed in order counts only if it serves.
 void ServerWorker::check_losses(const std::string& what) {
   losses_ = shared_.mailbox->losses();
   for (int rank = 0; losses_ > 0 && rank < shared_.mailbox->size(); ++rank) {

@@ -1,7 +1,7 @@
-// One worker of a parameter server: pushes gradients as they become ready, and pulls weights.
+// Worker of a parameter server: pushes gradients as they become ready, and pulls weights.
 //
-// A push is written to one of two slots, in the dtype of the wire. Servers of this node read it in place; to other
-// servers each range is sent as soon as it and all ranges before it are complete. A slot is free again when its
+// A push is written to a slot, of two used in turn, in the wire's dtype. Servers of this node read it in place; to
+// other servers each range is sent as soon as it and all ranges before it are complete. A slot is free again when its
 // messages have been sent and the servers of this node have applied the push; a worker that needs it earlier waits.
 //
 // Thread-safe.
@@ -30,34 +30,34 @@ class ServerWorker {
  public:
   using Seconds = std::optional<double>;
 
-  // `poll_signals`: called several times a second by a waiting thread; it may throw.
+  // `poll_signals`: called several times a second by a waiting thread; may throw.
   ServerWorker(Server::Shared& shared, double timeout, std::function<void()> poll_signals);
 
   // Sets the server of this rank, which the worker helps while it waits. Call it before anything else.
   void help(Server* server) { server_ = server; }
 
-  // Has waits end as soon as a rank is lost. With `is_bounded` a push waits until all but the last one before it are
-  // safe. On all workers, before any push.
+  // Makes waits end as soon as a rank is lost. With `is_bounded` a push waits until all earlier pushes except the last
+  // one are safe. On all workers, before any push.
   void make_recoverable(bool is_bounded);
 
-  // Where gradient `tensor` of the current push can be written, in the dtype of the wire, until `push` ends that push.
+  // Returns where to write gradient `tensor` of the current push, in the wire's dtype, until `push` ends that push.
   // Waits for a free slot, as `ready` does. The address alternates between two from push to push.
   [[nodiscard]] std::byte* gradient(std::size_t tensor, Seconds timeout);
 
-  // Adds gradient `tensor` to the current push: copies it, unless it lies where `gradient` says. `nonfinite`: set to
-  // the number of its elements that are not finite in the dtype of the wire. Throws Error(value) if there is no such
-  // tensor, if it is ready already, or if it lies in the slot but not in its place.
+  // Adds gradient `tensor` to the current push: copies it, unless it is at the address that `gradient` returns.
+  // `nonfinite`: set to the number of its elements that are not finite in the wire's dtype. Throws Error(value) if
+  // there is no such tensor, if it is ready already, or if it is in the slot at a different address.
   void ready(std::size_t tensor, const void* gradient, DType dtype, std::size_t* nonfinite = nullptr);
 
   // Ends the current push. A tensor that is not ready counts as zeros if another push of its round has it; otherwise
-  // the round leaves it alone. Pushes of several threads take turns. `gradients`: of each tensor, or none, instead of
-  // `ready`; if any argument is refused, none is ready. `settings`: of each tensor, or one for
-  // all. `with_pull`: pulls in the same message. These are the weights of the moment at which this worker may go on,
-  // without anybody's later pushes. `nonfinite`: the tensor because of which the push is to be skipped, or -1; the
-  // other workers of the round are told.
+  // the round leaves it alone. Pushes of several threads take turns. `gradients`: one or none for each tensor, instead
+  // of `ready`; if any argument is refused, none is ready. `settings`: one for each tensor, or one for all.
+  // `with_pull`: pulls in the same message; the weights are those at the moment when this worker may continue, without
+  // any worker's later pushes. `nonfinite`: the tensor because of which the push is to be skipped, or -1; the round's
+  // other workers are told.
   struct Pushed {
     std::uint64_t push;
-    std::uint64_t pull;  // 0: without
+    std::uint64_t pull;  // 0: no pull
   };
   enum class WithPull { no, rounded, exact };
   struct Gradient {
@@ -67,14 +67,15 @@ class ServerWorker {
   Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no,
               std::span<const std::optional<Gradient>> gradients = {}, std::int64_t nonfinite = -1);
 
-  // Waits until the policy lets this worker go on after a push. Returns whether the push was skipped, and why. Throws
+  // Waits until the policy lets this worker continue after a push. Returns whether and why the push was skipped. Throws
   // Error(value) for a push older than the last `most_skipped` skipped ones: older records are dropped.
   static constexpr std::size_t most_skipped = 1024;
   SkippedPush wait_for_push(std::uint64_t push, Seconds timeout);
   [[nodiscard]] bool may_go_on(std::uint64_t push);
 
-  // Asks for the weights as soon as this worker may go on after all its pushes so far; `exact`: in float32 whatever the
-  // wire. Returns the number of the pull, which replaces the previous one. Throws Error(value) while that is under way.
+  // Asks for the weights as of the moment when this worker may continue after all its pushes so far; `exact`: in
+  // float32, whatever the wire. Returns the number of the pull, which replaces the previous one. Throws Error(value)
+  // while that one is under way.
   std::uint64_t pull(bool exact);
   void wait_for_pull(std::uint64_t pull, Seconds timeout);
   [[nodiscard]] bool has_come(std::uint64_t pull);
@@ -82,11 +83,11 @@ class ServerWorker {
   // Copies a tensor of a pull as its ranges arrive. Throws Error(value) if another pull has begun meanwhile.
   void take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout);
 
-  // Waits for all of a pull, and returns the address and dtype of a tensor: in the version of a server of this node
-  // where it is contiguous there, else in this worker's pull buffer. The data does not change before the next pull or
+  // Waits for a whole pull, and returns the address and dtype of a tensor: in the version of a server of this node if
+  // it is contiguous there, otherwise in this worker's pull buffer. The data does not change before the next pull or
   // `close`. Throws as `take`.
   struct Weights {
-    const std::byte* data;  // nullptr where the tensor is empty
+    const std::byte* data;  // nullptr if the tensor is empty
     DType dtype;
   };
   [[nodiscard]] Weights weights(std::uint64_t pull, std::size_t tensor, Seconds timeout);
@@ -95,17 +96,17 @@ class ServerWorker {
   // pulls the exact weights; returns the number of the pull.
   std::uint64_t finish(Seconds timeout);
 
-  // Arrays of the servers (see ServerShard::array), tensor by tensor.
+  // Load and save arrays of the servers (see ServerShard::array), tensor by tensor.
   void load(std::size_t array, std::span<const float* const> tensors);
   void save(std::size_t array, std::span<float* const> tensors, Seconds timeout);
 
-  // What server 0 knows: see Server::report and ServerLog.
+  // Returns a report of server 0: see Server::report and ServerLog.
   enum class Query : std::uint64_t { statistics, trace };
   [[nodiscard]] std::vector<double> ask(Query what, Seconds timeout);
 
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] std::uint64_t pushes() const;
-  [[nodiscard]] std::optional<Error> failure() const;  // after which this worker is unusable
+  [[nodiscard]] std::optional<Error> failure() const;  // set: this worker is unusable
 
   void close(bool orderly);  // tells the servers
 
@@ -114,7 +115,7 @@ class ServerWorker {
   using Clock = std::chrono::steady_clock;
   using Transfers = std::vector<std::shared_ptr<transport::Transfer>>;
 
-  // Data that does not fit into the caches is evicted before it is read again.
+  // Streams data too large for the caches: it is evicted before it is read again.
   [[nodiscard]] static compute::Store store_for(std::size_t bytes) {
     return bytes >= 4 * mib ? compute::Store::streaming : compute::Store::cached;
   }
@@ -174,37 +175,37 @@ class ServerWorker {
   mutable std::mutex mutex_;
   bool is_recoverable_ = false;
   bool is_bounded_ = false;
-  std::vector<std::uint64_t> safe_;  // by server: the last push that is safe there
+  std::vector<std::uint64_t> safe_;  // last safe push of each server
   std::optional<Error> failure_;
   int losses_ = 0;
   bool closed_ = false;
 
   std::mutex pushing_;             // locked before mutex_
-  std::uint64_t pushes_ = 0;       // ended so far
-  ReadyTensors ready_;             // of the current push
-  std::vector<std::size_t> left_;  // by range: elements still missing
-  std::size_t sent_ = 0;           // ranges of the current push
-  int copying_ = 0;                // number of threads
+  std::uint64_t pushes_ = 0;       // number of ended pushes
+  ReadyTensors ready_;             // tensors of the current push
+  std::vector<std::size_t> left_;  // missing elements of each range
+  std::size_t sent_ = 0;           // sent ranges of the current push
+  int copying_ = 0;                // number of copying threads
   std::condition_variable copied_;
-  Transfers sends_[2];                    // by slot
-  std::vector<ServerSettings> settings_;  // the last ones
+  Transfers sends_[2];                    // transfers of each slot
+  std::vector<ServerSettings> settings_;  // settings of the last push
   std::uint64_t released_ = 0;
   std::uint64_t round_ = 0;
-  std::map<std::uint64_t, SkippedPush> skipped_;  // the last ones
-  std::uint64_t forgotten_ = 0;                   // the last skipped push whose record is dropped
+  std::map<std::uint64_t, SkippedPush> skipped_;  // last skipped pushes
+  std::uint64_t forgotten_ = 0;                   // last skipped push whose record is dropped
 
   std::uint64_t pulls_ = 0;
   std::uint64_t ends_ = 0;
-  std::optional<std::uint64_t> finishing_;  // the pull of a finish that has not completed
-  bool exact_ = false;                      // the last pull
+  std::optional<std::uint64_t> finishing_;  // pull of a finish that has not completed
+  bool exact_ = false;                      // true if the last pull is exact
   std::size_t answers_;                     // number of servers that have answered it
-  std::vector<bool> has_answered_;          // by server
-  std::vector<bool> gathered_;  // by tensor: its parts at servers of this node are copied to the pull buffer
+  std::vector<bool> has_answered_;          // answer of each server
+  std::vector<bool> gathered_;              // tensors whose parts at servers of this node are copied to the pull buffer
   bool has_place_ = false;
-  Transfers answers_under_way_;  // by server, then by range; null where none is expected
+  Transfers answers_under_way_;  // transfers by server, then by range; null: none expected
   std::uint64_t reports_asked_ = 0;
   std::uint64_t reports_come_ = 0;
-  std::vector<double> report_;  // the last one
+  std::vector<double> report_;  // last report
   std::mutex reporting_;
   std::mutex taking_;
 };

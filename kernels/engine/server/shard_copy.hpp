@@ -1,4 +1,4 @@
-// A copy of a shard as it was after a round: weights and optimizer state.
+// Copy of a shard as it was after a round: weights and optimizer state.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ namespace gradientflow::engine {
 
 struct ShardCopy {
   std::uint64_t round = 0;
-  std::vector<std::uint64_t> updates = {};  // of each tensor, for Adam
-  std::size_t arrays = 0;                   // in `values`, one after the other: see ServerShard::array
+  std::vector<std::uint64_t> updates = {};  // updates of each tensor, for Adam
+  std::size_t arrays = 0;                   // number of arrays concatenated in `values`: see ServerShard::array
   std::shared_ptr<std::vector<float>> values = {};
 
   [[nodiscard]] std::size_t bytes() const { return values->size() * sizeof(float); }

@@ -78,7 +78,7 @@ void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
   });
 }
 
-// Waits until the last pull has come, or another one has begun.
+// Waits until the last pull has arrived, or another one has begun.
 void ServerWorker::await_pull(Lock& lock, std::uint64_t pull, Seconds timeout) {
   wait(lock, timeout, "pull " + std::to_string(pull), [&] { return pull != pulls_ || has_come(); });
   for (const auto& transfer : answers_under_way_) {
@@ -105,7 +105,7 @@ void ServerWorker::check_pull(std::uint64_t pull) const {
 
 bool ServerWorker::has_come() const { return answers_ == servers() && have_ended(answers_under_way_); }
 
-// Waits until a part has come, or throws.
+// Waits until a part has arrived, or throws.
 void ServerWorker::await_part(Lock& lock, std::uint64_t pull, const TensorPart& part, Seconds timeout) {
   const auto is_there = [&] {
     return pull != pulls_ || (transfer_of(part) != nullptr ? transfer_of(part)->ended() : has_answered_[part.server]);
@@ -119,7 +119,7 @@ void ServerWorker::await_part(Lock& lock, std::uint64_t pull, const TensorPart& 
   }
 }
 
-// The address of a part that has come: in the leased version, or in the worker's pull buffer.
+// Returns the address of a part that has arrived: in the leased version, or in the worker's pull buffer.
 const std::byte* ServerWorker::address_of(const TensorPart& part) const {
   const std::size_t item = size_of(pulled());
   if (!is_here(part.server)) {
@@ -171,7 +171,7 @@ ServerWorker::Weights ServerWorker::weights(std::uint64_t pull, std::size_t tens
     if (parts.empty()) {
       return Weights{nullptr, pulled()};
     }
-    bool lie_together = true;  // in one shard; always, if there is one server
+    bool lie_together = true;  // parts in one shard; always so with a single server
     for (std::size_t i = 1; i < parts.size() && is_here(parts.front().server); ++i) {
       lie_together = lie_together && parts[i].server == parts[0].server &&
                      parts[i].shard == parts[i - 1].shard + parts[i - 1].count;
@@ -211,7 +211,7 @@ std::uint64_t ServerWorker::finish(Seconds timeout) {
   if (ready_.count() > 0) {
     throw Error(ErrorKind::value, "a push has begun: end it by push before finish");
   }
-  if (!finishing_) {  // else an earlier finish has timed out, after it sent depart
+  if (!finishing_) {  // otherwise an earlier finish timed out after it had sent depart
     wait(lock, timeout, "pull " + std::to_string(pulls_), [this] { return has_come(); });
     send_to(0, {.kind = NoteKind::depart});
     finishing_ = begin_pull(true, ++ends_);

@@ -11,8 +11,8 @@
 namespace gradientflow::engine {
 namespace {
 
-// How many pushes a worker that does not wait may be ahead of the policy's releases: one is at a server of another
-// node, and one in each slot.
+// Most pushes that a worker may be ahead of the policy's releases without waiting: one at a server of another node, and
+// two in the slots.
 constexpr std::uint64_t most_under_way = 3;
 
 void check_number(const char* name, float value) {
@@ -21,8 +21,8 @@ void check_number(const char* name, float value) {
   }
 }
 
-// As compute::copy or compute::cast. Returns how many of the elements written are not finite, counted block by block
-// while they are in a cache.
+// Copies as compute::copy or compute::cast. Returns how many of the written elements are not finite, counted block by
+// block while they are in a cache.
 std::size_t copy_and_count(std::byte* to, DType wire, const std::byte* from, DType dtype, std::size_t count,
                            compute::Store store) {
   constexpr std::size_t block = 4096;
@@ -96,8 +96,8 @@ std::byte* ServerWorker::gradient(std::size_t tensor, Seconds timeout) {
   return slot_of_tensor(tensor);
 }
 
-// Returns whether a gradient lies in its place in the slot. Throws if it lies elsewhere in the slot, or has another
-// dtype than the wire: gradients that are copied would overwrite it.
+// True if a gradient is at its place in the slot. Throws if it is elsewhere in the slot, or has another dtype than the
+// wire: copied gradients would overwrite it.
 bool ServerWorker::check_gradient(std::size_t tensor, const void* gradient, DType dtype) const {
   static_cast<void>(index_among_floats(dtype, "a gradient is float32, float16 or bfloat16"));
   ready_.check_new(tensor);

@@ -45,7 +45,7 @@ void ServerWorker::save(std::size_t array, std::span<float* const> tensors, Seco
   }
 }
 
-// Answers come in the order of the requests; one that nobody waits for any more is passed over.
+// Asks server 0. Answers come in the order of the requests; an answer that is no longer awaited is ignored.
 std::vector<double> ServerWorker::ask(Query what, Seconds timeout) {
   check_timeout(timeout);
   const std::lock_guard one_at_a_time(reporting_);
