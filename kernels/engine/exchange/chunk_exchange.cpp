@@ -1,4 +1,4 @@
-// What the ranks exchange at the end of an iteration, and conclude from it.
+// End of a chunk pool's iteration: the exchange between the ranks, and the decisions that follow.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -40,7 +40,7 @@ void ChunkPool::learn_own_norms(Deadline deadline) {
   learned_ = true;
 }
 
-// Finds the tensor whose gradient is not finite: in the gradients if they are still there, else in the residuals.
+// Finds the tensor whose gradient is not finite: in the gradients if they are still there, otherwise in the residuals.
 void ChunkPool::find_nonfinite_tensor(std::size_t chunk) {
   const Span span = layout_.span_of(chunk);
   const auto [first, last] = layout_.tensors_of(chunk);
@@ -53,8 +53,7 @@ void ChunkPool::find_nonfinite_tensor(std::size_t chunk) {
   });
 }
 
-// Sums the norms of chunks that are not sent over the ranks; those of chunks that are sent need no exchange, as all
-// ranks have their means.
+// Sums the norms of unsent chunks over the ranks. Sent chunks need no exchange of norms, as all ranks have their means.
 void ChunkPool::send_norms(Deadline deadline) {
   if (message_->is_sent()) {
     return;
@@ -99,7 +98,7 @@ void ChunkPool::give_up(Stream stream) noexcept {
   }
   try {
     work_->finish({});
-  } catch (const Error&) {  // likewise: nothing can be done with a device that has failed
+  } catch (const Error&) {  // same; and nothing can be done with a device that has failed
   }
 }
 
@@ -143,7 +142,7 @@ void ChunkPool::decide() {
   selection_time_ += std::chrono::nanoseconds(Clock::now() - begin).count();
 }
 
-// All ranks call this, or none.
+// Returns the error. All ranks call this, or none.
 Error ChunkPool::different_loss_scales() const {
   try {
     check_same("settings of a sparse gradient pool", "loss scale " + format_number(loss_scale()));
@@ -153,8 +152,8 @@ Error ChunkPool::different_loss_scales() const {
   return {ErrorKind::internal, "the loss scales of a sparse gradient pool differ, and are the same"};
 }
 
-// Finds the first rank with a gradient that is not finite, and the place there. If all gradients are finite, the place
-// is the chunk whose mean or norm is not. All ranks call this, or none.
+// Finds the first rank with a gradient that is not finite, and the tensors there. If all gradients are finite, finds
+// the chunk whose mean or norm is not. All ranks call this, or none.
 NonfinitePlace ChunkPool::find_nonfinite(const std::vector<double>& norms) const {
   const NonfiniteTensors mine = nonfinite_tensors();
   std::vector<NonfiniteTensors> of_each(static_cast<std::size_t>(communicator_->size()));

@@ -1,4 +1,4 @@
-// Where the chunks of a pool lie among its tensors.
+// Layout of the chunks of a pool among its tensors.
 #pragma once
 
 #include <cstddef>
@@ -14,30 +14,30 @@ class ChunkLayout {
  public:
   using Span = Update::Span;
 
-  // Offsets of tensors as in a GradientPool, without the padding behind the last one: it would count as part of a
-  // chunk, or as a chunk.
+  // Returns the offsets of tensors as in a GradientPool, without the padding after the last one: it would count as part
+  // of a chunk, or as a chunk.
   [[nodiscard]] static std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& counts, DType dtype);
 
-  // `offsets`: as those, in elements. `chunk_size`: in elements; no chunk is larger than all elements.
+  // `offsets`: the same, in elements. `chunk_size`: in elements; no chunk is larger than all elements.
   ChunkLayout(std::vector<std::size_t> offsets, std::size_t chunk_size);
 
   [[nodiscard]] std::size_t chunks() const { return (offsets_.back() + chunk_size_ - 1) / chunk_size_; }
   [[nodiscard]] std::size_t chunk_size() const { return chunk_size_; }
 
   [[nodiscard]] Span span_of(std::size_t chunk) const;
-  [[nodiscard]] std::vector<std::size_t> begins() const;  // of each chunk; then the end of the last
-  // The first and the last tensor that have elements in a chunk; its padding belongs to the tensor before it.
+  [[nodiscard]] std::vector<std::size_t> begins() const;  // start of each chunk; then the end of the last
+  // Returns the first and the last tensor that have elements in a chunk; its padding belongs to the tensor before it.
   [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
-  // The chunks that a tensor reaches into.
+  // Returns the chunks that a tensor overlaps.
   [[nodiscard]] Span chunks_of(std::size_t tensor) const;
-  // By chunk: how many tensors reach into it.
+  // Returns, for each chunk, the number of tensors that overlap it.
   [[nodiscard]] std::vector<std::size_t> tensors_by_chunk() const;
 
-  // The elements of chunks in ascending order, neighbours joined.
+  // Returns the elements of chunks in ascending order, neighbors joined.
   [[nodiscard]] std::vector<Span> spans_of(const std::vector<std::size_t>& chunks) const;
 
  private:
-  std::vector<std::size_t> offsets_;  // by tensor, in elements
+  std::vector<std::size_t> offsets_;  // offsets by tensor, in elements
   std::size_t chunk_size_;
 };
 

@@ -163,7 +163,7 @@ void ChunkPool::complete_remaining(Stream stream) {
   process(full, stream);
 }
 
-// In an iteration that is given up: sends zeros for chunks that are not full.
+// Sends zeros for chunks that are not full, in an iteration that is given up.
 void ChunkPool::skip_remaining(Stream stream) {
   work_->order(stream);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
@@ -182,7 +182,7 @@ void ChunkPool::drop_gradients(Stream stream) {
   sent_.clear();
 }
 
-// Residuals lose the chunks that this iteration has sent, and take in the others.
+// Clears the residuals of the chunks that this iteration has sent, and keeps the new residuals of other chunks.
 void ChunkPool::keep_residuals() {
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     important_[chunk] == 0 ? residual_.keep(chunk) : residual_.clear(chunk);

@@ -1,19 +1,19 @@
-// Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): a gradient pool of which only
-// the important chunks travel, and what is not sent stays in residuals for later iterations.
+// Chunk pool: coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1). Only the important
+// chunks of its gradients are sent; the rest stays in residuals for later iterations.
 //
-// Gradients lie side by side in one stretch of memory, cut into chunks of equal size. A chunk is full when all tensors
-// that reach into it are ready. A full important chunk, with its residual, is gathered into its slot of a second pool,
-// an ordinary GradientPool: so neighbouring slots are sent together, while backpropagation goes on. A full chunk that
-// is not important is added to the residual, times the momentum, and zeroed. In `wait` the means are scattered back, so
-// that the memory holds exactly the gradient that the update uses, the same on all ranks; and all ranks choose the next
+// Gradients lie side by side in memory, cut into chunks of equal size. A chunk is full when all tensors that overlap it
+// are ready. A full important chunk is gathered, with its residual, into its slot of a second pool, an ordinary
+// GradientPool: so neighboring slots are sent together, while backpropagation continues. A full chunk that is not
+// important is added to the residual, times the momentum, and zeroed. In `wait` the means are scattered back, so that
+// the memory holds exactly the gradient that the update uses, the same on all ranks. Then all ranks choose the next
 // important chunks: those with the largest L1 norms, summed over the ranks. The first iteration sends everything.
 //
-// On a CUDA device, all of this memory is there, and the work on chunks is put into the streams that tensors become
-// ready in (ChunkWork). To choose chunks the host needs norms: `wait` waits for the device twice, for the norms of this
-// rank's chunks and for those of the means; between the two, chunks are being sent.
+// On a CUDA device, all of this memory is there, and the work on chunks is put into the streams in which tensors become
+// ready (ChunkWork). To choose chunks the host needs norms: `wait` waits for the device twice, first for the norms of
+// this rank's chunks, then for the means' norms; in between, chunks are being sent.
 //
-// Residuals are kept twice, before and after the iteration, by chunk: an iteration that fails, or has gradients that
-// are not finite, or is rolled back, leaves them as they were.
+// Residuals are kept twice, before and after the iteration, by chunk: an iteration that fails, has gradients that are
+// not finite, or is rolled back, leaves them as they were.
 #pragma once
 
 #include <cstddef>
@@ -35,17 +35,17 @@ namespace gradientflow::engine {
 class ChunkPool final : public ResidualPool {
  public:
   struct Options {
-    GradientPool::Options pool = {};  // with the device that has the tensors, if it is not the host
+    GradientPool::Options pool = {};  // device of the tensors included, if it is not the host
     std::size_t chunk_size = 32768;   // elements
-    float momentum = 0.0F;            // residuals are multiplied by it in every iteration
+    float momentum = 0.0F;            // factor of residuals in every iteration
     std::size_t extra = 0;            // number of extra numbers, averaged in every iteration
     bool skip_nonfinite = false;      // drop an iteration whose gradients are not finite, instead of an error
     std::uint64_t first_iteration = 0;
   };
 
-  using Span = Update::Span;  // of the gradients
+  using Span = Update::Span;  // range of the gradients
 
-  // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do; so the padding between them
+  // `counts`: elements of each tensor. The tensors lie in memory as in a GradientPool, so the padding between them
   // belongs to the chunks. Collective. Throws Error(type) unless `dtype` is float16, bfloat16 or float32; Error(value)
   // for a chunk size of 0 or a momentum that is not in 0..1.
   ChunkPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
@@ -57,45 +57,45 @@ class ChunkPool final : public ResidualPool {
   [[nodiscard]] std::size_t chunk_size() const { return layout_.chunk_size(); }
   [[nodiscard]] std::size_t chunks() const { return layout_.chunks(); }
 
-  // As those of GradientPool.
+  // Same as in GradientPool.
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
 
-  // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
-  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; if none is on
-  // any rank, throws Error(value) on all ranks, and residuals are as before. If the timeout (seconds) passes first,
-  // throws Error(timeout); the iteration goes on and can be waited for again. Throws Error(nonfinite), on all ranks,
-  // where a gradient is infinite or NaN, unless such iterations are skipped: either way all gradients are then zero,
-  // and residuals are as before. Throws Error(mismatch) where densities differ. On a device it waits until the
-  // gradients are there.
+  // Waits until the memory holds the means of the sent chunks, and zeros elsewhere, and starts the next iteration,
+  // which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; if none is ready on any
+  // rank, throws Error(value) on all ranks, and residuals are as before. If the timeout (seconds) passes first, throws
+  // Error(timeout); the iteration continues and can be waited for again. Throws Error(nonfinite), on all ranks, if a
+  // gradient is infinite or NaN, unless such iterations are skipped: either way all gradients are then zero, and
+  // residuals are as before. Throws Error(mismatch) if densities differ. On a device it waits until the gradients are
+  // there.
   void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
 
-  // Of the last iteration that has ended; before the first one, everything was sent. Chunks in ascending order; their
-  // elements, neighbours joined; and norms by chunk, summed over the ranks. The last one of reports() is that of the
-  // message with norms and extra numbers.
+  // Describe the last finished iteration; before the first one, everything counts as sent. Chunks are in ascending
+  // order, their elements with neighbors joined; norms are by chunk, summed over the ranks. The last report of
+  // reports() is about the message with norms and extra numbers.
   [[nodiscard]] std::vector<std::size_t> sent() const { return locked(sent_); }
   [[nodiscard]] std::vector<Span> spans() const { return layout_.spans_of(sent()); }
   [[nodiscard]] std::vector<double> norms() const { return locked(norms_); }
 
-  // By chunk: whether the running iteration sends it.
+  // Returns, for each chunk, 1 if the running iteration sends it.
   [[nodiscard]] std::vector<std::uint8_t> important() const { return locked(important_); }
 
-  // The input of a step: the gradients that the last iteration has sent; or, if `everywhere`, all, with zeros for the
-  // others. Throws Error(value) unless they are averaged.
+  // Returns the input of a step: the gradients that the last iteration has sent; or, if `everywhere`, all gradients,
+  // with zeros for unsent ones. Throws Error(value) unless they are averaged.
   [[nodiscard]] Update update(bool everywhere) const;
 
   void take_over_means(const ChunkPool& other);
 
-  // The residuals of this rank are multiplied by it in every iteration from now on. Between iterations. Throws
-  // Error(value) unless it is from 0 to 1, and 0 if the pool was made with 0.
+  // Sets the factor by which this rank's residuals are multiplied in every iteration from now on. Between iterations.
+  // Throws Error(value) unless it is from 0 to 1, and 0 if the pool was made with 0.
   void set_momentum(float momentum);
   [[nodiscard]] float momentum() const { return options_.momentum; }
 
-  // Gradients are multiplied by this power of two; residuals are not. Between iterations.
+  // Sets a power of two by which gradients are multiplied; residuals are not. Between iterations.
   void set_loss_scale(double scale);
 
-  // Goes on from a checkpoint with iteration `iteration`, which sends the `important` chunks; all chunks, if that is
-  // empty. Collective. Before anything is changed, throws Error(mismatch) if the states of the ranks do not agree, or
+  // Resumes from a checkpoint with iteration `iteration`, which sends the `important` chunks; all chunks, if that is
+  // empty. Collective. Throws Error(mismatch), before it changes anything, if the states of the ranks do not agree, or
   // if another rank has refused its state.
   void restore(std::span<const float> residual, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
 
@@ -107,10 +107,10 @@ class ChunkPool final : public ResidualPool {
   [[nodiscard]] std::byte* slot_of(std::size_t chunk) const { return send_->data() + send_->offset(slot_[chunk]); }
   [[nodiscard]] ChunkJob job_for(std::size_t chunk) const;
 
-  // With mutex_ held; appends the chunks that are full now.
+  // Marks a tensor as ready, and appends the chunks now full. mutex_ held.
   void mark(std::size_t tensor, Stream stream, std::vector<std::size_t>& full);
   void process(const std::vector<std::size_t>& full, Stream stream);
-  void skip_remaining(Stream stream);  // with mutex_ held
+  void skip_remaining(Stream stream);  // mutex_ held
 
   void complete_remaining(Stream stream) override;
   void exchange(Deadline deadline, Stream stream) override;
@@ -133,24 +133,24 @@ class ChunkPool final : public ResidualPool {
 
   Options options_;
   ChunkLayout layout_;
-  std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
+  std::unique_ptr<GradientPool> send_;  // one tensor for each chunk, of which the first are used
   std::unique_ptr<ChunkWork> work_;
   std::unique_ptr<NormsMessage> message_;
 
-  // By chunk. Which chunks are important changes only between iterations.
+  // State by chunk. The important chunks change only between iterations.
   std::vector<std::uint8_t> important_;
-  std::vector<std::size_t> slot_;      // of the important ones
+  std::vector<std::size_t> slot_;      // slot of each important chunk
   std::vector<std::uint8_t> done_;     // gathered, or its residual updated; each by one thread
-  std::vector<double> own_norms_;      // of this rank, in this iteration, once learned
-  std::vector<std::size_t> chunk_of_;  // by slot
+  std::vector<double> own_norms_;      // this rank's norms in this iteration, once learned
+  std::vector<std::size_t> chunk_of_;  // chunk of each slot
 
-  std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
-  std::size_t next_ = 0;           // how many chunks this rank wants to send next
-  bool learned_ = false;           // own norms
-  bool received_ = false;          // means
+  std::vector<std::size_t> left_;  // overlapping tensors not ready, for each chunk
+  std::size_t next_ = 0;           // number of chunks that this rank wants to send next
+  bool learned_ = false;           // own norms are set
+  bool received_ = false;          // means have arrived
   bool scattered_ = false;
 
-  // Of the last iteration.
+  // Results of the last iteration.
   std::vector<std::size_t> sent_;
   std::vector<double> norms_;
 };

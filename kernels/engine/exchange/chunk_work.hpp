@@ -1,4 +1,4 @@
-// The work of a sparse pool on the elements of its chunks: with the same bits on the host and on a CUDA device.
+// Work of a chunk pool on the elements of its chunks: with the same bits on the host and on a CUDA device.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace gradientflow::engine {
 
-// The work on a chunk. With a `slot`, the chunk and its residual are gathered into the slot, and later scattered from
+// Work on a chunk. With a `slot`, the chunk and its residual are gathered into the slot, and later scattered from
 // there. Without one, both go to `next_residual`, if there is one.
 struct ChunkJob {
   std::size_t chunk;
@@ -29,7 +29,8 @@ class ChunkWork {
   using Stream = compute::cuda::Stream;
   using Then = std::function<void(const ChunkJob&)>;
 
-  // `chunks` chunks of at most `chunk_size` elements each, which is the size of all slots. For a device, its twin.
+  // Makes the work for `chunks` chunks of at most `chunk_size` elements each, which is the size of all slots; for a
+  // device, its twin.
   static std::unique_ptr<ChunkWork> make(std::optional<int> device, DType dtype, std::size_t chunks,
                                          std::size_t chunk_size, float momentum);
   ChunkWork() = default;
@@ -37,15 +38,15 @@ class ChunkWork {
   ChunkWork& operator=(const ChunkWork&) = delete;
   virtual ~ChunkWork() = default;
 
-  // Gradients are multiplied by it. A power of two.
+  // Sets the factor of gradients, a power of two.
   virtual void set_scale(float scale) = 0;
   virtual void set_momentum(float momentum) = 0;
 
-  // A tensor that reaches into a chunk is ready in this stream, while others are not: later work on the chunk, in any
-  // stream, comes behind the work that is in this stream now.
+  // Notes a tensor that is ready in this stream, while other tensors of the chunk are not: later work on the chunk, in
+  // any stream, follows the work that is in this stream now.
   virtual void note_ready(std::size_t chunk, Stream stream) = 0;
 
-  // Work put into the stream from now on comes behind all work noted or given since the last finish().
+  // Makes later work of the stream follow all work noted or given since the last finish().
   virtual void order(Stream stream) = 0;
 
   // Gathers each chunk or updates its residual, and zeroes the rest of its slot; then calls `then` for it: on a device,
@@ -55,14 +56,15 @@ class ChunkWork {
   // Copies the slots back to the gradients.
   virtual void scatter(std::span<const ChunkJob> jobs, Stream stream) = 0;
 
-  // Waits until all work given so far is done, also on a device; false if the deadline passes first. Call it between
-  // the processing and the scattering of chunks, and after scattering, so that each chunk has work once in between.
+  // Waits until all work given so far is done, also on a device; returns false if the deadline passes first. Call it
+  // between the processing and the scattering of chunks, and after scattering, so that each chunk has work once in
+  // between.
   virtual bool finish(Deadline deadline) = 0;
 
-  // After finish(): the L1 norm of a chunk as last processed or scattered.
+  // Returns the L1 norm of a chunk as last processed or scattered, after finish().
   [[nodiscard]] virtual double norm(std::size_t chunk) const = 0;
 
-  // Waits for the device.
+  // Counts elements that are infinite or NaN. Waits for the device.
   [[nodiscard]] virtual std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count) const = 0;
 };
 

@@ -1,8 +1,8 @@
-// Chunks in memory of a CUDA device: one launch of each kernel works on all chunks that become full at once, in the
-// stream given. Norms stay on the device until finish(), which brings them to the host with one copy.
+// Chunks in memory of a CUDA device: a single launch of each kernel works on all chunks that become full at once, in
+// the given stream. Norms stay on the device until finish(), which brings them to the host with one copy.
 //
-// Every chunk has work at most once between two calls of finish(). So each launch has memory of its own for lists of
-// calls, norms and scratch, all of it allocated once, and launches in different streams share nothing.
+// Every chunk has work at most once between two calls of finish(). So each launch has its own memory for lists of
+// calls, norms and scratch, all allocated once, and launches in different streams share nothing.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class DeviceChunkWork final : public ChunkWork {
   DeviceChunkWork(int device, DType dtype, std::size_t chunks, std::size_t chunk_size, float momentum);
   DeviceChunkWork(const DeviceChunkWork&) = delete;
   DeviceChunkWork& operator=(const DeviceChunkWork&) = delete;
-  ~DeviceChunkWork() override;  // waits for what is under way
+  ~DeviceChunkWork() override;  // waits for work under way
 
   void set_scale(float scale) override { scale_ = scale; }
   void set_momentum(float momentum) override { momentum_ = momentum; }
@@ -42,7 +42,7 @@ class DeviceChunkWork final : public ChunkWork {
   };
 
   void start(std::span<const ChunkJob> jobs, Stream stream);
-  bool receive_norms(Deadline deadline);  // with mutex_ held
+  bool receive_norms(Deadline deadline);  // mutex_ held
   template <class Call>
   Results results_for(const compute::cuda::CallList<Call>& list, std::span<const std::size_t> chunks);
 
@@ -54,15 +54,15 @@ class DeviceChunkWork final : public ChunkWork {
   CallLists lists_;
   MirroredMemory norms_;
   compute::cuda::DeviceMemory scratch_;
-  std::unique_ptr<compute::cuda::OwnedStream> reading_;  // for copies of norms, behind launches in any stream
+  std::unique_ptr<compute::cuda::OwnedStream> reading_;  // stream that copies norms, behind launches in any stream
   std::unique_ptr<compute::cuda::OwnedEvent> read_;
 
-  std::mutex mutex_;                   // guards all that follows
-  std::vector<StreamMarks> ready_;     // by chunk
-  StreamMarks launches_;               // since the last finish()
+  std::mutex mutex_;                   // guards all members below
+  std::vector<StreamMarks> ready_;     // marks of each chunk
+  StreamMarks launches_;               // launches since the last finish()
   std::vector<std::size_t> launched_;  // chunks, in the order of their norms in memory
   std::size_t scratch_used_ = 0;
-  std::vector<double> norm_of_;  // by chunk
+  std::vector<double> norm_of_;  // norm of each chunk
 };
 
 }  // namespace gradientflow::engine

@@ -23,7 +23,7 @@ std::byte* room(cuda::DeviceMemory& memory, std::size_t bytes) {
   return memory.data();
 }
 
-// A host copy of numbers on the device, complete when the stream is; empty for nullptr.
+// Returns a host copy of numbers on the device, complete when the stream is; empty for nullptr.
 template <class Number>
 std::vector<std::remove_const_t<Number>> copied(Number* numbers, std::size_t count, cuda::Stream stream) {
   std::vector<std::remove_const_t<Number>> copy(numbers != nullptr ? count : 0);

@@ -1,5 +1,5 @@
-// Layers in memory of a CUDA device: entries are selected and combined there, by the twins of the kernels, in a stream
-// of their own. Little but blocks passes between the device and the host, except that the residuals of dense layers are
+// Layers in memory of a CUDA device: entries are selected and combined there, by the twins of the kernels, in a
+// separate stream. Little except blocks passes between the device and the host; but the residuals of dense layers are
 // added on the host.
 //
 // One thread at a time works on layers, and waits for its work; other threads may call note_ready() meanwhile.
@@ -40,10 +40,10 @@ class DeviceLayerWork final : public LayerWork {
   void add_kept(const LayerJob& job, const Selection& how, float scale) override;
 
  private:
-  // When a layer became ready.
+  // Time at which a layer became ready.
   struct Readiness {
     StreamMarks marks;
-    compute::cuda::OwnedEvent time;  // of the tensor that was last
+    compute::cuda::OwnedEvent time;  // time of its last tensor
     bool noted;
   };
 
@@ -52,7 +52,7 @@ class DeviceLayerWork final : public LayerWork {
     compute::cuda::OwnedStream stream;
     compute::cuda::OwnedEvent done;
     compute::cuda::OwnedEvent now{compute::cuda::EventKind::time};
-    MirroredMemory result{64};  // of one kernel
+    MirroredMemory result{64};  // result of one kernel
     CallLists list{CallLists::bytes_for<compute::cuda::SumOfSquares>(1, 1)};
     compute::cuda::DeviceMemory blocks;
     compute::cuda::DeviceMemory scratch;
@@ -64,7 +64,7 @@ class DeviceLayerWork final : public LayerWork {
 
   int device_;
   std::unique_ptr<Parts> parts_;
-  std::vector<Readiness> ready_;  // by layer
+  std::vector<Readiness> ready_;  // readiness of each layer
 };
 
 }  // namespace gradientflow::engine

@@ -5,8 +5,8 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t share = 16;                    // of the bytes of a pool
-constexpr std::size_t most_between_nodes = 4 * mib;  // from here on a longer range only begins later
+constexpr std::size_t share = 16;                    // divisor of a pool's bytes
+constexpr std::size_t most_between_nodes = 4 * mib;  // largest range: a longer one only begins later
 
 }  // namespace
 

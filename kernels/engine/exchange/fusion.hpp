@@ -1,4 +1,4 @@
-// Which tensors of a gradient pool travel together (GradientFlow paper, section 3.1: lazy allreduce).
+// Fusion of a gradient pool's tensors into ranges (GradientFlow paper, section 3.1: lazy allreduce).
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,20 @@
 
 namespace gradientflow::engine {
 
-// The bounds of the threshold that a gradient pool takes if none is given.
-inline constexpr std::size_t fusion_bytes = 8 * mib;  // from here on the time of an allreduce is that of its bytes
-inline constexpr std::size_t hot_bytes = 256 * kib;   // stay in the caches until all ranks are ready
-// The same between nodes, for chunks and for entries.
+// Bounds of the automatic threshold of a gradient pool.
+inline constexpr std::size_t fusion_bytes = 8 * mib;  // least size at which an allreduce's time depends on bytes alone
+inline constexpr std::size_t hot_bytes = 256 * kib;   // bytes that stay in the caches until all ranks are ready
+// Same between nodes, for chunks and for entries.
 inline constexpr std::size_t chunks_bytes = 512 * kib;  // few chunks are sent: small ranges begin sooner
-inline constexpr std::size_t entries_bytes = 16 * kib;  // from here on bytes cost more than latency
+inline constexpr std::size_t entries_bytes = 16 * kib;  // least size at which bytes cost more than latency
 
-// The threshold of a gradient pool of so many bytes to which none is given. Between nodes a share of them, so that all
-// but the last range travel during backpropagation; not so small that latency counts. Neither transport nor timing
-// matters there, so a rerun has the same ranges, and bits. Inside a node, where bits do not depend on ranges, what
-// suits those who reduce: the callers of `ready`, or a thread.
+// Returns the threshold of a gradient pool of `bytes` bytes. Between nodes it is a share of them, so that all ranges
+// but the last travel during backpropagation; not so small that latency counts. It ignores transport and timing there,
+// so a rerun has the same ranges, and bits. Inside a node, where bits do not depend on ranges, it suits the threads
+// that reduce: the callers of `ready`, or a progress thread.
 [[nodiscard]] std::size_t automatic_threshold(std::size_t bytes, int nodes, bool callers_reduce);
 
-struct TensorRange {  // from tensor `begin` up to and without tensor `end`
+struct TensorRange {  // tensors from `begin` up to and without `end`
   std::size_t begin;
   std::size_t end;
 };

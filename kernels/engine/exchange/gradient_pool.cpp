@@ -48,7 +48,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   }
 }
 
-// The extra numbers, which are ready last and few, travel in the last range: one of their own would cost a call.
+// Puts the extra numbers, which are ready last and few, into the last range: a range of their own would cost a call.
 void GradientPool::lay_out_ranges() {
   std::vector<std::size_t> sizes;
   for (std::size_t i = 0; i < std::min(active_, tensors_); ++i) {
@@ -136,7 +136,7 @@ void GradientPool::regroup(std::optional<std::size_t> fusion_threshold, std::opt
   make_calls();
 }
 
-// Copies the extra numbers to where they are averaged.
+// Copies the extra numbers to the memory in which they are averaged.
 void GradientPool::write_extra() {
   if (extra_pool_ != nullptr) {
     std::memcpy(extra_pool_->data(), extra_.data(), extra_.size() * sizeof(double));
@@ -182,7 +182,7 @@ void GradientPool::record_ready(std::size_t tensor, Clock::time_point now, Strea
     return;
   }
   const std::string what = "tensor " + std::to_string(tensor) + " ready";
-  const bool has_place = tensor + 1 < offsets_.size();  // numbers that travel beside the gradients have none
+  const bool has_place = tensor + 1 < offsets_.size();  // extra numbers have none
   timeline->instant(timeline->thread_track(), what, now,
                     has_place ? "\"bytes\": " + std::to_string(offsets_[tensor + 1] - offsets_[tensor]) : "");
   if (const auto on_device = options_.device ? communicator_->recorder().device_timeline(*options_.device) : nullptr) {
@@ -265,7 +265,7 @@ void GradientPool::start_due_ranges() {
   }
 }
 
-// In a thread that called `ready`, unless another one does it already.
+// Reduces in a thread that called `ready`, unless another thread does so already.
 void GradientPool::help_reduce() {
   if (slices_ != nullptr) {
     reduce_own_slices(std::unique_lock(reducing_, std::try_to_lock));
@@ -345,8 +345,8 @@ void GradientPool::finish_ranges(Deadline deadline, Stream stream) {
   }
 }
 
-// Reduces the remaining slices once all ranges are due on all ranks. Runs in the progress thread, so that a rank may
-// wait for this pool while another one waits for something else.
+// Reduces the remaining slices once all ranges are due on all ranks. Runs in the progress thread, so that this rank may
+// wait for this pool while another rank waits for something else.
 void GradientPool::finish_slices(collective::Group& group) {
   collective::Call meet = make_call(*communicator_, {.kind = transport::CallKind::barrier});
   meet.signature.detail = transport::pool_detail(0);

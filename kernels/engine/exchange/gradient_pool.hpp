@@ -1,13 +1,13 @@
-// The gradient pool: all gradient tensors of a model in one stretch of memory, of the host or of a CUDA device, reduced
-// there without a copy while backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy
+// Gradient pool: all gradient tensors of a model, contiguous in memory of the host or of a CUDA device, reduced there
+// without a copy while backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy
 // allreduce).
 //
 // Tensors are fused into ranges, which depend only on the layout and a threshold. A range is due when all of its
 // tensors are ready and all ranges before it are due. So all ranks reduce the same ranges in the same order, whatever
 // the order in which tensors become ready, and without communication about it. Due ranges are reduced by a progress
-// thread; or, inside a node without cores to spare for one, by the threads that call `ready` and `wait`, see
-// collective::PooledSlices. On a device, ranges are reduced in a stream of the pool's own, behind the work that was in
-// the streams of their tensors when these became ready; the host does not wait for the device.
+// thread; or, inside a node without spare cores, by the threads that call `ready` and `wait`, see
+// collective::PooledSlices. On a device, ranges are reduced in the pool's own stream, behind the work that was in the
+// streams of their tensors when these became ready; the host does not wait for the device.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ class GradientPool final : public Pool {
     std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse` and `automatic_threshold`
     std::optional<Wire> wire = {};                     // what float32 values are rounded to between nodes
     transport::Algorithm algorithm = transport::Algorithm::automatic;
-    std::optional<int> device = {};  // the CUDA device that has the tensors; none: the host
+    std::optional<int> device = {};  // CUDA device of the tensors; none: the host
     std::size_t extra = 0;           // number of extra numbers, averaged in every iteration
   };
 
@@ -50,32 +50,32 @@ class GradientPool final : public Pool {
     return offsets_[range.end] - offsets_[range.begin];
   }
 
-  // From the next iteration on only the first `tensors` take part; the same number on all ranks. Between iterations.
+  // Limits the next iterations to the first `tensors` tensors; the same number on all ranks. Between iterations.
   void limit(std::size_t tensors);
 
   // From the next iteration on, ranges have another threshold and wire; the same on all ranks. Between
   // iterations; the contents of the tensors stay. Throws Error(value) once a tensor is ready.
   void regroup(std::optional<std::size_t> fusion_threshold, std::optional<Wire> wire);
 
-  // Tensor `tensor` is final for this iteration; on a device, after the work that is in the stream now. From any
+  // Marks tensor `tensor` as final for this iteration; on a device, after the work that is in the stream now. From any
   // thread. Throws Error(value) for an index out of range, or for a second call in one iteration.
   void ready(std::size_t tensor, Stream stream = nullptr);
-  void ready_all(Stream stream = nullptr);  // all that are not yet
+  void ready_all(Stream stream = nullptr);  // marks all that are not yet ready
 
   // Waits until every tensor is replaced by its mean over the ranks, and starts the next iteration. Tensors that are
   // not ready count as zeros; if no tensor is ready on any rank, throws Error(value) on all ranks, and the means are
-  // zeros. If the timeout (seconds) passes first, throws Error(timeout); the iteration goes on and can be waited for
-  // again. On a device: work put into the stream from then on sees the means.
+  // zeros. If the timeout (seconds) passes first, throws Error(timeout); the iteration continues and can be waited for
+  // again. On a device: later work of the stream sees the means.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
-  using Pool::wait_until;  // as `wait`; throws TimeOver
+  using Pool::wait_until;  // same as `wait`; throws TimeOver
 
-  // Submits a call behind the due ranges to the progress thread; nullptr if there is none.
+  // Submits a call behind the due ranges to the progress thread; returns nullptr if there is none.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
-  // The input of a step: all gradients. Throws Error(value) unless they are averaged.
+  // Returns the input of a step: all gradients. Throws Error(value) unless they are averaged.
   [[nodiscard]] Update update() const { return update_of({{0, elements()}}); }
 
-  // How many of the gradients in memory are infinite or NaN. Throws Error(type) for float64. On a device it waits for
+  // Counts the gradients in memory that are infinite or NaN. Throws Error(type) for float64. On a device it waits for
   // the stream.
   [[nodiscard]] std::size_t count_nonfinite(Stream stream = nullptr) const {
     return memory_->count_nonfinite(data(), dtype_, elements(), stream);
@@ -97,7 +97,7 @@ class GradientPool final : public Pool {
   [[nodiscard]] collective::Call call_for(std::size_t range, Stream stream = nullptr) const;
 
   void record_ready(std::size_t tensor, Clock::time_point now, Stream stream) const;
-  void mark(std::size_t tensor, Clock::time_point now, Stream stream);  // with mutex_ held, as the two that follow
+  void mark(std::size_t tensor, Clock::time_point now, Stream stream);  // mutex_ held, as for the next two
   void mark_in_range(std::size_t tensor, Clock::time_point now, Stream stream);
   void start_due_ranges();
   void help_reduce();
@@ -115,23 +115,23 @@ class GradientPool final : public Pool {
   Options options_;
   int nodes_;
   std::size_t fusion_threshold_;
-  std::unique_ptr<GradientPool> extra_pool_;  // of a device pool, on the host: the extra numbers
-  std::size_t active_;                        // how many tensors, the first ones, are in ranges
+  std::unique_ptr<GradientPool> extra_pool_;  // extra numbers of a device pool, on the host
+  std::size_t active_;                        // number of tensors, the first ones, that are in ranges
   std::vector<TensorRange> ranges_;
-  std::vector<std::size_t> range_of_;    // by tensor
-  std::vector<collective::Call> calls_;  // by range: checked, with their paths chosen
-  std::vector<StreamMarks> marks_;       // by range, on a device: where the streams stood when its tensors became ready
+  std::vector<std::size_t> range_of_;    // range of each tensor
+  std::vector<collective::Call> calls_;  // call of each range: checked, with its path chosen
+  std::vector<StreamMarks> marks_;       // device only: stream positions, by range, when its tensors became ready
 
-  std::unique_ptr<collective::PooledSlices> slices_;  // if the callers reduce
-  std::mutex reducing_;                               // one of them at a time; locked before mutex_
-  std::size_t reduced_ = 0;                           // number of ranges whose own slices are
+  std::unique_ptr<collective::PooledSlices> slices_;  // set if the callers reduce
+  std::mutex reducing_;                               // held by the caller that reduces; locked before mutex_
+  std::size_t reduced_ = 0;                           // number of ranges whose own slices are reduced
   std::uint64_t ranges_before_ = 0;                   // number of ranges in all earlier iterations
 
-  std::size_t collected_ = 0;                       // ranges that have been waited for
-  std::vector<std::size_t> left_;                   // by range: tensors that are not ready
-  std::vector<Clock::time_point> complete_;         // by range: when the last of them was
-  std::size_t due_ = 0;                             // ranges
-  std::vector<std::shared_ptr<Handle>> under_way_;  // by range, those queued; or one for the end of all
+  std::size_t collected_ = 0;                       // number of ranges waited for
+  std::vector<std::size_t> left_;                   // tensors not ready, for each range
+  std::vector<Clock::time_point> complete_;         // time at which each range became complete
+  std::size_t due_ = 0;                             // number of due ranges
+  std::vector<std::shared_ptr<Handle>> under_way_;  // handle of each queued range; or one for the end of all
   bool all_idle_ = false;                           // no tensor was ready on any rank
 };
 

@@ -9,7 +9,7 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t beyond_caches = mib;  // from here on, residuals leave the caches
+constexpr std::size_t beyond_caches = mib;  // size at which residuals leave the caches
 
 }  // namespace
 

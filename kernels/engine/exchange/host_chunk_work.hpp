@@ -1,4 +1,4 @@
-// Chunks in memory of the host: worked on one after the other in the caller's thread.
+// Chunks in memory of the host: processed in sequence in the caller's thread.
 #pragma once
 
 #include <vector>

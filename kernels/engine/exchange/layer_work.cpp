@@ -20,8 +20,8 @@ void add(float* to, const float* numbers, std::size_t count) {
   compute::reduce(targets, sources, count, {.dtype = DType::float32, .op = ReduceOp::sum});
 }
 
-// The largest magnitude of a gradient that is float16 or is sent as float16. That of a dense layer leaves room for the
-// rounding of partial means on their way over hundreds of ranks.
+// Returns the largest magnitude of a gradient that is float16 or is sent as float16. For a dense layer it leaves room
+// for the rounding of partial means as they pass through hundreds of ranks.
 float limit_of(const LayerJob& job) {
   constexpr float largest_averaged = 61440.0F;
   if (job.layer.dense && (job.dtype == DType::float16 || job.layer.block.values == DType::float16)) {
@@ -32,7 +32,8 @@ float limit_of(const LayerJob& job) {
 
 bool leaves_some(const LayerJob& job) { return job.dtype != DType::float32 || std::isfinite(limit_of(job)); }
 
-// gradient = numbers / scale, rounded to its dtype and no larger than the limit; the difference is left in `numbers`.
+// Sets gradient = numbers / scale, rounded to its dtype and no larger than the limit; leaves the difference in
+// `numbers`.
 void write_gradient(const LayerJob& job, float* numbers, float scale) {
   const float limit = limit_of(job);
   std::array<float, 1024> part;
@@ -73,7 +74,7 @@ double LayerWork::sum_of_squares(const void* source, DType dtype, std::size_t co
   return compute::sum_of_squares(source, dtype, count, scale);
 }
 
-// The factor for the gradient, such that its norm is no larger than `clip` (DGC paper, section 3.2).
+// Returns the factor of the gradient that makes its norm no larger than `clip` (DGC paper, section 3.2).
 float LayerWork::scale_of(const LayerJob& job, const Selection& how) {
   if (how.clip == 0.0) {
     return how.scale;

@@ -1,5 +1,5 @@
-// The work of a top-k pool on the elements of a layer: with the same bits on the host and on a CUDA device. Blocks are
-// in memory of the host.
+// Work of a top-k pool on the elements of a layer: with the same bits on the host and on a CUDA device. Blocks are in
+// memory of the host.
 #pragma once
 
 #include <cstddef>
@@ -13,19 +13,19 @@
 
 namespace gradientflow::engine {
 
-// How entries are selected, in all layers.
+// Selection rule for entries, the same in all layers.
 struct Selection {
   compute::Select::How how = compute::Select::How::sampled;
-  float scale = 1.0F;     // of gradients: 1 / loss scale
-  float momentum = 0.0F;  // of velocities, if there are any
+  float scale = 1.0F;     // factor of gradients: 1 / loss scale
+  float momentum = 0.0F;  // momentum of velocities, if there are any
   bool masking = true;
-  double clip = 0.0;  // the largest norm of a layer's gradient; 0: any
+  double clip = 0.0;  // largest norm of a layer's gradient; 0: any
 };
 
 struct LayerJob {
   const TopKLayer& layer;
   std::byte* gradient;
-  bool clear;  // whether to zero the gradient, unless the layer is dense
+  bool clear;  // true: zero the gradient, unless the layer is dense
   DType dtype;
   const float* residual;  // nullptr: zeros
   float* next_residual;
@@ -38,16 +38,16 @@ struct LayerJob {
 
 struct LayerResult {
   compute::Selected selected;
-  bool keeps;  // whether next_residual has a residual; else there is none
+  bool keeps;  // true if next_residual has a residual; otherwise there is none
 };
 
-// The work on the host. The twin for devices overrides the functions that touch elements; their work is done when they
+// Work on the host. The twin for devices overrides the functions that touch elements; their work is done when they
 // return.
 class LayerWork {
  public:
   using Stream = compute::cuda::Stream;
 
-  // `layers`: their number.
+  // `layers`: number of layers.
   static std::unique_ptr<LayerWork> make(std::optional<int> device, std::size_t layers);
   LayerWork() = default;
   LayerWork(const LayerWork&) = delete;
@@ -55,30 +55,31 @@ class LayerWork {
   virtual ~LayerWork() = default;
 
   // Selects the entries of a layer to be sent. For a dense layer, adds the residual to the gradient instead: all of it
-  // is sent, except what is lost in rounding to 16 bits or exceeds float16.
+  // is sent, except the parts that are lost in rounding to 16 bits or exceed float16.
   [[nodiscard]] LayerResult select_from(const LayerJob& job, const Selection& how);
 
-  // As the functions of compute.
+  // Forward to the functions of compute.
   virtual std::size_t combine(const compute::Combine& call);
   [[nodiscard]] virtual std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count);
 
-  // A tensor of the layer is ready in this stream, perhaps its last one. From any thread, one at a time for each layer.
+  // Notes that a tensor of the layer, perhaps its last one, is ready in this stream. From any thread, one at a time for
+  // each layer.
   virtual void note_ready(std::size_t /*layer*/, bool /*is_last*/, Stream /*stream*/) {}
   // Waits until the layer is ready, as noted since the last forget().
   virtual void wait_for(std::size_t /*layer*/) {}
   virtual void forget() {}
-  // How many seconds ago each layer became ready; empty if the host knows.
+  // Returns how many seconds ago each layer became ready; empty if the host knows.
   [[nodiscard]] virtual std::vector<double> seconds_since_ready() { return {}; }
 
-  // The stream for calls on dense layers; and the wait for it.
+  // Return the stream for calls on dense layers; wait for it.
   [[nodiscard]] virtual Stream stream() const { return nullptr; }
   virtual void finish() {}
 
  protected:
   virtual compute::Selected select(const compute::Select& call);
   [[nodiscard]] virtual double sum_of_squares(const void* source, DType dtype, std::size_t count, float scale);
-  // gradient = (velocity + residual) / how.scale, where velocity = momentum * velocity + gradient * scale; without
-  // momentum correction, velocity = gradient * scale. Computes in next_residual, where the rest is left.
+  // Sets gradient = (velocity + residual) / how.scale, where velocity = momentum * velocity + gradient * scale; without
+  // momentum correction, velocity = gradient * scale. Computes in next_residual, and leaves the rest there.
   virtual void add_kept(const LayerJob& job, const Selection& how, float scale);
 
  private:

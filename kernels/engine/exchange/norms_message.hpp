@@ -1,6 +1,5 @@
-// The message in which the ranks of a chunk pool sum what they have to know together at the end of an iteration: the
-// norms of chunks that were not sent, and the extra numbers. Settings travel with their squares, whose sums show
-// whether all ranks have the same.
+// Message in which the ranks of a chunk pool sum numbers at the end of an iteration: the norms of unsent chunks, and
+// the extra numbers. Settings travel with their squares: the sums show whether all ranks have the same.
 #pragma once
 
 #include <cstddef>
@@ -16,27 +15,26 @@ namespace gradientflow::engine {
 
 class NormsMessage {
  public:
-  // What a rank sends beside norms and extra numbers.
+  // Settings that a rank sends beside norms and extra numbers.
   struct Own {
-    std::optional<std::size_t>
-        next;   // how many chunks it wants to send next; a rank without a wish does what others do
-    bool idle;  // whether none of its tensors is ready
+    std::optional<std::size_t> next;  // number of chunks it wants to send next; a rank without a wish follows its peers
+    bool idle;                        // true if none of its tensors is ready
     double loss_scale;
   };
 
   NormsMessage(Communicator& communicator, std::size_t chunks, std::size_t extra);
 
-  void write(const Own& own, std::span<const double> extra);  // with norms of zero
+  void write(const Own& own, std::span<const double> extra);  // writes norms of zero
   void set_norm(std::size_t chunk, double norm) { numbers_[chunk] = norm; }
-  void send(GradientPool& behind, Deadline deadline);  // its calls, so that only one thread waits for messages
+  void send(GradientPool& behind, Deadline deadline);  // uses its calls, so that only one thread waits for messages
   [[nodiscard]] bool is_sent() const { return received_ || under_way_ != nullptr; }
   void receive(Deadline deadline);  // throws TimeOver, and can be called again
   void reset();
 
-  // Received, and the same on all ranks.
+  // Received numbers, the same on all ranks.
   [[nodiscard]] std::span<const double> norms() const { return {numbers_.data(), chunks_}; }
   [[nodiscard]] bool has_same_loss_scales() const;
-  [[nodiscard]] std::optional<std::size_t> next() const;  // what the ranks want, if any does
+  [[nodiscard]] std::optional<std::size_t> next() const;  // wish of the ranks, if any has one
   [[nodiscard]] bool has_same_next() const;
   [[nodiscard]] bool all_idle() const { return trailer()[active_ranks] == 0.0; }
   void read_extra(std::span<double> means) const;
@@ -51,7 +49,7 @@ class NormsMessage {
   Communicator& communicator_;
   std::size_t chunks_;
   std::vector<double> numbers_;  // norms, trailer, extra numbers
-  collective::Call call_;        // sums them
+  collective::Call call_;        // call that sums them
   std::shared_ptr<Handle> under_way_;
   bool received_ = false;
   Pool::Report report_{};

@@ -1,13 +1,12 @@
-// What all pools of gradients have: the memory of the tensors, and the states of an iteration.
+// Common base of all gradient pools: the memory of the tensors, and the states of an iteration.
 //
-// An iteration begins with the first tensor that is ready. `wait` or `rollback` finishes it, in four steps, and begins
-// the next one: tensors that are not ready are completed; what is left is exchanged; the pool concludes what the result
-// is; everything is reset. Where the timeout of a `wait` passes, the iteration stays in the second step, and another
-// call goes on from there. Each kind of pool defines the steps, and what `ready` does; errors of an iteration are
-// thrown once it has ended.
+// An iteration begins with the first ready tensor. `wait` or `rollback` finishes it, in four steps, and begins the next
+// one: remaining tensors are completed; the rest is exchanged; the pool decides on the result; everything is reset. If
+// the timeout of a `wait` passes, the iteration stays in the second step, and the next call continues there. Each kind
+// of pool defines the steps, and the effect of `ready`; errors of an iteration are thrown once it has ended.
 //
-// Until the next one begins, an iteration that has ended can be rolled back; and one that has failed here, though other
-// ranks have finished it, can be committed.
+// Until the next one begins, a finished iteration can be rolled back; and an iteration that has failed on this rank,
+// though its peers have finished it, can be committed.
 #pragma once
 
 #include <atomic>
@@ -31,24 +30,24 @@ namespace gradientflow::engine {
 
 class Pool {
  public:
-  using Stream = compute::cuda::Stream;  // of the device; unused on the host
+  using Stream = compute::cuda::Stream;  // stream of the device; unused on the host
   using Clock = Times::Clock;
 
-  // The fate of an iteration.
+  // Fate of an iteration.
   enum class Fate : std::uint8_t {
-    open,      // it has not ended
-    kept,      // it counts
-    dropped,   // it does not count on any rank: a gradient is not finite, and the means are zeros
-    failed,    // an error has ended it on this rank
-    given_up,  // this rank has ended it without its result
-    settled,   // it was committed or rolled back after its end
+    open,      // not ended
+    kept,      // ended, and counts
+    dropped,   // ended, and counts on no rank: a gradient is not finite, and the means are zeros
+    failed,    // ended by an error on this rank
+    given_up,  // ended by this rank without its result
+    settled,   // committed or rolled back after its end
   };
 
-  // How a message was sent in the last iteration.
+  // Report on a message of the last iteration.
   struct Report {
     std::size_t bytes;
     collective::Outcome outcome;
-    Clock::time_point ready;  // when the last of its tensors was
+    Clock::time_point ready;  // time at which the last of its tensors was ready
     Times times;
   };
 
@@ -63,54 +62,53 @@ class Pool {
   [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
   [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
 
-  // The extra numbers, in memory of the host. They count as a tensor behind the last one: write them before that one is
-  // made ready, and read their means after `wait`.
+  // Returns the extra numbers, in memory of the host. They count as a tensor after the last one: write them before
+  // making that tensor ready, and read their means after `wait`.
   [[nodiscard]] std::vector<double>& extra() { return extra_; }
-  // How many tensors can be made ready, the one that stands for the extra numbers included.
+  // Returns the number of tensors that can be made ready, including the one for the extra numbers.
   [[nodiscard]] std::size_t places() const { return tensors_ + (extra_.empty() ? 0 : 1); }
 
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
-  // Zeroes the gradients, between iterations: the last one counts from then on.
+  // Zeroes the gradients, between iterations: the last iteration can then be neither committed nor rolled back.
   void zero(Stream stream = nullptr);
 
-  // Rolls back the iteration under way, which this rank ends without its result: the other ranks get zeros for tensors
-  // that are not ready. Else rolls back the last one that has ended, if it was not zeroed or committed since. Residuals
+  // Rolls back the iteration under way, which this rank ends without its result: its peers get zeros for tensors not
+  // ready. If none is under way, rolls back the last finished one, unless it was zeroed or committed since. Residuals
   // are as before it; there are no means.
   virtual void rollback(Stream stream = nullptr);
 
-  // Commits the last iteration, which has failed on this rank, since other ranks have finished it: so all that this
-  // rank had to send is in their means. Throws Error(value) if the last iteration has not failed.
+  // Commits the last iteration, which has failed on this rank but which its peers have finished: so their means have
+  // all that this rank had to send. Throws Error(value) if the last iteration has not failed.
   void commit();
 
-  // Whether the last iteration has failed on this rank, and was neither committed nor rolled back.
+  // True if the last iteration has failed on this rank, and was neither committed nor rolled back.
   [[nodiscard]] bool has_failed() const { return locked(last_) == Fate::failed; }
 
-  // Of the last iteration that has ended.
+  // Describe the last finished iteration.
   [[nodiscard]] std::vector<Report> reports() const { return locked(reports_); }
-  [[nodiscard]] std::uint64_t iteration() const { return locked(iteration_); }  // how many have ended
+  [[nodiscard]] std::uint64_t iteration() const { return locked(iteration_); }  // number of finished iterations
 
-  // The number of the means in the pool; no_means once a tensor is ready, or after an iteration that failed or was
-  // rolled back. An iteration that was dropped has means, which are zeros.
+  // Returns the number of the means in the pool; no_means once a tensor is ready, or after an iteration that failed or
+  // was rolled back. A dropped iteration has means, which are zeros.
   [[nodiscard]] Means means() const;
-  void take_over_means(const Pool& other);  // after the tensors have been copied here
+  void take_over_means(const Pool& other);  // call it after copying the tensors here
 
   // Ends the pool; the memory stays as long as the segment is held. Closing twice is harmless.
   virtual void close(bool drain) noexcept;
   [[nodiscard]] bool closed() const { return closed_ || communicator_->closed(); }
 
-  // Throws Error(closed) in a process that was forked off the pool's.
+  // Throws Error(closed) in a process forked from the pool's.
   void check_process() const { communicator_->check_process(); }
 
  protected:
-  // `name`: for error messages. `offsets`: as those of lay_out(); they may go on behind the tensors.
+  // `name`: for error messages. `offsets`: as returned by lay_out(); further offsets may follow those for the tensors.
   Pool(std::string name, DType dtype, std::size_t tensors, std::vector<std::size_t> offsets, std::size_t extra);
   virtual ~Pool() = default;
 
-  // Waits for the end of the iteration, at most `timeout` seconds. An iteration on a communicator that is broken ends
-  // with its error. `prepare` is called by the thread that ends it,
-  // before the steps below.
+  // Waits for the end of the iteration, at most `timeout` seconds. On a broken communicator the iteration ends with its
+  // error. `prepare` is called by the thread that ends it, before the steps below.
   void wait_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare = {});
   void wait_until(Deadline deadline, Stream stream, const std::function<void()>& prepare = {});  // throws TimeOver
 
@@ -122,37 +120,37 @@ class Pool {
 
   void check_open() const;
   void check_between_iterations(const char* what) const;
-  void check_none_ready(const char* what) const;  // the same, with mutex_ held
-  void check_can_end() const;                     // lets an iteration end on a communicator that is broken
+  void check_none_ready(const char* what) const;  // same; mutex_ held
+  void check_can_end() const;                     // lets an iteration end on a broken communicator
   void check_begun(bool begun) const;             // throws the error of the communicator if a call could not begin
   void check_same(const std::string& things, const std::string& description) const;
   [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
   void clear_tensor(std::size_t tensor, Stream stream) const;
   [[nodiscard]] Update update_of(std::vector<Update::Span> spans) const;
 
-  // The steps of the end of an iteration, one thread at a time. Zeroes tensors that are not ready, and marks them as
-  // ready; if the iteration is abandoned, what is not complete need not be sent.
+  // Completes the iteration's tensors: zeroes those not ready, and marks them as ready. If the iteration is given up,
+  // incomplete data need not be sent. This and the next steps of the end run in one thread at a time.
   virtual void complete_remaining(Stream stream) = 0;
   // Waits until everything is exchanged. Throws TimeOver, and then is called again.
   virtual void exchange(Deadline deadline, Stream stream) = 0;
   // Makes the result, or discards it if the exchange has failed.
   virtual void conclude(Stream stream) = 0;
   virtual void start_next_iteration();
-  // Makes what belongs to one iteration as new; with mutex_ held, while failure_ and fate_ are still those of the
-  // iteration that ends, and last_ is its fate already.
+  // Resets the state of an iteration, with mutex_ held, while failure_ and fate_ are still the ended iteration's, and
+  // last_ is already its fate.
   virtual void reset() = 0;
-  virtual void commit_residuals() {}  // makes residuals those of an iteration that failed here, and ended elsewhere
+  virtual void commit_residuals() {}  // keeps the residuals of an iteration that failed here and ended elsewhere
 
-  // The fate of the iteration that ends, once it is concluded.
+  // Returns the fate of the iteration that ends, once it is concluded.
   [[nodiscard]] Fate fate() const;
-  // Makes the last iteration a settled one, between iterations, if its fate is one of these; returns whether.
+  // Settles the last iteration, between iterations, if its fate is in `fates`; returns true if it was.
   bool settle(const char* what, std::initializer_list<Fate> fates);
   void give_up(Stream stream);  // ends the iteration under way without its result
 
-  // What the last iteration left in the memory is zeroed.
+  // Zeroes the last iteration's gradients in the memory.
   virtual void clear_gradients(Stream stream);
 
-  void begin_finishing();  // with mutex_ held; harmless when repeated
+  void begin_finishing();  // mutex_ held; harmless when repeated
 
   // Keeps the first error of an iteration.
   template <class Work>
@@ -168,22 +166,22 @@ class Pool {
   std::string name_;
   DType dtype_;
   std::size_t tensors_;
-  std::vector<std::size_t> offsets_;  // in bytes
+  std::vector<std::size_t> offsets_;  // bytes
   std::vector<double> extra_;
-  std::shared_ptr<Communicator> communicator_;  // its own
+  std::shared_ptr<Communicator> communicator_;  // the pool's duplicate
   std::unique_ptr<PoolMemory> memory_;
 
-  std::timed_mutex waiting_;      // one thread waits at a time
-  std::optional<Error> failure_;  // of this iteration; of the thread that waits
-  Fate fate_ = Fate::open;        // likewise; dropped and given_up as soon as that is known
+  std::timed_mutex waiting_;      // held by the thread that waits
+  std::optional<Error> failure_;  // error of this iteration; the waiting thread's
+  Fate fate_ = Fate::open;        // same; dropped and given_up as soon as that is known
 
   mutable std::mutex mutex_;
   ReadyTensors ready_;
-  bool finishing_ = false;         // whether this iteration is waited for
+  bool finishing_ = false;         // true once this iteration is waited for
   std::atomic<bool> idle_{false};  // no tensor was ready before that
-  std::vector<Report> current_;    // of this iteration
+  std::vector<Report> current_;    // reports of this iteration
 
-  // Of the last iteration.
+  // Results of the last iteration.
   std::uint64_t iteration_ = 0;
   Fate last_ = Fate::settled;
   Means means_ = no_means;

@@ -1,4 +1,4 @@
-// Which tensors of a pool are ready in an iteration, and how many threads work on them. The pool's mutex guards both.
+// Ready tensors of an iteration, and a count of the threads that work on them. The pool's mutex guards both.
 #pragma once
 
 #include <condition_variable>
@@ -10,13 +10,13 @@ namespace gradientflow::engine {
 
 class ReadyTensors {
  public:
-  // `tensors`: including the one that stands for the extra numbers.
+  // `tensors`: including the one for the extra numbers.
   explicit ReadyTensors(std::size_t tensors) : ready_(tensors, false) {}
 
   [[nodiscard]] std::size_t count() const { return count_; }
   [[nodiscard]] bool has(std::size_t tensor) const { return tensor < ready_.size() && ready_[tensor]; }
 
-  // Throws Error(value) unless it is one of the first `tensors`, and not ready yet.
+  // Throws Error(value) unless the tensor is among the first `tensors`, and not ready yet.
   void check_new(std::size_t tensor, std::size_t tensors) const;
   void check_new(std::size_t tensor) const { check_new(tensor, ready_.size()); }
 
@@ -31,7 +31,7 @@ class ReadyTensors {
   }
 
   void add(std::size_t tensor);
-  void add_all() { ready_.assign(ready_.size(), true); }  // without counting them
+  void add_all() { ready_.assign(ready_.size(), true); }  // does not count them
   void forget();
 
  private:
@@ -44,7 +44,7 @@ class Workers {
  public:
   explicit Workers(std::mutex& mutex) : mutex_(mutex) {}
 
-  void enter() { ++number_; }  // with the mutex held; then one Leave
+  void enter() { ++number_; }  // the mutex must be held; one Leave follows
   void wait_for_all(std::unique_lock<std::mutex>& lock) {
     none_.wait(lock, [this] { return number_ == 0; });
   }

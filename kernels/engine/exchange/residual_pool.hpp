@@ -1,5 +1,5 @@
-// The common base of pools with residuals: an iteration in which a gradient is not finite is dropped, and leaves
-// residuals as they were.
+// Common base of pools with residuals: an iteration in which a gradient is not finite is dropped, and leaves residuals
+// as they were.
 #pragma once
 
 #include <algorithm>
@@ -18,53 +18,54 @@
 
 namespace gradientflow::engine {
 
-struct NonfinitePlace {  // of the first gradient found that was not finite: a tensor from `first` to `last`
-  int rank;              // -1: the gradient of each rank was finite, but not the mean
+struct NonfinitePlace {  // place of the first nonfinite gradient found: a tensor from `first` to `last`
+  int rank;              // -1: every rank's gradient was finite, but not the mean
   std::size_t first;
   std::size_t last;
 };
 
-// Throws Error(type) unless gradients are float16, bfloat16 or float32; `pool`: named in the error.
+// Throws Error(type) unless gradients are float16, bfloat16 or float32. `pool`: its name in the error.
 void check_gradients(DType dtype, std::string_view pool);
 
-// 1 / `scale`, by which scaled gradients are multiplied. Throws Error(value) unless `scale` is a power of two.
+// Returns 1 / `scale`, by which scaled gradients are multiplied. Throws Error(value) unless `scale` is a power of two.
 [[nodiscard]] float inverse_of_loss_scale(double scale);
 
-// Throws Error(value) unless there are `elements` numbers and all are finite. `what`: named in the error.
+// Throws Error(value) unless there are `elements` numbers and all are finite. `what`: their name in the error.
 void check_kept(std::span<const float> numbers, std::size_t elements, const char* what);
 
 class ResidualPool : public Pool {
  public:
   void rollback(Stream stream = nullptr) override;
 
-  // Of the last iteration that has ended.
-  [[nodiscard]] bool dropped() const { return locked(last_) == Fate::dropped; }  // as a gradient was not finite
-  // Where; ChunkPool knows only if it threw.
+  // Describe the last finished iteration.
+  [[nodiscard]] bool dropped() const { return locked(last_) == Fate::dropped; }  // a gradient was not finite
+  // Returns the place of that gradient; a ChunkPool knows it only if it threw.
   [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const { return locked(nonfinite_); }
-  // To select, gather and scatter what is sent.
+  // Returns the time to select, gather and scatter the sent data.
   [[nodiscard]] double selection_seconds() const { return locked(selection_seconds_); }
 
-  // Whether iterations whose gradients are not finite are dropped, instead of an error. The same on all ranks.
+  // Sets whether iterations with nonfinite gradients are dropped, instead of an error. The same on all ranks.
   void set_skip_nonfinite(bool skip) { skip_nonfinite_ = skip; }
   [[nodiscard]] bool skip_nonfinite() const { return skip_nonfinite_; }
 
   [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(scale_); }
 
-  // The residuals, laid out as the gradients, in memory of the host. Between iterations.
+  // Copies the residuals, laid out as the gradients, to memory of the host. Between iterations.
   void copy_residuals(std::span<float> destination) const;
   // Sets the residuals of this rank alone; zeroes the gradients. Throws Error(value) for numbers that are not finite.
   void set_residuals(std::span<const float> residual, Stream stream = nullptr);
 
-  // Called instead of `restore` on a rank that cannot go on from its state: `restore` of the other ranks throws, and
-  // says why.
+  // Makes the peers' `restore` throw, with the reason. Called instead of `restore` on a rank that cannot resume from
+  // its state.
   void refuse_state(const std::string& why);
 
  protected:
-  // `name`: for error messages. `offsets`: as those of lay_out().
+  // `name`: for error messages. `offsets`: as returned by lay_out().
   ResidualPool(const std::string& name, DType dtype, const std::vector<std::size_t>& offsets, std::size_t extra,
                bool skip_nonfinite);
 
-  // Marks tensors, with mutex_ held, and then processes what they complete; the end of the iteration waits for that.
+  // Marks tensors, with mutex_ held, and then processes everything that they complete; the end of the iteration waits
+  // for that.
   template <class Mark, class Process>
   void work_on(Mark mark, Process process) {
     check_open();
@@ -76,37 +77,36 @@ class ResidualPool : public Pool {
     const Workers::Leave leave(workers_);
     process();
   }
-  // The wait for that, at the beginning of the end; mutex_ is held from then on.
+  // Waits for that work, at the beginning of the end; mutex_ is held from then on.
   [[nodiscard]] std::unique_lock<std::mutex> stop_work();
 
   void conclude(Stream stream) final;
   // Decides whether the iteration is kept, fails or is dropped: every rank alike, from the same numbers.
   virtual void decide() = 0;
   virtual void drop_gradients(Stream stream);
-  // Remembers what is kept beside gradients, before `decide` changes it; goes back to that.
+  // Remember the state beside the gradients, before `decide` changes it; return to that state.
   virtual void snapshot_residuals() { residual_.snapshot(); }
   virtual void rollback_residuals() { residual_.restore(); }
   void reset() override;
 
-  // Lets the iteration be dropped; one that this rank gives up is nothing else.
+  // Drops the iteration, unless this rank gives it up.
   void drop() { fate_ = fate_ == Fate::given_up ? fate_ : Fate::dropped; }
 
-  // What a rank tells the others of its first gradient that is not finite.
+  // Report to the peers on this rank's first nonfinite gradient.
   struct NonfiniteTensors {
     std::int64_t first = -1;  // -1: there is none
     std::int64_t last = -1;
   };
-  [[nodiscard]] NonfiniteTensors nonfinite_tensors() const;  // with mutex_ held, or at the end
+  [[nodiscard]] NonfiniteTensors nonfinite_tensors() const;  // mutex_ held, or at the end
   [[nodiscard]] static std::optional<NonfinitePlace> first_place(std::span<const NonfiniteTensors> of_ranks);
   [[nodiscard]] static Error nonfinite_error(const NonfinitePlace& place);
-  // Notes that a gradient of this rank in `part` of the elements, which belongs to the tensors `first` to `last`, is
+  // Notes a gradient of this rank in `part` of the elements, which belongs to the tensors `first` to `last`, that is
   // not finite. `count(begin, end)` counts such elements, to find the tensor.
   template <class Count>
   void note_nonfinite(Update::Span part, std::size_t first, std::size_t last, Count count);
 
   void check_residuals(std::span<const float> residual) const;
-  // Throws what `check` throws, and then `restore` of the other ranks throws; Error(mismatch) where descriptions
-  // differ.
+  // Throws the error of `check`, and makes the peers' `restore` throw; throws Error(mismatch) if descriptions differ.
   template <class Check>
   void check_state(Check check, const std::string& description) {
     check_open();
@@ -121,17 +121,17 @@ class ResidualPool : public Pool {
 
   // NOLINTBEGIN(cppcoreguidelines-non-private-member-variables-in-classes): of those that derive from it
   bool skip_nonfinite_;
-  float scale_ = 1.0F;  // of gradients: 1 / loss scale
+  float scale_ = 1.0F;  // factor of gradients: 1 / loss scale
   VersionedArray residual_;
 
-  std::optional<NonfinitePlace> found_nonfinite_;  // of this rank; in the end of all ranks
+  std::optional<NonfinitePlace> found_nonfinite_;  // this rank's; at the end all ranks'
   std::atomic<std::int64_t> selection_time_{0};    // nanoseconds
   // NOLINTEND(cppcoreguidelines-non-private-member-variables-in-classes)
 
  private:
   Workers workers_{mutex_};
 
-  // Of the last iteration.
+  // Results of the last iteration.
   std::optional<NonfinitePlace> nonfinite_;
   double selection_seconds_ = 0.0;
 };

@@ -1,4 +1,4 @@
-// The layers of a top-k pool: which are complete, and what is selected from them.
+// Layers of a top-k pool: their completion, and the selection of entries from them.
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -43,7 +43,7 @@ void TopKPool::become_ready(std::size_t tensor, std::byte* elsewhere, Stream str
       [&] { process({complete ? &*complete : nullptr, complete ? 1U : 0U}, elsewhere); });
 }
 
-// Whether a layer is one tensor, and is selected from at once.
+// True if the layer is a single tensor whose entries are selected at once.
 bool TopKPool::can_read_elsewhere(std::size_t layer) const {
   const TopKLayer& its = plan_.layers[layer];
   return options_.overlap && !its.dense && its.tensors.end - its.tensors.begin == 1;
@@ -174,7 +174,7 @@ void TopKPool::complete_remaining(Stream stream) {
   process(complete);
 }
 
-// In an iteration that is given up: sends nothing of layers that are not complete.
+// Sends nothing of incomplete layers, in an iteration that is given up.
 void TopKPool::skip_remaining(Stream stream) {
   for (std::size_t layer = 0; layer < layers(); ++layer) {
     const TopKLayer& its = plan_.layers[layer];

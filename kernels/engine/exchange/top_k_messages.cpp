@@ -1,4 +1,4 @@
-// The messages of a top-k pool, and what the ranks conclude from them at the end of an iteration.
+// Messages of a top-k pool, and the decisions that follow at the end of an iteration.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -77,8 +77,8 @@ void TopKPool::write_trailer() {
   }
 }
 
-// Sends and combines a message, in the progress thread if there is one. After a failure the other ranks make no more
-// calls, so neither does this one.
+// Sends and combines a message, in the progress thread if there is one. Returns at once after a failure: the peers then
+// make no more calls either.
 template <class Run>
 void TopKPool::send(std::size_t message, Run run) {
   if (failed_) {
@@ -175,7 +175,7 @@ void TopKPool::decide() {
   }
 }
 
-// An exchange that has failed leaves no reports.
+// Clears the reports of an exchange that has failed.
 void TopKPool::fail_exchange() {
   if (failure_ && failure_->kind() == ErrorKind::mismatch) {
     failure_ = different_settings(*failure_);
@@ -185,7 +185,7 @@ void TopKPool::fail_exchange() {
   failed_progress_ = std::exchange(progress_, {});
 }
 
-// Reads from the device when its layers were ready.
+// Reads the times at which the device's layers were ready.
 void TopKPool::read_times() {
   const auto now = Clock::now();
   const std::vector<double> seconds = work_->seconds_since_ready();
@@ -210,7 +210,7 @@ void TopKPool::average_extra(const std::vector<const std::byte*>& trailers) {
                  [ranks = static_cast<double>(trailers.size())](double each) { return each / ranks; });
 }
 
-// Finds the first rank with a gradient that is not finite, and the place there. If all gradients are finite, the mean
+// Finds the first rank with a gradient that is not finite, and the tensors there. If all gradients are finite, the mean
 // of a dense layer may still be too large for float16.
 void TopKPool::find_nonfinite(const std::vector<const std::byte*>& trailers) {
   std::vector<NonfiniteTensors> of_ranks(trailers.size());
@@ -227,7 +227,7 @@ void TopKPool::find_nonfinite(const std::vector<const std::byte*>& trailers) {
   }
 }
 
-// Of the settings that must be the same on all ranks and can change between iterations.
+// Hashes the settings that must be the same on all ranks and can change between iterations.
 std::uint32_t TopKPool::hash_of_settings() const {
   std::vector<double> numbers = ratios();
   numbers.push_back(loss_scale());
@@ -243,7 +243,7 @@ std::string TopKPool::settings_text(std::size_t layer) const {
          " what is not finite";
 }
 
-// All ranks call this, or none.
+// Returns the error. All ranks call this, or none.
 Error TopKPool::different_settings(const Error& failure) {
   std::vector<double> all(layers() * static_cast<std::size_t>(communicator_->size()));
   std::vector<double> mine = ratios();
@@ -289,7 +289,7 @@ void TopKPool::keep_residuals(std::span<const LayerProgress> progress) {
   }
 }
 
-// On a device layers are selected from as messages are sent, so after a failure some may not be.
+// Throws on a device, which selects entries as messages are sent: after a failure some layers may lack a selection.
 void TopKPool::commit_residuals() {
   if (options_.device) {
     throw Error(ErrorKind::value, "an iteration of a top-k pool on a CUDA device cannot be committed");

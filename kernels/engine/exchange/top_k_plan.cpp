@@ -14,12 +14,13 @@ namespace gradientflow::engine {
 namespace {
 
 constexpr std::size_t alignment = 64;
-constexpr std::size_t never_dense_bytes = 4 * kib;  // so little is cheaper merged than in a call of its own
+constexpr std::size_t never_dense_bytes = 4 * kib;  // so little is cheaper merged than in a separate call
 constexpr std::size_t dense_message_bytes = mib;
 
 [[nodiscard]] std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Whether an allreduce moves fewer bytes: a ring moves 2 (P - 1) / P of a tensor; else each rank receives P - 1 blocks.
+// True if an allreduce moves fewer bytes: a ring moves 2 (P - 1) / P of a tensor; otherwise each rank receives P - 1
+// blocks.
 bool is_dense(const TopKLayer& layer, const TopKRules& rules) {
   const std::size_t bytes = layer.elements * std::min(size_of(rules.gradients), size_of(rules.values));
   const bool is_cheaper = layer.block.bytes * rules.ranks >= 2 * bytes;

@@ -17,7 +17,7 @@ namespace {
 
 using How = compute::Select::How;
 
-// Inside a node all layers are in one message, as blocks are read in place.
+// Returns the least size of a message: inside a node all layers share one, as blocks are read in place.
 std::size_t merge_bytes_of(const Communicator& communicator, const TopKPool::Options& options) {
   return options.merge_bytes.value_or(communicator.nodes() > 1 ? entries_bytes : SIZE_MAX);
 }

@@ -1,18 +1,18 @@
-// Top-k communication (LAGS-SGD paper, algorithm 1): a gradient pool of which each rank sends the entries of largest
-// magnitude, layer by layer, and keeps the others in residuals.
+// Top-k pool: top-k communication (LAGS-SGD paper, algorithm 1). Each rank sends the gradient entries of largest
+// magnitude, layer by layer, and keeps the remaining entries in residuals.
 //
 // A layer is one or more consecutive tensors. Once they are all ready, the thread that made the last one ready (on a
 // device, the thread that sends the layer's message) adds the residual and selects: selected entries go into a block,
 // the rest into the next residual, and the gradient is zeroed. All ranks know the sizes of blocks (TopKPlan), so a
 // message, the blocks of one or more layers, is one allgather; messages are sent in the order of layers. The thread
 // that has received a message adds up its entries, in the order of ranks, in place of the gradients: so all ranks have
-// the same bits. A layer for which a dense allreduce is cheaper is reduced by one.
+// the same bits. A layer for which a dense allreduce is cheaper is reduced by that.
 //
-// The last message ends with a trailer: the extra numbers, and whether a gradient was not finite. Settings that must be
+// The last message ends with a trailer: the extra numbers, and a report on nonfinite gradients. Settings that must be
 // the same on all ranks, such as ratios, are compared with each message.
 //
-// Residuals and velocities are kept twice, before and after the iteration, by layer: an iteration that fails, is
-// given up, has gradients that are not finite, or is rolled back, leaves them as they were.
+// Residuals and velocities are kept twice, before and after the iteration, by layer: an iteration that fails, is given
+// up, has gradients that are not finite, or is rolled back, leaves them as they were.
 #pragma once
 
 #include <atomic>
@@ -35,24 +35,24 @@ namespace gradientflow::engine {
 class TopKPool final : public ResidualPool {
  public:
   struct Options {
-    std::vector<double> ratios = {1000.0};  // by layer, or one for all
-    std::vector<std::size_t> layers = {};   // how many tensors each has; empty: one each
+    std::vector<double> ratios = {1000.0};  // one ratio for each layer, or one for all
+    std::vector<std::size_t> layers = {};   // number of tensors of each layer; empty: one each
     compute::Select::How selection = compute::Select::How::sampled;
-    std::size_t threshold_reuse = 0;     // iterations that reuse a threshold before it is sampled again
+    std::size_t threshold_reuse = 0;     // number of iterations that reuse a threshold before it is sampled again
     std::optional<float> momentum = {};  // momentum correction, with velocities (DGC paper, section 3.1)
     bool masking = true;                 // a velocity is zeroed where it was sent
     std::optional<double> clip = {};     // the largest norm of a layer's mean gradient, if the ranks' are independent
     std::optional<Wire> wire = {};       // of values sent; by default float32, or bfloat16 for bfloat16 gradients
     transport::Algorithm algorithm = transport::Algorithm::automatic;
-    std::optional<std::size_t> merge_bytes = {};  // layers are merged until a message has so many
-    bool overlap = true;                          // false: all is done in `wait`
-    std::uint64_t seed = 0;                       // of samples, and of random selections
+    std::optional<std::size_t> merge_bytes = {};  // least bytes of a message, into which layers are merged
+    bool overlap = true;                          // false: all work is done in `wait`
+    std::uint64_t seed = 0;                       // seed of samples and of random selections
     std::size_t extra = 0;                        // number of extra numbers, averaged in every iteration
-    bool skip_nonfinite = false;                  // drop an iteration with such gradients, instead of an error
+    bool skip_nonfinite = false;  // drop an iteration whose gradients are not finite, instead of an error
     std::optional<int> device = {};
   };
 
-  // How a layer was sent in the last iteration.
+  // Report on a layer in the last iteration.
   struct LayerSelection {
     TensorRange tensors;
     std::size_t elements;
@@ -60,16 +60,17 @@ class TopKPool final : public ResidualPool {
     double ratio;
     bool dense;
     compute::IndexFormat indices;
-    std::size_t sent;    // entries that this rank has sent
-    std::size_t united;  // entries that at least one rank has sent
+    std::size_t sent;    // entries sent by this rank
+    std::size_t united;  // entries sent by at least one rank
     float threshold;
     double select_seconds;
     std::size_t message;
-    std::optional<Times::Clock::time_point> ready;  // when its gradient was; nothing if `wait` completed it
+    std::optional<Times::Clock::time_point>
+        ready;  // time at which its gradient was ready; nothing if `wait` completed it
   };
 
-  // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do. Collective. Throws
-  // Error(type) unless `dtype` is float16, bfloat16 or float32, Error(value) for an option out of range.
+  // `counts`: elements of each tensor; tensors lie in memory as in a GradientPool. Collective. Throws Error(type)
+  // unless `dtype` is float16, bfloat16 or float32, Error(value) for an option out of range.
   TopKPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
   TopKPool(const TopKPool&) = delete;
   TopKPool& operator=(const TopKPool&) = delete;
@@ -78,23 +79,23 @@ class TopKPool final : public ResidualPool {
   [[nodiscard]] std::size_t merge_bytes() const { return rules_.merge_bytes; }
   [[nodiscard]] std::size_t layers() const { return plan_.layers.size(); }
 
-  // Sets the ratios, by layer or one for all; the same on all ranks. Between iterations. Throws Error(value) for one
-  // below 1.
+  // Sets the ratios, one for each layer or one for all; the same on all ranks. Between iterations. Throws Error(value)
+  // for a ratio below 1.
   void set_ratios(std::span<const double> ratios);
   [[nodiscard]] std::vector<double> ratios() const;
 
-  // As those of GradientPool.
+  // Same as in GradientPool.
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
 
-  // As `ready`, for a tensor that is elsewhere on the host: it is read there, never written, and may be freed once this
-  // returns. The contents of its place in the pool are lost.
+  // Marks a tensor as ready that is elsewhere on the host: it is read there, never written, and may be freed after the
+  // call. The contents of its place in the pool are lost.
   void ready_elsewhere(std::size_t tensor, std::byte* gradient);
 
-  // Waits until the memory holds the mean of what all ranks have sent, and zeros elsewhere, and starts the next
-  // iteration. Tensors that are not ready count as zeros; if none is on any rank, throws Error(value) on all ranks. If
-  // the timeout (seconds) passes first, throws Error(timeout); the iteration goes on and can be waited for again.
-  // Throws Error(nonfinite), on all ranks, if a gradient is infinite or NaN, unless such iterations are skipped;
+  // Waits until the memory holds the mean of the entries sent by all ranks, and zeros elsewhere, and starts the next
+  // iteration. Tensors that are not ready count as zeros; if none is ready on any rank, throws Error(value) on all
+  // ranks. If the timeout (seconds) passes first, throws Error(timeout); the iteration continues and can be waited for
+  // again. Throws Error(nonfinite), on all ranks, if a gradient is infinite or NaN, unless such iterations are skipped;
   // Error(mismatch), on all ranks, if ratios or loss scales differ. After these errors, except the timeout, gradients
   // are zero and residuals are as before.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
@@ -102,35 +103,37 @@ class TopKPool final : public ResidualPool {
   [[nodiscard]] std::vector<LayerSelection> layer_selections() const { return locked(layer_selections_); }
   [[nodiscard]] Update update() const;
 
-  // As that of ChunkPool.
+  // Same as in ChunkPool.
   void set_loss_scale(double scale);
 
-  // The velocities, laid out as the gradients. Between iterations.
+  // Describe or copy the velocities, laid out as the gradients. Between iterations.
   [[nodiscard]] bool has_velocities() const { return !velocity_.is_none(); }
   void copy_velocities(std::span<float> destination) const;
-  [[nodiscard]] std::vector<float> thresholds() const { return locked(thresholds_); }  // by layer, for a checkpoint
+  [[nodiscard]] std::vector<float> thresholds() const {
+    return locked(thresholds_);
+  }  // threshold of each layer, for a checkpoint
 
-  // A checkpoint: what an iteration begins with.
+  // Checkpoint: the state with which an iteration begins.
   struct State {
     std::span<const float> residual;
     std::span<const float> velocity;   // empty without momentum
-    std::span<const float> threshold;  // by layer; empty: none
+    std::span<const float> threshold;  // threshold of each layer; empty: none
     std::uint64_t iteration;
   };
-  // Goes on from a checkpoint. Collective. Before anything is changed, throws Error(mismatch) if the states of the
+  // Resumes from a checkpoint. Collective. Throws Error(mismatch), before it changes anything, if the states of the
   // ranks do not agree, or if another rank has refused its state.
   void restore(const State& state);
 
  private:
-  using Trailer = NonfiniteTensors;  // the end of a rank's last message, before its extra numbers
+  using Trailer = NonfiniteTensors;  // end of a rank's last message, before its extra numbers
 
-  // The progress of a layer in this iteration.
+  // Progress of a layer in this iteration.
   struct LayerProgress {
-    std::size_t left = 0;  // tensors that are not ready
-    bool done = false;     // ready to be sent; on the host, selected from
+    std::size_t left = 0;  // tensors not ready
+    bool done = false;     // ready to be sent; on the host, its entries are selected
     bool sends_nothing = false;
     compute::Selected selected{};
-    bool keeps = false;  // as LayerResult
+    bool keeps = false;  // same as in LayerResult
     std::size_t united = 0;
     std::optional<Clock::time_point> ready{};
     double seconds = 0.0;
@@ -144,7 +147,7 @@ class TopKPool final : public ResidualPool {
   [[nodiscard]] collective::Call make_call_for(const TopKMessage& message) const;
   [[nodiscard]] std::uint32_t hash_of_settings() const;
 
-  // With mutex_ held; returns the layer that this tensor completes, if any.
+  // Marks a tensor as ready; returns the layer that it completes, if any. mutex_ held.
   std::optional<std::size_t> mark(std::size_t tensor, Clock::time_point now, Stream stream);
   void become_ready(std::size_t tensor, std::byte* elsewhere, Stream stream);
   void process(std::span<const std::size_t> complete, std::byte* elsewhere = nullptr);
@@ -154,7 +157,7 @@ class TopKPool final : public ResidualPool {
   void find_nonfinite_tensor(std::size_t layer);
   void skip_remaining(Stream stream);
 
-  void start_due_messages();  // with mutex_ held
+  void start_due_messages();  // mutex_ held
   void write_trailer();
   template <class Run>
   void send(std::size_t message, Run run);
@@ -179,26 +182,26 @@ class TopKPool final : public ResidualPool {
   void keep_residuals(std::span<const LayerProgress> progress);
 
   Options options_;
-  bool has_thread_;  // a progress thread
+  bool has_thread_;  // has a progress thread
   TopKRules rules_;
   TopKPlan plan_;
   std::unique_ptr<BlockMemory> blocks_;
   std::unique_ptr<LayerWork> work_;
-  std::vector<collective::Call> calls_;  // by message
-  std::vector<std::size_t> layer_of_;    // by tensor
+  std::vector<collective::Call> calls_;  // call of each message
+  std::vector<std::size_t> layer_of_;    // layer of each tensor
   VersionedArray velocity_;
-  std::vector<float> thresholds_;  // by layer
+  std::vector<float> thresholds_;  // threshold of each layer
   Selection selection_;
-  std::vector<std::size_t> counts_;  // by tensor: elements
+  std::vector<std::size_t> counts_;  // elements of each tensor
 
-  std::vector<LayerProgress> progress_;  // by layer
-  std::vector<std::uint8_t> is_zero_;    // by layer: whether its memory is known to be zero
+  std::vector<LayerProgress> progress_;  // progress of each layer
+  std::vector<std::uint8_t> is_zero_;    // true for each layer whose memory is known to be zero
   std::vector<std::shared_ptr<Handle>> under_way_;
   std::size_t due_ = 0;        // number of messages complete on this rank
   std::size_t collected_ = 0;  // number of messages waited for
   std::atomic<bool> failed_{false};
 
-  // Of the last iteration.
+  // Results of the last iteration.
   std::vector<LayerProgress> failed_progress_;
   std::vector<LayerSelection> layer_selections_;
 };
