@@ -1,5 +1,5 @@
-// Lists of calls for kernels on a device, see compute/cuda/call_list.hpp: written one behind the other to host memory,
-// and copied to the device with one copy.
+// Lists of calls for kernels on a device, see compute/cuda/call_list.hpp: concatenated in host memory, and copied to
+// the device with one copy.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace gradientflow::engine {
 
 class CallLists {
  public:
-  // The most bytes that `lists` lists take, of `calls` calls in all.
+  // Returns the most bytes that `lists` lists need, of `calls` calls in all.
   template <class Call>
   [[nodiscard]] static std::size_t bytes_for(std::size_t calls, std::size_t lists) {
     return calls * (sizeof(Call) + sizeof(std::uint32_t)) + lists * (sizeof(std::uint32_t) + 2 * alignment);

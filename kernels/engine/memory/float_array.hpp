@@ -1,5 +1,5 @@
-// An array of float32 numbers: zero-filled in memory of the host, aligned to a cache line and in huge pages where the
-// system has them; zero-filled in memory of a CUDA device; or in memory that somebody else owns.
+// Array of float32 numbers. Its own memory is zero-filled: of a CUDA device, or of the host, there aligned to a cache
+// line and in huge pages if the system has them. Or it uses memory that has another owner.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ class FloatArray {
   [[nodiscard]] std::optional<int> device() const noexcept { return device_; }
 
   // Copy from element `begin` on, to and from memory of the host. On a device, earlier work on the array must be done
-  // or in the default stream; it is waited for.
+  // or in the default stream, which is waited for.
   void read(std::size_t begin, std::span<float> destination) const;
   void write(std::size_t begin, std::span<const float> source);
 

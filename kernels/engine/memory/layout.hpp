@@ -1,4 +1,4 @@
-// The layout of the tensors of a pool.
+// Layout of the tensors of a pool.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 
 namespace gradientflow::engine {
 
-// Where each tensor of `counts` elements begins, in bytes, and where the last one ends: one after the other, each at a
+// Returns the start of each tensor of `counts` elements, in bytes, then the end of the last: consecutive, each at a
 // multiple of 64 bytes. Throws Error(value) beyond 1 TiB.
 [[nodiscard]] std::vector<std::size_t> lay_out(const std::vector<std::size_t>& counts, DType dtype);
 
-// The same in elements.
+// Converts such offsets to elements.
 [[nodiscard]] std::vector<std::size_t> in_elements(std::span<const std::size_t> offsets, DType dtype);
 
 }  // namespace gradientflow::engine

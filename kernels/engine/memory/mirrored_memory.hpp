@@ -12,9 +12,9 @@ namespace gradientflow::engine {
 
 class MirroredMemory {
  public:
-  MirroredMemory() = default;  // of no bytes
+  MirroredMemory() = default;  // empty
 
-  // On the current device.
+  // Allocates on the current device.
   explicit MirroredMemory(std::size_t bytes) {
     if (bytes > 0) {
       on_host_ = transport::MemoryMap::create(bytes);
@@ -23,7 +23,7 @@ class MirroredMemory {
       on_device_ = compute::cuda::DeviceMemory(bytes);
     }
   }
-  // The memory replaced must not be in use. It is unpinned before it is freed.
+  // Replaces memory that must not be in use. It is unpinned before it is freed.
   MirroredMemory(MirroredMemory&&) noexcept = default;
   MirroredMemory& operator=(MirroredMemory&& other) noexcept {
     pinned_ = std::move(other.pinned_);
@@ -39,7 +39,7 @@ class MirroredMemory {
   [[nodiscard]] std::byte* on_host() const { return on_host_.data(); }
   [[nodiscard]] std::byte* on_device() const { return on_device_.data(); }
 
-  // Put into the stream: a copy of `bytes` bytes from byte `begin` on.
+  // Put a copy of `bytes` bytes, from byte `begin` on, into the stream.
   void upload(std::size_t begin, std::size_t bytes, compute::cuda::Stream stream) const {
     if (bytes > 0) {
       compute::cuda::runtime().copy(on_device() + begin, on_host() + begin, bytes, stream);

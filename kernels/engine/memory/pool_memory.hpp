@@ -1,5 +1,5 @@
-// The memory of a pool: node memory of the host, or memory of a CUDA device, which the ranks of the node share as far
-// as they can. Initially zeros.
+// Memory of a pool: node memory of the host, or memory of a CUDA device, which the ranks of the node share as far as
+// they can. Initially zeros.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace gradientflow::engine {
 
 class PoolMemory {
  public:
-  // `bytes` bytes on `device`; or on the host, followed there by `more` bytes. Collective.
+  // Allocates `bytes` bytes on `device`; or on the host, followed there by `more` bytes. Collective.
   PoolMemory(Communicator& communicator, std::optional<int> device, std::size_t bytes, std::size_t more = 0);
 
   [[nodiscard]] std::byte* data() const { return device_ ? on_device_->mine() : on_host_->mine(); }
@@ -24,8 +24,8 @@ class PoolMemory {
   // Zeroes bytes of this memory, or of other memory on the same device or host; on a device, in the stream.
   void clear(std::byte* begin, std::size_t bytes, compute::cuda::Stream stream) const;
 
-  // How many numbers from `begin` on are infinite or NaN. Throws Error(type) for float64. On a device it waits for the
-  // stream.
+  // Counts the numbers from `begin` on that are infinite or NaN. Throws Error(type) for float64. On a device it waits
+  // for the stream.
   [[nodiscard]] std::size_t count_nonfinite(const std::byte* begin, DType dtype, std::size_t count,
                                             compute::cuda::Stream stream) const;
 

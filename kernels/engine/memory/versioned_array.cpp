@@ -49,7 +49,7 @@ void VersionedArray::read(std::span<float> destination) const {
     std::fill(destination.begin(), destination.end(), 0.0F);
   }
   for (std::size_t part = 0; part < side_.size();) {
-    std::size_t end = part + 1;  // of the run of parts with the same side
+    std::size_t end = part + 1;  // end of the run of parts with the same side
     while (end < side_.size() && filled_[end] == filled_[part] && side_[end] == side_[part]) {
       ++end;
     }

@@ -17,33 +17,33 @@ class VersionedArray {
  public:
   VersionedArray() = default;  // none
 
-  // Part i has the elements begins[i] up to begins[i + 1]; `begins` ends with the number of all elements. Throws
+  // Makes part i of the elements begins[i] up to begins[i + 1]; `begins` ends with the number of all elements. Throws
   // Error(memory).
   explicit VersionedArray(std::vector<std::size_t> begins, std::optional<int> device = {});
 
   [[nodiscard]] bool is_none() const { return sides_[0].data() == nullptr; }
 
-  // The numbers of a part before the iteration, nullptr for zeros; and where to write those after it.
+  // Return the numbers of a part before the iteration, nullptr for zeros; and the memory for its numbers afterwards.
   [[nodiscard]] const float* before(std::size_t part) const;
   [[nodiscard]] float* after(std::size_t part) const;
 
-  // Makes what is written to `after` the part's numbers; or makes the part empty.
+  // Keep the numbers written to `after` as the part's; or empty the part.
   void keep(std::size_t part);
   void clear(std::size_t part);
 
-  // Remembers the present numbers; goes back to them, if nothing has been written to `after` since then.
+  // Remember the present numbers; return to them, if `after` was not written since.
   void snapshot();
   void restore();
 
-  // All numbers, copied to or from memory of the host.
+  // Copy all numbers to or from memory of the host.
   void read(std::span<float> destination) const;
   void write(std::span<const float> source);
 
  private:
   std::vector<std::size_t> begins_;
   FloatArray sides_[2];
-  std::vector<std::uint8_t> side_;    // by part: which of the two has the numbers before
-  std::vector<std::uint8_t> filled_;  // by part: 0 if it is empty
+  std::vector<std::uint8_t> side_;    // each part's side with the numbers before
+  std::vector<std::uint8_t> filled_;  // each part's flag: 0 if it is empty
   std::vector<std::uint8_t> snapshot_[2];
 };
 

@@ -7,7 +7,7 @@ namespace {
 
 namespace cuda = compute::cuda;
 
-// Memory that is replaced grows by more than is needed now, as a sparse pool sends more parts in some iterations.
+// Returns more bytes than needed now for memory to be replaced, as a sparse pool sends more parts in some iterations.
 constexpr std::size_t grown(std::size_t bytes) { return bytes + bytes / 2; }
 
 template <class Memory>
@@ -47,7 +47,7 @@ void DeviceSteps::run(const compute::StepVectors& steps, DType dtype, Stream str
   const cuda::Runtime& runtime = cuda::runtime();
   Turn& turn = turns_[turn_];
   turn_ = 1 - turn_;
-  runtime.synchronize_event(turn.done.get());  // of the step before the last
+  runtime.synchronize_event(turn.done.get());  // end of the step before the last
   const auto bytes_for = []<class Step>(const std::vector<Step>& calls) {
     return CallLists::bytes_for<Step>(calls.size(), 1);
   };
@@ -66,7 +66,7 @@ void DeviceSteps::run(const compute::StepVectors& steps, DType dtype, Stream str
     runtime.step(list, stream);
   }
   runtime.record(turn.done.get(), stream);
-  last_step_.forget();  // this one is behind it
+  last_step_.forget();  // this step is behind the last one
   last_step_.mark(stream);
 }
 

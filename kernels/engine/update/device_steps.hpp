@@ -1,4 +1,4 @@
-// The kernels of an optimizer on a CUDA device: one launch serves all tensors.
+// Kernels of an optimizer on a CUDA device: a single launch serves all tensors.
 #pragma once
 
 #include <array>
@@ -22,22 +22,22 @@ class DeviceSteps {
   explicit DeviceSteps(int device);
   DeviceSteps(const DeviceSteps&) = delete;
   DeviceSteps& operator=(const DeviceSteps&) = delete;
-  ~DeviceSteps();  // waits for what is under way
+  ~DeviceSteps();  // waits for work under way
 
   [[nodiscard]] int device() const { return device_; }
 
-  // Puts all steps into the stream, behind earlier steps in any stream. `dtype`: of the gradients.
+  // Puts all steps into the stream, behind earlier steps in any stream. `dtype`: dtype of the gradients.
   void run(const compute::StepVectors& steps, DType dtype, Stream stream);
 
-  // The sums of squares of the gradients, followed by those of the weights, which are float32. Waits for the stream.
+  // Returns the sums of squares of the gradients, then of the weights, which are float32. Waits for the stream.
   [[nodiscard]] std::vector<double> sums_of_squares(std::span<const SumOfSquares> gradients, DType dtype,
                                                     std::span<const SumOfSquares> weights, Stream stream);
 
-  // Work put into the stream from now on sees the steps.
+  // Makes later work of the stream see the steps.
   void order(Stream stream) const;
 
  private:
-  // Lists that a step reads while the host writes those of the next one.
+  // Lists that a step reads while the host writes the next step's.
   struct Turn {
     CallLists lists = {};
     compute::cuda::OwnedEvent done = compute::cuda::OwnedEvent();

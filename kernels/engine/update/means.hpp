@@ -1,5 +1,5 @@
-// The number of the averaged gradients that a pool holds between two iterations. No other iteration of any pool has the
-// same number, so an optimizer takes the same averages only once.
+// Number of the averaged gradients that a pool holds between two iterations. It is unique among all iterations of all
+// pools, so an optimizer takes the same averages only once.
 #pragma once
 
 #include <atomic>
@@ -11,14 +11,14 @@ namespace gradientflow::engine {
 
 using Means = std::uint64_t;
 
-inline constexpr Means no_means = 0;  // an iteration is under way, or failed, or there was none
+inline constexpr Means no_means = 0;  // no means: an iteration is under way, or failed, or there was none
 
 [[nodiscard]] inline Means new_means() {
   static std::atomic<Means> last{no_means};
   return ++last;
 }
 
-// The error of an iteration that averaged nothing.
+// Returns the error of an iteration that averaged nothing.
 [[nodiscard]] inline Error nothing_ready_error() {
   return {ErrorKind::value,
           "no rank made a tensor of the pool ready before it waited: the averages are zeros, and no gradients"};

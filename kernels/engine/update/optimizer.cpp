@@ -13,7 +13,7 @@
 
 namespace gradientflow::engine {
 
-// The gradients of an update, tensor by tensor.
+// Gradients of an update, tensor by tensor.
 struct Optimizer::Gradients {
   const Update& update;
 
@@ -36,8 +36,8 @@ struct Optimizer::Gradients {
     }
   }
 
-  // The same with the gradients of the part, work(begin, end, gradients); if the step takes the mean of several ranks,
-  // in blocks whose means stay in a cache until they are used.
+  // Calls work(begin, end, gradients) for each such part; if the step takes the mean of several ranks, in blocks whose
+  // means stay in a cache until they are used.
   template <class Work>
   void each_gradient(std::size_t tensor, std::size_t count, Work work) const {
     constexpr std::size_t block = 4096;
@@ -64,7 +64,7 @@ struct Optimizer::Gradients {
   [[nodiscard]] int ranks() const { return static_cast<int>(update.of_ranks.size()); }
 };
 
-// The step of one tensor.
+// Step of one tensor.
 struct Optimizer::Task {
   const Parameter& parameter;
   const Settings& settings;
@@ -77,7 +77,7 @@ struct Optimizer::Task {
   [[nodiscard]] float* weights() const {
     return has_master() ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
   }
-  [[nodiscard]] std::byte* parameter_at(std::size_t element) const {  // of 16-bit weights
+  [[nodiscard]] std::byte* parameter_at(std::size_t element) const {  // null unless weights are 16-bit
     return has_master() ? parameter.data + element * size_of(parameter.dtype) : nullptr;
   }
   [[nodiscard]] const std::byte* gradient(std::size_t element) const {
@@ -88,7 +88,7 @@ struct Optimizer::Task {
     gradients.each_part(tensor, parameter.count, work);
   }
 
-  // The local rate of LARS, for gradients and weights with these sums of squares.
+  // Returns the local rate of LARS, for gradients and weights with these sums of squares.
   [[nodiscard]] float local_rate(double gradient_squares, double weight_squares) const {
     const double weight = std::sqrt(weight_squares);
     const double gradient = std::sqrt(gradient_squares);
@@ -103,9 +103,9 @@ struct Optimizer::Task {
 
 namespace {
 
-// The square of a float32 is infinite from 2^64 on, and loses bits below 2^-63. A sum of squares that this may have
-// spoilt is computed again, from values times 2^shift. Returns this shift, for values times `scale`, or 0 if the sum is
-// right. The shift for overflow leaves room for the sum of a block; the shift for underflow is for values below 2^-45.
+// Returns the shift with which a sum of squares must be computed again, from values times 2^shift; 0 if the sum is
+// right. The square of a float32 is infinite from 2^64 on, and loses bits below 2^-63. `scale`: factor of the values so
+// far. The shift for overflow leaves room for the sum of a block; the shift for underflow is for values below 2^-45.
 int shift_for(double squares, float scale) {
   constexpr double least = 0x1p-90;
   if ((std::isfinite(squares) && squares >= least) || !std::isnormal(scale)) {
@@ -122,7 +122,7 @@ double squares_on_host(const void* source, DType dtype, std::size_t count, float
                     : std::ldexp(compute::sum_of_squares(source, dtype, count, std::ldexp(scale, shift)), -2 * shift);
 }
 
-// The sums of squares of the gradients, followed by those of the weights. Changes the scales of sums computed again.
+// Returns the sums of squares of the gradients, then of the weights. Changes the scales of sums computed again.
 std::vector<double> squares_on_device(DeviceSteps& device, std::vector<DeviceSteps::SumOfSquares>& gradients,
                                       DType dtype, std::vector<DeviceSteps::SumOfSquares>& weights,
                                       compute::cuda::Stream stream) {
@@ -152,7 +152,7 @@ void advance(compute::AdamStep& step, std::size_t elements) {
   step.mean_square += elements;
 }
 
-// The step of a part of a tensor.
+// Returns the step of a part of a tensor.
 template <class Step>
 Step part(Step step, std::size_t begin, std::size_t end, const std::byte* gradient) {
   step.weight += begin;
@@ -328,8 +328,8 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
   }
 }
 
-// The steps of whole tensors, without gradients. A step whose settings have no momentum leaves the momentum of earlier
-// steps unchanged, as PyTorch's does.
+// Returns the step of a whole tensor, without gradients. A step whose settings have no momentum leaves the momentum of
+// earlier steps unchanged, as PyTorch's does.
 compute::MomentumStep Optimizer::momentum_step_of(const Task& task, float rate) const {
   const bool inside = rate_inside_ || task.is_local();  // a local rate changes from step to step
   const Parameter& parameter = task.parameter;
@@ -347,7 +347,7 @@ compute::MomentumStep Optimizer::momentum_step_of(const Task& task, float rate) 
           .outer_rate = inside ? 1.0F : rate};
 }
 
-// The bias of the first updates is corrected in float64, as PyTorch does.
+// Corrects the bias of the first updates in float64, as PyTorch does.
 compute::AdamStep Optimizer::adam_step_of(const Task& task) {
   const Parameter& parameter = task.parameter;
   const Adam adam = task.settings.adam.value_or(Adam{});
@@ -398,11 +398,11 @@ void Optimizer::step_on_host(const Task& task) const {
   make(momentum_step_of(task, rate));
 }
 
-// The norms of all tensors are computed together, so that the host waits once.
+// Computes the norms of all tensors together, so that the host waits once.
 void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stream stream) {
   std::vector<DeviceSteps::SumOfSquares> gradients;
   std::vector<DeviceSteps::SumOfSquares> weights;
-  std::vector<std::size_t> parts(tasks.size(), 0);  // by task: number of gradient parts
+  std::vector<std::size_t> parts(tasks.size(), 0);  // number of gradient parts of each task
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const Task& task = tasks[i];
     if (task.is_local()) {

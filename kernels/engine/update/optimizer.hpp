@@ -1,6 +1,6 @@
-// The step of momentum SGD, LARS, Adam or AdamW over the gradients of a pool: the weights are anywhere in memory; the
-// momentum, and for 16-bit weights the float32 master weights, are here (GradientFlow paper, sections 2.5, 3.2 and
-// 4.2).
+// Optimizer: the step of momentum SGD, LARS, Adam or AdamW over the gradients of a pool. The weights are anywhere in
+// memory; the momentum, and for 16-bit weights the float32 master weights, are here (GradientFlow paper,
+// sections 2.5, 3.2 and 4.2).
 //
 // All of these are in host memory, or all on one CUDA device. There, steps are put into a stream without waiting,
 // except with LARS: the host waits for the norms in every step to compute the local rates.
@@ -23,38 +23,38 @@ namespace gradientflow::engine {
 
 class Optimizer {
  public:
-  using Stream = compute::cuda::Stream;  // of the device; unused on the host
+  using Stream = compute::cuda::Stream;  // stream of the device; unused on the host
 
-  // Adam, or AdamW if `decoupled`. The mean of the gradients is kept as the momentum.
+  // Coefficients of Adam, or of AdamW if `decoupled`. The mean of the gradients is kept as the momentum.
   struct Adam {
     double beta_1;
     double beta_2;
     double epsilon;
-    bool decoupled;         // whether weight decay shrinks the weights directly, and is not added to the gradient
-    std::uint64_t updates;  // of the tensor, including this one
+    bool decoupled;         // true: weight decay shrinks the weights directly, and is not added to the gradient
+    std::uint64_t updates;  // updates of the tensor, including this one
   };
 
-  // Of one tensor, in one step.
+  // Settings of one tensor in one step.
   struct Settings {
     float rate;
     float momentum;
     float weight_decay;
-    // LARS: the local rate is trust * |weights| / (|gradient| + weight_decay * |weights|), or 1; 0: without.
+    // LARS: the local rate is trust * |weights| / (|gradient| + weight_decay * |weights|), or 1; 0: no LARS.
     float trust;
     bool maximize = false;
     std::optional<Adam> adam = {};  // instead of momentum and trust
   };
 
-  // `counts`: elements of each tensor, as in the pools whose gradients it takes. `rate_inside`: whether the learning
-  // rate is in the momentum, as the paper has it, or outside, as PyTorch has it: the same while the rate is constant.
-  // `device`: that of the weights and the pools; none: the host.
+  // `counts`: elements of each tensor, as in the pools whose gradients it takes. `rate_inside`: true if the learning
+  // rate is in the momentum, as in the paper; false if outside, as in PyTorch: the same while the rate is constant.
+  // `device`: device of the weights and the pools; none: the host.
   Optimizer(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device = {});
 
   [[nodiscard]] std::size_t tensors() const { return parameters_.size(); }
   [[nodiscard]] std::size_t count(std::size_t tensor) const { return parameters_[tensor].count; }
   [[nodiscard]] std::optional<int> device() const { return device_; }
 
-  // Sets where the weights of a tensor are: float32, float16 or bfloat16. The master weights of 16-bit weights are
+  // Sets the address of a tensor's weights: float32, float16 or bfloat16. The master weights of 16-bit weights are
   // copied from there, unless `keep_master`; on a device, behind the work in the stream of `placement`, and the host
   // waits for it. Throws Error(type) for another dtype, and Error(value) for weights that are not on the optimizer's
   // device.
@@ -68,22 +68,22 @@ class Optimizer {
   // Sets 16-bit weights to their rounded master weights; on a device, the host waits for it.
   void round_master(std::size_t tensor);
 
-  // One step of the tensors that have settings, with the gradients times `gradient_scale`; weights and momentum change
-  // only in the spans of the update. Before anything is changed, throws Error(value) if the update has other tensors or
-  // is on another device, if weights are missing, or if this optimizer has used the update already, and Error(type) for
-  // gradients in float64. On a device, the step comes behind the work in the stream.
+  // Makes a step of the tensors that have settings, with the gradients times `gradient_scale`; weights and momentum
+  // change only in the spans of the update. Before anything is changed, throws Error(value) if the update has other
+  // tensors or is on another device, if weights are missing, or if this optimizer has used the update already, and
+  // Error(type) for gradients in float64. On a device, the step comes behind the work in the stream.
   void step(const Update& update, std::span<const std::optional<Settings>> settings, double gradient_scale,
             Stream stream = nullptr);
 
   // Counts the update as used without making a step. Throws as `step` does for an update that does not fit.
   void skip(const Update& update);
 
-  // On a device: work put into the stream from now on sees the weights, momentum and master weights of the last step.
+  // Makes later work of the stream, on a device, see the weights, momentum and master weights of the last step.
   void order(Stream stream) const;
 
   [[nodiscard]] const FloatArray& momentum(std::size_t tensor) const { return parameters_[tensor].momentum; }
   [[nodiscard]] const FloatArray& master(std::size_t tensor) const { return parameters_[tensor].master; }
-  // Allocated on first use; `mean_square` is that of Adam.
+  // Allocated on first use; `mean_square` is for Adam.
   [[nodiscard]] FloatArray& momentum(std::size_t tensor) { return array(parameters_[tensor], &Parameter::momentum); }
   [[nodiscard]] FloatArray& mean_square(std::size_t tensor) {
     return array(parameters_[tensor], &Parameter::mean_square);
@@ -96,8 +96,8 @@ class Optimizer {
     std::byte* data = nullptr;
     DType dtype = DType::float32;
     FloatArray momentum;     // empty until first used
-    FloatArray mean_square;  // the same
-    FloatArray master;       // of weights of 16 bits
+    FloatArray mean_square;  // empty until first used
+    FloatArray master;       // master weights of 16-bit weights
   };
   struct Gradients;
 
@@ -114,7 +114,7 @@ class Optimizer {
   [[nodiscard]] static compute::AdamStep adam_step_of(const Task& task);
 
   std::vector<Parameter> parameters_;
-  Means used_ = no_means;  // by the last step
+  Means used_ = no_means;  // means used by the last step
   bool rate_inside_;
   std::optional<int> device_;
   std::unique_ptr<DeviceSteps> on_device_;

@@ -1,5 +1,5 @@
-// The input of a step, as plain data: gradients side by side in memory of the host or of a CUDA device, and which of
-// their elements count. Exchanges make it; optimizers take it, and do not depend on any exchange.
+// Input of a step, as plain data: gradients side by side in memory of the host or of a CUDA device, and the elements
+// that count. Exchanges make it; optimizers take it, and do not depend on any exchange.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +21,18 @@ struct Update {
   const std::byte* data;
   DType dtype;
   std::optional<int> device;
-  std::vector<std::size_t> offsets;  // of each tensor, in elements; then the end of the last
+  std::vector<std::size_t> offsets;  // start of each tensor, in elements; then the end of the last
   std::vector<Span> spans;           // sorted and disjoint
   // On the host: the memory, in the same layout, of each rank of the node, this one included; the step takes the mean
-  // of their gradients. Empty: the gradients are those at `data`.
+  // of their gradients. Empty: the gradients at `data` are used.
   std::vector<const std::byte*> of_ranks = {};
 
   [[nodiscard]] std::size_t tensors() const { return offsets.size() - 1; }
   void limit(Span elements);  // restricts the spans to these elements
 };
 
-// Throws Error(value) unless a pool holds averaged gradients. `ready`: how many of its `tensors` are ready already for
-// the next iteration.
+// Throws Error(value) unless a pool holds averaged gradients. `ready`: number of its `tensors` that are already ready
+// for the next iteration.
 void check_has_means(Means means, std::size_t ready, std::size_t tensors);
 
 }  // namespace gradientflow::engine
