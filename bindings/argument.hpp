@@ -1,8 +1,8 @@
-// An argument of a function of the public interface. If it cannot be converted, an Error gives its name and what would
-// be accepted; pybind11 by itself would list the signatures of the binding.
+// Argument of a function of the public interface. If it cannot be converted, an Error gives its name and the accepted
+// values; pybind11 by itself would list the signatures of the binding.
 //
-// A whole number is what Python takes for an index, except True and False; 1.0 and NumPy's floats are refused. Text is
-// a str, not bytes; a std::string_view of it lasts as long as the call.
+// A whole number is anything that Python accepts as an index, except True and False; 1.0 and NumPy's floats are
+// refused. Text is a str, not bytes; a std::string_view of it lasts as long as the call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -48,10 +48,10 @@ using Timeout = Argument<"timeout", "a number of seconds, or None", std::optiona
   return wire.value ? std::optional(wire_from_name(*wire.value)) : std::nullopt;
 }
 
-// Sets the Python error, for functions of CPython's own calling convention. To be called with the GIL.
+// Sets the Python error, for functions of CPython's own calling convention. Needs the GIL.
 void raise(const Error& error);
 
-// Throws Error(type); Error(value) if a whole number is needed, and one that is too large was given.
+// Throws Error(type); Error(value) if a whole number is needed and the given one is too large.
 [[noreturn]] void refuse_argument(const char* name, const char* what, pybind11::handle given, bool needs_whole_number);
 
 }  // namespace gradientflow::bindings

@@ -47,7 +47,7 @@ void synchronize(const collective::Placement& placement) {
   compute::cuda::runtime().synchronize(placement.stream);
 }
 
-// `out` is None for calls in place and on ranks without a result, `x` is None on ranks without input.
+// Binds a call. `out` is None for calls in place and on ranks without a result; `x` is None on ranks without input.
 BoundCall bind_call(const Communicator& communicator, Request request, const LabelText& label, py::handle x,
                     py::handle out) {
   const bool is_root = request.root == communicator.rank();
@@ -71,7 +71,7 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
   }
   bound.call = make_call(communicator, request);
   bound.streams_are_known = puts_in ? bound.input.stream_is_known : bound.output.stream_is_known;
-  // If input and output are in different streams, which is rare, the host waits for that of the output.
+  // Rarely, input and output are in different streams: the host then waits for the output's.
   if (const auto& other = bound.output.placement; other && other->stream != placement_of(bound.call).stream) {
     synchronize(*other);
     bound.streams_are_known = false;
@@ -79,7 +79,7 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
   return bound;
 }
 
-// The endpoint may still write to the tensors of a call that was given up: they must live for ever.
+// Keeps forever the tensors of a call that was given up: the endpoint may still write to them.
 template <class... Tensors>
 void keep_if_requests_are_abandoned(const Communicator& communicator, Tensors&... tensors) {
   if (communicator.group().has_abandoned_requests()) {
@@ -97,8 +97,8 @@ py::tuple submit(Communicator& communicator, const BoundCall& bound) {
   return py::make_tuple(std::move(handle), bound.input.owner, bound.output.owner);
 }
 
-// Work put into the current stream of `result` from now on sees the result of a call on a device. If that stream is not
-// known, waits for the result.
+// Makes later work in the current stream of `result` see the result of a call on a device. If that stream is not known,
+// waits for the result.
 void order_result(Handle& handle, py::handle result) {
   if (handle.ends_on_device()) {
     if (const auto stream = current_stream(result)) {
@@ -110,12 +110,12 @@ void order_result(Handle& handle, py::handle result) {
   }
 }
 
-// A prepared call, and what keeps its tensors alive. While under way, it also keeps itself alive.
+// Prepared call, with the objects that keep its tensors alive. While under way, it also keeps itself alive.
 struct BoundPreparedCall {
   std::unique_ptr<PreparedCall> call;
   TensorView input;
   TensorView output;
-  py::object tensor;  // on a device, ready in its current stream
+  py::object tensor;  // device tensor, ready in its current stream
   py::object result;
   py::object self = py::none();
 };
@@ -127,7 +127,7 @@ std::shared_ptr<BoundPreparedCall> prepare(const std::shared_ptr<Communicator>& 
                                              std::move(result));
 }
 
-// A tensor of a device is ready in its framework's current stream.
+// Starts the call. A tensor of a device is ready in its framework's current stream.
 void start(BoundPreparedCall& prepared, py::handle self) {
   if (prepared.call->call().placement) {
     if (const auto stream = current_stream(prepared.tensor)) {
@@ -141,7 +141,7 @@ void start(BoundPreparedCall& prepared, py::handle self) {
   prepared.self = py::reinterpret_borrow<py::object>(self);
 }
 
-// The endpoint may still write to the tensors of a call that was given up: then it is kept for ever.
+// Releases a call that has ended, unless the endpoint may still write to the tensors of a call that was given up.
 void stop_keeping(BoundPreparedCall& prepared) {
   if (!prepared.call->under_way() && !prepared.call->communicator().group().has_abandoned_requests()) {
     prepared.self = py::none();
@@ -169,8 +169,8 @@ void take(Request& request, const Root& root) { request.root = root.value; }
 void take(Request& request, const WireName& wire) { request.wire = given_wire(wire); }
 void take(Request& request, const Counts& counts) { request.counts = counts.value; }
 
-// Defines `name`, `name_async` and `name_init` for calls on a tensor, with the `Options` of this kind and those that
-// all kinds have.
+// Defines `name`, `name_async` and `name_init` for calls on a tensor, with the `Options` of this kind and the options
+// common to all kinds.
 template <class... Options>
 void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls, CallKind kind) {
   const auto bind = [kind](const Communicator& communicator, py::handle x, const Options&... options,
@@ -196,7 +196,7 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
           });
 }
 
-// The fast paths of calls in place, without out, wire and label, as programs make them on small tensors.
+// Fast paths: calls in place, without out, wire and label, as programs make them on small tensors.
 py::object allreduce(Communicator& communicator, Given given, py::handle /*self*/) {
   if (given[0] == nullptr || !is_none(given[3]) || !is_none(given[4]) || !is_none(given[5])) {
     return {};
@@ -272,7 +272,7 @@ void receive(Communicator& communicator, py::handle x, const Rank<"source">& fro
   }
 }
 
-// The new endpoint; nothing for a rank without a color.
+// Returns the new endpoint; nothing for a rank without a color.
 std::unique_ptr<BoundEndpoint> split(Communicator& communicator, const Color& color, const Key& key) {
   if (color.value && *color.value < 0) {
     throw Error(ErrorKind::value, "a color is a number of 0 or more, or None, not " + std::to_string(*color.value));
@@ -282,7 +282,8 @@ std::unique_ptr<BoundEndpoint> split(Communicator& communicator, const Color& co
   return part == nullptr ? nullptr : std::make_unique<BoundEndpoint>(std::move(part));
 }
 
-// Records in the timeline, if any, what the calling thread did from `begin` to `end`, in seconds of the steady clock.
+// Records an activity of the calling thread in the timeline, if any, from `begin` to `end`, in seconds of the steady
+// clock.
 void record_span(const Communicator& communicator, const std::string& name, double begin, double end) {
   if (const auto timeline = communicator.recorder().timeline()) {
     const auto time = [](double seconds) {
@@ -293,7 +294,7 @@ void record_span(const Communicator& communicator, const std::string& name, doub
   }
 }
 
-// The paths of an allreduce: (from so many bytes on, path, why).
+// Returns the paths of an allreduce: (from so many bytes on, path, why).
 py::list ways(const Communicator& communicator, bool in_node_memory) {
   const collective::Group& group = communicator.group();
   py::list found;

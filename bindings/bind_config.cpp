@@ -1,4 +1,4 @@
-// Reading settings: gradientflow._core.config_fields() and read_config().
+// Binding of settings: gradientflow._core.config_fields() and read_config().
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

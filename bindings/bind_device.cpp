@@ -1,4 +1,4 @@
-// gradientflow._core.device: memory of CUDA devices for arrays of the package's own.
+// gradientflow._core.device: memory of CUDA devices for the package's own arrays.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -28,10 +28,10 @@ void* pointer(std::uintptr_t address) {
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
 }
 
-// Memory that no other rank maps, zero-filled.
+// Allocates zero-filled memory that no other rank maps.
 std::shared_ptr<cuda::DeviceMemory> allocate(int device, std::size_t bytes) {
   if (device < 0 || device >= cuda::device_count()) {
-    static_cast<void>(cuda::runtime());  // throws where there are no devices at all
+    static_cast<void>(cuda::runtime());  // throws if there are no devices at all
     throw Error(ErrorKind::value, "there is no CUDA device " + std::to_string(device) + ", there are " +
                                       std::to_string(cuda::device_count()));
   }
@@ -68,7 +68,7 @@ void write(int device, std::uintptr_t address, const py::buffer& host, std::size
   cuda::runtime().synchronize(pointer(stream));
 }
 
-// Waits only where memory of the host is not pinned.
+// Waits only if memory of the host is not pinned.
 void copy(int device, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes, std::uintptr_t stream) {
   const cuda::UseDevice use(device);
   cuda::runtime().copy(pointer(destination), pointer(source), bytes, pointer(stream));
@@ -79,7 +79,7 @@ void synchronize(int device, std::uintptr_t stream) {
   cuda::runtime().synchronize(pointer(stream));
 }
 
-// Work put into `later` from now on runs after the work now in `earlier`.
+// Makes later work of `later` run after the work now in `earlier`.
 void order(int device, std::uintptr_t earlier, std::uintptr_t later) {
   const cuda::UseDevice use(device);
   const cuda::OwnedEvent event;
@@ -87,7 +87,7 @@ void order(int device, std::uintptr_t earlier, std::uintptr_t later) {
   cuda::runtime().wait(pointer(later), event.get());
 }
 
-// A point in a CopyStream; once it has happened, all earlier copies are done.
+// Point in a CopyStream; once it has happened, all earlier copies are done.
 class Mark {
  public:
   Mark(int device, cuda::OwnedEvent event) : device_(device), event_(std::move(event)) {}
@@ -103,7 +103,7 @@ class Mark {
   cuda::OwnedEvent event_;
 };
 
-// Copies between a device and memory of the host in a stream of its own, while the device computes.
+// Stream for copies between a device and memory of the host, while the device computes.
 class CopyStream {
  public:
   explicit CopyStream(int device)
@@ -120,9 +120,9 @@ class CopyStream {
     }
   }
 
-  // Copies from now on run after the work now in `stream`.
+  // Makes later copies run after the work now in `stream`.
   void follow(std::uintptr_t stream) const { order(device_, stream, own()); }
-  // Work put into `stream` from now on runs after the copies until now.
+  // Makes later work of `stream` run after the copies until now.
   void hold(std::uintptr_t stream) const { order(device_, own(), stream); }
 
   void copy(std::uintptr_t destination, std::uintptr_t source, std::size_t bytes) const {
@@ -147,7 +147,7 @@ class CopyStream {
   std::unique_ptr<cuda::OwnedStream> stream_;
 };
 
-// nullptr if the system refuses to pin this memory: copies are then slower, but correct.
+// Returns nullptr if the system refuses to pin this memory: copies are then slower, but correct.
 std::unique_ptr<cuda::Pinned> pin(std::uintptr_t address, std::size_t bytes) {
   try {
     return bytes > 0 ? std::make_unique<cuda::Pinned>(pointer(address), bytes) : nullptr;
@@ -156,7 +156,7 @@ std::unique_ptr<cuda::Pinned> pin(std::uintptr_t address, std::size_t bytes) {
   }
 }
 
-// (address, dtype) of an array on a device.
+// Returns (address, dtype) of an array on a device.
 std::pair<std::uintptr_t, std::string> place_of(const py::object& array) {
   const TensorView view = view_tensor(array, Access::write, "the array");
   if (!view.placement) {
@@ -165,7 +165,7 @@ std::pair<std::uintptr_t, std::string> place_of(const py::object& array) {
   return {reinterpret_cast<std::uintptr_t>(view.data), std::string(name_of(view.dtype))};
 }
 
-// A DLPack tensor, and what keeps its memory.
+// DLPack tensor, with the owner of its memory.
 struct Exported {
   dlpack::ManagedTensor managed{};
   std::vector<std::int64_t> shape;
@@ -193,7 +193,7 @@ dlpack::DataType dlpack_type(DType dtype) {
   throw Error(ErrorKind::internal, "unknown dtype");
 }
 
-// Called by the consumer of the tensor, perhaps without the GIL; or by the capsule, if there was none.
+// Frees an exported tensor. Called by its consumer, perhaps without the GIL; or by the capsule, if there was none.
 void release(dlpack::ManagedTensor* managed) {
   const py::gil_scoped_acquire gil;
   delete static_cast<Exported*>(managed->context);  // NOLINT(*-owning-memory): that is how DLPack gives it back
@@ -214,7 +214,7 @@ py::capsule to_dlpack(py::object owner, std::uintptr_t address, std::vector<std:
   exported->managed.context = exported.get();
   exported->managed.deleter = &release;
   PyObject* const capsule = PyCapsule_New(&exported->managed, "dltensor", [](PyObject* self) {
-    if (PyCapsule_IsValid(self, "dltensor") != 0) {  // else a consumer took and renamed it
+    if (PyCapsule_IsValid(self, "dltensor") != 0) {  // otherwise a consumer took and renamed it
       release(static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(self, "dltensor")));
     }
   });

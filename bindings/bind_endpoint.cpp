@@ -1,4 +1,4 @@
-// gradientflow._core.Endpoint, and those whose messages the MPI library moves.
+// gradientflow._core.Endpoint, and endpoints whose messages the MPI library moves.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,4 +1,4 @@
-// Errors of the core become the exceptions of gradientflow.errors.
+// Translation of the core's errors into the exceptions of gradientflow.errors.
 #include <pybind11/pybind11.h>
 
 #include <exception>
@@ -41,15 +41,15 @@ const char* exception_name(ErrorKind kind) {
   return "InternalError";
 }
 
-// The names in gradientflow.errors, copied when the core is loaded: when the interpreter ends, modules are emptied
-// before the last objects are destroyed, whose calls may still fail.
+// Returns the names in gradientflow.errors, copied when the core is loaded: when the interpreter ends, modules are
+// emptied before the last objects are destroyed, whose calls may still fail.
 const py::dict& errors() {
   static const auto* const all = new py::dict(  // NOLINT(*-owning-memory): lives as long as any object
       py::module_::import("gradientflow.errors").attr("__dict__").attr("copy")());
   return *all;
 }
 
-// An object as Python shows it; only its type if that is too long or several lines, or if its own code raises.
+// Returns an object as Python shows it; only its type if that is too long or several lines, or if its own code raises.
 std::string shown(py::handle object) {
   constexpr std::size_t longest = 80;
   const auto type = py::str(py::type::of(object).attr("__name__")).cast<std::string>();
@@ -81,7 +81,7 @@ void refuse_argument(const char* name, const char* what, py::handle given, bool 
 
 void bind_errors(py::module_& module) {
   errors();
-  // For modules that are compiled elsewhere: see bench/native/native.hpp.
+  // Export `raise` to modules that are compiled elsewhere: see bench/native/native.hpp.
   module.attr("raise_error") = py::capsule(reinterpret_cast<void*>(&raise));  // NOLINT(*-reinterpret-cast)
   py::register_exception_translator(
       [](std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param): pybind11 says so

@@ -23,7 +23,7 @@ namespace py = pybind11;
 using engine::Communicator;
 using engine::GradientPool;
 
-// (first tensor, one past the last, offset, bytes) of each range.
+// Returns (first tensor, one past the last, offset, bytes) of each range.
 std::vector<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> ranges(const GradientPool& pool) {
   std::vector<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> found;
   for (const auto& range : pool.ranges()) {
@@ -54,7 +54,7 @@ std::shared_ptr<GradientPool> make_gradient_pool(Communicator& communicator, con
   return std::make_shared<GradientPool>(communicator, counts, type, options);
 }
 
-// The fast paths of `ready` and `wait`, for calls without a stream.
+// Serve `ready` and `wait` fast, for calls without a stream.
 py::object ready(GradientPool& pool, Given given, py::handle /*self*/) {
   if (!is_none(given[1])) {
     return {};

@@ -1,4 +1,4 @@
-// gradientflow._core.jax: what gradientflow.jax registers with XLA. Known without JAX, too, which it does not need.
+// gradientflow._core.jax: the functions that gradientflow.jax registers with XLA. Does not need JAX.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -32,12 +32,12 @@ namespace py = pybind11;
 using engine::Communicator;
 using engine::GradientPool;
 
-// Of a gradient: the pool, its tensor, a name, and the wire dtype; see jax::DenseExchange::Place.
+// Place of a gradient: the pool, its tensor, a name, and the wire dtype; see jax::DenseExchange::Place.
 using GivenPlace = std::tuple<std::optional<std::size_t>, std::size_t, std::string, std::optional<std::string>>;
 
 using Addresses = std::vector<std::uintptr_t>;
 
-// A function of Python's that is called and let go of in any thread, perhaps while the interpreter ends.
+// Python function that is called and released in any thread, perhaps while the interpreter ends.
 class HeldFunction {
  public:
   explicit HeldFunction(py::function function) : function_(std::move(function)) {}
@@ -50,7 +50,7 @@ class HeldFunction {
     }
   }
 
-  // Converts the result with the GIL, which what Python throws needs as long as it lives.
+  // Converts the result with the GIL, which an exception of Python needs as long as it lives.
   template <class Result, class... Arguments>
   Result call(const Arguments&... arguments) const {
     return with_gil([&] {
@@ -68,8 +68,8 @@ class HeldFunction {
   py::function function_;
 };
 
-// An exchange that is made in Python, by a function of the addresses of operands and results. It returns whether it has
-// made the exchange: if not, a native one makes this and all that follow, without Python.
+// Exchange made in Python, by a function of the addresses of operands and results. The function returns True if it has
+// made the exchange; otherwise a native exchange makes this and all later exchanges, without Python.
 class BoundExchange final : public jax::Exchange {
  public:
   explicit BoundExchange(py::function work) : work_(std::move(work)) {}
@@ -116,7 +116,7 @@ std::shared_ptr<jax::Exchanges> make_exchanges(std::shared_ptr<BoundExchange> fi
   });
 }
 
-// Copies memory from addresses to addresses, with these numbers of bytes.
+// Copies memory between pairs of addresses, with these numbers of bytes.
 void copy_memory(const Addresses& from, const Addresses& to, const std::vector<std::size_t>& bytes) {
   const WithoutGil release;
   for (std::size_t i = 0; i < bytes.size(); ++i) {

@@ -1,5 +1,5 @@
-// gradientflow._core.limit: what the memory of a node allows, for the benchmarks: the memory traffic of an allreduce
-// without synchronization, and the round trip of a cache line. On raw addresses; the caller keeps the memory alive and
+// gradientflow._core.limit: limits of a node's memory, for the benchmarks: the memory traffic of an allreduce without
+// synchronization, and the round trip of a cache line. Works on raw addresses; the caller keeps the memory alive and
 // the addresses right.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -24,8 +24,8 @@ namespace {
 
 namespace py = pybind11;
 
-// A worker's slice of an allreduce in place over the tensors of all ranks, without waiting for other workers. A rank
-// that is no worker has an empty slice.
+// Worker's slice of an allreduce in place over the tensors of all ranks, without waiting for other workers. A rank that
+// is no worker has an empty slice.
 class UnsynchronizedAllreduce {
  public:
   UnsynchronizedAllreduce(const std::vector<std::uintptr_t>& tensors, std::size_t worker, std::size_t workers,
@@ -52,20 +52,20 @@ class UnsynchronizedAllreduce {
   std::vector<const void*> sources_;
 };
 
-// Two ranks pass a counter to and fro: each reads a cache line that the other one writes. They do so for a fixed time,
+// Passes a counter between two ranks, each of which reads a cache line that its peer writes. Lasts for a fixed time,
 // since a trip takes long if a rank has no core. Returns the seconds of a trip, the median of short rounds; 0 on the
 // second rank.
 double round_trip(std::uintptr_t mine, std::uintptr_t theirs, bool first) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds moment(20);
-  constexpr std::uint32_t trips = 50;  // per round
+  constexpr std::uint32_t trips = 50;  // trips per round
   constexpr std::uint32_t over = 0;
   auto& heard = *reinterpret_cast<std::uint32_t*>(mine);   // NOLINT(performance-no-int-to-ptr)
   auto& said = *reinterpret_cast<std::uint32_t*>(theirs);  // NOLINT(performance-no-int-to-ptr)
   const WithoutGil release;
   const auto hear = [&](std::uint32_t before) {
     for (int polls = 0; std::atomic_ref(heard).load(std::memory_order_acquire) == before; ++polls) {
-      if (polls > 10'000) {  // the other rank may need this core
+      if (polls > 10'000) {  // the peer may need this core
         std::this_thread::yield();
       }
     }

@@ -1,5 +1,5 @@
-// gradientflow._core.local_updates: a worker's updates of its own weights between two pulls, and checks whether
-// gradients are finite. In memory of the host. Gradients are given by their address and dtype.
+// gradientflow._core.local_updates: a worker's updates of its own weights between two pulls, and checks for nonfinite
+// gradients. In memory of the host. Gradients are given by their address and dtype.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count, 
   return found;
 }
 
-// A view of float32 numbers in memory of the host; throws unless they are as many as `count`, if that is given.
+// Returns a view of float32 numbers in memory of the host; throws unless their number is `count`, if given.
 TensorView floats_of(const py::object& object, const char* name, const std::size_t* count = nullptr) {
   TensorView view = view_tensor(object, Access::write, name);
   if (view.dtype != DType::float32 || view.placement) {
@@ -113,7 +113,7 @@ void dc_step(const py::object& weights, const py::object& mean_squares, const py
                                 .epsilon = epsilon});
 }
 
-// Steps of HPSGD go block by block, so that the sums are checked while they are in a cache.
+// Size of blocks: steps of HPSGD check the sums while they are in a cache.
 constexpr std::size_t step_block = 4096;
 
 float* part(const TensorView& view, std::size_t begin) { return view.data == nullptr ? nullptr : floats(view) + begin; }
@@ -122,7 +122,7 @@ const void* part(std::uintptr_t gradient, DType dtype, std::size_t begin) {
   return gradient == 0 ? nullptr : gradient_at(gradient + begin * size_of(dtype));
 }
 
-// Returns whether the sums are finite. Ends at the first block where they are not, and restores `weights` from
+// Returns true if the sums are finite. Ends at the first block where they are not, and restores `weights` from
 // `before`, if given.
 bool replica_step(const py::object& weights, const py::object& before, const py::object& sums, std::uintptr_t gradient,
                   const std::string& dtype, float rate, float gradient_scale, float weight_decay) {
@@ -152,7 +152,7 @@ bool replica_step(const py::object& weights, const py::object& before, const py:
   return true;
 }
 
-// Without a gradient its address is 0. Returns whether the sums are finite; without a gradient always true.
+// Returns true if the sums are finite, or there is no gradient (address 0).
 bool round_step(const py::object& weights, const py::object& before, const py::object& means, float rate,
                 const py::object& sums, std::uintptr_t gradient, const std::string& dtype, float gradient_scale,
                 float weight_decay) {
@@ -180,7 +180,7 @@ bool round_step(const py::object& weights, const py::object& before, const py::o
   return is_finite;
 }
 
-// Master weights that do not round to the given weights are set to these.
+// Sets master weights that do not round to the given weights to these.
 void follow(const py::object& master_weights, const py::object& given) {
   const TensorView weights = view_tensor(given, Access::read, "weights");
   const TensorView masters = floats_of(master_weights, "master weights", &weights.count);

@@ -18,7 +18,8 @@ namespace {
 
 namespace py = pybind11;
 
-// The paths of an allreduce of ordinary arrays between nodes with so many ranks each, by the environment's settings.
+// Returns the paths of an allreduce of ordinary arrays between nodes with so many ranks each, by the environment's
+// settings.
 py::list ways(const std::vector<int>& node_sizes) {
   const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
   py::list found;

@@ -34,8 +34,8 @@ using Source = Argument<"source", "the number of a rank, or None", std::optional
 
 constexpr auto between_signals = std::chrono::milliseconds(50);
 
-// Python objects that no letter needs any more. Letters end in any thread, with or without the GIL, and perhaps after
-// the interpreter has ended: the main thread releases the objects, or the next thread that makes a letter.
+// Python objects that no transfer needs any more. Transfers end in any thread, with or without the GIL, and perhaps
+// after the interpreter has ended. So the main thread releases the objects, or the next thread that starts a transfer.
 class Unneeded {
  public:
   void add(PyObject* object) {
@@ -70,7 +70,7 @@ void drop(PyObject* object) {
       unneeded().release();
       return 0;
     };
-    Py_AddPendingCall(release, nullptr);  // if it refuses, the next letter does it
+    Py_AddPendingCall(release, nullptr);  // if it refuses, the next transfer does it
   }
 }
 
@@ -102,8 +102,8 @@ Mailbox::Deadline after(std::optional<double> seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(*seconds, 0.0, 1e9)));
 }
 
-// Waits in steps, between which the main thread polls signals: step(deadline) says whether the wait is over.
-// Returns false if the deadline passes first.
+// Waits in steps, between which the main thread polls signals: step(deadline) returns true if the wait is over. Returns
+// false if the deadline passes first.
 template <class Step>
 bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
   while (true) {
@@ -119,14 +119,14 @@ bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
   }
 }
 
-// A letter and its mailbox. The Python object of the mailbox must stay alive to be closed when the interpreter exits.
+// Transfer with its mailbox. The Python object of the mailbox must stay alive to be closed when the interpreter exits.
 struct BoundLetter {
   py::object box;
   std::shared_ptr<Mailbox> mailbox;
   std::shared_ptr<Transfer> letter;
 };
 
-// `start` makes the letter, without the GIL.
+// Binds the transfer that `start` begins without the GIL.
 template <class Start>
 BoundLetter bound(const std::shared_ptr<Mailbox>& mailbox, const Start& start) {
   std::shared_ptr<Transfer> letter;
@@ -159,7 +159,7 @@ void wait(const BoundLetter& self, const Timeout& timeout) {
   }
 }
 
-// In a thread of the core's. While the interpreter ends, Python ends such a thread when it asks for the GIL, by an
+// Runs in a thread of the core's. While the interpreter ends, Python ends such a thread when it asks for the GIL, by an
 // exception that must not be swallowed: see WithoutGil.
 void call_back(PyObject* callback) {
   try {

@@ -1,4 +1,4 @@
-// gradientflow._core.Store and its kinds, and how the ranks of a job meet at one.
+// gradientflow._core.Store and its kinds, and the rendezvous of a job's ranks at a store.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -41,7 +41,7 @@ Until until(double seconds) {
   return Until(seconds, &poll_signals);
 }
 
-// A store, and how long its calls wait where they do not say so.
+// Store with the default timeout of its calls.
 class BoundStore {
  public:
   BoundStore(std::unique_ptr<Store> store, double timeout) : store_(std::move(store)), timeout_(timeout) {}
@@ -77,7 +77,7 @@ class BoundPythonStore : public BoundStore {
 
 constexpr const char* default_prefix = "gradientflow";
 
-// Nobody else is to come.
+// Exchange of a job with a single rank.
 class ExchangeWithNobody : public transport::Exchange {
  public:
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& /*until*/) override {

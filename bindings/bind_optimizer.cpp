@@ -25,10 +25,10 @@ namespace {
 namespace py = pybind11;
 using engine::Optimizer;
 
-// (beta_1, beta_2, epsilon, decoupled, updates).
+// Tuple of beta_1, beta_2, epsilon, decoupled, updates.
 using Adam = std::tuple<double, double, double, bool, std::uint64_t>;
 
-// (learning rate, momentum, weight decay, trust, maximize, Adam) of each tensor that takes part.
+// Learning rate, momentum, weight decay, trust, maximize and Adam of each tensor that takes part.
 using Settings = std::vector<std::optional<std::tuple<float, float, float, float, bool, std::optional<Adam>>>>;
 
 std::vector<std::optional<Optimizer::Settings>> settings_of(const Settings& settings) {
@@ -56,7 +56,7 @@ struct DeviceFloats {
   py::object optimizer;
 };
 
-// The optimizer, and the objects that own the memory of the weights.
+// Optimizer, with the objects that own the memory of the weights.
 class OptimizerOwner {
  public:
   OptimizerOwner(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
@@ -123,7 +123,7 @@ class OptimizerOwner {
   std::vector<py::object> places_;  // owners of numbers that `place` has put elsewhere
 };
 
-// Gradients of `dtype` at these byte offsets of `memory`, for one step that changes all elements.
+// Returns gradients of `dtype` at these byte offsets of `memory`, for a step that changes all elements.
 BoundUpdate update_over(const py::object& memory, const std::string& dtype, const std::vector<std::size_t>& offsets) {
   const TensorView view = view_tensor(memory, Access::read, "the memory of gradients");
   const DType type = dtype_from_name(dtype);
@@ -141,8 +141,8 @@ BoundUpdate update_over(const py::object& memory, const std::string& dtype, cons
   return {std::move(update), memory};
 }
 
-// The same for a step that changes only the elements from `begin` to `end`. If `of_ranks` has the memory of all ranks
-// of a node, the step takes the means of their gradients itself.
+// Returns the same for a step that changes only the elements from `begin` to `end`. If `of_ranks` has the memory of all
+// ranks of a node, the step takes the means of their gradients itself.
 BoundUpdate part_of(const BoundUpdate& whole, std::size_t begin, std::size_t end, const py::list& of_ranks) {
   BoundUpdate part{whole.update, py::make_tuple(whole.memory, of_ranks)};
   part.update.limit({begin, end});
@@ -156,7 +156,7 @@ BoundUpdate part_of(const BoundUpdate& whole, std::size_t begin, std::size_t end
   return part;
 }
 
-// A NumPy array; on a device DeviceFloats, whose values the default stream sees as the steps so far have written them.
+// Returns a NumPy array; on a device DeviceFloats, whose values the default stream sees as written by the steps so far.
 template <engine::FloatArray& (OptimizerOwner::*member)(std::size_t)>
 py::object array_over(const py::object& self, std::size_t tensor) {
   auto& owner = self.cast<OptimizerOwner&>();

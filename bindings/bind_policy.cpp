@@ -44,7 +44,7 @@ Answer from_python(const py::handle& answer) {
           .go_on = answer.attr("go_on").cast<decltype(Answer::go_on)>()};
 }
 
-// A user's object, which has the methods pushed and departed.
+// Policy that asks a user's object with the methods pushed and departed.
 class OfUser : public policy::Policy {
  public:
   OfUser(std::string name, const py::object& object) : name_(std::move(name)), object_(object.inc_ref().ptr()) {}
@@ -90,7 +90,7 @@ std::shared_ptr<Checked> checked(const char* name, const Workers& workers, std::
   return std::make_shared<Checked>(name, workers.value, std::move(policy));
 }
 
-// The fields of a gradientflow.policies.Simulation.
+// Returns the fields of a gradientflow.policies.Simulation.
 py::dict dict_of(const policy::Account& account, int workers, double seconds,
                  const std::vector<policy::Event>& events) {
   py::list pushes;
@@ -114,7 +114,7 @@ py::dict dict_of(const policy::Account& account, int workers, double seconds,
   return result;
 }
 
-// `lengths`: a contiguous array of float64 for each worker.
+// Simulates a policy. `lengths`: a contiguous array of float64 for each worker.
 py::dict simulate(const py::object& running, const std::vector<py::buffer>& lengths, double until, bool keep_events) {
   const std::shared_ptr<policy::Policy> policy = policy_of(running, static_cast<int>(lengths.size()));
   std::vector<py::buffer_info> views;
@@ -133,7 +133,7 @@ py::dict simulate(const py::object& running, const std::vector<py::buffer>& leng
   return result;
 }
 
-// Nanoseconds in which a policy decides about each push; pushes are given by their workers and times.
+// Returns the nanoseconds that a policy takes to decide about each push; pushes are given by their workers and times.
 std::vector<double> time_decisions(Checked& policy, const std::vector<int>& workers,
                                    const std::vector<double>& seconds) {
   using Clock = std::chrono::steady_clock;
@@ -212,7 +212,7 @@ void bind_policy(py::module_& module) {
           py::arg("worker"), py::arg("seconds"))
       .def_property_readonly("workers", &Checked::workers);
 
-  // A running policy with checks: for a user's object the same ones that the server makes.
+  // Checks a running policy: a user's object in the same way as the server does.
   module.def(
       "checked_policy",
       [](const py::object& running, const Workers& workers) {
@@ -220,7 +220,7 @@ void bind_policy(py::module_& module) {
       },
       py::arg("running"), py::arg("workers"));
 
-  // The account of events of Python up to the last one, with times from `began` on.
+  // Accounts for events of Python up to the last one, with times from `began` on.
   module.def(
       "account_of",
       [](int workers, const std::vector<py::tuple>& events, double began) {

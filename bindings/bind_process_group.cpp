@@ -1,6 +1,6 @@
 // gradientflow._core.PlainCalls: the usual calls of PyTorch's process group, in C++ from its methods to the core. They
-// wait, without a limit of their own, and are on tensors of the host whose memory the core uses as it is. All others
-// are left to the methods.
+// wait, without their own timeout, and are on tensors of the host whose memory the core uses as it is. All remaining
+// calls are left to the methods.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -28,13 +28,13 @@ namespace {
 namespace py = pybind11;
 using transport::CallKind;
 
-thread_local bool runs_callbacks = false;  // whose calls have another communicator
+thread_local bool runs_callbacks = false;  // thread of callbacks, whose calls have another communicator
 
 struct PlainCalls {
   std::shared_ptr<engine::Communicator> communicator;
-  std::map<int, ReduceOp> ops;  // by PyTorch's numbers
-  py::object context;           // of the works
-  py::object work;              // the type of works that have ended
+  std::map<int, ReduceOp> ops;  // reductions by PyTorch's numbers
+  py::object context;           // context of the works
+  py::object work;              // type of works that have ended
   py::object is_profiled;
   std::uint64_t count = 0;
   bool are_limited = false;  // the group has a limit that is not the communicator's
@@ -56,7 +56,7 @@ const Names& names() {
   return all;
 }
 
-// The whole number that is an attribute of an attribute of the object; nothing if there is none.
+// Returns the whole number that is an attribute of an attribute of the object; nothing if there is none.
 std::optional<long> number_at(PyObject* object, std::initializer_list<PyObject*> path) {
   auto found = py::reinterpret_borrow<py::object>(object);
   for (PyObject* const name : path) {
@@ -69,14 +69,14 @@ std::optional<long> number_at(PyObject* object, std::initializer_list<PyObject*>
   return PyLong_Check(found.ptr()) != 0 ? std::optional(PyLong_AsLong(found.ptr())) : std::nullopt;
 }
 
-// A timeout that is not set is negative.
+// True if PlainCalls serves the call. An unset timeout is negative.
 bool are_usual(const PlainCalls& calls, PyObject* options, PyObject* timeout) {
   return !runs_callbacks && !calls.are_limited && options != nullptr && is_none(timeout) &&
          number_at(options, {names().waits}) == 0 &&
          number_at(options, {names().timeout, names().days}).value_or(0) < 0 && calls.is_profiled().ptr() == Py_False;
 }
 
-// The reduction in the options, if the core makes it on the dtype as it is.
+// Returns the reduction in the options, if the core makes it on the dtype as it is.
 std::optional<ReduceOp> op_in(const PlainCalls& calls, PyObject* options, DType dtype) {
   const auto number = number_at(options, {names().reduce_op, names().op, names().value});
   const auto found = number ? calls.ops.find(static_cast<int>(*number)) : calls.ops.end();
@@ -114,7 +114,7 @@ py::object allreduce(PlainCalls& calls, Given given, py::handle /*self*/) {
   if (given[0] == nullptr || PyList_CheckExact(given[0]) == 0 || PyList_GET_SIZE(given[0]) != 1) {
     return {};
   }
-  // Held from here on: other threads may change the list.
+  // The tensor is held from here on: other threads may change the list.
   const auto tensor = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(given[0], 0));
   auto view = are_usual(calls, given[1], given[2]) ? view_if_simple(tensor) : std::nullopt;
   const auto op = view ? op_in(calls, given[1], view->dtype) : std::nullopt;
@@ -126,13 +126,13 @@ py::object allreduce(PlainCalls& calls, Given given, py::handle /*self*/) {
   return make(calls, request, std::move(*view), {}, tensor.ptr());
 }
 
-// A tensor of one block for each rank, and a block.
+// Tensor with one block for each rank, and a single block.
 struct Blocks {
   TensorView whole;
   TensorView block;
 };
 
-// Nothing if the two are no such tensors, or share memory.
+// Returns the two as Blocks; nothing if they are no such tensors, or share memory.
 std::optional<Blocks> blocks_in(const PlainCalls& calls, PyObject* whole, PyObject* block) {
   auto all = whole != nullptr ? view_if_simple(whole) : std::nullopt;
   auto one = block != nullptr ? view_if_simple(block) : std::nullopt;

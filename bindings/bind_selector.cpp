@@ -1,4 +1,4 @@
-// gradientflow._core.selector: the path of a call, and the ranges of a pool, on ranks that need not be there.
+// gradientflow._core.selector: the path of a call, and the ranges of a pool, on ranks that need not exist.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Selects as the ranks of a job with these settings would.
+// Selects paths as the ranks of a job with these settings would.
 class Selector {
  public:
   Selector(const std::vector<int>& nodes, const std::string& transport, const std::map<std::string, std::string>& words)
@@ -42,7 +42,7 @@ class Selector {
     s.has_mpi_communicator = s.transport.is_mpi;
   }
 
-  // (path, the algorithm between nodes, why)
+  // Returns (path, the algorithm between nodes, why).
   [[nodiscard]] py::tuple path_of(const std::string& kind, std::size_t bytes, bool wire, const std::string& algorithm,
                                   bool in_node_memory) const {
     collective::Situation s = situation_;
@@ -63,7 +63,7 @@ class Selector {
   collective::Situation situation_{};
 };
 
-// The messages of a top-k pool: (first layer, one past the last, whether it is dense, its bytes) of each.
+// Returns the messages of a top-k pool: (first layer, one past the last, True if it is dense, its bytes) of each.
 std::vector<std::tuple<std::size_t, std::size_t, bool, std::size_t>> top_k_messages(
     const std::vector<std::size_t>& counts, const std::vector<std::size_t>& layers, const std::vector<double>& ratios,
     std::size_t ranks, const std::string& dtype, const std::string& values, std::size_t merge_bytes) {

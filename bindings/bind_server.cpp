@@ -31,7 +31,7 @@ using engine::ParameterServer;
 using engine::ServerSettings;
 using SettingsArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-// In the order of engine::Skip.
+// Names in the order of engine::Skip.
 constexpr std::array<std::string_view, 3> skips = {"applied", "skipped", "abandoned"};
 
 // Returns a function that calls `start(workers)` of a gradientflow.policies.Policy.
@@ -95,7 +95,8 @@ void check_tensor(const ParameterServer& server, std::size_t tensor, const Tenso
   }
 }
 
-// Returns the numbers of the push and of the pull, 0 without a pull. `gradients`: of each tensor, or None; or empty.
+// Returns the numbers of the push and of the pull, 0 without a pull. `gradients`: one or None for each tensor; or
+// empty.
 std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, const SettingsArray& settings,
                                              float loss_scale, const std::string& skip, std::optional<bool> pull,
                                              const std::vector<py::object>& gradients, std::int64_t nonfinite) {
@@ -127,14 +128,14 @@ std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, cons
   return {pushed.push, pushed.pull};
 }
 
-// An array over node memory of a parameter server, which it keeps alive.
+// Returns an array over node memory of a parameter server, which it keeps alive.
 py::array array_in(const ParameterServer& server, const std::byte* data, const py::dtype& dtype, const py::tuple& shape,
                    bool is_writable) {
   using Owner = std::shared_ptr<const void>;
   const py::capsule owner(new Owner(server.memory()), [](void* held) { delete static_cast<Owner*>(held); });
   py::array array(dtype, py::cast<std::vector<py::ssize_t>>(shape), data, owner);
   if (!is_writable) {
-    array.attr("setflags")(py::arg("write") = false);  // nobody can undo it: a capsule lends nothing to write to
+    array.attr("setflags")(py::arg("write") = false);  // cannot be undone: a capsule lends nothing to write to
   }
   return array;
 }
@@ -164,7 +165,7 @@ py::array weights(const ParameterServer& server, std::uint64_t number, std::size
   return array_in(server, found.data, dtype, shape, false);
 }
 
-// Where each tensor begins in `flat`, which has the tensors one after the other.
+// Returns the start of each tensor in `flat`, their concatenation.
 std::vector<float*> pointers_into(const ParameterServer& server, float* flat) {
   std::vector<float*> pointers;
   for (const std::size_t count : server.layout().counts()) {
@@ -200,7 +201,7 @@ Floats save(const ParameterServer& server, std::size_t array, const Timeout& tim
   return values;
 }
 
-// Writes the elements that a copy has to `values`, which has the tensors one after the other.
+// Writes a copy's elements to `values`, the concatenation of the tensors.
 void salvage(const ParameterServer& server, std::size_t number, std::uint64_t round, std::size_t array,
              Floats& values) {
   if (static_cast<std::size_t>(values.size()) != elements(server)) {

@@ -64,7 +64,7 @@ std::shared_ptr<TopKPool> make_top_k_pool(Communicator& communicator, const std:
   return std::make_shared<TopKPool>(communicator, counts, type, options);
 }
 
-// The fields of gradientflow.pools.top_k.LayerSelection.
+// Returns the fields of gradientflow.pools.top_k.LayerSelection.
 py::list layer_selections(const TopKPool& pool) {
   constexpr std::array<const char*, 3> formats = {"words", "offsets", "bitmap"};
   py::list found;
@@ -77,7 +77,7 @@ py::list layer_selections(const TopKPool& pool) {
   return found;
 }
 
-// One array for all tensors of the pool; None without momentum.
+// Returns one array for all tensors of the pool; None without momentum.
 py::object velocities(const TopKPool& pool) {
   return pool.has_velocities()
              ? kept_of(pool, [&](std::span<float> to) { pool.copy_velocities(to); }).cast<py::object>()

@@ -1,4 +1,4 @@
-// One function per binding file, each adding its part to the module gradientflow._core.
+// Binding functions: one for each file, which adds its part to the module gradientflow._core.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// A collective call, and what keeps its tensors alive.
+// Collective call, with the owners of its tensors.
 #pragma once
 
 #include "../kernels/collective/call/call.hpp"
@@ -11,7 +11,7 @@ struct BoundCall {
   collective::Call call;
   TensorView input;
   TensorView output;
-  bool streams_are_known = true;  // of tensors on a device
+  bool streams_are_known = true;  // false if a device tensor's stream is unknown
 };
 
 // Returns once the call has ended.

@@ -1,6 +1,6 @@
-// The structures of DLPack (https://dmlc.github.io/dlpack), the interchange format of tensors between frameworks, as
-// far as a reader of tensors on CPUs and CUDA devices needs them. Layout and names are those of the specification,
-// versions 0 and 1; of the exchange in C, the beginning.
+// Structures of DLPack (https://dmlc.github.io/dlpack), the interchange format of tensors between frameworks, as far as
+// a reader of tensors on CPUs and CUDA devices needs them. Layout and names follow the specification, versions 0 and 1;
+// of the exchange in C, only the beginning is here.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Tensor {
   std::int32_t ndim;
   DataType dtype;
   std::int64_t* shape;
-  std::int64_t* strides;  // in elements; null means row-major
+  std::int64_t* strides;  // strides in elements; null means row-major
   std::uint64_t byte_offset;
 };
 
@@ -47,7 +47,7 @@ struct ManagedTensorVersioned {  // capsule "dltensor_versioned"
   Tensor tensor;
 };
 
-// What a type of tensors has as the capsule `__dlpack_c_exchange_api__`, "dlpack_exchange_api".
+// Functions in the capsule "dlpack_exchange_api", which a type of tensors has as `__dlpack_c_exchange_api__`.
 struct ExchangeApi {
   std::uint32_t major;
   std::uint32_t minor;

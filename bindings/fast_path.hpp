@@ -1,12 +1,12 @@
 // Fast paths from Python into the core, past the methods in Python. A method such as
 //
 //     def allreduce(self, x, op="sum", algorithm="auto", out=None, wire=None, *, label=None):
-//     self._native.allreduce(...)
+//         self._native.allreduce(...)
 //
 // has a fast path that replaces it in the class: an object that takes the arguments as CPython has them on its stack,
 // gets `self._native`, and calls the core. That saves a small call half of its time. Arguments are converted by the
 // same types as in pybind11's bindings. Unusual calls (another type of `_native`, an argument that the fast path does
-// not know) go to the method itself, whose name, signature and documentation the object has, too.
+// not know) go to the method itself. The object also has the method's name, signature and documentation.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -21,7 +21,7 @@
 
 namespace gradientflow::bindings {
 
-// The arguments of a call, by the parameters after `self`; nullptr for an argument that was not given.
+// Arguments of a call, by the parameters after `self`; nullptr for an argument that was not given.
 using Given = std::span<PyObject* const>;
 
 [[nodiscard]] inline bool is_none(PyObject* given) { return given == nullptr || given == Py_None; }
@@ -29,12 +29,12 @@ using Given = std::span<PyObject* const>;
 // Returns a new reference; nullptr without a Python error set means that the method has to serve the call.
 using FastPath = PyObject* (*)(PyObject* native, Given given);
 
-// The Python object of a fast path to objects of the type `native`. `parameters` has the names of the parameters after
-// `self`; those after "*" are keyword-only.
+// Makes the Python object of a fast path to objects of the type `native`. `parameters`: names of the parameters after
+// `self`; all after "*" are keyword-only.
 pybind11::object make_fast_path(const pybind11::type& native, FastPath path,
                                 std::initializer_list<const char*> parameters);
 
-// An argument as the bindings convert it; throws what they throw.
+// Converts an argument as the bindings do, with their errors.
 template <class T>
 T converted(PyObject* given, T by_default) {
   if (given == nullptr) {
@@ -45,8 +45,8 @@ T converted(PyObject* given, T by_default) {
   return pybind11::detail::cast_op<T>(std::move(caster));
 }
 
-// `function` takes the object of the core, the arguments, and the Python object that holds the first; it returns the
-// result, an empty object if the method has to serve the call.
+// Calls `function` with the object of the core, the arguments, and the Python object that holds the first; it returns
+// the result, or an empty object if the method has to serve the call.
 template <class T, pybind11::object (*function)(T&, Given, pybind11::handle)>
 PyObject* fast_path(PyObject* native, Given given) {
   try {
@@ -62,7 +62,7 @@ PyObject* fast_path(PyObject* native, Given given) {
   return nullptr;
 }
 
-// Adds a fast path to the attribute `fast_paths` of a bound class, which has them by the name of the method.
+// Adds a fast path to the attribute `fast_paths` of a bound class, a dict by the name of the method.
 template <auto function, class T, class... Options>
 void def_fast_path(pybind11::class_<T, Options...>& cls, const char* name,
                    std::initializer_list<const char*> parameters) {

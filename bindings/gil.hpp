@@ -1,4 +1,4 @@
-// Python's global interpreter lock (GIL), released while the core works.
+// Release of Python's global interpreter lock (GIL) while the core works.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -58,8 +58,8 @@ auto with_gil(Work work) -> decltype(work()) {
   return work();
 }
 
-// Runs the handlers of Python's pending signals, which Python does in the main thread only. Throws what they raise. To
-// be called without the GIL.
+// Runs the handlers of Python's pending signals, which Python does in the main thread only, and throws their
+// exceptions. Needs the GIL released.
 inline void poll_signals() {
   if (getpid() != gettid()) {
     return;

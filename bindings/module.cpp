@@ -1,4 +1,4 @@
-// The Python module gradientflow._core: converts arguments, releases the GIL, and nothing else.
+// Python module gradientflow._core: converts arguments, releases the GIL, and nothing else.
 #include "bindings.hpp"
 
 PYBIND11_MODULE(_core, module) {

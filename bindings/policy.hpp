@@ -9,10 +9,10 @@
 
 namespace gradientflow::bindings {
 
-// What `start` of a gradientflow.policies.Policy returned, as a policy whose events and answers are checked. To be
-// called with the GIL. A policy of the core is returned as it is, and asked without the GIL; a user's object is asked
-// with the GIL, in any thread, lives as long as the returned policy, and its exceptions become Error(value). So no
-// thread may hold the GIL while it waits for one that asks the policy. Throws Error(type) for an object without the two
+// Returns the result of `start` of a gradientflow.policies.Policy as a policy whose events and answers are checked.
+// Needs the GIL. A policy of the core is returned as it is, and asked without the GIL. A user's object is asked with
+// the GIL, in any thread, and lives as long as the returned policy; its exceptions become Error(value). So no thread
+// may hold the GIL while it waits for a thread that asks the policy. Throws Error(type) for an object without the two
 // methods, Error(value) for a policy of the core that was started for another number of workers.
 [[nodiscard]] std::shared_ptr<policy::Policy> policy_of(const pybind11::object& running, int workers);
 

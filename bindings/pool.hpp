@@ -1,4 +1,4 @@
-// What the bindings of all pools share.
+// Common parts of the bindings of all pools.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -22,18 +22,19 @@ namespace gradientflow::bindings {
 
 using TensorIndex = Argument<"index", "the number of a tensor", std::ptrdiff_t>;
 
-// As in a list, negative indices count from the end. An index out of range stays out of range: the pool refuses it.
+// Returns the tensor at an index; as in a list, negative ones count from the end. The pool refuses an index out of
+// range.
 inline std::size_t tensor_at(const engine::Pool& pool, const TensorIndex& index) {
   const auto number = static_cast<std::ptrdiff_t>(pool.places());
   return static_cast<std::size_t>(index.value < 0 && index.value >= -number ? index.value + number : index.value);
 }
 
-// gradientflow._core.Segment or gradientflow._core.device.Segment.
+// Returns a gradientflow._core.Segment or gradientflow._core.device.Segment.
 inline pybind11::object segment_of(const engine::PoolMemory& memory) {
   return memory.device() ? pybind11::cast(memory.on_device()) : pybind11::cast(memory.on_host());
 }
 
-// The input of a step, over the pool's own memory.
+// Binds the input of a step, over the pool's own memory.
 inline BoundUpdate bound(engine::Update update, const engine::Pool& pool) {
   return {std::move(update), segment_of(pool.memory())};
 }
@@ -42,7 +43,7 @@ inline double seconds(engine::Times::Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
-// (bytes, bytes sent, non-finite values, path, ready, started, ended) of each message in the last iteration.
+// Returns (bytes, bytes sent, non-finite values, path, ready, started, ended) of each message in the last iteration.
 inline pybind11::list reports_of(const engine::Pool& pool) {
   pybind11::list found;
   for (const auto& report : pool.reports()) {
@@ -53,7 +54,7 @@ inline pybind11::list reports_of(const engine::Pool& pool) {
   return found;
 }
 
-// The extra numbers that are averaged with the gradients: an array over the pool's own memory.
+// Returns the extra numbers that are averaged with the gradients: an array over the pool's own memory.
 template <class Pool>
 pybind11::array_t<double> extra_of(const pybind11::object& self) {
   auto& numbers = self.cast<Pool&>().extra();

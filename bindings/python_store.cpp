@@ -11,7 +11,8 @@ namespace {
 namespace py = pybind11;
 using transport::Until;
 
-// No value is this: a store that is asked to replace it by itself says what there is, and changes nothing.
+// Placeholder that no value equals: when asked to replace it by itself, a store returns the present value and changes
+// nothing.
 constexpr const char* no_value = "GradientFlow: no value";
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }

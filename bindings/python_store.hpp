@@ -1,4 +1,4 @@
-// A store that a Python program gives, such as one of PyTorch.
+// Store given by a Python program, such as a PyTorch store.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,13 +11,13 @@
 
 namespace gradientflow::bindings {
 
-// Uses `set(key, value)`, `add(key, amount)`, `compare_set(key, expected, desired)` and, if it has that,
-// `delete_key(key)`, all as PyTorch's stores have them: values are bytes, of which there is at least one, and an
-// expected value without any stands for none. What they raise where the store fails is Error(peer) here. How long they
-// take is up to the store; to wait for a value is to ask for it again and again.
+// Uses `set(key, value)`, `add(key, amount)`, `compare_set(key, expected, desired)` and, if available,
+// `delete_key(key)`, all as in PyTorch's stores: values are nonempty bytes, and an empty expected value stands for
+// none. Their exceptions, when the store fails, become Error(peer). The store decides how long a call takes; to wait
+// for a value, it is asked repeatedly.
 class PythonStore : public transport::Store {
  public:
-  // `name`: what it is in errors. To be made and destroyed with the GIL, and called without it.
+  // `name`: its name in errors. Must be made and destroyed with the GIL, and called without it.
   PythonStore(pybind11::object store, std::string name, bool is_served_here);
 
   void set(const std::string& key, const std::string& value, const transport::Until& until) override;

@@ -1,4 +1,4 @@
-// What the bindings of pools with residuals share.
+// Common parts of the bindings of pools with residuals.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -25,7 +25,7 @@ Floats kept_of(const Pool& pool, Copy copy) {
   return numbers;
 }
 
-// Where a gradient was not finite: (rank or -1, first tensor, last tensor).
+// Returns the place of a gradient that was not finite: (rank or -1, first tensor, last tensor).
 template <class Pool>
 pybind11::object nonfinite_of(const Pool& pool) {
   const auto place = pool.nonfinite();

@@ -9,7 +9,7 @@ namespace gradientflow::bindings {
 
 using Number = std::uintptr_t;
 
-// The stream with CUDA's own number, which frameworks give.
+// Returns the stream with CUDA's own number, which frameworks give.
 inline compute::cuda::Stream stream_of(Number number) {
   return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): that is what they give
 }

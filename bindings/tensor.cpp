@@ -46,7 +46,7 @@ bool is_contiguous(std::int32_t ndim, const std::int64_t* shape, const std::int6
   return true;
 }
 
-// From the kind and size of an element, which NumPy, DLPack and the buffer protocol all give.
+// Returns the dtype for the kind and size of an element, which NumPy, DLPack and the buffer protocol all give.
 std::optional<DType> dtype_of(char kind, std::size_t bytes) {
   switch (kind) {
     case 'f':
@@ -113,7 +113,7 @@ compute::cuda::Stream stream_from(std::uintptr_t number) {
   return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): that is what they give
 }
 
-// Subclasses of its tensors, too.
+// Returns true for PyTorch's tensors and their subclasses.
 bool is_of_torch(py::handle object) {
   const auto types = py::reinterpret_borrow<py::tuple>(Py_TYPE(object.ptr())->tp_mro);
   return std::any_of(types.begin(), types.end(), [](py::handle type) {
@@ -130,7 +130,7 @@ TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const c
     refuse_type(name, "is neither in memory of the host nor on a CUDA device (DLPack device type " +
                           std::to_string(device) + ")");
   }
-  constexpr std::string_view kinds = "iufVE?b";  // by type code
+  constexpr std::string_view kinds = "iufVE?b";  // kinds by type code
   const std::size_t code = tensor.dtype.code;
   const char kind = tensor.dtype.lanes == 1 && code < kinds.size() ? kinds[code] : 'V';
   const std::optional<DType> known = dtype_of(kind, tensor.dtype.bits / 8U);
@@ -147,7 +147,7 @@ TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const c
   for (std::int32_t i = 0; i < tensor.ndim; ++i) {
     view.count *= static_cast<std::size_t>(tensor.shape[i]);
   }
-  if (tensor.data == nullptr && view.count > 0) {  // PyTorch's zero tensors, and those of its tracers
+  if (tensor.data == nullptr && view.count > 0) {  // PyTorch's zero tensors, or its tracers' tensors
     refuse_value(name, "has no memory; make a copy of its values first");
   }
   view.data = tensor.data == nullptr ? nullptr : static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
@@ -159,7 +159,7 @@ TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const c
   return view;
 }
 
-// Passes `stream` only if it is given: PyTorch's tensors of the host refuse one, and its default is what we want.
+// Passes `stream` only if it is given: PyTorch's tensors of the host refuse one, and its default is suitable.
 py::object export_dlpack(py::handle object, std::optional<std::int64_t> stream) {
   const py::object method = object.attr("__dlpack__");
   py::dict arguments;
@@ -168,7 +168,7 @@ py::object export_dlpack(py::handle object, std::optional<std::int64_t> stream) 
   }
   try {
     py::dict versioned = arguments.attr("copy")();
-    versioned["max_version"] = py::make_tuple(1, 0);  // says whether the memory is read-only
+    versioned["max_version"] = py::make_tuple(1, 0);  // tells whether the memory is read-only
     return method(**versioned);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError)) {
@@ -187,13 +187,13 @@ bool is_on_device(py::handle object) {
   return kind == dlpack::cuda || kind == dlpack::cuda_managed;
 }
 
-// The method of PyTorch's tensors exports those of the current device only; its function exports all.
+// Exports a CUDA tensor by PyTorch's function, as the tensor's method serves the current device only.
 py::object export_of_torch(py::handle tensor, const char* name) {
   if (tensor.attr("is_neg")().cast<bool>()) {
     refuse_value(name, "is a negated view of other values; give tensor.resolve_neg()");
   }
   if (tensor.attr("requires_grad").cast<bool>()) {
-    return export_dlpack(tensor, std::nullopt);  // which raises the error
+    return export_dlpack(tensor, std::nullopt);  // raises the error
   }
   const py::object device = tensor.attr("device");
   if (device.attr("type").cast<std::string>() != "cuda") {
@@ -202,9 +202,9 @@ py::object export_of_torch(py::handle tensor, const char* name) {
   return py::module_::import("torch.utils.dlpack").attr("to_dlpack")(tensor);
 }
 
-// Exports a tensor of PyTorch in memory of the host through DLPack's exchange in C, in a tenth of the time; nothing
-// where the methods have to serve. The exchange knows neither gradients nor the negative bit. A subclass that inherits
-// it may have its values elsewhere.
+// Exports a tensor of PyTorch in memory of the host through DLPack's exchange in C, in a tenth of the time; returns
+// nothing if the methods have to serve. The exchange knows neither gradients nor the negative bit. A subclass that
+// inherits it may have its values elsewhere.
 py::object export_in_c(py::handle object) {
   static PyObject* const attribute = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
   static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -229,7 +229,7 @@ py::object export_in_c(py::handle object) {
   dlpack::ManagedTensorVersioned* managed = nullptr;
   if (api->major != 1 || !is(is_cpu, Py_True) || !is(layout, strided) || !is(requires_grad, Py_False) || is_negated() ||
       api->export_tensor(object.ptr(), &managed) != 0) {
-    PyErr_Clear();  // the methods say it again, in their words
+    PyErr_Clear();  // the methods raise it again, with their own message
     return {};
   }
   const auto release = [](PyObject* capsule) {
@@ -240,7 +240,7 @@ py::object export_in_c(py::handle object) {
   return managed->tensor.device.type == dlpack::cpu ? capsule : py::object();
 }
 
-// The capsule stays ours: its own destructor calls the deleter once the view is gone.
+// Keeps the capsule: its own destructor calls the deleter once the view is gone.
 TensorView view_exported(py::object capsule, Access access, const char* name) {
   TensorView view;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
@@ -290,8 +290,8 @@ TensorView view_dlpack(py::handle object, Access access, const char* name) {
   return view;
 }
 
-// The stream of version 3 of the CUDA array interface. Nothing if the entry is None, when no work is under way, or
-// missing, when the stream is not known.
+// Returns the stream of version 3 of the CUDA array interface; nothing if the entry is None (no work is under way) or
+// missing (the stream is not known).
 std::optional<compute::cuda::Stream> stream_of_interface(const py::dict& interface) {
   if (!interface.contains("stream") || py::object(interface["stream"]).is_none()) {
     return std::nullopt;
@@ -377,7 +377,7 @@ TensorView view_any(py::handle object, Access access, const char* name) {
 
 }  // namespace
 
-// An error of the object's own protocols becomes an Error(type) of the argument.
+// Views a tensor; an error of the object's own protocols becomes an Error(type) of the argument.
 TensorView view_tensor(py::handle object, Access access, const char* name) {
   try {
     return view_any(object, access, name);
@@ -400,7 +400,7 @@ std::optional<TensorView> view_if_simple(py::handle object) {
   }
   try {
     return view_exported(std::move(capsule), Access::write, "the tensor");
-  } catch (const Error&) {  // its dtype, or gaps
+  } catch (const Error&) {  // unsupported dtype, or gaps
     return std::nullopt;
   }
 }

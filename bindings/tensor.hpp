@@ -1,9 +1,9 @@
-// A Python object seen as flat memory, of the host or of a CUDA device, without a copy: NumPy arrays, anything with
-// DLPack, with the CUDA array interface (version 2 or 3), or with the buffer protocol.
+// Views of Python objects as flat memory, of the host or of a CUDA device, without a copy: NumPy arrays, and all
+// objects with DLPack, with the CUDA array interface (version 2 or 3), or with the buffer protocol.
 //
 // Values on a device are ready in a stream: the framework's current one if it is known (PyTorch, and version 3 of the
-// CUDA array interface, which CuPy and Numba have), else the default stream, for which DLPack has the producer order
-// its work. In the second case the stream of the next use is not known either, so the host has to wait.
+// CUDA array interface, which CuPy and Numba have), otherwise the default stream, behind which producers order their
+// work for DLPack. In the second case the stream of the next use is not known either, so the host has to wait.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,26 +19,26 @@ namespace gradientflow::bindings {
 
 enum class Access { read, write };
 
-// Keeps the memory alive.
+// View of a tensor; keeps the memory alive.
 struct TensorView : engine::Array {
   [[nodiscard]] const engine::Array& array() const { return *this; }
   pybind11::object owner = pybind11::none();
   bool stream_is_known = true;
 };
 
-// Throws Error(type) where the object, its dtype or its device is not supported, and Error(value) where it is not
-// contiguous or, for Access::write, read-only. `name` is what the argument is called in messages.
+// Throws Error(type) if the object, its dtype or its device is not supported, and Error(value) if it is not contiguous
+// or, for Access::write, is read-only. `name`: name of the argument in messages.
 TensorView view_tensor(pybind11::handle object, Access access, const char* name);
 
-// A view of an object that is one of PyTorch's tensors in contiguous memory of the host, without gradient or negative
-// bit; nothing for all other objects. For callers with another way, since it takes a tenth of the time.
+// Returns a view of a PyTorch tensor in contiguous memory of the host, without gradient or negative bit; nothing for
+// all other objects. For callers with a fallback, since it takes a tenth of the time.
 std::optional<TensorView> view_if_simple(pybind11::handle object);
 
-// The shape that its owner has.
+// Returns the shape of the view's owner.
 std::vector<std::size_t> shape_of(const TensorView& view);
 
-// The stream in which a framework would use `object` on its device now; nothing if it is not known, or the object is
-// not on a device.
+// Returns the stream in which a framework would use `object` on its device now; nothing if it is not known, or the
+// object is not on a device.
 std::optional<compute::cuda::Stream> current_stream(pybind11::handle object);
 
 }  // namespace gradientflow::bindings

@@ -1,4 +1,4 @@
-// The input of an optimizer's step as a Python object, which keeps the memory of the gradients alive.
+// Input of an optimizer's step as a Python object, which keeps the memory of the gradients alive.
 #pragma once
 
 #include <pybind11/pybind11.h>
