@@ -98,9 +98,9 @@ void bind_chunk_pool(py::module_& module) {
           },
           py::arg("timeout"), py::arg("density"), py::arg("stream"), py::call_guard<WithoutGil>());
   module.def("important_count", &engine::important_count, py::arg("density"), py::arg("chunks"),
-             "How many chunks are sent at a density.");
+             "Number of chunks sent at a density.");
   module.def("choose_important", &choose_important, py::arg("norms"), py::arg("count"),
-             "By chunk: 1 for those of largest norm, the lower index where two are equal.");
+             "1 for each of the chunks of largest norm, else 0; of equal norms, the lower index comes first.");
 }
 
 }  // namespace gradientflow::bindings

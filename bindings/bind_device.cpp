@@ -25,7 +25,7 @@ namespace cuda = compute::cuda;
 using collective::DeviceSegment;
 
 void* pointer(std::uintptr_t address) {
-  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): an address from Python
 }
 
 // Allocates zero-filled memory that no other rank maps.
@@ -237,7 +237,7 @@ void bind_device(py::module_& module) {
           "address", [](const DeviceSegment& segment) { return reinterpret_cast<std::uintptr_t>(segment.mine()); });
   submodule.def("built", &cuda::is_built, "Whether the library was built with CUDA.");
   submodule.def("unavailable_reason", &cuda::unavailable_reason, "Why no device can be used; empty where one can.");
-  submodule.def("count", &cuda::device_count, "How many devices there are; 0 without a driver.");
+  submodule.def("count", &cuda::device_count, "Number of devices; 0 without a driver.");
   submodule.def("name", [](int device) { return cuda::runtime().name(device); }, py::arg("device"));
   submodule.def("allocate", &allocate, py::arg("device"), py::arg("bytes"), py::call_guard<WithoutGil>());
   submodule.def("read", &read, py::arg("device"), py::arg("address"), py::arg("host"), py::arg("bytes"),

@@ -105,7 +105,7 @@ void bind_endpoint(py::module_& module) {
         return std::tuple(choice.transport().name, choice.is_asked_for ? "asked for" : choice.why, config.interface);
       },
       py::arg("overrides") = py::dict(),
-      "What a job of MPI on hosts like this one would take, why, and at which interfaces it would listen.");
+      "Transport of an MPI job on hosts like this one, the reason, and the interfaces at which it would listen.");
 
   module.def(
       "launcher_mismatch",

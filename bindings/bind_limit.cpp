@@ -99,7 +99,7 @@ double round_trip(std::uintptr_t mine, std::uintptr_t theirs, bool first) {
 }  // namespace
 
 void bind_limit(py::module_& module) {
-  py::module_ limit = module.def_submodule("limit", "What the memory of a node allows.");
+  py::module_ limit = module.def_submodule("limit", "Limits that the memory of a node sets.");
   py::class_<UnsynchronizedAllreduce>(limit, "UnsynchronizedAllreduce")
       .def(py::init<const std::vector<std::uintptr_t>&, std::size_t, std::size_t, std::size_t, const std::string&,
                     const std::string&>(),

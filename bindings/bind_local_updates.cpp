@@ -22,7 +22,7 @@ namespace {
 namespace py = pybind11;
 
 const void* gradient_at(std::uintptr_t address) {
-  return reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+  return reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr): an address from Python
 }
 
 std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count, DType wire) {
@@ -207,7 +207,7 @@ void follow(const py::object& master_weights, const py::object& given) {
 }  // namespace
 
 void bind_local_updates(py::module_& module) {
-  py::module_ submodule = module.def_submodule("local_updates", "What a worker does to its own weights.");
+  py::module_ submodule = module.def_submodule("local_updates", "Steps of a worker on its own weights.");
   submodule.def("sgd_step", &sgd_step, py::arg("weights"), py::arg("gradient"), py::arg("dtype"), py::arg("rate"),
                 py::arg("gradient_scale"), py::arg("weight_decay"));
   submodule.def("glu_step", &glu_step, py::arg("weights"), py::arg("pre_weights"), py::arg("gradient"),
@@ -231,7 +231,7 @@ void bind_local_updates(py::module_& module) {
                                dtype_from_name(wire.empty() ? dtype : wire));
       },
       py::arg("address"), py::arg("dtype"), py::arg("count"), py::arg("wire") = "",
-      "How many numbers are not finite; with a wire, once they are rounded to that.");
+      "Count of numbers that are not finite; with a wire, after rounding to it.");
 }
 
 }  // namespace gradientflow::bindings

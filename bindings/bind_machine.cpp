@@ -1,4 +1,4 @@
-// What Python asks without a communicator: the paths of an allreduce, the wires, the memory of the machine.
+// Queries that need no communicator: the paths of an allreduce, the wires, the memory of the machine.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -64,7 +64,7 @@ void bind_machine(py::module_& module) {
     static_cast<void>(dtype_of(wire_from_name(wire), sender));
   });
   module.def("memory", &memory, py::arg("root") = "",
-             "How many bytes of memory this process can have at all, and now; `root` stands for /, for tests.");
+             "Bytes of memory that this process can have in all, and now; `root` stands for /, for tests.");
 }
 
 }  // namespace gradientflow::bindings

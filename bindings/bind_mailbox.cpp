@@ -88,7 +88,7 @@ int rank_of(const Source& source) {
 }
 
 void* pointer(std::uintptr_t address) {
-  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): an address from Python
 }
 
 Mailbox::Deadline after(std::optional<double> seconds) {

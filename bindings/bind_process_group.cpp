@@ -179,7 +179,7 @@ void bind_process_group(py::module_& module) {
                                std::move(is_profiled)};
            }),
            py::arg("communicator"), py::arg("ops"), py::arg("context"), py::arg("work"), py::arg("is_profiled"))
-      .def_readonly("count", &PlainCalls::count, "How many there were.")
+      .def_readonly("count", &PlainCalls::count, "Number of calls so far.")
       .def_readwrite("are_limited", &PlainCalls::are_limited);
   def_fast_path<&allreduce>(calls, "allreduce", {"tensors", "opts", "timeout"});
   def_fast_path<&all_gather_single>(calls, "all_gather_single", {"output", "input", "opts", "timeout"});

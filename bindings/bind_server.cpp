@@ -81,7 +81,7 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
 }
 
 void* pointer(std::uintptr_t address) {
-  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): an address from Python
 }
 
 void check_tensor(const ParameterServer& server, std::size_t tensor, const TensorView& view, const char* name) {
@@ -243,7 +243,7 @@ void bind_server(py::module_& module) {
             return nonfinite;
           },
           py::arg("tensor"), py::arg("address"), py::arg("dtype"), py::call_guard<WithoutGil>(),
-          "How many of its numbers are not finite, as they travel.")
+          "Count of its numbers that are not finite, as rounded for messages.")
       .def("push", &push, py::arg("settings"), py::arg("loss_scale"), py::arg("skip"), py::arg("pull"),
            py::arg("gradients"), py::arg("nonfinite") = -1)
       .def(

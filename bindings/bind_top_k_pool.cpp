@@ -122,7 +122,7 @@ void bind_top_k_pool(py::module_& module) {
           [](TopKPool& pool, const Timeout& timeout, Number stream) { pool.wait(timeout.value, stream_of(stream)); },
           py::arg("timeout"), py::arg("stream"), py::call_guard<WithoutGil>());
   module.def("k_of", &engine::k_of, py::arg("elements"), py::arg("ratio"),
-             "How many entries of a layer are sent with a compression ratio.");
+             "Number of entries of a layer sent with a compression ratio.");
 }
 
 }  // namespace gradientflow::bindings

@@ -110,7 +110,7 @@ TensorView view_numpy(const py::array& array, Access access, const char* name) {
 constexpr std::uintptr_t default_stream = 1;  // its number in both protocols, and in CUDA
 
 compute::cuda::Stream stream_from(std::uintptr_t number) {
-  return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): that is what they give
+  return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): frameworks give numbers
 }
 
 // Returns true for PyTorch's tensors and their subclasses.
@@ -340,7 +340,7 @@ TensorView view_cuda_array(py::handle object, Access access, const char* name) {
   for (const std::int64_t size : shape) {
     view.count *= static_cast<std::size_t>(size);
   }
-  view.data = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): that is what they give
+  view.data = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): frameworks give numbers
   const std::optional<compute::cuda::Stream> stream = stream_of_interface(interface);
   const int device =
       view.count == 0 ? compute::cuda::runtime().device() : compute::cuda::runtime().facts(view.data).device;

@@ -18,7 +18,7 @@ struct WireTraits {
   std::string_view name;
   std::size_t element;         // bytes
   std::size_t header;          // bytes
-  std::optional<DType> dtype;  // of an element; none where its value follows from the header, too
+  std::optional<DType> dtype;  // dtype of an element; none if its value depends on the header, too
 };
 
 // In the order of enum class Wire; Python reads it as gradientflow.wires.
@@ -32,18 +32,18 @@ inline constexpr std::array<WireTraits, 4> wires = {{
 [[nodiscard]] constexpr const WireTraits& traits_of(Wire wire) { return wires[static_cast<std::size_t>(wire)]; }
 [[nodiscard]] Wire wire_from_name(std::string_view name);  // throws Error(value) with the names
 
-[[nodiscard]] Wire wire_of(DType dtype);  // whose elements are of it; throws as wire_from_name
+[[nodiscard]] Wire wire_of(DType dtype);  // the wire with elements of this dtype; throws as wire_from_name does
 
-// The dtype of values that travel one by one, each for itself. Throws Error(value) where a wire has none; `who` begins
-// the message and says what sends such values, in the singular.
+// The dtype of values that travel one by one, each for itself. Throws Error(value) if a wire has none; `who`, the
+// sender of such values, begins the message.
 [[nodiscard]] DType dtype_of(Wire wire, std::string_view who);
 
 // The wire of a tensor of `dtype`, or none if that one does not round. Throws Error(type) unless the dtype is float32
 // or no wider than the wire.
 [[nodiscard]] std::optional<Wire> rounding_wire(std::optional<Wire> wire, DType dtype);
 
-// The bytes of a segment of `count` values, and the most values of one of `bytes` bytes. Without a wire the elements
-// are those of the tensor, `dtype`.
+// Bytes of a segment of `count` values, and most values in a segment of `bytes` bytes. Without a wire, elements have
+// the tensor's dtype.
 [[nodiscard]] std::size_t segment_bytes(std::optional<Wire> wire, DType dtype, std::size_t count);
 [[nodiscard]] std::size_t segment_values(std::optional<Wire> wire, DType dtype, std::size_t bytes);
 

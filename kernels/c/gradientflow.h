@@ -183,7 +183,7 @@ typedef enum gf_algorithm {
 typedef struct gf_call_options {
   size_t size;  // sizeof(gf_call_options): tells the library which fields the program knows
   gf_algorithm algorithm;
-  gf_dtype wire;  // of allreduce: FLOAT32 is rounded to FLOAT16, BFLOAT16 or FLOAT8_E4M3 between nodes
+  gf_dtype wire;  // format of FLOAT32 between nodes in an allreduce: FLOAT16, BFLOAT16 or FLOAT8_E4M3
   int device;     // the CUDA device of the arrays, the same in all calls of a communicator; or GF_HOST
   void* stream;   // a cudaStream_t of that device. The call sees work enqueued before it, and work enqueued after it
                   // sees the result; the host does not wait for the device

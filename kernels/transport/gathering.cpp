@@ -91,7 +91,7 @@ class Gathering {
     }
     try {
       wait(sends, seconds);
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the others have theirs, and whoever has not shows later
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): other ranks have answers; a missing one shows later
     }
     for (Request& each : sends) {
       each.give_up(reply);

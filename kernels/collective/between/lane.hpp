@@ -96,8 +96,8 @@ class Operands {
   // Copies the result, `received` or already in this rank's output (nullptr), to all outputs.
   void deliver(const Range& range, const std::byte* received);
 
-  // Conversion to and from a segment of the wire. Values are final, or partial sums: those of a mean are divided on the
-  // wire, so that they stay in its range.
+  // Conversion to and from a segment of the wire. Values are final or partial sums. Partial sums of a mean are divided
+  // on the wire, to stay in its range.
   void encode(std::byte* wire, const std::byte* values, std::size_t count, bool final) const;
   void decode(std::byte* values, const std::byte* wire, std::size_t count, bool final) const;
 

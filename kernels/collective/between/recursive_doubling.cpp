@@ -29,7 +29,7 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
   const std::vector<Round> rounds = doubling_rounds(lane.size(), lane.index);
   const std::size_t element = operands.element();
   const std::size_t segment = operands.segment_values(lane.segments.bytes);
-  const std::size_t segments = std::max<std::size_t>(pieces(operands.count(), segment), 1);  // of the tensor
+  const std::size_t segments = std::max<std::size_t>(pieces(operands.count(), segment), 1);  // segments of the tensor
   const std::size_t window = std::min(lane.segments.window, segments);
 
   const auto round_of = [&](std::size_t t) { return rounds[t / segments]; };

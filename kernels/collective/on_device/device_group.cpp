@@ -125,7 +125,7 @@ Outcome DeviceGroup::run(const Call& call) {
     outcome.idle = call.signature.idle;
     return outcome;
   }
-  check();  // if an earlier call has failed, the others do not take part in an agreement
+  check();  // after an earlier failure, other ranks take part in no agreement
   outcome.idle = group_.agree_on(call);
   runtime.wait(placement_of(call).stream, last_->get());
   choice = serve(call, choice, outcome);

@@ -12,7 +12,7 @@ namespace {
 
 using Bytes = Vector<std::uint8_t, vector_bytes / 4>;  // as many as there are Floats
 
-// Each byte widened to a word, and the lowest byte of each word (the others are 0), in order.
+// Each byte widened to a word, and the lowest byte of each word (the rest is 0), in order.
 #if defined(__AVX512F__)
 [[gnu::always_inline]] inline Words widen(Bytes bytes) {
   return reinterpret_cast<Words>(_mm512_maskz_cvtepu8_epi32(0xffff, reinterpret_cast<__m128i>(bytes)));
@@ -28,7 +28,7 @@ using Bytes = Vector<std::uint8_t, vector_bytes / 4>;  // as many as there are F
 struct Float8 {
   static constexpr std::size_t size = 1;
 
-  // Shifted left by 20, exponent and fraction lie where those of a float32 do, with an exponent that is too small by
+  // Shifted left by 20, exponent and fraction lie as in a float32, with an exponent that is too small by
   // 120 (the biases are 7 and 127). A subnormal is put right as in Float16Format.
   [[gnu::always_inline]] static Floats load_ordered(const std::byte* address) {
     constexpr std::int32_t smallest_normal = 0x08 << 20;

@@ -70,9 +70,9 @@ using StepTable = AllSteps::All<StepKernels>;
 struct KernelTable {
   ReduceKernel reduce[9][5];
   CastKernel cast[3][3];  // [destination][source]
-  CastKernel to_float8;   // from float32
+  CastKernel to_float8;   // rounds float32
   CastKernel from_float8;
-  LargestKernel largest_finite;  // of float32
+  LargestKernel largest_finite;  // takes float32
   CountKernel count_nonfinite[3];
   CopyKernel copy[2];  // cached, streaming
   UpdateResidualKernel update_residual[3];

@@ -14,7 +14,7 @@ PreparedCall::~PreparedCall() {
   if (under_way_) {
     try {
       wait();
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nobody is left to be told
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): no caller is left to tell
     }
   }
 }

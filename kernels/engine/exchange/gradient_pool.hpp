@@ -30,7 +30,7 @@ class GradientPool final : public Pool {
  public:
   struct Options {
     std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse` and `automatic_threshold`
-    std::optional<Wire> wire = {};                     // what float32 values are rounded to between nodes
+    std::optional<Wire> wire = {};                     // format of float32 values between nodes
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<int> device = {};  // CUDA device of the tensors; none: the host
     std::size_t extra = 0;           // number of extra numbers, averaged in every iteration

@@ -162,7 +162,7 @@ class Pool {
     }
   }
 
-  // NOLINTBEGIN(cppcoreguidelines-non-private-member-variables-in-classes): of those that derive from it
+  // NOLINTBEGIN(cppcoreguidelines-non-private-member-variables-in-classes): for derived pools
   std::string name_;
   DType dtype_;
   std::size_t tensors_;

@@ -119,7 +119,7 @@ class ResidualPool : public Pool {
     check_same("states of " + name_ + "s", description);
   }
 
-  // NOLINTBEGIN(cppcoreguidelines-non-private-member-variables-in-classes): of those that derive from it
+  // NOLINTBEGIN(cppcoreguidelines-non-private-member-variables-in-classes): for derived pools
   bool skip_nonfinite_;
   float scale_ = 1.0F;  // factor of gradients: 1 / loss scale
   VersionedArray residual_;

@@ -42,7 +42,7 @@ class TopKPool final : public ResidualPool {
     std::optional<float> momentum = {};  // momentum correction, with velocities (DGC paper, section 3.1)
     bool masking = true;                 // a velocity is zeroed where it was sent
     std::optional<double> clip = {};     // the largest norm of a layer's mean gradient, if the ranks' are independent
-    std::optional<Wire> wire = {};       // of values sent; by default float32, or bfloat16 for bfloat16 gradients
+    std::optional<Wire> wire = {};  // format of values sent; by default float32, or bfloat16 for bfloat16 gradients
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<std::size_t> merge_bytes = {};  // least bytes of a message, into which layers are merged
     bool overlap = true;                          // false: all work is done in `wait`

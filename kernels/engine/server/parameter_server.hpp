@@ -28,9 +28,9 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
     std::optional<std::size_t> servers =
         {};  // number of servers, threads in the workers; by default as many as can have a shard each
     std::optional<std::size_t> fusion_threshold = {};   // bytes of a range; see `fuse`
-    Wire wire = Wire::float32;                          // in which gradients and weights travel
-    std::vector<std::string> names = {};                // of the tensors, for error messages; may be empty
-    std::vector<std::vector<std::size_t>> shapes = {};  // of the tensors, the same on all ranks; may be empty
+    Wire wire = Wire::float32;                          // format of gradients and weights in messages
+    std::vector<std::string> names = {};                // names of the tensors, for error messages; may be empty
+    std::vector<std::vector<std::size_t>> shapes = {};  // shapes of the tensors, the same on all ranks; may be empty
     ServerOptimizer optimizer = {};
     std::string policy = "bsp";               // description of the policy, the same on all ranks
     int replicas = 0;                         // 1: another server keeps copies of each

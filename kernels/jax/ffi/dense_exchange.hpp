@@ -21,9 +21,9 @@ class DenseExchange final : public Exchange {
   // Memory in which a gradient is averaged.
   struct Place {
     std::optional<std::size_t> pool;  // none: where it is
-    std::size_t tensor;               // of the pool
-    std::string name;                 // for labels
-    std::optional<Wire> wire;         // of gradients that stay where they are
+    std::size_t tensor;               // index in the pool
+    std::string name;                 // name in labels
+    std::optional<Wire> wire;         // wire of gradients averaged in XLA's own memory
   };
 
   // `communicator` is for these calls alone. `places` are in the order of the operands. The first pool, if any, has

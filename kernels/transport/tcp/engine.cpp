@@ -362,7 +362,7 @@ void Engine::leave() noexcept {
     while (!has_left() && Clock::now() < deadline) {
       carry_on(1ms);
     }
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory to tell the others with
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory for the message
   }
   for (Peer& other : peers_) {
     for (const auto& [number, sending] : std::exchange(other.announced, {})) {

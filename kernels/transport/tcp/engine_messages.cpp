@@ -58,7 +58,7 @@ void Engine::close(Inbox* inbox) noexcept {
 
 void Engine::end(Sending* sending, std::optional<Error> error) {
   if (sending->is_given_up) {
-    delete sending;  // NOLINT(*-owning-memory): nobody else has it any more
+    delete sending;  // NOLINT(*-owning-memory): no other owner is left
     return;
   }
   sending->error = std::move(error);
