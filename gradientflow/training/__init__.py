@@ -1,4 +1,4 @@
-"""The training loop: what is common to all frameworks, from accumulation to checkpoints."""
+"""The training loop that all frameworks share, from accumulation to checkpoints."""
 
 from __future__ import annotations
 

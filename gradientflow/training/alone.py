@@ -1,4 +1,4 @@
-"""A communicator of one process, to bind strategies on before, or beside, the communicator of a job."""
+"""A communicator of one process, on which strategies are bound before or beside the communicator of a job."""
 
 from __future__ import annotations
 

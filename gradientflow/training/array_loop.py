@@ -1,4 +1,4 @@
-"""The training loop for arrays of NumPy, or of anything else whose gradients are written in place."""
+"""The training loop for arrays of NumPy, or other arrays whose gradients are written in place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .uneven import join
 
 
 class Optimizer(Protocol):
-    """The interface of optimizers for the loop; those of `gradientflow.optimizers` have it.
+    """The interface of the loop's optimizers, which `gradientflow.optimizers` has.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Optimizer(Protocol):
         """Set the weights of 16 bits to their rounded master weights."""
 
     def update_masters(self) -> None:
-        """Set master weights to their weight of 16 bits wherever this was changed."""
+        """Set master weights to their weights of 16 bits wherever these were changed."""
 
     def live_state(self) -> dict[str, Any]:
         """Return the state, whose arrays may change with the next step."""
@@ -62,27 +62,27 @@ class Optimizer(Protocol):
 
 
 class ArrayLoop(OverRanks):
-    """A training loop for arrays, synchronised by a strategy: gradients are written into its arrays, `gradients`.
+    """A training loop for arrays, synchronized by a strategy: gradients are written into its arrays, `gradients`.
 
     Collective: all ranks construct it with the same arguments. Weights are broadcast from rank 0.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     weights : sequence of arrays
-        Contiguous, of float16, bfloat16, float32 or float64, in the order of backpropagation: the last layer first.
-        Gradients have the same shapes and dtypes.
+        Contiguous arrays of float16, bfloat16, float32 or float64, in the order of backpropagation: the last layer
+        first. Gradients have the same shapes and dtypes.
     strategy : Strategy or str, optional
-        An object, or its words, such as ``"csc(density=0.1)"``; by default that of the settings file, else dense
+        A strategy, or its text, such as ``"csc(density=0.1)"``; by default that of the settings file, else dense
         communication.
     loss_scale : float, "dynamic" or LossScale, optional
-        The factor that the loss is multiplied by. With it, iterations with gradients that are not finite are skipped.
+        The factor by which the loss is multiplied. With it, iterations with gradients that are not finite are skipped.
     on_failure : {"raise", "continue"}
-        Whether to raise the error if a rank dies or does not answer, or to go on with the ranks that are left: see
-        `steps`. `wait` then returns an update of kind "skipped".
+        If a rank dies or does not answer: raise the error, or continue with the survivors, see `steps`. `wait` then
+        returns an update of kind "skipped".
     min_ranks : int, optional
-        How many have to be left at least, as in `gradientflow.Communicator.recover`.
+        Least number of survivors, as in `gradientflow.Communicator.recover`.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class ArrayLoop(OverRanks):
             return Loop(self._ranks, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)
 
         self._loop = self._ranks.make(make)
-        self._loop.backward_order.is_known = True  # that of `weights`
+        self._loop.backward_order.is_known = True  # the order of `weights`
         self._state = TrainingState(self._loop, self.strategy.name)
         if self.synchronizer.shared is not None:
             self.close()
@@ -155,7 +155,7 @@ class ArrayLoop(OverRanks):
 
     @property
     def synchronizer(self) -> Synchronizer:
-        """The synchronizer, which `Strategy.bind` has returned."""
+        """The synchronizer that `Strategy.bind` has returned."""
         return self._loop.synchronizer
 
     @property
@@ -170,7 +170,7 @@ class ArrayLoop(OverRanks):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes this rank sent to others in messages for the last step; None where that is not known."""
+        """Bytes this rank sent to other ranks in messages for the last step; None if unknown."""
         return self._loop.bytes_sent
 
     def ready(self, index: int) -> None:
@@ -194,12 +194,12 @@ class ArrayLoop(OverRanks):
         """End the iteration: wait until `gradients`, or the weights, are ready for the step. Collective.
 
         Gradients that are not ready count as zeros on this rank. A tensor that is ready on no rank has no gradient: the
-        step leaves it alone.
+        step does not change it.
 
         Raises
         ------
         gradientflow.errors.AbandonedError
-            If a rank gave up the iteration: all drop it, and can go on with the next one.
+            If a rank gave up the iteration: all drop it, and can continue with the next one.
         gradientflow.errors.NonFiniteError
             On every rank, if gradients are not finite and the strategy checks for this.
         """
@@ -224,7 +224,7 @@ class ArrayLoop(OverRanks):
         return self._loop.progress.update
 
     def abandon(self) -> None:
-        """Give up the iteration, for example after an exception; the other ranks get `AbandonedError`."""
+        """Give up the iteration, for example after an exception; all other ranks get `AbandonedError`."""
         self._loop.zero(set_to_none=True)
 
     @contextmanager
@@ -247,7 +247,7 @@ class ArrayLoop(OverRanks):
         )
 
     def _load_replica(self, replica: Any, is_new: bool) -> None:
-        """Load it, and numbers on a newcomer only: those of a rank that is ahead may be those of its next step."""
+        """Load it; hyperparameters on a new rank only, since a rank ahead may have set its own for the next step."""
         weights, optimizer, scale = replica
         for mine, theirs in zip(self._loop.layout.weights, weights or (), strict=weights is not None):
             mine[...] = theirs
@@ -283,7 +283,7 @@ class ArrayLoop(OverRanks):
     def common_weights(self) -> AbstractContextManager[None]:
         """Put the weights common to all ranks in place for a ``with`` block, to evaluate or save them in mid-run.
 
-        If the strategy lets each rank train on weights of its own, the common ones are those of the last exchange that
+        If the strategy lets each rank train on weights of its own, the common weights date from the last exchange that
         this rank has applied. Not collective.
         """
         return self._loop.common_weights()
@@ -343,7 +343,7 @@ class ArrayLoop(OverRanks):
 
     @property
     def overflowed(self) -> bool:
-        """Whether gradients of the last iteration were not finite; its step is skipped then."""
+        """True if gradients of the last iteration were not finite; its step is skipped then."""
         return self._loop.progress.overflowed
 
 
@@ -354,7 +354,7 @@ class _Arrays:
 
     def __init__(self) -> None:
         self._gradients: Sequence[Any] = ()
-        self.present: list[bool] = []  # of the last exchange
+        self.present: list[bool] = []  # by tensor: has a gradient since the last exchange
 
     def attach(self, synchronizer: Synchronizer) -> list[int]:
         self._gradients = synchronizer.gradients

@@ -1,4 +1,4 @@
-"""Which ranks have batches left."""
+"""Record of the ranks that have batches left."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gradientflow.errors import ArgumentError
 
 @dataclass
 class Batches:
-    """Which ranks have batches left, as one of them knows it."""
+    """Record of the ranks that have batches left, as one rank knows it."""
 
     are_uneven: bool = False  # a `join` is under way, so that ranks may be out of batches
-    here: bool = True  # on this rank
-    anywhere: bool = True  # on any rank, at the last exchange
+    here: bool = True  # this rank has batches
+    anywhere: bool = True  # a rank had batches at the last exchange
     exchanged: int = 0  # exchanges in this `join` for which this rank had batches
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Communicators of a training whose ranks are lost or come."""
+"""Communicators of a training whose ranks change: recovery, admission, and state sent in advance."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _Made = TypeVar("_Made")
 
 
 class Replica(NamedTuple):
-    """The state that is the same on all ranks beside the strategy's, such as weights and optimizer state."""
+    """State that is the same on all ranks, beside the strategy's: weights, optimizer state and so on."""
 
-    state: Callable[[bool], Any]  # returns it, a plain value, with weights or without
-    load: Callable[[Any, bool], object]  # takes it, of another rank; all of it on a rank that begins
+    state: Callable[[bool], Any]  # returns the state as a plain value; True: with weights
+    load: Callable[[Any, bool], object]  # loads another rank's state; True: all of it, on a rank that begins
 
 
 class ChangingRanks(FixedRanks):
-    """Ranks of which some may be lost or come. A joining rank makes its loop alone, and comes when its steps begin.
+    """Ranks that may be lost or join. A joining rank makes its loop alone, and takes part when its steps begin.
 
-    Where each rank trains on weights of its own, joining ranks get all they need while the other ranks train on, up to
-    the step with the next exchange: until then these have two communicators, one of their own, and a wider one with the
+    Where each rank trains on weights of its own, joining ranks get all they need while the remaining ranks train, up to
+    the step with the next exchange. Until then these have two communicators: their own, and a wider one with the
     joining ranks.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     min_ranks : int, optional
         As in `Communicator.recover`.
     replica : Replica
-        What ranks that are behind get from another.
+        State that late ranks get from another.
 
     Raises
     ------
@@ -55,28 +55,31 @@ class ChangingRanks(FixedRanks):
         self._min_ranks = None if min_ranks is None else checked_int("min_ranks", min_ranks, 1)
         comm._native.check_recoverable(self._min_ranks)
         self._given, self._replica = comm, replica
-        self.wider: Communicator | None = None  # with ranks that take part from the next exchange on, behind the others
-        self._outgrown: list[Communicator] = []  # used beside a wider one, until all ranks have come to that
+        self.wider: Communicator | None = None  # with joining ranks at its end, which take part from the next exchange
+        self._outgrown: list[Communicator] = []  # former communicators, kept until all ranks use the wider one
         self._prefetch = StatePrefetch()
         self.role = Role.MEMBER
-        self.has_state = True  # that joining ranks are sent beforehand, or has given the current one
+        # State that joining ranks are sent in advance: True on a joining rank that has taken it here, and on a member
+        # whose state is still the one given there.
+        self.has_state = True
         former = comm.recovered_from
         if former is not None and len(former) < comm.size:
             self._stand_apart(Role.JOINING if comm.rank >= len(former) else Role.FOUNDING)
 
     def _stand_apart(self, role: Role) -> None:
-        """Let this rank make its loop on a communicator of its own."""
+        """Give this rank a communicator of its own, on which it makes its loop."""
         self.role, self.here, self.has_state = role, alone(self.comm._config), False
 
     @property
     def is_apart(self) -> bool:
-        """Whether this rank has not come to the other ranks yet."""
+        """True until this rank takes part with the remaining ranks."""
         return self.here is not self.comm
 
     def make(self, make: Callable[[Communicator], _Made]) -> _Made:
-        """Return what a function makes of the communicator `here`. Collective, except on joining ranks.
+        """Return the result of a function of the communicator `here`. Collective, except on joining ranks.
 
-        If a rank is lost meanwhile, it is made alone. This rank then comes to the others as joining ranks do.
+        If a rank is lost meanwhile, the function is called on this rank alone, which then takes part later, as joining
+        ranks do.
         """
         try:
             return make(self.here)
@@ -89,7 +92,7 @@ class ChangingRanks(FixedRanks):
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
     def recover(self, synchronizer: Survivable) -> None:
-        """Make a communicator of the ranks that are left. Collective over these."""
+        """Make a communicator of the survivors. Collective over these."""
         if self.wider is not None:
             self._widen(synchronizer)
         self._use(self.comm.recover(self._min_ranks))
@@ -97,7 +100,7 @@ class ChangingRanks(FixedRanks):
         self._admit_all(synchronizer)
 
     def _come(self, synchronizer: Survivable) -> None:
-        """Leave the communicator of this rank alone. Collective over those that have let it in, and it."""
+        """Leave the communicator of this rank alone. Collective over this rank and the ranks that have admitted it."""
         self.here.close()
         self.here = self.comm
         if self.role is Role.SEPARATED:
@@ -110,7 +113,7 @@ class ChangingRanks(FixedRanks):
         self._admit_all(synchronizer)
 
     def _widen(self, synchronizer: Survivable) -> None:
-        """Go on with the ranks that were let in."""
+        """Continue on the wider communicator, with the admitted ranks."""
         assert self.wider is not None
         wider, self.wider = self.wider, None
         self._outgrown.append(self.comm)
@@ -118,8 +121,8 @@ class ChangingRanks(FixedRanks):
 
     def _use(self, made: Communicator) -> None:
         before = self.membership
-        ranks = before.ranks if self.changed else tuple(range(before.size))  # when the last iteration began
-        former = (*ranks, *(None for _ in range(before.size - len(ranks))))  # joining ranks were none
+        ranks = before.ranks if self.changed else tuple(range(before.size))  # ranks when the last iteration began
+        former = (*ranks, *(None for _ in range(before.size - len(ranks))))  # joining ranks have no former rank
         gone = ((former[rank], why) for rank, why in made.lost)
         left = (*(before.left if self.changed else ()), *((rank, why) for rank, why in gone if rank is not None))
         stayed = tuple(rank for each in made.recovered_from or () if (rank := former[each]) is not None)
@@ -133,16 +136,16 @@ class ChangingRanks(FixedRanks):
         return self.comm.rank == 0 and self.comm._admission is not None and self.comm._admission.has_pending()
 
     def _admit_all(self, synchronizer: Survivable) -> None:
-        """Let processes in until none waits, if that is not done between two steps.
+        """Admit processes until none waits, unless that is done between two steps.
 
-        Some ranks may be on a communicator because they have let processes in, and others because that has failed for
-        them: so it is the first thing that all do on each.
+        Some ranks may be on a communicator because they have admitted processes, others because their admission has
+        failed. So all ranks do this first on each communicator.
         """
         while admits_when_recovering(synchronizer) and self._admit(synchronizer):
             pass
 
     def _admit(self, synchronizer: Survivable) -> bool:
-        """Let processes in, if any wait; return whether they take part at once. Collective."""
+        """Admit processes, if any wait; return True if they take part at once. Collective."""
         trains_on, kept = synchronizer.meets_in == "steps" and not synchronizer.in_step, list[Communicator]()
         try:
             made = self.comm._admit(self._min_ranks, (lambda: kept.append(_same(self.comm))) if trains_on else None)
@@ -162,7 +165,11 @@ class ChangingRanks(FixedRanks):
         return not trains_on
 
     def _greet(self, made: Communicator, entries: Mapping[str, str], changing: Any, lasting: Any = None) -> None:
-        """Give joining ranks of a communicator what they get before they take part, on its rank 0."""
+        """Send joining ranks of a communicator, if any, their state in advance, from its rank 0.
+
+        ``{}`` and None send no state, only the message for which `_take_prefetched` waits: `Survival.catching_up` gives
+        the state.
+        """
         if made.rank == 0 and made.size > len(made.recovered_from or ()):
             self._prefetch.begin(made, (dict(entries), changing), lasting)
 
@@ -178,7 +185,7 @@ class ChangingRanks(FixedRanks):
         self._prefetch.wait_for_copies()
 
     def note_that_state_was_loaded(self) -> None:
-        """Note that joining ranks have been given a state that is no longer the current one."""
+        """Note that the state sent to joining ranks in advance is no longer current."""
         self.has_state = False
 
     def close(self, orderly: bool = True) -> None:
@@ -192,14 +199,14 @@ class ChangingRanks(FixedRanks):
 
 
 def _same(comm: Communicator) -> Communicator:
-    """Return another communicator of the same ranks, which lives on when this one is closed. Collective."""
+    """Return another communicator of the same ranks, which outlives this one. Collective."""
     made = comm.split(0)
     assert made is not None
     return made
 
 
 def admits_when_recovering(synchronizer: Survivable) -> bool:
-    """Tell whether processes are let in as if a rank had been lost, not between two steps."""
+    """Return True if processes are admitted as if a rank had been lost, not between two steps."""
     return synchronizer.meets_in in ("rounds", "servers")
 
 

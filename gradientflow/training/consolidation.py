@@ -1,4 +1,4 @@
-"""Consolidated state: one state that is the same on all ranks, made of the states of each."""
+"""Consolidated state: the same on all ranks, merged from the state of each."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
 from gradientflow.plain import Tagged, dump, load
 
-Path = tuple[object, ...]  # of keys and indices, to an array
+Path = tuple[object, ...]  # keys and indices that lead to an array
 Arrays = dict[Path, npt.NDArray[Any]]
 
 
-_ARRAY = "array"  # the tag of its placeholder, which has shape and dtype
+_ARRAY = "array"  # tag of an array's placeholder, which has shape and dtype
 
 
 def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
     """Return a state that is the same on all ranks. Collective.
 
-    Values that are not arrays are those of rank 0. Entries that rank 0 lacks, such as the momentum of a parameter that
-    it did not train, are those of the first rank that has them.
+    Values that are not arrays come from rank 0. Entries that rank 0 lacks, such as the momentum of a parameter that it
+    did not train, come from the first rank that has them.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     state : plain value
         This rank's state.
     means : bool
-        Whether arrays of floats become means over the ranks, with zeros for arrays that a rank lacks, and other arrays
-        those of rank 0. Otherwise arrays stay as they are, since they are the same on all ranks already.
+        True: arrays of floats become means over the ranks, with zeros where a rank lacks one, and other arrays come
+        from rank 0. False: arrays stay as they are, since they are the same on all ranks already.
     """
     arrays: Arrays = {}
     outline = _outline(state, (), arrays)
@@ -46,24 +46,24 @@ def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
 
 
 def of_any_rank(comm: Communicator, states: Sequence[Any], saved_by: int) -> Any:
-    """Return a state that is the same on all ranks, made of the states of other ranks. Collective.
+    """Return a state that is the same on all ranks, merged from the states of other ranks. Collective.
 
-    Arrays of floats are means over the ranks that saved them, as in `Synchronizer.consolidated_state_dict`; everything
-    else is that of their rank 0.
+    Arrays of floats are means over the ranks that saved them, as in `Synchronizer.consolidated_state_dict`; all else
+    comes from their rank 0.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     states : sequence
-        The states that this rank has of them: each state is on one rank, that of rank 0 is the first on rank 0.
+        The saved states on this rank. Each state is on one rank, and the first on rank 0 was saved by rank 0.
     saved_by : int
-        How many there are, on all ranks together.
+        Number of saved states, on all ranks together.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        On all ranks, if they do not have all of them.
+        On all ranks, if they do not have all states.
     """
     found = int(comm.allreduce(np.array([len(states)]), "sum")[0])
     if found != saved_by:
@@ -90,7 +90,7 @@ def _sum(states: Sequence[Any], factor: float) -> Any:
 
 
 def _without_rank(state: Any) -> Any:
-    """Return the state with means in place of those of one rank: as if one rank had consolidated its own."""
+    """Return a state of means marked as that of one rank which has consolidated its own."""
     if isinstance(state, Mapping):
         rank = {"rank": None, "ranks": 1} if {"rank", "ranks"} <= set(state) else {}
         return {**{key: _without_rank(value) for key, value in state.items()}, **rank}

@@ -1,4 +1,4 @@
-"""Which samples make up the batch of a step, and which of them are a rank's: of any number of ranks."""
+"""The samples of each step's batch, and each rank's part of them, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from gradientflow.errors import ArgumentError
 
 
 class Deal:
-    """Deals samples to ranks, step by step; who the ranks are may change between any two.
+    """Distribution of samples to ranks, step by step; the ranks may change between any two steps.
 
-    The batch of a step depends on the step and the seed only, and each sample of it goes to one rank. So nothing has to
-    be kept or sent when ranks are lost or come. In an epoch no sample is dealt twice. What is left of an epoch behind
-    its last whole batch is not dealt.
+    The batch of a step depends on the step and the seed only, and each of its samples goes to one rank. So nothing has
+    to be kept or sent when ranks are lost or join. No sample is dealt twice in an epoch. Samples after the last whole
+    batch of an epoch are not dealt.
 
     Parameters
     ----------
     samples : int
-        How many there are.
+        Number of samples.
     batch_size : int
         Samples in the batch of a step, over all ranks.
     seed : int, optional
-        Of the order of the samples, which is another one in each epoch. The same on all ranks.
+        Seed of the order of the samples, which differs between epochs. The same on all ranks.
     shuffle : bool, optional
-        Whether to deal in such an order, and not from the first sample to the last.
+        True to deal in such an order, False from the first sample to the last.
 
     Raises
     ------
@@ -50,7 +50,7 @@ class Deal:
         return batch
 
     def part(self, step: int, rank: int, size: int) -> NDArray[np.int64]:
-        """Return the numbers of the samples of a step that are those of a rank, where there are `size` ranks.
+        """Return the numbers of a rank's samples in a step, where there are `size` ranks.
 
         Raises
         ------

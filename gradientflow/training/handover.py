@@ -1,6 +1,6 @@
-"""Plain values that a rank gives to others, such as weights and the state of an optimizer.
+"""Transfer of plain values between ranks, such as weights and the state of an optimizer.
 
-Large arrays in them are sent from where they lie, and arrive where they stay: they are not copied.
+Large arrays are not copied: they are sent from their place, and received in their final one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def hand_over(comm: Communicator, value: Any) -> Any:
 
 
 def hand_over_parts(comm: Communicator, parts: list[Bytes], value: Any, root: int = 0) -> Any:
-    """Return the value of a rank, which gives the parts of it. Collective."""
+    """Return the value of rank `root`, which passes its parts. Collective."""
     count = int(comm.broadcast(np.array([len(parts)]), root)[0])
     sizes = comm.broadcast(np.array([each.size for each in parts] or [0] * count), root)
     if comm.rank != root:
@@ -35,7 +35,7 @@ def hand_over_parts(comm: Communicator, parts: list[Bytes], value: Any, root: in
 
 @contextmanager
 def handing_over(comm: Communicator, value: Any) -> Iterator[Future[Any]]:
-    """Hand the value of rank 0 over during a ``with`` block, after which it is there; then close the communicator."""
+    """Transfer the value of rank 0 during a ``with`` block, ending once it is there; then close the communicator."""
     with comm, ThreadPoolExecutor(1) as executor:
         future = executor.submit(hand_over, comm, value)
         try:

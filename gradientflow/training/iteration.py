@@ -4,43 +4,43 @@ from __future__ import annotations
 
 from gradientflow.strategies.update import Phase, Update
 
-# In each step, and found faster than as attributes of an enumeration.
+# Used in each step: faster to find than attributes of an enumeration.
 _ADDS, _HANDS, _HANDED, _AVERAGED = Phase.ACCUMULATING, Phase.HANDING_OVER, Phase.HANDED_OVER, Phase.AVERAGED
 _IDLE = Phase.IDLE
 
 _BEGUN = (_HANDS, _ADDS, _HANDED)
-_ENDED = (_AVERAGED, Phase.LOST)  # it has an update
+_ENDED = (_AVERAGED, Phase.LOST)  # phases with an update
 _UNTOLD = (_HANDED, Phase.BEGIN_FAILED, Phase.WAIT_FAILED, Phase.STEP_FAILED)
 
 
 class Progress:
-    """The phase of the current iteration, and the data that belong to it. Nothing else changes the phase."""
+    """The phase of the current iteration, and its data. Nothing else changes the phase."""
 
     def __init__(self) -> None:
-        self.order: list[int] = []  # tensors whose gradients are final in this iteration, in the order of that
+        self.order: list[int] = []  # tensors whose gradients are final, in the order in which they became final
         self.reset()
 
     def reset(self) -> None:
-        """Forget the iteration: gradients are zeros, or others were loaded."""
+        """Forget the iteration: its gradients are zeroed or replaced."""
         self.phase = Phase.IDLE
         self.order.clear()
         self.passes = 0  # backward passes since the last step
         self.update: Update | None = None  # the result of the last exchange; None after the step
-        self.overflowed = False  # gradients were not finite in an exchange since the last step: the next is skipped
+        self.overflowed = False  # an exchange since the last step had gradients that are not finite: skip the next step
         self.unscaled = False  # gradients have been divided by the loss scale
 
     @property
     def has_begun(self) -> bool:
-        """Whether the synchronizer has begun the iteration, and not ended it."""
+        """True if the synchronizer has begun the iteration, and not ended it."""
         return self.phase in _BEGUN
 
     @property
     def is_untold(self) -> bool:
-        """Whether other ranks wait for this one's part, and have to be told if it gives the iteration up."""
+        """True if other ranks wait for this rank's part, and must be told if it gives the iteration up."""
         return bool(self.order) or self.phase in _UNTOLD
 
     def begin_pass(self, *, only_adds: bool) -> None:
-        """Begin a backward pass, whose gradients only add up or are handed over. The last update is forgotten."""
+        """Begin a backward pass: its gradients are handed over, or with `only_adds` just add up. Forget the update."""
         self.phase = _ADDS if only_adds else _HANDS
         self.update = None
 
@@ -56,7 +56,7 @@ class Progress:
         self.overflowed |= update.kind == "skipped"
 
     def end_without_update(self) -> None:
-        """Note that the exchange has ended on all ranks without an update, which raises an error there."""
+        """Note that the exchange has ended on all ranks with an error, and without an update."""
         self._expect(_HANDED)
         self.phase, self.overflowed = Phase.IDLE, False
 
@@ -66,14 +66,14 @@ class Progress:
         self.phase, self.overflowed, self.passes = Phase.DROPPED, False, 0
 
     def fail(self, *, after_step: bool = False) -> None:
-        """Note that a call of the synchronizer has failed: the one to begin, or to wait, or one after the step."""
+        """Note that the synchronizer's `begin` or `wait` has failed, or with `after_step` a call after the step."""
         failed = Phase.WAIT_FAILED if self.phase is Phase.HANDED_OVER else Phase.BEGIN_FAILED
         self.phase = Phase.STEP_FAILED if after_step else failed
 
     def give_up(self) -> Phase:
-        """Note that the other ranks are being told that this one gives the iteration up. Return its phase for that.
+        """End the phase in which this rank gives up the iteration, and return it, since other ranks are being told.
 
-        Gradients handed over before a pass that only adds wait for others still.
+        Accumulation returns HANDING_OVER: gradients handed over before such a pass still wait for other ranks.
         """
         phase, self.phase = self.phase, Phase.IDLE
         return _HANDS if phase is _ADDS else phase
@@ -84,7 +84,7 @@ class Progress:
         self.phase, self.update = Phase.LOST, Update("skipped")
 
     def forget_update(self) -> None:
-        """Note that no step uses the last update any more."""
+        """Forget the last update: no step will use it."""
         self.update = None
         if self.phase in _ENDED:
             self.phase = _IDLE

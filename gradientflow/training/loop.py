@@ -1,7 +1,6 @@
-"""The training loop of all frameworks: which backward passes are exchanged, and what follows from an exchange.
+"""The training loop of all frameworks: backward passes, exchanges, steps, and state.
 
-Where the loop is in an iteration is in `iteration.py`; what is done if ranks are lost or come, in `ranks.py` and
-`survival.py`.
+`iteration.py` has the phases of an iteration; `ranks.py` and `survival.py` handle ranks that are lost or join.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from .ranks import FixedRanks
 from .status import ExchangeStatus, Status
 from .tensors import Tensors
 
-_HANDED_OVER = Phase.HANDED_OVER  # found faster, in each step
+_HANDED_OVER = Phase.HANDED_OVER  # faster to find, in each step
 
 
 class Loop:
-    """Drives a synchronizer through the iterations of training: accumulation, gradients that lack, errors, steps.
+    """Driver of a synchronizer through training iterations: accumulation, missing gradients, errors, steps.
 
     Parameters
     ----------
     ranks : FixedRanks
-        The ranks that take part; a `Survival` where training goes on with others if some are lost.
+        The ranks that take part; a `Survival` if training survives the loss of some.
     strategy : Strategy
-        How the ranks are synchronised.
+        The strategy that synchronizes the ranks.
     layout : Layout
         The layout of the tensors.
     tensors : Tensors
         The framework's adapter for them.
     accumulation_steps : int
-        Every n-th backward pass is exchanged; gradients add up in between.
+        Backward passes for each exchange; their gradients add up.
     loss_scale : LossScale or None
-        The factor that gradients have to be divided by.
+        The factor by which gradients have to be divided.
     previous : Synchronizer or None
         A previous synchronizer of the same strategy and some of the tensors, whose state is taken over.
     """
@@ -68,19 +67,19 @@ class Loop:
         self.tensors = tensors
         self.accumulation_steps: float = accumulation_steps
         self.loss_scale = loss_scale
-        self.synchronizer: Synchronizer  # that is driven
-        self.layout = layout  # the tensors, in the order of the synchronizer
+        self.synchronizer: Synchronizer  # current synchronizer
+        self.layout = layout  # tensors, in the order of the synchronizer
         self.progress = Progress()
-        self.used: list[bool] = [False] * len(layout)  # tensors that have received a gradient since all were zeroed
+        self.used: list[bool] = [False] * len(layout)  # by tensor: has received a gradient since all were zeroed
         self.status = Status(self.comm, len(layout), is_sent=strategy.gradients == "mean")
         self.batches = Batches()
         self._overlap = Overlap(self.comm if layout.device == "cpu" else None)
         self.on_new_order: Callable[[], object] = lambda: None
         self.settings: SettingsOf = tensors.settings
-        self._masters: dict[str, Any] = {}  # by the names of their tensors
+        self._masters: dict[str, Any] = {}  # master weights, by tensor name
         self._round_masters: Callable[[], object] = lambda: None
-        self._update_masters: Callable[[], object] = lambda: None  # to weights of 16 bits that the user has changed
-        self._sent: int | None = None  # bytes, by the synchronizer up to the last step
+        self._update_masters: Callable[[], object] = lambda: None  # takes over 16-bit weights that the user has changed
+        self._sent: int | None = None  # bytes that the synchronizer had sent by the last step
         self._sent_for_step: int | None = None
         self.use(self._bound(layout), previous)
         try:
@@ -106,7 +105,7 @@ class Loop:
         return self._bound(self.layout.in_order(self.backward_order.common(self.comm, self.layout.names)))
 
     def use(self, synchronizer: Synchronizer, previous: Synchronizer | None) -> None:
-        """Drive a synchronizer, which takes the state of the previous one."""
+        """Use a synchronizer from now on, once it has taken over the state of the previous one."""
         if previous is not None:
             try:
                 with self.tensors.default_stream():
@@ -116,7 +115,7 @@ class Loop:
                 synchronizer.close(orderly=False)
                 raise
         self.synchronizer, self.layout = synchronizer, synchronizer.layout
-        self.synchronizer.set_iteration(self._iteration())  # bound again after an exchange, it makes no `begin`
+        self.synchronizer.set_iteration(self._iteration())  # bound after an exchange, it gets no `begin`
         self._sent = self.synchronizer.bytes_sent
         for index in self.tensors.attach(self.synchronizer):
             self.used[index] = True
@@ -133,7 +132,7 @@ class Loop:
         self.on_new_order()
 
     def learn_order(self) -> None:
-        """Put the tensors in the order of backpropagation, if it becomes known now. Collective, unless it is."""
+        """Put the tensors in the order of backpropagation if it becomes known now. Collective, unless known before."""
         order = self.backward_order.learn(self.comm, len(self.layout))
         if order is not None:
             self._reorder(order)
@@ -159,7 +158,7 @@ class Loop:
             self.synchronizer.begin(self._iteration())
         except BaseException as error:
             if not self.ranks.defers(error):
-                self.progress.fail()  # the others may have begun
+                self.progress.fail()  # other ranks may have begun
                 raise
 
     def _iteration(self) -> Iteration:
@@ -167,7 +166,7 @@ class Loop:
         return Iteration(self.settings, 1.0 if scale is None else scale.value, scale is not None)
 
     def ready(self, index: int, elsewhere: int | None = None) -> None:
-        """Pass on a gradient that is final after its backward pass; `elsewhere` is as in `Synchronizer.ready`."""
+        """Pass on a gradient that is final; `elsewhere` is as in `Synchronizer.ready`."""
         order = self.progress.order
         try:
             if elsewhere is None:
@@ -195,7 +194,7 @@ class Loop:
         return True
 
     def flush(self) -> None:
-        """Hand all gradients to the synchronizer, including those of earlier passes and those set by hand."""
+        """Hand all gradients to the synchronizer, also gradients of earlier passes and gradients set by hand."""
         if not self.progress.has_begun:
             self.progress.begin_pass(only_adds=False)
             self._begin()
@@ -225,7 +224,7 @@ class Loop:
     # ---- exchanges -----------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Complete the exchange: afterwards gradients are those for the step. Collective."""
+        """Complete the exchange, which leaves the gradients for the step. Collective."""
         if self.progress.phase is Phase.DROPPED:
             raise ArgumentError("the iteration was dropped: call zero_grad(), and begin a new one with a backward pass")
         waited_from = time.monotonic()
@@ -241,7 +240,7 @@ class Loop:
     def _end_exchange(self) -> None:
         try:
             update = self.synchronizer.wait(self.tensors.stream)
-        except NonFiniteError:  # on all ranks, which have ended the iteration; it is raised only once
+        except NonFiniteError:  # raised on all ranks, and only once: they have ended the iteration
             self.progress.end_without_update()
             self.ranks.ended(self, Phase.DROPPED)
             raise
@@ -261,7 +260,7 @@ class Loop:
         else:
             self.progress.average(update)
         previous = self.synchronizer
-        if outcome.is_dropped or not self.ranks.may_change:  # else once the step was made
+        if outcome.is_dropped or not self.ranks.may_change:  # otherwise learned after the step
             self.learn_order()
         self.status.raise_if_dropped(outcome, self.batches.here)
         if self.synchronizer is not previous and update.kind == "apply":
@@ -277,7 +276,7 @@ class Loop:
         return outcome
 
     def abandon(self) -> None:
-        """Give up an iteration whose backward pass has begun but not ended; the other ranks are told."""
+        """Give up the iteration, and tell the ranks that wait for this rank's part; do nothing if none waits."""
         progress = self.progress
         if not progress.is_untold:
             return
@@ -291,12 +290,12 @@ class Loop:
             progress.reset()
 
     def abandon_unfinished(self) -> None:
-        """Give up an iteration that has failed in a backward pass, at the end of its step."""
+        """Give up an iteration that has failed in a backward pass. Between two steps."""
         if self.progress.phase is not Phase.HANDED_OVER:
             self.abandon()
 
     def zero(self, set_to_none: bool) -> None:
-        """Give up an iteration under way, and zero all gradients; with `set_to_none`, no tensor has one afterwards."""
+        """Give up an iteration under way, and zero all gradients; with `set_to_none`, set them to None."""
         self.abandon()
         self.progress.reset()
         self.tensors.zero(set_to_none)
@@ -304,7 +303,7 @@ class Loop:
             self.used[:] = [False] * len(self.used)
 
     def restart(self) -> None:
-        """Go on with other ranks, without the iteration under way: gradients are zero, and there is no step."""
+        """Drop the iteration under way after a change of ranks: zero its gradients, and skip its step."""
         self.progress.lose()
         self.tensors.zero(set_to_none=False)
         self.used[:] = [False] * len(self.used)
@@ -335,7 +334,7 @@ class Loop:
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes this rank sent to others in messages for the last step; None where that is not known."""
+        """Bytes this rank sent to other ranks in messages for the last step; None if unknown."""
         sent = [report.bytes_sent for report in self.synchronizer.reports]
         if not sent:
             return self._sent_for_step
@@ -350,7 +349,7 @@ class Loop:
     def finish(self, also: Callable[[], object] = lambda: None) -> None:
         """End training: complete communication under way, and leave the same weights on all ranks. Collective.
 
-        Then `also` is called; more than once, if ranks are lost meanwhile.
+        Then `also` is called, and called again if ranks are lost meanwhile.
         """
         self.ranks.finish(self, also)
         self._raise_pending()
@@ -371,13 +370,13 @@ class Loop:
         self._round_masters()
 
     def take_weights(self) -> None:
-        """Take the weights for those to go on from, between two iterations: the user may have changed them."""
+        """Take over weights that the user may have changed between two iterations."""
         if not self.progress.has_begun and self.progress.update is None:
             self._update_masters()
 
     @property
     def writes_weights(self) -> bool:
-        """Whether the strategy writes weights itself, outside of an optimizer's step."""
+        """True if the strategy writes weights itself, outside of an optimizer's step."""
         return self.strategy.gradients != "mean"
 
     def let_write(self, moment: Callable[[], object]) -> None:
@@ -411,7 +410,7 @@ class Loop:
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def load(self, state: Mapping[str, Any] | None, order_is_known: bool) -> None:
-        """Load a state of the synchronizer, and its order of tensors; without one, reset. Collective."""
+        """Load a state of the synchronizer, with its order of tensors; without one, reset. Collective."""
         self.abandon()
         self.progress.reset()
         self.ranks.note_that_state_was_loaded()

@@ -18,16 +18,16 @@ _SMALLEST = 2.0**-24
 class LossScale:
     """The factor by which the loss is multiplied before backpropagation, and the gradients are divided in the step.
 
-    (GradientFlow paper, section 2.5, and its reference 29.) All ranks see the same mean gradients, bit for bit. So they
-    all find the same ones not finite, and change the scale alike, without communication.
+    (GradientFlow paper, section 2.5, and its reference 29.) All ranks see the same mean gradients, bit for bit. So all
+    find the same gradients not finite, and change the scale alike, without communication.
 
     Parameters
     ----------
     initial : float, default 2**16
         The initial scale: a power of two, so that scaling does not round.
     dynamic : bool, default True
-        Whether the scale is halved when a gradient is not finite, and doubled after `growth_interval` steps in a row in
-        which all were.
+        True to halve the scale when a gradient is not finite, and to double it after `growth_interval` steps in a row
+        with finite gradients.
     growth_interval : int, default 2000
         See `dynamic`.
 
@@ -53,7 +53,7 @@ class LossScale:
         self._owner: weakref.ref[Any] | None = None
 
     def bind(self, optimizer: Any) -> None:
-        """Reserve the scale for one optimizer, as long as that one exists: each step may change it.
+        """Reserve the scale for one optimizer, as long as that exists: each step may change it.
 
         Raises
         ------

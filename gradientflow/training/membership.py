@@ -1,7 +1,7 @@
-"""Ranks of a training: which of them take part, in which roles, and which gives its state to which.
+"""Ranks that take part in a training, their roles, and the transfer of state between them.
 
-All ranks take part in each exchange, so a rank that has ended one knows that all have sent their part of it: ranks are
-at most one exchange apart. `plan` is a pure function of what all ranks say of themselves, so each rank finds the same.
+All ranks take part in each exchange, so a rank that has ended one knows that all have sent their parts: ranks are at
+most one exchange apart. `plan` is a pure function of the reports of all ranks, so each rank finds the same plan.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from gradientflow.errors import CommunicationError
 
 @dataclass(frozen=True)
 class Membership:
-    """The ranks that take part, and what their last change has cost.
+    """The ranks that take part, and the losses in their last change.
 
     Attributes
     ----------
     rank, size : int
-        The rank of this process now, and how many there are.
+        This process's rank now, and the number of ranks.
     ranks : tuple of int
-        The former ranks of those that stayed, in the order of their ranks. Newcomers come behind them.
+        The former rank of each rank that stayed, in order. Joining ranks follow.
     left : tuple of (int, str)
-        The former ranks of those that were lost, and why.
+        The former rank of each rank that was lost, and the reason.
     dropped : bool
-        Whether the gradients of this rank in the current or last iteration are lost: no step was made with them.
+        True if this rank's gradients of the current or last iteration are lost: no step was made with them.
     """
 
     rank: int
@@ -39,63 +39,63 @@ class Membership:
 
     @property
     def joined(self) -> range:
-        """The ranks that have come."""
+        """The ranks that have joined."""
         return range(len(self.ranks), self.size)
 
     @classmethod
     def of(cls, comm: Communicator) -> Membership:
-        """Return the ranks of a communicator, of which none was lost."""
+        """Return the membership of a communicator's ranks, none of them lost."""
         return cls(comm.rank, comm.size, tuple(range(comm.size)))
 
 
 class Role(IntEnum):
-    """The role of a rank in a training. Of two roles the larger one gives its state to the other."""
+    """The role of a rank in a training. The larger role gives its state to the smaller."""
 
-    JOINING = 0  # let in by the other ranks; it has no weights
-    SEPARATED = 1  # a rank was lost while the loop was made: it has made it alone, with weights of its own
-    FOUNDING = 2  # others join the job while the loop is made, with weights of its own
-    MEMBER = 3  # its weights are those that all have agreed on, and its exchanges count
+    JOINING = 0  # admitted to a running training, without weights
+    SEPARATED = 1  # made its loop alone, with weights of its own, since a rank was lost meanwhile
+    FOUNDING = 2  # made its loop with weights of its own, while processes joined the job
+    MEMBER = 3  # has the weights on which all ranks agree; its exchanges count
 
 
 class Standing(NamedTuple):
     """A rank's report on itself: whole numbers, which all ranks exchange."""
 
     role: int  # a Role
-    exchanges: int  # those that have ended on it, beside those that its synchronizer counts
-    own_exchanges: int  # those that its synchronizer counts
-    last: int  # the Phase in which the last one has ended: AVERAGED if it has a result for a step
-    next_step: int  # the number of the step that follows it
-    has_state: int  # whether it has the state that joining ranks are sent beforehand, or has given the current one
+    exchanges: int  # exchanges that have ended on the rank, except exchanges that its synchronizer counts itself
+    own_exchanges: int  # exchanges that its synchronizer counts: `Survivable.exchanges`
+    last: int  # Phase in which the last exchange has ended: AVERAGED if it has a result for a step
+    next_step: int  # number of the step that follows the last exchange
+    has_state: int  # 1 if the state sent in advance was taken (joining rank) or given and is still current (member)
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """How far the rank has come, in the order of what it can give."""
+        """The progress of the rank: the largest one gives its state."""
         return self[:3]
 
 
 class Plan(NamedTuple):
     """The transfer of state from one rank to all that are behind it."""
 
-    giver: int  # the first of the ranks that have come furthest
+    giver: int  # first of the ranks with the most progress
     takers: tuple[int, ...]  # ranks that take its state
     gives_replica: bool  # weights and optimizer state are given under every strategy: a taker begins without them
-    gives_arrays: bool  # arrays of the strategy are given: False if all takers were sent them beforehand
+    gives_arrays: bool  # arrays of the strategy are given: False if all takers got them in advance
 
 
 def plan(standings: Sequence[Standing], lost: Collection[int] = ()) -> Plan:
-    """Return which rank gives which state to which.
+    """Return the transfer of state that brings all ranks up to date.
 
     Parameters
     ----------
     standings : sequence of Standing
-        Of all ranks that are left.
+        The reports of all survivors.
     lost : collection of int
-        The former ranks that were lost.
+        The former ranks of lost ranks.
 
     Raises
     ------
     gradientflow.errors.CommunicationError
-        If no rank has weights to give. It is no `RecoverableError`: nothing is left to go on with.
+        If no rank has weights to give. It is no `RecoverableError`: training cannot continue.
     """
     giver = max(range(len(standings)), key=lambda rank: (standings[rank].place, -rank))
     first = standings[giver]

@@ -10,10 +10,10 @@ from gradientflow.communicator import Communicator
 
 
 class BackwardOrder:
-    """Learns the order in which rank 0's gradients become final."""
+    """The order in which rank 0's gradients become final, once it is learned."""
 
     def __init__(self, is_known: bool) -> None:
-        self.is_known = is_known  # or does not matter
+        self.is_known = is_known  # also True if the order does not matter
         self._seen: list[int] = []
 
     def note(self, final: Sequence[int]) -> None:
@@ -22,7 +22,7 @@ class BackwardOrder:
             self._seen = list(final)
 
     def learn(self, comm: Communicator, count: int) -> list[int] | None:
-        """Return the order of all tensors, if it becomes known now. Collective, unless it is known."""
+        """Return the order of all tensors if it becomes known now. Collective, unless known before."""
         if self.is_known:
             return None
         seen = [*self._seen, *(index for index in range(count) if index not in set(self._seen))]

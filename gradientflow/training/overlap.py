@@ -1,4 +1,4 @@
-"""What share of communication backpropagation hides: said once in a training, by rank 0."""
+"""The share of communication that backpropagation hides, logged once in a training by rank 0."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gradientflow.pools.base import RangeReport
 
 logger = logging.getLogger("gradientflow")
 
-_SKIPPED, _MEASURED = 5, 5  # iterations: the first ones are not like the rest
+_SKIPPED, _MEASURED = 5, 5  # iterations: the first are not representative
 
 
 class Overlap:
-    """Adds up over some iterations how long ranges travelled, and how much of that before the step waited for them.
+    """The time that ranges travel, and its part before the step waits for them, summed over some iterations.
 
     Parameters
     ----------
     comm : Communicator or None
-        The ranks, of which the first measures, between nodes; None where ranges report no times.
+        The ranks; the first measures if there are several nodes. None if ranges report no times.
     """
 
     def __init__(self, comm: Communicator | None) -> None:
@@ -29,11 +29,11 @@ class Overlap:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the reports of this iteration count."""
+        """True if the reports of this iteration count."""
         return self._left > 0
 
     def note(self, waited_from: float, reports: Sequence[RangeReport]) -> None:
-        """Take the reports of an iteration whose step has waited from then on, in seconds of `time.monotonic`."""
+        """Add the reports of an iteration whose step has waited since `waited_from`, in seconds of `time.monotonic`."""
         self._left -= 1
         if self._left >= _MEASURED:
             return

@@ -14,10 +14,10 @@ from .handover import receive, send
 
 
 class StatePrefetch:
-    """Gives plain values to the joining ranks of a communicator, from rank 0 of it, in threads of their own.
+    """Transfer of plain values from rank 0 of a communicator to its joining ranks, in threads of their own.
 
-    No other call of `send` or `recv` is made on the communicator meanwhile. A joining rank that lacks them in the end,
-    because a rank was lost, gets them like every rank that is behind.
+    No other call of `send` or `recv` is made on the communicator meanwhile. A joining rank that misses the values,
+    because a rank was lost, gets them later, like every late rank.
     """
 
     def __init__(self) -> None:
@@ -25,16 +25,16 @@ class StatePrefetch:
         self._giving: list[threading.Thread] = []
 
     def begin(self, comm: Communicator, changing: Any, lasting: Any) -> None:
-        """Begin to give values to the joining ranks, which come behind the others.
+        """Begin to give values to the joining ranks, the last ranks of a communicator.
 
         Parameters
         ----------
         comm : Communicator
-            With the joining ranks.
+            The communicator with the joining ranks.
         changing : plain value
-            Is sent as it is now. Its arrays must not change before `wait_for_copies` has returned.
+            A value sent as it is now. Its arrays must not change before `wait_for_copies` has returned.
         lasting : plain value
-            Does not change until the joining ranks take part: its arrays are not copied.
+            A value that does not change until the joining ranks take part: its arrays are not copied.
         """
         self.end()
         parts, copies = (pack(changing, "the state"), pack(lasting, "the state")), list[Any]()
@@ -53,18 +53,18 @@ class StatePrefetch:
             thread.start()
 
     def wait_for_copies(self) -> None:
-        """Wait until what is to be sent has been copied, where it changes."""
+        """Wait until the arrays that may change have been copied."""
         while self._copying:
             self._copying.pop().join()
 
     def end(self) -> None:
-        """Wait until all have got it, or `comm` is closed."""
+        """Wait until all joining ranks have the values, or `comm` is closed."""
         while self._giving:
             self._giving.pop().join()
 
 
 def take_prefetched(comm: Communicator) -> tuple[Any, Any]:
-    """Return the values that rank 0 gives."""
+    """Return the values that rank 0 gives: `changing` and `lasting`."""
     changing = receive(comm, 0)
     return changing, receive(comm, 0)
 

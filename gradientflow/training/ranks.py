@@ -32,12 +32,12 @@ class Loop(Protocol):
 
 
 class OverRanks:
-    """The members of `ArrayLoop` and of PyTorch's `DistributedOptimizer` that tell of ranks that are lost, or come."""
+    """The members of `ArrayLoop` and of PyTorch's `DistributedOptimizer` for ranks that are lost or join."""
 
     _ranks: FixedRanks
 
     def _loop_now(self) -> Loop:
-        """Return the loop that there is now."""
+        """Return the current loop."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -52,76 +52,76 @@ class OverRanks:
     def steps(self, total: int) -> Iterator[int]:
         """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
 
-        With ``on_failure="continue"`` a step whose gradients were lost with a rank is numbered again: take its data by
-        its number, and by rank and size of `membership`, and none is left out. Collective then: it ends when all ranks
-        have made all steps.
+        With ``on_failure="continue"`` the number of a step whose gradients were lost with a rank comes again. Choose
+        data by this number, and by rank and size of `membership`: then none is left out. Iteration is collective then,
+        and ends when all ranks have made all steps.
 
-        Before a step, if there was an exchange since the last one, processes are let in that have called
-        `gradientflow.join`; in the first call of `steps`.
+        The first call of `steps` also admits processes that have called `gradientflow.join`: before each step that
+        follows an exchange.
         """
         yield from self._ranks.steps(self._loop_now, total, self.finish)
 
     @property
     def changed(self) -> bool:
-        """Whether ranks were lost, or have come, since the last iteration began.
+        """True if ranks were lost, or have joined, since the last iteration began.
 
-        Look at it where a step begins, before its first gradient: there it is the same on all ranks.
+        Read it where a step begins, before its first gradient: there it is the same on all ranks.
         """
         return self._ranks.changed
 
     @property
     def membership(self) -> Membership:
-        """The ranks now, those that were lost or have come last, and whether gradients were lost with them."""
+        """The ranks now, their last losses and joins, and whether gradients were lost with them."""
         return self._ranks.membership
 
 
 class FixedRanks:
-    """The ranks of a training, and the moments at which a `Survival` does more than this class.
+    """The ranks of a training, and the moments at which the subclass `Survival` acts.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     """
 
-    may_change = False  # ranks may be lost, or come
+    may_change = False  # ranks may be lost, or join
     _not_surviving = nullcontext()
 
     def __init__(self, comm: Communicator) -> None:
-        self.comm = comm  # of the ranks that take part now
-        self.here = comm  # on which the loop is made: the same, or one of this rank alone until it comes to the others
-        self.entries: Mapping[str, str] = {}  # what has to be the same on all ranks, by name
-        self.membership = self._membership_before = Membership.of(comm)  # now, and when the last iteration began
+        self.comm = comm  # communicator of the ranks that take part now
+        self.here = comm  # communicator of the loop: the same, or this rank alone until it takes part with the rest
+        self.entries: Mapping[str, str] = {}  # values that must be the same on all ranks, by name
+        self.membership = self._membership_before = Membership.of(comm)  # ranks now, and when the last iteration began
 
     @property
     def changed(self) -> bool:
-        """Whether ranks were lost, or have come, since the last iteration began: the same on all between two."""
+        """True if ranks were lost, or have joined, since the last iteration began: between two, the same on all."""
         return self.membership is not self._membership_before
 
     def make(self, make: Callable[[Communicator], _Made]) -> _Made:
-        """Return what a function makes of the communicator `here`. Collective."""
+        """Return the result of a function of the communicator `here`. Collective."""
         return make(self.here)
 
     def check(self, synchronizer: Synchronizer) -> None:
-        """Raise unless training with this synchronizer can go on after the losses that are survived."""
+        """Raise unless training with this synchronizer can continue after a loss that is to be survived."""
 
     def steps(self, loop: Callable[[], Loop], total: int, finish: Callable[[], object]) -> Iterator[int]:
-        """Return an iterator over the numbers of steps of the loop that there is then; `finish` may come behind."""
+        """Return an iterator over the numbers of steps, made with the current `loop()`; it may end with `finish`."""
         yield from range(total)
 
     # ---- moments of an iteration ---------------------------------------------------------------------------------
 
     def begin_pass(self, passes: int) -> None:
-        """Note that a backward pass begins, after some others of the same iteration."""
+        """Note that a backward pass begins, after so many `passes` of the same iteration."""
 
     def defers(self, error: BaseException) -> bool:
-        """Whether an error is left to the end of the iteration, where it is raised again and survived."""
+        """Return True if an error may be dropped here: `Synchronizer.wait` raises it again, where it is survived."""
         return False
 
     def surviving(self, loop: Loop, *, has_gradients: bool) -> AbstractContextManager[object]:
         """Return a context: ranks that are lost in the ``with`` block are survived.
 
-        `has_gradients`: whether gradients of this rank are lost with the iteration.
+        `has_gradients`: True if gradients of this rank are lost with the iteration.
         """
         return self._not_surviving
 
@@ -132,7 +132,7 @@ class FixedRanks:
         """Wait until the optimizer's state may change."""
 
     def after_step(self, loop: Loop) -> None:
-        """Let the strategy go on after a step."""
+        """Let the strategy act after a step."""
         loop.let_write(loop.synchronizer.after_step)
 
     def finish(self, loop: Loop, also: Callable[[], object]) -> None:
@@ -142,7 +142,7 @@ class FixedRanks:
         also()
 
     def note_that_state_was_loaded(self) -> None:
-        """Note that the state is another one than before."""
+        """Note that another state was loaded."""
 
     def close(self, orderly: bool = True) -> None:
         """Close the communicators that were made here."""

@@ -1,4 +1,4 @@
-"""Checks in every iteration that all ranks have the same learning rates, by numbers sent with the gradients."""
+"""Comparison of learning rates between ranks in every iteration, by numbers sent with the gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BITS = 16
 
 
 class Rates:
-    """Encodes this rank's learning rates as numbers, and decodes from their means over the ranks whether they differ.
+    """Encoder of this rank's learning rates as numbers, whose means over the ranks show if rates differ.
 
     The numbers sent may be rounded, but a mean is 0 only if all are 0. So each bit of a checksum is sent together with
     its complement: both means are nonzero if and only if two ranks differ in this bit.
@@ -47,7 +47,7 @@ class Rates:
         return bool(np.any((means[:_BITS] != 0) & (means[_BITS:] != 0)))
 
     def difference(self, comm: Communicator, has_step: bool) -> str:
-        """Name a rank whose rates differ from those of the first rank with a step to make. Collective."""
+        """Name a rank with other rates than the first rank that has a step to make. Collective."""
         rates = list(self.now())
         rows = comm.allgather(np.array([float(has_step), *rates]))
         ranks = np.flatnonzero(rows[:, 0])

@@ -1,4 +1,4 @@
-"""The state of training, as a checkpoint has it: of the strategy, of the loss scale, and whose it is."""
+"""The state of training in a checkpoint: strategy, loss scale, and the kind and tensors to which it belongs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _KEYS = {"of", "shapes", "loss_scale", "order_is_known", "synchronizer"}
 
 
 class TrainingState:
-    """Returns and loads the state of a training loop, for all frameworks.
+    """Checkpoints of a training loop, for all frameworks.
 
-    Its `kind`, such as the name of the strategy, has to be the same for loading.
+    A state can be loaded where the `kind`, such as the name of the strategy, is the same.
     """
 
     def __init__(self, loop: Loop, kind: str) -> None:
@@ -31,7 +31,7 @@ class TrainingState:
             return self._with(self._loop.synchronizer.state_dict())
 
     def common(self) -> dict[str, Any]:
-        """Return the state that is the same on all ranks, without that of the strategy. Does not communicate."""
+        """Return the state that is the same on all ranks, without the strategy's. Does not communicate."""
         return self._with(None)
 
     def consolidated(self) -> dict[str, Any]:
@@ -78,10 +78,10 @@ class TrainingState:
             self._loop.synchronizer.check_state_dict(state["synchronizer"])
 
     def load(self, state: Mapping[str, Any] | None, check: Callable[[], object]) -> None:
-        """Load the strategy's part of a state; without one, the strategy begins anew. Collective.
+        """Load the strategy's part of a state; without one, reset the strategy. Collective.
 
-        `check` raises unless this rank can load it. Nothing is changed if it does so on any rank, or if the states of
-        the ranks do not belong together.
+        `check` raises unless this rank can load the state. Nothing is changed if it raises on any rank, or if the
+        states of the ranks do not belong together.
         """
         with failing_together(self._loop.comm):
             check()

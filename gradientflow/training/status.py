@@ -1,4 +1,4 @@
-"""The status that travels with gradients: which tensors have one, which ranks have batches, which gave up."""
+"""The status that travels with gradients: tensors that have one, ranks with batches, ranks that gave up."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Numbers = npt.NDArray[np.float64]
 class ExchangeStatus(NamedTuple):
     """What the ranks have said in an exchange."""
 
-    present: Sequence[bool] | None  # which tensors have a gradient on any rank; None if all have one on all ranks
-    any_has_batches: bool  # whether any rank has
-    given_up: list[int]  # the ranks that gave up the iteration
-    rates_differ: bool  # whether two ranks make steps with different learning rates
+    present: Sequence[bool] | None  # by tensor: has a gradient on any rank; None if all have one on all ranks
+    any_has_batches: bool  # a rank has batches left
+    given_up: list[int]  # ranks that gave up the iteration
+    rates_differ: bool  # two ranks make steps with different learning rates
 
     @property
     def is_dropped(self) -> bool:
-        """Whether all ranks drop the iteration."""
+        """True if all ranks drop the iteration."""
         return bool(self.given_up) or self.rates_differ
 
 
 class Status:
-    """Writes this rank's status into `Synchronizer.extra`, and reads that of all from the means.
+    """Status of this rank, written into `Synchronizer.extra`, and of all ranks, read from the means.
 
-    It has, for each tensor, 1 if it has a gradient on this rank; 1 if any tensor has none; 1 unless this rank is out of
-    batches; for each rank, 1 if it gives up the iteration; the learning rates, as `Rates` encodes them. A mean is
-    nonzero if the number is nonzero on any rank, so no further communication is needed. If gradients are not averaged,
-    nothing is sent, and a rank knows only its own status.
+    The numbers are: for each tensor, 1 if it has a gradient on this rank; 1 if any tensor has none; 1 unless this rank
+    is out of batches; for each rank, 1 if it gives up the iteration; the learning rates, as `Rates` encodes them. A
+    mean is nonzero if the number is nonzero on any rank, so no further communication is needed. If gradients are not
+    averaged, nothing is sent, and a rank knows only its own status.
     """
 
     def __init__(self, comm: Communicator, tensors: int, is_sent: bool) -> None:
@@ -92,7 +92,7 @@ class Status:
             )
 
     def any_has_batches(self, means: Numbers) -> bool:
-        """Tell whether any rank has batches, also where the exchange has raised an error."""
+        """Return True if any rank has batches, also after an exchange that has raised an error."""
         return not self.count or bool(means[self._tensors + 1])
 
 

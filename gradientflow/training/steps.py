@@ -1,4 +1,4 @@
-"""The numbers of steps: one whose gradients are lost is given out again."""
+"""Numbers of steps: the number of a step whose gradients are lost is given out again."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _UNDONE = 8  # more exchanges than are ever undone
 
 
 class Steps:
-    """Gives out the numbers of steps.
+    """Source of the numbers of steps.
 
     Attributes
     ----------
     next : int
-        The number that follows the last exchange that has ended.
+        Number of the step that follows the last exchange that has ended.
     undone : int
-        How many exchanges that had ended do not count, since they were undone.
+        Exchanges that had ended on this rank and were undone later; never decreases.
     """
 
     def __init__(self) -> None:
         self.next = self.undone = 0
-        self._before: deque[int] = deque(maxlen=_UNDONE)  # the values of `next` before, the last one last
+        self._before: deque[int] = deque(maxlen=_UNDONE)  # earlier values of `next`, the latest last
         self._number = 0
         self._goes_back = False
         self._counts = 0  # calls of `count`: joining ranks begin with the first
 
     def count(self, total: int, meet: Callable[[], object], finish: Callable[[], object]) -> Iterator[int]:
-        """Give out numbers from 0 to below `total`; before each, in the first call, `meet` is called.
+        """Give out numbers from 0 to below `total`; the first call of `count` calls `meet` before each.
 
-        Behind the last one `finish` is called: steps that are undone in it are given out again.
+        `finish` is called after the last number: steps that are undone in it are given out again.
         """
         total = checked_int("total", total)
         self.next = self._number = number = 0
@@ -44,7 +44,7 @@ class Steps:
             if number >= total:
                 undone = self.undone
                 finish()
-                if self.undone == undone:  # ranks lost in it had completed every step, or are in their next training
+                if self.undone == undone:  # lost ranks had completed all steps, or others are in their next training
                     self._goes_back = False
                     return
                 number = self._or_back(number)
@@ -58,13 +58,13 @@ class Steps:
         self.next = self._number + 1
 
     def undo(self, number: int) -> None:
-        """Note that the last exchanges, as many as `number`, count as if they had not ended."""
+        """Note that the last `number` exchanges are undone, as if they had not ended."""
         self.undone += number
         for _ in range(number):
             self.next = self._before.pop() if self._before else self.next
 
     def go_back(self) -> None:
-        """Go back to the number that follows the last exchange that has ended."""
+        """Go back to the number after the last exchange that has ended."""
         self._goes_back = True
 
     def _or_back(self, number: int) -> int:

@@ -1,11 +1,15 @@
-"""Training that goes on after rank failures, and with ranks that join: all agree on the last exchange that has ended.
+"""Training that survives rank failures and admits joining ranks: all ranks agree on the last exchange that has ended.
 
-A rank that missed it copies weights and optimizer state from one that completed it; its gradients count as sent. If no
-rank has ended the exchange, all drop it. The end of training is an exchange, too. A rank that joins is one that is
-behind, and has sent nothing: `membership.plan` says which rank gives which state to which.
+A rank that missed it copies weights and optimizer state from a rank that completed it; its gradients count as sent. If
+no rank has ended the exchange, all drop it. The end of training is an exchange, too. A joining rank counts as late, and
+has sent nothing: `membership.plan` decides which rank gives which state to which.
 
-Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer counts them, and ranks that
-are behind get what follows from an exchange: only joining ranks get the optimizer's state.
+Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer counts exchanges then, and
+late ranks get only the results of an exchange; the optimizer's state goes to joining ranks alone.
+
+`FixedRanks` (ranks.py) names the moments of training. `ChangingRanks` (changing_ranks.py) has the communicators:
+recovery, admission, and state sent in advance. `Survival` (here) counts exchanges, and brings late ranks up to date;
+its `Steps` (steps.py) hand out the numbers of steps.
 """
 
 from __future__ import annotations
@@ -33,20 +37,21 @@ _Change = Callable[[Survivable], object]
 
 
 class Survival(ChangingRanks):
-    """Keeps training going: counts completed exchanges, and brings late ranks up to date.
+    """Survival of rank failures: counts completed exchanges, and brings late ranks up to date.
 
-    Parameters are those of `ChangingRanks`.
+    Parameters as in `ChangingRanks`.
     """
 
     def __init__(self, comm: Communicator, min_ranks: int | None, replica: Replica) -> None:
         super().__init__(comm, min_ranks, replica)
         self.numbers = Steps()
-        self.exchanges = 0  # that have ended, beside those of the synchronizer
-        self._last = Phase.DROPPED  # the phase in which the last exchange has ended, AVERAGED if a step follows it
-        self._met_after: tuple[int, ...] = ()  # exchanges
+        # Exchanges that have ended here and were not undone, except exchanges that the synchronizer counts itself.
+        self.exchanges = 0
+        self._last = Phase.DROPPED  # phase in which the last exchange has ended, AVERAGED if a step follows it
+        self._met_after: tuple[int, ...] = ()  # both counts of exchanges when the ranks last met
 
     def check(self, synchronizer: Synchronizer) -> None:
-        """Raise unless the ranks that are left can go on with this synchronizer's state."""
+        """Raise unless survivors can continue with this synchronizer's state."""
         if not isinstance(synchronizer, Survivable):
             name = synchronizer.strategy.name
             message = f"{name} cannot go on without a rank that was lost: it needs on_failure='raise'"
@@ -54,13 +59,13 @@ class Survival(ChangingRanks):
         synchronizer.check_survival()
 
     def steps(self, loop: Callable[[], Loop], total: int, finish: Callable[[], object]) -> Iterator[int]:
-        """Return an iterator over the numbers of steps, of which those that are lost come again."""
+        """Return an iterator over the numbers of steps; the number of a step that is lost comes again."""
         yield from self.numbers.count(total, lambda: self.meet(loop()), finish)
 
     # ---- moments of an iteration ---------------------------------------------------------------------------------
 
     def begin_pass(self, passes: int) -> None:
-        """Note that an iteration begins, with the changes so far."""
+        """Note that an iteration begins: `changed` becomes False."""
         if passes == 0:
             self._check_takes_part()
             if self.changed:
@@ -73,12 +78,12 @@ class Survival(ChangingRanks):
             raise ArgumentError("a rank that has joined others takes part in their training from steps() on")
 
     def defers(self, error: BaseException) -> bool:
-        """Return True if a rank is lost: `Synchronizer.wait` raises the error, too."""
+        """Return True for the loss of a rank: `Synchronizer.wait` raises the same error later."""
         return isinstance(error, RecoverableError)
 
     @contextmanager
     def surviving(self, loop: Loop, *, has_gradients: bool) -> Iterator[None]:
-        """Go on with the ranks that are left if some are lost in a ``with`` block."""
+        """Continue with the survivors if ranks are lost in a ``with`` block."""
         try:
             yield
         except RecoverableError:
@@ -92,32 +97,32 @@ class Survival(ChangingRanks):
         self.numbers.ended()
 
     def after_step(self, loop: Loop) -> None:
-        """Let the strategy go on after the step; where weights are the rank's own, until it has ended that."""
+        """Let the strategy act after the step; where weights are the rank's own, retry until it has ended that."""
         while True:
             with self.surviving(loop, has_gradients=False):
                 loop.let_write(loop.synchronizer.after_step)
                 loop.learn_order()
                 return
-            if _of(loop).in_step:  # the step is that of the other ranks
+            if _of(loop).in_step:  # all ranks have made the same step
                 return
 
     # ---- between two steps, and at the end -----------------------------------------------------------------------
 
     def meet(self, loop: Loop) -> None:
-        """Let processes join, between two steps. Collective, if an exchange has ended since the ranks have last met.
+        """Let processes join, between two steps. Collective, if an exchange has ended since the ranks last met.
 
-        Where some were lost, or have come, the ranks have met. Where ranks train on weights of their own, joining ranks
-        take part from the step on that ends with an exchange, and get what they need before.
+        Recovery and admission are meetings, too. Where ranks train on weights of their own, joining ranks take part
+        from the next step that ends with an exchange, and get all they need before.
         """
         loop.abandon_unfinished()
-        if loop.progress.passes > 0:  # gradients add up
+        if loop.progress.passes > 0:  # gradients still add up
             return
         synchronizer = _of(loop)
         if self.is_apart:
             self._go_on(loop, self._come)
         elif admits_when_recovering(synchronizer):
             if self._someone_waits():
-                self._go_on(loop, self.recover)  # so that the other ranks come, too
+                self._go_on(loop, self.recover)  # makes other ranks recover, too
         elif synchronizer.meets_in == "steps" and self._met_after != (self.exchanges, synchronizer.exchanges):
             try:
                 if self._admit(synchronizer):
@@ -135,9 +140,9 @@ class Survival(ChangingRanks):
         self._met_after = (self.exchanges, _of(loop).exchanges)
 
     def finish(self, loop: Loop, also: Callable[[], object]) -> None:
-        """End training on all ranks, for one that is behind needs another. None waits for those that are past this.
+        """End training on all ranks together: a late rank needs another. No rank waits for ranks that have returned.
 
-        What all have done is not done again: the result would differ from that of ranks that are past this.
+        Work that all ranks have done is not repeated: its result would differ from that of ranks that have returned.
         """
         self._check_takes_part()
         loop.take_weights()
@@ -147,7 +152,7 @@ class Survival(ChangingRanks):
         end, is_done, are_servers = self._all_exchanges + 1, False, _of(loop).meets_in == "servers"
         while self._all_exchanges < end:
             with self.surviving(loop, has_gradients=False):
-                if are_servers:  # which take no notice of a rank that finishes again
+                if are_servers:  # servers ignore a rank that finishes again
                     loop.let_write(loop.synchronizer.finish)
                 if not self.comm.allgather(np.array([is_done])).all():
                     is_done = False
@@ -161,23 +166,23 @@ class Survival(ChangingRanks):
             loop.progress.forget_update()
 
     @property
-    def _all_exchanges(self) -> int:
+    def _all_exchanges(self) -> int:  # also exchanges undone since: never decreases, so `finish` can wait for one more
         return self.exchanges + self.numbers.undone
 
     def finished(self) -> None:
-        """Note that training has ended on this rank, with all ranks there."""
+        """Note that training has ended on this rank, after all ranks have reached its end."""
         self.exchanges += 1
         self._last = Phase.DROPPED
 
     # ---- other ranks ---------------------------------------------------------------------------------------------
 
     def _go_on(self, loop: Loop, change: _Change, *, has_gradients: bool = False) -> None:
-        """Bind the strategy to other ranks, after `change`. Gradients of an iteration that none has ended are lost.
+        """Bind the strategy to the ranks after `change`. Gradients of an iteration that no rank has ended are lost.
 
-        If another rank is lost meanwhile, that is a change, too, with which this begins again.
+        If another rank is lost meanwhile, start again with its recovery as the change.
         """
         previous, begins, was_behind, undone = _of(loop), self.is_apart, False, self.numbers.undone
-        previous.close(orderly=False)  # the other ranks may wait for this one
+        previous.close(orderly=False)  # ends calls of ranks that wait for this rank
         while True:
             bound: Synchronizer | None = None
             try:
@@ -204,15 +209,15 @@ class Survival(ChangingRanks):
 
     @contextmanager
     def catching_up(self, synchronizer: Survivable) -> Iterator[Plan]:
-        """Take the state of a rank that is ahead, if this one is behind. Collective.
+        """Take the state of a rank that is ahead, if this rank is late. Collective.
 
-        It travels during the ``with`` block, which may use `comm`, and is taken after it: all of it, or nothing, for
-        the rank that is ahead may be lost meanwhile.
+        Yields the `Plan` of the transfer. The state travels during the ``with`` block, which may use `comm`, and is
+        taken after it: all of it or nothing, since the giver may be lost meanwhile.
         """
         try:
             require_same_as_first(self.comm, "models", self.entries)
         except MismatchError:
-            self.comm._end(False)  # the others go on without this one
+            self.comm._end(False)  # other ranks continue without this rank
             raise
         undone = synchronizer.agree_on_state(self.comm, self.role < Role.MEMBER)
         self.exchanges -= undone
@@ -244,17 +249,17 @@ class Survival(ChangingRanks):
         return [Standing(*each) for each in self.comm.allgather(np.array(own)).tolist()]
 
     def _gift(self, synchronizer: Survivable, found: Plan) -> Any:
-        """Return what the ranks that are behind get from this one."""
-        everyone_takes = synchronizer.in_step  # else those that begin
+        """Return the state that late ranks get from this rank."""
+        everyone_takes = synchronizer.in_step  # otherwise only ranks that begin
         replica = self._replica.state(everyone_takes) if everyone_takes or found.gives_replica else None
         return replica, astuple(self.membership), synchronizer.shared_state(found.gives_arrays)
 
     def _take(self, synchronizer: Survivable, first: Standing, replica: Any, membership: Any, shared: Any) -> None:
         begins = self.role < Role.MEMBER
-        if first.last == Phase.AVERAGED.value and not begins:  # else it has sent nothing
+        if first.last == Phase.AVERAGED.value and not begins:  # otherwise this rank has sent nothing
             synchronizer.commit()
         if begins or synchronizer.in_step:
-            if replica is not None:  # else it was sent beforehand
+            if replica is not None:  # otherwise sent in advance
                 self._replica.load(replica, begins)
             self._last, self.numbers.next = Phase(first.last), first.next_step
         synchronizer.catch_up(shared, begins)
@@ -263,23 +268,23 @@ class Survival(ChangingRanks):
 
 
 def _of(loop: Loop) -> Survivable:
-    """Return the synchronizer of a loop that has been checked."""
+    """Return the loop's synchronizer, which `Survival.check` has accepted."""
     return cast("Survivable", loop.synchronizer)
 
 
 def ranks_of(comm: Communicator, on_failure: str, min_ranks: int | None, replica: Replica) -> FixedRanks:
-    """Return the ranks of a training, which goes on without ranks that are lost if `on_failure` says so.
+    """Return the ranks of a training: a `Survival` if `on_failure` is "continue".
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is neither "raise" nor "continue", or `min_ranks` has no use.
+        If `on_failure` is neither "raise" nor "continue", or `min_ranks` has no use.
     """
     return Survival(comm, min_ranks, replica) if check_on_failure(on_failure, min_ranks) else FixedRanks(comm)
 
 
 def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
-    """Return whether to go on without ranks that are lost; raise unless the arguments go together."""
+    """Return True to continue without ranks that are lost; raise unless the arguments go together."""
     if on_failure not in ("raise", "continue"):
         raise ArgumentError(f"on_failure is 'raise' or 'continue', not {on_failure!r}")
     if min_ranks is not None and on_failure == "raise":

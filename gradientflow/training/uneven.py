@@ -43,7 +43,7 @@ def _take_part_until_all_have_left(loop: Loop) -> None:
         except (AbandonedError, MismatchError, NonFiniteError) as error:
             is_dropped = loop.progress.phase is Phase.DROPPED or isinstance(error, NonFiniteError)
             if is_dropped and loop.status.any_has_batches(loop.synchronizer.extra):
-                continue  # raised on all ranks; those with batches may go on
+                continue  # raised on all ranks; ranks with batches may continue
             raise
         if not loop.batches.anywhere:
             break
