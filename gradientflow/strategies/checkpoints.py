@@ -7,22 +7,23 @@ from typing import Any
 
 
 class Checkpointed:
-    """The part of `Synchronizer` for checkpoints, and for a synchronizer that takes the place of another one.
+    """The part of `Synchronizer` for checkpoints, and for a synchronizer that replaces another.
 
     A synchronizer without state needs none of these methods.
     """
 
     @property
     def has_state(self) -> bool:
-        """Whether it has state beside the weights."""
+        """True if it has state beside the weights."""
         return bool(self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state beside the weights. Between iterations; does not communicate.
 
-        It has arrays, numbers, text, None, lists, and dictionaries with text as keys. Ranks have arrays of the same
-        shapes at the same places. If another number of ranks loads what PyTorch's checkpoints have saved of all, it
-        gets means of arrays of floats, and else what rank 0 had; but "rank" is None, in dictionaries with "ranks".
+        It has arrays, numbers, text, None, lists, and dictionaries with text as keys. Arrays have the same shapes at
+        the same places on all ranks. If PyTorch's checkpoints have saved the states of all ranks, and another number of
+        ranks loads them, it gets means of arrays of floats, and rank 0's values for all else; but "rank" is None, in
+        dictionaries with "ranks".
         """
         return {}
 
@@ -31,13 +32,13 @@ class Checkpointed:
         return {}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise what `load_state_dict` would on this rank, and change nothing."""
+        """Raise the error that `load_state_dict` would raise on this rank; change nothing."""
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state, or begin anew without one. Between iterations; collective."""
+        """Load a state, or reset without one. Between iterations; collective."""
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return, as text, what has to be the same in the states that the ranks load."""
+        """Return, as text, the values that have to be the same in the states that the ranks load."""
         return {}
 
     def check_change(self) -> None:
@@ -46,8 +47,8 @@ class Checkpointed:
     def take_over(self, other: Any) -> None:
         """Take the state of another synchronizer of the same strategy, by the names of tensors. Between iterations.
 
-        Collective. The other one may be closed, and have had more ranks. The gradients of its last update will be
-        copied to the places here; `update` then describes these.
+        Collective. `other` may be closed, and have had more ranks. The gradients of its last update are copied to the
+        places here afterwards; `update` then describes these.
         """
 
 

@@ -36,40 +36,40 @@ GradientsOfStep = Literal["mean", "local", "consumed"]
 StepMaker = Literal["any", "core", "core_rate_in_momentum"]
 GradientSource = Literal["place", "any_place", "elsewhere", "elsewhere_until_wait", "none"]
 
-_SIDE = 1024  # rows and columns of a matrix, where shapes are not known
+_SIDE = 1024  # rows and columns of a matrix, if shapes are unknown
 
 
 class Strategy(Description, ABC):
-    """When the ranks send which gradients or weights. A description: parameters, and nothing that runs.
+    """A description of which gradients or weights the ranks send when: parameters, and nothing that runs.
 
-    A subclass keeps each argument of its constructor in an attribute of the same name. From these come `settings`,
-    the comparison between ranks, and the words in which a strategy is named: ``csc(density=0.1)``.
+    A subclass keeps each argument of its constructor in an attribute of the same name. These give `settings`, the
+    comparison between ranks, and the text of the strategy: ``csc(density=0.1)``.
 
     Attributes
     ----------
     name : str
-        The name in ``csc(density=0.1)``; by default that of the class.
+        The name in ``csc(density=0.1)``; by default the class's.
     gradients : {"mean", "local", "consumed"}
         The gradients that the step gets: means, the same on all ranks; the rank's own; or none, since they were sent
         already. A strategy of the last two kinds writes weights itself. With "consumed" clipping,
         `torch.amp.GradScaler` and closures come too late, and are refused, as are optimizers other than momentum SGD
         and LARS.
     effect : str
-        What it does to the result of a step, for tables: "exact", "delays", "approximates", "stale" or "local".
+        Effect on the result of a step, for tables: "exact", "delays", "approximates", "stale" or "local".
     step : {"any", "core", "core_rate_in_momentum"}
-        Who makes the step: any optimizer; kernels of the core only; or these, and the momentum of SGD contains the
+        Maker of the step: any optimizer; kernels of the core only; or these, and the momentum of SGD contains the
         learning rate, as in the GradientFlow paper.
     on_device : bool
-        Whether it takes CUDA tensors itself. Otherwise it gets copies of them in memory of the host.
+        True if it takes CUDA tensors itself. Otherwise it gets copies of them in memory of the host.
     options : tuple of str
-        Which of the arguments in `OPTIONS` the constructor takes, by keyword. A subclass with a constructor of its own
-        passes them on, as ``**options``.
+        Arguments in `OPTIONS` that the constructor takes, by keyword. A subclass with a constructor of its own passes
+        them on, as ``**options``.
     is_identity_on_one_rank : bool
-        Whether it changes nothing with one rank, so that it can be left out. Only such strategies go with
+        True if it changes nothing with one rank, so that it can be left out. Only such strategies go with
         `torch.amp.GradScaler`, which changes the scale of gradients by itself.
     is_plain_mean : bool
-        Whether every gradient becomes its mean over the ranks, and nothing else happens: then an adapter may make these
-        means by calls of its own, without a synchronizer. For strategies with pools.
+        True if every gradient becomes its mean over the ranks, and nothing else happens: then an adapter may make these
+        means by calls of its own, without a synchronizer. Only for strategies with pools.
     """
 
     gradients: GradientsOfStep = "mean"
@@ -93,14 +93,14 @@ class Strategy(Description, ABC):
         return {name: OPTIONS[name].default for name in cls.options}
 
     def profile(self) -> Profile:
-        """Return what comparisons have to know of it; by default with its attributes `warmup` and `period`, if any."""
+        """Return facts for comparisons; by default the attributes `warmup` and `period`, if any."""
         found = {name: getattr(self, name, None) for name in ("warmup", "period")}
         numbers = {name: value for name, value in found.items() if isinstance(value, int) and value > 0}
         return Profile(numbers.get("warmup", 0), numbers.get("period", 1))
 
     @classmethod
     def typical(cls, steps: int) -> Strategy:
-        """Return a strategy with arguments that suit training of about so many steps, for comparisons of all."""
+        """Return the strategy with arguments for training of about so many steps, for comparisons of all strategies."""
         return cls()
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Strategy(Description, ABC):
         Parameters
         ----------
         comm : Communicator
-            Whose ranks take part.
+            The ranks that take part.
         layout : Layout
             The tensors.
         """
@@ -125,20 +125,20 @@ class Strategy(Description, ABC):
         compute_seconds: float | None = None,
         backward_seconds: float | None = None,
     ) -> Explanation:
-        """Measure the link, and predict a step and its gain over dense float32 by the strategy's traffic. Collective.
+        """Measure the link; predict a step, and its gain over dense float32, from the strategy's traffic. Collective.
 
-        The parameters are taken for matrices of 1,024 rows and columns.
+        Parameters count as matrices of 1,024 rows and columns.
 
         Parameters
         ----------
         comm : Communicator
-            Whose ranks take part.
+            The ranks that take part.
         parameters : int
             Number of parameters of the model.
         dtype : {"float32", "float16", "bfloat16"}
-            Of the gradients.
+            Dtype of the gradients.
         device : str or int
-            Where the gradients are, as in `gradientflow.GradientPool`.
+            Device of the gradients, as in `gradientflow.GradientPool`.
         compute_seconds : float, optional
             Seconds of a step without communication. If not given, the gain is that of communication alone.
         backward_seconds : float, optional
@@ -147,7 +147,7 @@ class Strategy(Description, ABC):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If a number is negative, or there is no such dtype, or the strategy does not say what it sends.
+            If a number is negative, there is no such dtype, or the strategy has no `traffic` of its own.
         """
         shapes = _matrices(checked_int("parameters", parameters))
         kind = "bfloat16" if dtype == "bfloat16" else numpy_dtype(dtype).name
@@ -169,42 +169,42 @@ class Strategy(Description, ABC):
         return self.measured(comm, layout, **times).explain(self.name, self)
 
     def measured(self, comm: Communicator, layout: Layout, **times: float | None) -> Measured:
-        """Measure what explanations need. Collective. Parameters as in `explain_layout`."""
+        """Measure times and costs for explanations. Collective. Parameters as in `explain_layout`."""
         self.check_traffic()
         return Measured.on(comm, layout, layout.device if self.on_device else "cpu", **times)
 
     def check_traffic(self) -> None:
-        """Raise unless the strategy says what it sends, before anything is measured for its prediction.
+        """Raise unless the strategy has a `traffic` of its own, before anything is measured for its prediction.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it has no `traffic` of its own.
+            If it has none.
         """
         if type(self).traffic is Strategy.traffic:
             raise ArgumentError(f"{self.name} does not say what it sends: it has no traffic() of its own")
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
-        """Return what steps send and when, once warm-ups are over. Communicates with nobody.
+        """Return the data that steps send, and when, once warm-ups are over. Does not communicate.
 
         Parameters
         ----------
         computation : Computation
             A step of the model to train.
         costs : Costs
-            What calls cost on the cluster on which it is to be trained.
+            Costs of calls on the cluster on which it is to be trained.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the strategy does not say what it sends.
+            If the strategy has no `traffic` of its own.
         """
         self.check_traffic()
         raise NotImplementedError
 
 
 def _matrices(parameters: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of a model with so many parameters, where they are not known."""
+    """Return shapes for a model with so many parameters, whose own are unknown."""
     matrices, rest = divmod(parameters, _SIDE * _SIDE)
     rows, single = divmod(rest, _SIDE)
     return ((_SIDE, _SIDE),) * matrices + ((rows, _SIDE),) * (rows > 0) + ((single,),) * (single > 0)
@@ -213,8 +213,8 @@ def _matrices(parameters: int) -> tuple[tuple[int, ...], ...]:
 class Synchronizer(GradientMemory, Checkpointed):
     """A strategy bound to ranks and tensors: it is called at the moments of an iteration, and knows no framework.
 
-    Where its gradients lie is in `GradientMemory`, its state in `Checkpointed`. With one that is `Survivable` training
-    can go on when ranks are lost.
+    The base `GradientMemory` has the places of its gradients, `Checkpointed` its state. With a `Survivable`, training
+    can continue when ranks are lost.
 
     Each iteration makes one step. Its moments, in order:
 
@@ -225,12 +225,12 @@ class Synchronizer(GradientMemory, Checkpointed):
     - `rollback`: the iteration is given up, or its update will not be used;
     - `after_step`: the step has been made, or skipped.
 
-    `finish` comes when training ends, `close` in the end.
+    `finish` is called when training ends, and `close` last.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     layout : Layout
         The tensors.
     strategy : Strategy
@@ -241,12 +241,12 @@ class Synchronizer(GradientMemory, Checkpointed):
     comm, layout, strategy
         As given.
     gradient_source : {"place", "any_place", "elsewhere", "elsewhere_until_wait", "none"}
-        Where gradients are read. In their places, which are zeroed before (the default), or may hold anything before
-        a gradient is written ("any_place"). Where backpropagation has left them, without a copy to their places: until
-        `ready` returns ("elsewhere"), or until `wait` has returned, so that they must not be overwritten or freed
-        before ("elsewhere_until_wait"). Or not at all, except to check that they are finite ("none").
+        Memory from which gradients are read. "place": their places, which are zeroed before; "any_place": their places,
+        which may hold anything before a gradient is written. "elsewhere": the memory where backpropagation has left
+        them, without a copy, until `ready` returns; "elsewhere_until_wait": the same until `wait` has returned, so they
+        must not be overwritten or freed before. "none": gradients are only checked to be finite.
     uses_backward_order : bool
-        Whether it gains by a layout in the actual order of backpropagation. Once that order is known, the strategy is
+        True if it gains by a layout in the actual order of backpropagation. Once that order is known, the strategy is
         bound again.
     extra : numpy.ndarray
         ``layout.extra`` numbers of float64 that are averaged along with the gradients: written before `flush`; after
@@ -254,13 +254,13 @@ class Synchronizer(GradientMemory, Checkpointed):
         other mean is.
     weights : list of arrays
         The weights, one flat array a tensor, for strategies that write them: ``layout.weights``, or float32 master
-        weights for those of 16 bits where the core makes the step. Master weights are rounded to the model's weights
+        weights in place of 16-bit weights if the core makes the step. Master weights are rounded to the model's weights
         after `after_step` and `finish`.
     shared : NodeWeights or None
-        The weights of the node, where its ranks train on one copy: each makes the core's step on one slice, and before
+        The weights of the node, if its ranks train on one copy: each rank makes the core's step on one slice. Before
         the step gradients are the rank's own, and must not be changed.
     settings, loss_scale, skips_nonfinite
-        Those of the current `Iteration`, set by `set_iteration`.
+        Values of the current `Iteration`, set by `set_iteration`.
     """
 
     gradient_source: GradientSource = "place"
@@ -283,7 +283,7 @@ class Synchronizer(GradientMemory, Checkpointed):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def check_complete(self) -> None:
-        """Raise if attributes that it declares are missing, once `Strategy.bind` has returned it."""
+        """Raise if declared attributes are missing or wrong, once `Strategy.bind` has returned it."""
         require_one_of(self.strategy, "gradients", get_args(GradientsOfStep))
         require_one_of(self.strategy, "step", get_args(StepMaker))
         require_one_of(self, "gradient_source", get_args(GradientSource))
@@ -292,11 +292,11 @@ class Synchronizer(GradientMemory, Checkpointed):
         """Raise if these settings of the optimizer do not go with the strategy."""
 
     def set_iteration(self, iteration: Iteration) -> None:
-        """Let the settings of an iteration hold from now on."""
+        """Use the settings of an iteration from now on."""
         self.settings, self.loss_scale, self.skips_nonfinite = iteration
 
     def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration. What a strategy does then is in `prepare`."""
+        """Begin an iteration: set its settings, and call `prepare`."""
         self.set_iteration(iteration)
         self.prepare()
 
@@ -305,10 +305,11 @@ class Synchronizer(GradientMemory, Checkpointed):
 
     @abstractmethod
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
-        """Take a gradient that is final for this iteration once the work that is in the stream now is done.
+        """Take a gradient, which is final for this iteration once the work now in the stream is done.
 
-        Where `gradient_source` says so, it may lie at the address `elsewhere`, dense and in the order of its place. It
-        is needed until this returns, or with "elsewhere_until_wait" until `wait` returns or the iteration is given up.
+        If `gradient_source` allows it, the gradient may lie at the address `elsewhere`, dense and in the order of its
+        place. It must stay there until this returns, or with "elsewhere_until_wait" until `wait` returns or the
+        iteration is given up.
         """
 
     @abstractmethod
@@ -318,6 +319,9 @@ class Synchronizer(GradientMemory, Checkpointed):
     @abstractmethod
     def wait(self, stream: Any = None) -> Update:
         """End the iteration: wait until the gradients, or weights, for the step are there.
+
+        If the synchronizer is `Survivable`, a `RecoverableError` that `begin`, `ready` or `flush` has raised in this
+        iteration is raised again here: a training loop that survives losses drops the first one.
 
         Raises
         ------
@@ -329,24 +333,24 @@ class Synchronizer(GradientMemory, Checkpointed):
         """
 
     def after_step(self) -> None:
-        """Go on after a step that was made or skipped."""
+        """Act after a step that was made or skipped, for example by an exchange of weights."""
 
     def exchanges_weights(self) -> bool:
-        """Tell whether the next `after_step` may read or write weights."""
+        """Return True if the next `after_step` may read or write weights."""
         return True
 
     @abstractmethod
     def rollback(self, phase: Phase, stream: Any = None) -> None:
-        """Undo the iteration, which has come to a phase: state, such as residuals, is as before it.
+        """Undo the iteration, which is in a phase: state, such as residuals, is as before it.
 
-        Where it is AVERAGED, `wait` has ended it, no step has used its update, and all ranks undo it. In every other
-        phase this rank gives it up, begun or not, so that the other ranks can end it.
+        In AVERAGED, `wait` has ended it, no step has used its update, and all ranks undo it. In every other phase this
+        rank gives it up, begun or not, so that peers can end it.
         """
 
     def take_pending_error(self) -> NonFiniteError | None:
         """Return the error for values that were dropped because they are not finite, and forget it.
 
-        Where ranks are not in step, `wait` does not raise it: it is raised after the step, or after `finish`.
+        If ranks are not in step, `wait` does not raise it: it is raised after the step, or after `finish`.
         """
         error, self._pending_error = self._pending_error, None
         return error
@@ -360,35 +364,35 @@ class Synchronizer(GradientMemory, Checkpointed):
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Put the common weights into the model in a ``with`` block, where each rank trains on weights of its own."""
+        """Put the common weights into the model in a ``with`` block, if each rank trains on weights of its own."""
         yield
 
-    # ---- what is to be known -------------------------------------------------------------------------------------
+    # ---- information ---------------------------------------------------------------------------------------------
 
     def update(self) -> Update:
         """Return the last update again, with the current places of its gradients."""
         return Update("apply")
 
     def has_gradient(self, index: int) -> bool:
-        """Tell whether the last update has a gradient of a tensor from residuals, though no rank computed one."""
+        """Return True if the last update has a gradient of a tensor from residuals, though no rank computed one."""
         return False
 
     def withheld(self) -> Withheld:
-        """Return what this rank has kept back, and what that took."""
+        """Return the gradient entries that this rank has kept back, and the time for that."""
         return Withheld()
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
-        """The report of each range of gradients in the last iteration, where known."""
+        """The report of each range of gradients in the last iteration, if known."""
         return ()
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that this rank has sent to others in messages so far; None where `reports` have them, or unknown."""
+        """Bytes that this rank has sent to other ranks in messages so far; None if in `reports`, or unknown."""
         return None
 
     def explain(self, **times: float | None) -> Explanation:
-        """Measure the link, and predict what the strategy sends for these tensors, and its gain. Collective.
+        """Measure the link; predict the strategy's traffic for these tensors, and its gain. Collective.
 
         Parameters
         ----------
@@ -404,7 +408,7 @@ def require_one_of(thing: object, name: str, known: Sequence[str]) -> None:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it has another.
+        If it has another value.
     """
     value = getattr(thing, name)
     if value not in known:

@@ -17,7 +17,7 @@ from .layout import Layout
 
 
 class GradientMemory(ABC):
-    """The part of `Synchronizer` that says where gradients lie: those of a dtype side by side."""
+    """The part of `Synchronizer` for the memory of gradients: all gradients of a dtype lie side by side."""
 
     layout: Layout
 
@@ -27,7 +27,7 @@ class GradientMemory(ABC):
 
     @abstractmethod
     def offsets(self, group: int) -> Sequence[int]:
-        """Return where the gradients of a dtype begin in their memory, in bytes."""
+        """Return the offsets of the gradients of a dtype in their memory, in bytes."""
 
     def spans(self, group: int) -> list[list[int]]:
         """Return the ranges of that memory with gradients of the last update, in elements: first, one past the last."""
@@ -35,7 +35,7 @@ class GradientMemory(ABC):
 
     @abstractmethod
     def zero(self, group: int, stream: Any = None) -> None:
-        """Zero the gradients of a dtype that the last update has left, between iterations."""
+        """Zero the gradients of a dtype that the last update has left. Between iterations."""
 
     @property
     def gradients(self) -> tuple[Any, ...]:

@@ -18,17 +18,17 @@ class Layout:
     Attributes
     ----------
     names : tuple of str
-        Of the tensors; all different.
+        Names of the tensors; all different.
     shapes : tuple of tuples of int
-        Of the tensors.
+        Shapes of the tensors.
     dtypes : tuple of str
-        Of the gradients: "float16", "bfloat16", "float32" or "float64".
+        Dtypes of the gradients: "float16", "bfloat16", "float32" or "float64".
     device : str or int
-        Where gradients and weights are: "cpu", or a CUDA device as in `gradientflow.GradientPool`.
+        Device of gradients and weights: "cpu", or a CUDA device as in `gradientflow.GradientPool`.
     weights : tuple of arrays
         The weights in their place, one flat array a tensor, for strategies that write them; else empty.
     extra : int
-        How many numbers travel along in every iteration, see `Synchronizer.extra`.
+        Count of numbers that travel along in every iteration, see `Synchronizer.extra`.
     """
 
     names: tuple[str, ...]
@@ -55,11 +55,11 @@ class Layout:
         Parameters
         ----------
         weights : sequence of arrays
-            Contiguous, with ``shape``, ``dtype`` and ``reshape``, such as NumPy arrays.
+            Contiguous arrays with ``shape``, ``dtype`` and ``reshape``, such as NumPy arrays.
         names : sequence of str, optional
-            By default the numbers from 0 on.
+            Names of the tensors; by default the numbers from 0 on.
         device : str or int, default "cpu"
-            Where they are.
+            Device of the weights.
         """
         for index, weight in enumerate(weights):
             if not all(hasattr(weight, name) for name in ("shape", "dtype", "reshape")):
@@ -87,7 +87,7 @@ class Layout:
 
     @property
     def widest(self) -> str:
-        """The widest dtype, among those that `Strategy.explain` takes: float32 in place of float64."""
+        """The widest dtype, as `Strategy.explain` takes it: float32 in place of float64."""
         return "float32" if {"float32", "float64"}.intersection(self.dtypes) else max(self.dtypes, default="float32")
 
     def __len__(self) -> int:

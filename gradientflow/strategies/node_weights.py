@@ -1,4 +1,4 @@
-"""Weights in node memory, and the marks by which a step on them that was not completed shows."""
+"""Weights in node memory, and marks that show a step on them that was not completed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class NodeWeights:
     """One copy of weights and optimizer state for all ranks of a node, and the coordination of their steps.
 
     Ranks write in `step` only. Each has a mark in node memory, which is odd while the rank is writing. The weights are
-    consistent if all marks are the same even number: a step that was not completed shows, whichever rank died in it.
+    consistent if all marks are the same even number: an incomplete step shows, whichever rank died in it.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks train together.
+        The ranks that train together.
     layout : Layout
         The tensors.
 
@@ -38,10 +38,9 @@ class NodeWeights:
     node : Communicator
         The ranks of this node.
     offsets : list of lists of int
-        For each dtype of the layout, where its tensors begin, in elements: the same for weights, gradients and
-        `extra`.
+        The offset of each tensor, in elements, by dtype of the layout: the same for weights, gradients and `extra`.
     slices : list of pairs of int
-        For each dtype, which elements this rank updates: the first, and one past the last.
+        The elements that this rank updates, by dtype: the first, and one past the last.
     """
 
     def __init__(self, comm: Communicator, layout: Layout) -> None:
@@ -86,7 +85,7 @@ class NodeWeights:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all steps on the weights have been completed."""
+        """True if all steps on the weights have been completed."""
         first = self._marks[0]
         return bool(first % 2 == 0 and (self._marks == first).all())
 
@@ -96,7 +95,7 @@ class NodeWeights:
         Raises
         ------
         gradientflow.errors.CommunicationError
-            If so.
+            If a step has not been completed.
         """
         if not self.is_whole:
             last = self._marks.max()
@@ -109,12 +108,12 @@ class NodeWeights:
 
     @contextmanager
     def step(self, error: Exception | None) -> Iterator[None]:
-        """Wait until no rank of the node reads weights, write this rank's slice, and wait for the others. Collective.
+        """Wait until no rank of the node reads weights, write this rank's slice, and wait for all ranks. Collective.
 
         Parameters
         ----------
         error : Exception or None
-            Why this rank cannot make the step; then no rank does.
+            The reason why this rank cannot make the step; then no rank does.
         """
         self.check()
         refused = np.zeros(self.node.size, np.float32)

@@ -17,7 +17,7 @@ class Option(NamedTuple):
     default : object
         Its default.
     check : callable
-        Raises if a value is not one that it can have.
+        Raises if a value is not allowed.
     """
 
     default: Any

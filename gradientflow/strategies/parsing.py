@@ -27,7 +27,7 @@ def parse_strategies(text: str, steps: int = 1000) -> list[Strategy]:
         For example ``"dense; csc(density=0.1, warmup=20); mine.py:SignSGD(scale=0.01)"``. Values are literals. ``all``
         stands for every strategy of the library, as `Strategy.typical` makes it.
     steps : int
-        For ``all``: the length of the training.
+        Length of the training, for ``all``.
 
     Raises
     ------
@@ -56,12 +56,12 @@ def as_strategy(strategy: Any) -> Strategy:
 
 
 def default_strategy() -> Strategy:
-    """Return the strategy of programs that name none: that of the settings file, else dense communication.
+    """Return the strategy of programs that name none: the settings file's, else dense communication.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the file names one that there is not, or code that it may not bring into this program.
+        If the file names an unknown strategy, or code that it may not bring into this program.
     """
     found = settings_file()
     if found.strategy is None or found.path is None:
@@ -75,7 +75,7 @@ def default_strategy() -> Strategy:
 
 
 def words_of_default_strategy() -> str:
-    """Return the words of `default_strategy`; runs no code of the settings file, where that names a file."""
+    """Return the text of `default_strategy`, without running code that the settings file names."""
     words = settings_file().strategy
     return words if words is not None and _PARSER.file(words) is not None else repr(default_strategy())
 

@@ -1,4 +1,4 @@
-"""What holds for an iteration, what its step is to do, and what is reported afterwards, as data."""
+"""Data of an iteration: its settings, its phase, the update for its step, and reports."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ class Update:
     ----------
     kind : {"apply", "written", "skipped"}
         "apply": an optimizer makes the step with the gradients. "written": the strategy has changed the weights itself;
-        the optimizer is not called, and schedulers count a step. "skipped": no step, because a gradient is not finite.
+        the optimizer is not called, and schedulers count a step. "skipped": no step, because a gradient is not finite,
+        or the iteration was lost with a rank.
     gradients : tuple
-        For the core's optimizers: for each dtype of the layout, where its gradients lie and which of them count.
+        Input of the core's optimizers: for each dtype of the layout, the place of its gradients and which of them
+        count.
     """
 
     kind: Kind
@@ -37,7 +39,7 @@ class AdamSettings(NamedTuple):
     beta_1, beta_2, epsilon : float
         As in `torch.optim.Adam`.
     decoupled : bool
-        Whether weight decay is that of AdamW: not in the gradient.
+        True if weight decay is that of AdamW: not in the gradient.
     updates : int
         Updates of the tensor so far, including this one.
     """
@@ -50,7 +52,7 @@ class AdamSettings(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What an optimizer does with a tensor in a step.
+    """The settings of an optimizer for a tensor in a step.
 
     Attributes
     ----------
@@ -59,9 +61,9 @@ class Settings(NamedTuple):
     trust : float
         The trust coefficient of LARS; 0 without it.
     maximize : bool
-        Whether the step goes along the gradient, not against it. Only the core's optimizers know it.
+        True if the step goes along the gradient, not against it. Only the core's optimizers use it.
     adam : AdamSettings or None
-        Adam in place of momentum SGD. Only the core's optimizers know it.
+        Settings of Adam, used in place of momentum SGD. Only the core's optimizers use it.
     """
 
     rate: float
@@ -81,7 +83,7 @@ def no_settings(index: int) -> Settings:
 
 
 class Iteration(NamedTuple):
-    """What holds for an iteration.
+    """The settings of an iteration.
 
     Attributes
     ----------
@@ -90,7 +92,7 @@ class Iteration(NamedTuple):
     loss_scale : float
         The factor by which gradients are too large; residuals are kept unscaled.
     skips_nonfinite : bool
-        Whether gradients that are not finite skip the iteration instead of raising an error.
+        True if gradients that are not finite skip the iteration instead of raising an error.
     """
 
     settings: SettingsOf = no_settings
@@ -99,22 +101,22 @@ class Iteration(NamedTuple):
 
 
 class Phase(Enum):
-    """How far an iteration has come."""
+    """The phase of an iteration. The transitions are in `gradientflow/training/iteration.py`."""
 
-    IDLE = 0  # none is under way
+    IDLE = 0  # no iteration is under way
     ACCUMULATING = 1  # begun; the gradients of the current backward pass only add up
     HANDING_OVER = 2  # begun; gradients are handed to the synchronizer as they become final
     HANDED_OVER = 3  # all gradients are with the synchronizer
     AVERAGED = 4  # the exchange has ended; no step has used its update
     DROPPED = 5  # the exchange has ended, and all ranks drop it: gradients have to be zeroed
     LOST = 6  # lost with a rank: no step is made, and nothing is written after it
-    BEGIN_FAILED = 7  # the other ranks may have begun, and have to be told; so in the next two
-    WAIT_FAILED = 8
-    STEP_FAILED = 9  # in `after_step` or `finish`
+    BEGIN_FAILED = 7  # `begin` failed; other ranks may have begun, and have to be told, as in the next two phases
+    WAIT_FAILED = 8  # `wait` failed
+    STEP_FAILED = 9  # `after_step` or `finish` failed
 
 
 class Profile(NamedTuple):
-    """What comparisons of strategies have to know of one.
+    """Facts about a strategy that benchmarks and `auto` read.
 
     Attributes
     ----------
@@ -123,10 +125,10 @@ class Profile(NamedTuple):
     period : int
         Iterations after which the pattern of exchanges repeats.
     is_lossless : bool
-        Whether all gradients and residuals are either applied as means or stay residuals, so that nothing is lost
+        True if all gradients and residuals are either applied as means or stay residuals, so that nothing is lost
         except by `Withheld.decay`. Benchmarks check it.
     takes_momentum : bool
-        Whether the optimizer may have a momentum.
+        True if the optimizer may have a momentum.
     """
 
     warmup: int = 0
@@ -136,7 +138,7 @@ class Profile(NamedTuple):
 
 
 class Withheld(NamedTuple):
-    """What a rank has kept back, and what that took.
+    """Gradient entries that a rank has kept back, and the time for that.
 
     Attributes
     ----------
@@ -145,7 +147,7 @@ class Withheld(NamedTuple):
     decay : float
         The factor by which residuals were multiplied.
     bookkeeping_seconds : float or None
-        Seconds that this rank spent in the last iteration on selecting and gathering what is sent, where known.
+        Seconds that this rank spent in the last iteration on selecting and gathering entries to send, if known.
     """
 
     residuals: Sequence[Any] = ()
