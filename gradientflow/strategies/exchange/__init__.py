@@ -1,1 +1,1 @@
-"""What methods are built on: pools, residuals, selected entries, servers, periodic exchanges, copies to the host."""
+"""Bases of the methods: pools, residuals, selected entries, servers, periodic exchanges, copies to the host."""

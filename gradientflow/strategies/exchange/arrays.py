@@ -1,4 +1,4 @@
-"""The base of strategies written in Python: gradients as arrays, and the calls of a communicator."""
+"""The base of strategies written in Python, with gradients as arrays and the calls of a communicator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
 from .places import PlacedSynchronizer
 from .state import check_keys, check_names, check_rank, in_order
 
-_IDLE, _FAILED = Phase.IDLE, Phase.WAIT_FAILED  # found faster, for each gradient
+_IDLE, _FAILED = Phase.IDLE, Phase.WAIT_FAILED  # faster to find, for each gradient
 
 
 class ArraySynchronizer(PlacedSynchronizer):
@@ -31,10 +31,10 @@ class ArraySynchronizer(PlacedSynchronizer):
     A subclass overrides some of these methods, and may call `comm` in any method but `prepare`:
 
     - ``gradient_ready(index, gradient)``: a gradient is final. It is called for all tensors, in the order of the layout
-      on every rank, so all ranks make the same calls in the same order. A tensor that is ready early waits for those
-      before it. A tensor without a gradient has zeros; so has one whose gradient is not finite, if `checks_finite`.
-    - ``backward_done()``: all gradients were handed over; when it returns, `gradients` are those for the step. It
-      returns None, or "written" if it has changed the weights (``layout.weights``) itself.
+      on every rank, so all ranks make the same calls in the same order. A tensor that is ready early waits for earlier
+      ones. A tensor without a gradient has zeros, as has a gradient that is not finite, if `checks_finite`.
+    - ``backward_done()``: all gradients were handed over; when it returns, the step can use `gradients`. It returns
+      None, or "written" if it has changed the weights (``layout.weights``) itself.
     - ``after_step()``, ``finish()``, ``prepare()``: as in `Synchronizer`.
 
     ``state_names`` lists the attributes of a checkpoint: numbers, arrays, and lists of them. A list with an array for
@@ -44,8 +44,8 @@ class ArraySynchronizer(PlacedSynchronizer):
     the iteration ends in `NonFiniteError` on all ranks, or is skipped if there is a loss scale. If gradients are local,
     the step is skipped on that rank, which gets the error after the step.
 
-    Each synchronizer has a communicator of its own. A rank that gives up an iteration leaves it: calls of the other
-    ranks fail and name that rank, and all ranks continue on a new one.
+    Each synchronizer has a communicator of its own. A rank that gives up an iteration leaves it: calls of all other
+    ranks fail and name that rank, and all ranks continue on a new communicator.
 
     Attributes
     ----------
@@ -74,13 +74,13 @@ class ArraySynchronizer(PlacedSynchronizer):
         super().__init__(comm, layout, strategy)
         self._parent = comm
         self.comm = self._parent._own_part(0)
-        self._sent_before: int | None = 0  # bytes, through communicators that it has left
+        self._sent_before: int | None = 0  # bytes sent through communicators that it has left
         self._lock = threading.RLock()
-        self._before: dict[str, Any] | None = None  # the state before the iteration
+        self._before: dict[str, Any] | None = None  # state before the iteration
         self._is_ready: list[bool] = []
-        self._next = 0  # tensor to be handed over
-        self._phase = Phase.IDLE  # or HANDING_OVER, or WAIT_FAILED once a moment of the iteration has failed
-        self._found: int | None = None  # the first gradient of the iteration on this rank that is not finite
+        self._next = 0  # next tensor to be handed over
+        self._phase = Phase.IDLE  # IDLE, HANDING_OVER, or WAIT_FAILED once a moment of the iteration has failed
+        self._found: int | None = None  # first gradient of the iteration on this rank that is not finite
         self._start_next_iteration()
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         """Take a gradient that is final."""
 
     def backward_done(self) -> Kind | None:
-        """End the exchange: the gradients are those for the step, or the weights are written."""
+        """End the exchange: the gradients are ready for the step, or the weights are written."""
 
     def withheld(self) -> Withheld:
         """Return the attribute `residuals`, if there is one."""
@@ -184,12 +184,12 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     @property
     def checks_finite(self) -> bool:
-        """Whether gradients have to be checked to be finite, before they get into the state."""
+        """True if gradients have to be checked to be finite, before they get into the state."""
         kind = self.strategy.gradients
         return self.skips_nonfinite or kind == "local" or bool(kind == "mean" and self.state_names)
 
     def _exchange_status(self, kind: Kind) -> tuple[int | None, int | None]:
-        """Exchange `extra`, and which gradients are not finite: last of all, after whatever may fail on a rank.
+        """Exchange `extra`, and marks for gradients that are not finite: last of all, after calls that may fail.
 
         Each rank has two marks, which are 0 or a tensor's index plus 1: the first tensor whose own gradient is not
         finite, and the first whose mean is not. Returns the rank (None for a mean) and the tensor (None if none).
@@ -215,7 +215,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         return Update("apply", self._native_updates())
 
     def _restore(self) -> None:
-        """Make the state again what it was before the iteration."""
+        """Restore the state from before the iteration."""
         if self._before is not None:
             self._take(self._before)
             self._before = None
@@ -230,7 +230,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         if is_local:  # the iteration had nothing to exchange
             return
         self._sent_before = self.bytes_sent
-        self.comm._end(False)  # calls of the others that need this rank end now
+        self.comm._end(False)  # ends calls of peers that need this rank
         self.comm = self._parent._own_part(0)
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102
@@ -277,7 +277,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         return self._state(self.comm.rank, np.copy)
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the same, with arrays of floats averaged over the ranks, others as on rank 0. Collective."""
+        """Return the same, with arrays of floats averaged over the ranks, all else as on rank 0. Collective."""
         return self._state(None, self._averaged)
 
     def _averaged(self, array: npt.NDArray[Any]) -> Any:
@@ -309,7 +309,7 @@ class ArraySynchronizer(PlacedSynchronizer):
                 raise ArgumentError(f"the state is of another model: its {name} have other shapes")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state; without one, from the strategy's initial state. Collective."""
+        """Load a state; without one, the strategy's initial state. Collective."""
         if state is not None:
             self._take({name: self._in_order(state[name], state["names"]) for name in self._entries()})
         elif self.state_names:
@@ -320,7 +320,7 @@ class ArraySynchronizer(PlacedSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take the attributes in `state_names` of another synchronizer, by the names of tensors.
 
-        They are those before an iteration that has failed there, unless it was committed.
+        An iteration that has failed there is undone first, unless it was committed.
         """
         assert isinstance(other, ArraySynchronizer)
         if other._phase is not Phase.IDLE:
@@ -361,13 +361,13 @@ class ArraySynchronizer(PlacedSynchronizer):
                 setattr(self, name, type(mine)(value) if number else _mapped(value, np.copy))
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return the numbers of a state: they are the same on all ranks."""
+        """Return the numbers of a state, which are the same on all ranks."""
         values = {name: state[name] for name in self.state_names}
         return {name: str(value) for name, value in values.items() if not isinstance(value, list | np.ndarray)}
 
 
 class _RefusingCommunicator:
-    """A communicator with attributes, but without calls."""
+    """A communicator with attributes, which refuses calls."""
 
     def __init__(self, comm: Communicator, who: str) -> None:
         self._comm = comm

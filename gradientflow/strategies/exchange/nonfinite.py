@@ -1,4 +1,4 @@
-"""Infinite and NaN values: how they are found, and the error that reports them."""
+"""Infinite and NaN values: search for them, and the error that reports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gradientflow._location import load_core
 from gradientflow.errors import NonFiniteError
 
-ALONE = "this rank has skipped its step; the others go on"  # where ranks are not in step
+ALONE = "this rank has skipped its step; the others go on"  # outcome if ranks are not in step
 
 _NARROW = ("float16", "bfloat16", "float32")  # dtypes that the core checks
 
@@ -29,16 +29,16 @@ def first_nonfinite(arrays: Iterable[Any]) -> int | None:
 
 
 def nonfinite_error(what: str, rank: int | None, outcome: str) -> NonFiniteError:
-    """Return an error that says what is not finite, on which rank, and with what outcome.
+    """Return an error that names the value that is not finite, its rank, and the outcome.
 
     Parameters
     ----------
     what : str
-        Such as "the gradient of fc.weight".
+        Name of the value, such as "the gradient of fc.weight".
     rank : int or None
         The rank that has it; None for a mean over the ranks.
     outcome : str
-        Such as "no weight was changed".
+        Outcome, such as "no weight was changed".
     """
     where = "once averaged" if rank is None else f"on rank {rank}"
     return NonFiniteError(f"{what} is not finite {where}: {outcome}")

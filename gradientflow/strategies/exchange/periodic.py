@@ -34,7 +34,7 @@ _PASSES = 10 * 4  # bytes of memory for each weight
 
 
 class PeriodicStrategy(Strategy):
-    """Every `period` steps the ranks exchange the changes of their weights, and go on from common weights.
+    """A strategy whose ranks exchange the changes of their weights every `period` steps, and resume from common ones.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class PeriodicStrategy(Strategy):
         self.period = checked_int("period", period, 1)
 
     def _apply_later(self, delay: int, mixing: float | None) -> None:
-        """Check and keep when the result of an exchange is applied, and the share of a rank's own weights then."""
+        """Check and keep the delay of an exchange's result, and the share of a rank's own weights then."""
         self.delay = checked_int("delay", delay)
         self.mixing = mixing
         if self.delay >= self.period:
@@ -81,12 +81,12 @@ class PeriodicStrategy(Strategy):
 
     @classmethod
     def typical(cls, steps: int) -> Strategy:
-        """Return one with its usual period, or a quarter of the steps if that is less."""
+        """Return the strategy with its usual period, or a quarter of the steps if that is less."""
         return cls(min(inspect.signature(cls).parameters["period"].default, max(1, steps // 4)))
 
     @property
     def own_share(self) -> float:
-        """The share of a rank's own weights in those from which it goes on."""
+        """The share of a rank's own weights in the mix with common weights after an exchange."""
         return self.mixing if self.mixing is not None else 0.5 if self.delay else 0.0
 
     def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
@@ -103,7 +103,7 @@ class PeriodicStrategy(Strategy):
 
 
 class PeriodicSynchronizer(SurvivableArrays):
-    """Common weights, beside those with which each rank trains.
+    """Common weights, beside the weights with which each rank trains.
 
     Attributes
     ----------
@@ -112,9 +112,10 @@ class PeriodicSynchronizer(SurvivableArrays):
     velocity : list of arrays
         The momentum of the outer optimizer.
     differences : list of arrays
-        Common weights less those of this rank, as last sent; once the exchange is complete, their means over the ranks.
+        Common weights less this rank's weights, as last sent; once the exchange is complete, their means over the
+        ranks.
     due : list of int
-        For each fragment the step after which its differences are applied, or -1.
+        The step after which the differences of a fragment are applied, by fragment; -1 if none is due.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("steps", "common", "velocity", "differences", "due")
@@ -127,7 +128,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         kind = np.float64 if "float64" in layout.dtypes else np.float32
         self._kind = kind
         self._common: list[Array] | None = None
-        # Memory that is never touched costs nothing, and `_move_from` may give another one.
+        # Memory that is never touched costs nothing, and `_move_from` may replace it.
         self.velocity: list[Array] = [np.zeros(weight.shape, kind) for weight in layout.weights]
         self.differences: list[Array] = []
         self.due = [_NOT_DUE] * strategy.fragments
@@ -135,7 +136,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         self._buffers: list[Array] = []  # differences, then marks
         self._under_way: dict[int, Handle] = {}
         self._is_after_step = False  # `after_step` was called, and has not ended
-        self._unsent: int | None = None  # the fragment that it has yet to send
+        self._unsent: int | None = None  # fragment that `after_step` has yet to send
         for part in self._parts:
             buffer = comm.empty(sum(layout.counts[index] for index in part) + comm.size, np.dtype(kind).name)
             self._buffers.append(buffer)
@@ -147,14 +148,14 @@ class PeriodicSynchronizer(SurvivableArrays):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Take the weights before the first step for the common ones: they may have been loaded after `bind`."""
+        """Before the first step, set the common weights to the rank's: these may have been loaded after `bind`."""
         if self.steps == 0:
             for common, weight in zip(self.common, self.weights, strict=True):
                 common[...] = weight
 
     @property
     def common(self) -> list[Array]:
-        """The weights that all ranks share, as of the last exchange; before the first one, those of the first step."""
+        """The weights that all ranks share, as of the last exchange; before the first, weights of the first step."""
         if self._common is None:
             self._common = [np.array(weight, self._kind) for weight in self.weights]
         return self._common
@@ -164,17 +165,17 @@ class PeriodicSynchronizer(SurvivableArrays):
         self._common = arrays
 
     def exchanges_weights(self) -> bool:
-        """Tell whether a fragment is sent or applied after the next step."""
+        """Return True if a fragment is sent or applied after the next step."""
         step = self.steps + 1
         return step in self.due or self._sent_after(step) is not None
 
     def _sent_after(self, step: int) -> int | None:
-        """Return the fragment that is sent after a step, if any is."""
+        """Return the fragment that is sent after a step, if any."""
         period, number = self.strategy.period, self.strategy.fragments
         return next((each for each in range(number) if (step - each * period // number) % period == 0), None)
 
     def after_step(self) -> None:
-        """Exchange and apply what is due."""
+        """Send and apply the fragments that are due."""
         if not self._is_after_step:
             self.steps += 1
             self._is_after_step, self._unsent = True, self._sent_after(self.steps)
@@ -197,7 +198,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         return sorted(there, key=lambda fragment: self.due[fragment])
 
     def finish(self) -> None:
-        """Apply pending exchanges, and go on from the mean of the weights."""
+        """Apply pending exchanges, and set weights to their mean over the ranks."""
         self._apply_all()
         for fragment, part in enumerate(self._parts):
             for index in part:
@@ -225,7 +226,7 @@ class PeriodicSynchronizer(SurvivableArrays):
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Put the common weights into the model in a ``with`` block: those of the last exchange that was applied."""
+        """Put the common weights of the last applied exchange into the model in a ``with`` block."""
         own = [weight.copy() for weight in self.weights]
         for weight, common in zip(self.weights, self.common, strict=True):
             weight[...] = common
@@ -245,13 +246,13 @@ class PeriodicSynchronizer(SurvivableArrays):
         )
 
     def step_of(self, fragment: int) -> int:
-        """Return the step after which the exchange of a fragment begins: where it is made anew, ranks are in others."""
+        """Return the step after which a fragment's exchange began; where it is repeated, ranks are in other steps."""
         return self.due[fragment] - self.strategy.delay
 
     def end_exchange(self, fragment: int) -> None:
         """Wait until the differences of a fragment are means."""
         handle = self._under_way.pop(fragment, None)
-        if handle is not None:  # otherwise the exchange is complete
+        if handle is not None:  # None: the exchange is complete
             handle.wait()
 
     def _send(self, fragment: int) -> None:
@@ -261,7 +262,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         self.begin_exchange(fragment, self._buffers[fragment])
 
     def marks(self, fragment: int) -> Array:
-        """Return the marks, sent after a fragment's differences: for each rank whether its own are not finite."""
+        """Return the marks sent after a fragment's differences: for each rank, 1 if its own are not finite."""
         return self._buffers[fragment][-self.comm.size :]
 
     def _mark(self, fragment: int) -> None:
@@ -269,7 +270,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         self.marks(fragment)[self.comm.rank] = not is_finite(self._buffers[fragment])
 
     def _is_finite(self, fragments: Sequence[int]) -> bool:
-        """Tell whether means are finite. Otherwise all ranks drop them, and go back to the common weights."""
+        """Return True if means are finite. Otherwise all ranks drop them, and go back to the common weights."""
         bad = next((each for each in fragments if not is_finite(self._buffers[each])), None)
         if bad is None:
             return True
@@ -286,7 +287,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         return False
 
     def _apply(self, fragment: int) -> None:
-        """Make the step of the outer optimizer, and go on from its weights."""
+        """Make the step of the outer optimizer, and mix its weights into the rank's."""
         self.end_exchange(fragment)
         self.due[fragment] = _NOT_DUE
         self.exchanges += 1
@@ -310,22 +311,22 @@ class PeriodicSynchronizer(SurvivableArrays):
     def close(self, orderly: bool = True) -> None:  # noqa: D102
         super().close(orderly)
         for handle in self._under_way.values():
-            with suppress(GradientFlowError):  # nobody needs the exchange
+            with suppress(GradientFlowError):  # no rank needs the exchange
                 handle.wait()
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
     def shared_state(self, with_arrays: bool) -> Any:
-        """Return what follows from the exchanges that have ended, and what ranks that begin lack."""
+        """Return the results of the exchanges that have ended, and the values that ranks that begin lack."""
         self.prepare()
         arrays = ("common", "velocity") if self.strategy.outer_momentum else ("common",)
         names = ("steps", "exchanges", "due", *(arrays if with_arrays else ()))
         return {"names": self.layout.names, **{name: getattr(self, name) for name in names}}
 
     def catch_up(self, state: Any, begins: bool) -> None:
-        """Go on from the common weights of a rank that is ahead, with this rank's share of its own.
+        """Take the common weights of a rank that is ahead, mixed with this rank's share of its own.
 
-        What was missed are the first of the pending exchanges, and after them the end of training.
+        This rank has missed the first of the pending exchanges, and perhaps after all of these the end of training.
         """
         arrays = [name for name in ("common", "velocity") if name in state]
         self._take({name: self._in_order(state[name], state["names"]) for name in arrays})
@@ -353,15 +354,15 @@ class PeriodicSynchronizer(SurvivableArrays):
         return super().consolidated_state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from a state. Collective."""
+        """Load a state. Collective."""
         self._wait_for_all()
         super().load_state_dict(state)
 
     def take_over(self, other: Any) -> None:
         """Take the state of another synchronizer, after its pending exchanges.
 
-        If the tensors differ, so do the fragments: the exchanges are then applied at once. If the other one is closed,
-        the ranks are no longer the same: those that have not ended are begun anew, with the weights as they are now.
+        If the tensors differ, so do the fragments: the exchanges are then applied at once. If `other` is closed, the
+        ranks have changed: exchanges that have not ended are repeated, with the weights as they are now.
         """
         is_closed = other.comm.closed
         if not is_closed:
@@ -375,10 +376,10 @@ class PeriodicSynchronizer(SurvivableArrays):
             self._send(fragment)
 
     def _move_from(self, other: PeriodicSynchronizer) -> Sequence[str]:
-        """Take what the other one has: nothing is allocated while all wait for a rank. What was sent is sent anew."""
+        """Take the memory of `other`, so that nothing is allocated while peers wait. Sent data is sent again."""
         if other.layout.names == self.layout.names:
             self._memory, self._offsets, self._addresses = other._memory, other._offsets, other._addresses
-            self.__dict__.pop("_places", None)  # of the gradients
+            self.__dict__.pop("_places", None)  # places of the gradients
         self.common = in_order(other.common, other.layout.names, self.layout, self.common)
         self.velocity = in_order(other.velocity, other.layout.names, self.layout, self.velocity)
         return "common", "velocity", "differences"

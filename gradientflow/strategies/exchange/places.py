@@ -17,7 +17,7 @@ from gradientflow.strategies.layout import Layout
 
 
 class PlacedSynchronizer(Synchronizer):
-    """A synchronizer whose gradients lie one after the other, in memory of the host.
+    """A synchronizer whose gradients lie side by side in memory of the host.
 
     Raises
     ------
@@ -48,7 +48,7 @@ class PlacedSynchronizer(Synchronizer):
         return numpy_dtype(dtype).itemsize
 
     def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return zero-filled node memory, where an allreduce is fastest; or, if gradients are not sent, one's own.
+        """Return zero-filled node memory, where an allreduce is fastest; or this rank's own, if gradients are not sent.
 
         Collective.
         """
@@ -72,7 +72,7 @@ class PlacedSynchronizer(Synchronizer):
 
 
 def aligned_zeros(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return memory of this process, in pages of its own, which are taken when they are first written."""
+    """Return zero-filled memory of this process, in pages of its own, which are taken when they are first written."""
     memory = np.zeros(nbytes + 2 * mmap.PAGESIZE, np.uint8)
     start = -memory.ctypes.data % mmap.PAGESIZE
     return memory[start : start + nbytes]

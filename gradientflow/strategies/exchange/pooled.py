@@ -40,7 +40,7 @@ class PoolStrategy(Strategy):
     """
 
     on_device = True
-    pool: Callable[..., Any]  # the class of its pools
+    pool: Callable[..., Any]  # class of its pools
 
     options: ClassVar[tuple[str, ...]] = ("fusion_threshold", "wire", "algorithm")
     fusion_threshold: float | str
@@ -61,7 +61,7 @@ class PoolStrategy(Strategy):
         Parameters
         ----------
         comm : Communicator
-            Whose ranks take part.
+            The ranks that take part.
         shapes, dtype, device, extra
             As in `gradientflow.GradientPool`.
         """
@@ -89,15 +89,15 @@ class PoolStrategy(Strategy):
 class PoolSynchronizer(Survivable):
     """Pools of all dtypes, used together.
 
-    The numbers travel in the first pool. Every pool has at least one number, if only a placeholder: once it is ready,
-    the iteration of the pool has begun, even if no gradient is ready.
+    `extra` travels in the first pool. Every pool has at least one number, if only a placeholder: once it is ready, the
+    iteration of the pool has begun, even if no gradient is ready.
 
     Attributes
     ----------
     pools : tuple
         The pools, one for each dtype.
     updates_every_weight : bool
-        Whether the core's step changes every weight, or only those whose gradients were sent.
+        True if the core's step changes every weight, not only weights whose gradients were sent.
     """
 
     strategy: PoolStrategy
@@ -140,8 +140,9 @@ class PoolSynchronizer(Survivable):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
-        # This is `ready` of pools/base.py. In GradientPool an object of the core has replaced it (`_fast_paths`), of
-        # bindings/bind_gradient_pool.cpp, which serves calls without a stream, and passes on the others.
+        # This is `ready` of pools/base.py. In GradientPool an object of the core, made in
+        # bindings/bind_gradient_pool.cpp, has replaced it (see gradientflow/_fast_paths.py): it serves calls without a
+        # stream, and passes all others on to `ready`.
         pool, place = self._place_of[index]
         pool.ready(place, stream)
 
@@ -158,7 +159,7 @@ class PoolSynchronizer(Survivable):
                 raise error
         if len(self.extra):
             self.extra[:] = self.pools[0].extra
-        if errors:  # on all ranks
+        if errors:  # raised on all ranks
             self._undo(stream)
             raise errors[-1]
         if self.skips_nonfinite and any(pool.has_nonfinite(stream) for pool in self.pools):
@@ -177,7 +178,7 @@ class PoolSynchronizer(Survivable):
                 pool._native.take_over_means(theirs[pool.dtype]._native)
 
     def _wait_for(self, group: int, stream: Any) -> GradientFlowError | None:
-        """Wait for one pool. Return its error, so that the iteration is ended in the other pools, too."""
+        """Wait for one pool. Return its error, so that the iteration is ended in all pools."""
         try:
             self.pools[group].wait(stream=stream)
         except NonFiniteError as error:
@@ -195,19 +196,19 @@ class PoolSynchronizer(Survivable):
                 raise errors[0]
 
     def _undo(self, stream: Any) -> None:
-        """Undo the iteration that has ended in all pools; one that was dropped or has failed changed nothing."""
+        """Undo the iteration that has ended in all pools; a dropped or failed iteration has changed nothing."""
         for pool in self.pools:
             pool.rollback(stream)
 
     def _undo_if_failed(self, stream: Any = None) -> bool:
-        """Undo an iteration that `wait` could not end in some of the pools, in all; return whether there is one."""
+        """Undo, in all pools, an iteration that `wait` could not end in some; return True if there is one."""
         has_failed = any(pool.has_failed for pool in self.pools)
         if has_failed:
             self._undo(stream)
         return has_failed
 
     def _give_up(self, pool: Any, stream: Any) -> GradientFlowError | None:
-        """Give up the iteration of one pool. Return its error, so that it is given up in the other pools, too."""
+        """Give up the iteration of one pool. Return its error, so that it is given up in all pools."""
         number = len(pool.shapes)
         try:
             if not pool.is_ready(number):
@@ -220,16 +221,16 @@ class PoolSynchronizer(Survivable):
         return None
 
     def check_survival(self) -> None:
-        """Raise on a device: only pools in memory of the host go on without ranks that were lost.
+        """Raise on a device: only pools in memory of the host survive the loss of ranks.
 
-        There an iteration that fails in one of the pools is dropped or kept in all.
+        There an iteration that fails in one pool is dropped or kept in all.
         """
         if self.layout.device != "cpu":
             message = "the ranks can go on without one that was lost only if gradients are in memory of the host"
             raise ArgumentError(message)
 
     def commit(self) -> None:
-        """Commit the iteration in the pools in which it has failed: it has ended in the others."""
+        """Commit the iteration in the pools in which it has failed: in the rest it has ended."""
         for pool in self.pools:
             if pool.has_failed:
                 pool.commit()
@@ -238,7 +239,7 @@ class PoolSynchronizer(Survivable):
         for pool in self.pools:
             pool._native.close(orderly)
 
-    # ---- what is to be known -------------------------------------------------------------------------------------
+    # ---- information ---------------------------------------------------------------------------------------------
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102

@@ -1,4 +1,4 @@
-"""Synchronizers of pools that send a part of the gradients, and keep the rest in residuals."""
+"""Synchronizers with pools that send a part of the gradients, and keep the rest in residuals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ResidualSynchronizer(PoolSynchronizer):
                 pool.loss_scale = self.loss_scale
 
     def has_gradient(self, index: int) -> bool:
-        """Tell whether a residual of the tensor was sent."""
+        """Return True if the tensor has a gradient, also one from residuals alone."""
         group = next(number for number, (_, indices) in enumerate(self.layout.groups) if index in indices)
         return bool(self.pools[group].has_gradient(self.layout.groups[group][1].index(index)))
 
@@ -80,7 +80,7 @@ class ResidualSynchronizer(PoolSynchronizer):
             pool.check_state_dict({**there, **arrays})
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state with the tensors in this order, or without residuals. Collective."""
+        """Load a state with the tensors in this order, or reset to zero residuals without one. Collective."""
         for pool in self.pools:
             if state is None:
                 own = pool.state_dict()
@@ -90,7 +90,7 @@ class ResidualSynchronizer(PoolSynchronizer):
                 pool.load_state_dict(state["pools"][pool.dtype])
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return iteration and order of a state, and what else the ranks agree on."""
+        """Return iteration and order of a state, and further values on which the ranks agree."""
         entries = {"the order of gradients": ", ".join(state["names"])}
         for dtype, pool in state["pools"].items():
             entries[f"the iteration of {dtype} gradients"] = str(pool["iteration"])
@@ -98,13 +98,13 @@ class ResidualSynchronizer(PoolSynchronizer):
         return entries
 
     def _summary_of(self, dtype: str, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return what of the state of a pool has to be the same on all ranks."""
+        """Return the values in a pool's state that have to be the same on all ranks."""
         return {}
 
     def take_over(self, other: Synchronizer) -> None:
         """Take the residuals of another synchronizer, by the names of tensors, and the latest iteration of any rank.
 
-        They are those before an iteration that has failed there, unless it was committed.
+        An iteration that has failed there is undone first, unless it was committed.
         """
         assert isinstance(other, ResidualSynchronizer)
         other._undo_if_failed()
@@ -126,7 +126,7 @@ class ResidualSynchronizer(PoolSynchronizer):
 
 
 def _arrays_by_tensor(state: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a pool's state that have an array for each tensor."""
+    """Return the keys of a pool's state whose values have an array for each tensor."""
     return [key for key in ("residuals", "velocities") if key in state]
 
 

@@ -48,17 +48,17 @@ class ServedStrategy(Strategy):
     servers, optimizer, fusion_threshold
         As in `gradientflow.ParameterServer`.
     replicas : {0, 1}, default 0
-        With ``on_failure="continue"``: how many other ranks keep copies of what a server has, so that its weights are
-        not lost with it.
+        Number of other ranks that keep a copy of a server's state, so that its weights are not lost with it; for
+        ``on_failure="continue"``.
     wire : {"float32", "float16", "bfloat16"}, optional
-        What gradients and weights are rounded to in messages, also inside a node; by default the dtype of all
+        Dtype to which gradients and weights are rounded in messages, also inside a node; by default the dtype of all
         gradients, or float32 if they have several.
     """
 
     gradients = "consumed"
     effect = "stale"
-    waits: bool = True  # for the servers, in every step
-    local_passes: float = 0.0  # bytes of memory for each weight, of the step that a worker makes by itself
+    waits: bool = True  # True if a worker waits for the servers in every step
+    local_passes: float = 0.0  # bytes of memory, for each weight, in the step that a worker makes by itself
     options = ("wire", "fusion_threshold")
     wire: str | None
     fusion_threshold: float | str
@@ -81,14 +81,14 @@ class ServedStrategy(Strategy):
     @property
     @abstractmethod
     def policy(self) -> Policy:
-        """Which pushes the servers apply together, and which workers may go on."""
+        """The policy of the servers: the pushes that they apply together, and the workers that may proceed."""
 
     def bind(self, comm: Communicator, layout: Layout) -> ServedSynchronizer:
         """Start servers with the weights of rank 0. Collective."""
         return ServedSynchronizer(comm, layout, self)
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
-        """Return pushes along with backpropagation, and pulls."""
+        """Return pushes, which overlap with backpropagation, and pulls."""
         counts = counts_of(computation)
         width = itemsize(self.wire or computation.dtype)
         threshold = native_threshold(self.fusion_threshold)
@@ -108,12 +108,12 @@ class ServedStrategy(Strategy):
 
     @property
     def steps_together(self) -> float:
-        """Steps that a worker may be ahead of the slowest one, and one more; infinite if no worker waits."""
+        """One more than the steps that a worker may be ahead of the slowest; infinite if no worker waits."""
         return 1.0
 
 
 class ServedSynchronizer(PlacedSynchronizer, Survivable):
-    """A worker of a parameter server: it pushes every gradient, and takes the servers' weights after every push.
+    """A worker of a parameter server, which pushes every gradient, and takes the servers' weights after every push.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
     strategy: ServedStrategy
     gradient_source = "elsewhere"
     meets_in: Meeting = "servers"
-    keeps_gradients = False  # in their places, until the step
+    keeps_gradients = False  # True if gradients stay in their places until the step
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: ServedStrategy) -> None:
         for name, dtype in zip(layout.names, layout.dtypes, strict=True):
@@ -135,13 +135,13 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
                 raise ArgumentTypeError(message)
         super().__init__(comm, layout, strategy)
         self._core = load_core().local_updates
-        self._is_zero = [True] * len(layout.groups)  # the memory of a dtype
+        self._is_zero = [True] * len(layout.groups)  # by dtype: its memory is zero
         self._groups = [0] * len(layout)
         for group, (_, indices) in enumerate(layout.groups):
             for index in indices:
                 self._groups[index] = group
         for index, weight in enumerate(layout.weights):
-            if layout.dtypes[index] != "float32":  # until there are master weights
+            if layout.dtypes[index] != "float32":  # used until there are master weights
                 self.weights[index] = np.zeros(layout.counts[index], np.float32)
                 self._core.follow(self.weights[index], weight)
         wires = {*layout.dtypes}
@@ -157,14 +157,14 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
             strategy.replicas or None,
         )
         self.pushes = 0
-        self._servers_know = False  # the initial weights, which may change until the first iteration
-        self._pull: Pull | None = None  # whose weights have not been taken
+        self._servers_know = False  # servers have the initial weights, which may change until the first iteration
+        self._pull: Pull | None = None  # pull whose weights have not been taken
         self._pending: Push | None = None
         self._settings: list[Settings] = []
         self._scale = 1.0
-        self._found: int | None = None  # the first tensor of the iteration on this rank whose gradient is not finite
+        self._found: int | None = None  # first tensor of the iteration on this rank whose gradient is not finite
         self._nonfinite: tuple[int, int] | None = None  # rank and tensor because of which a round was skipped
-        self._used: Sequence[bool] = ()  # by tensor, whether this rank has pushed a gradient in the iteration
+        self._used: Sequence[bool] = ()  # by tensor: this rank has pushed a gradient in the iteration
         self._start_next_iteration()
 
     # ---- memory --------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def check_settings(self, settings: SettingsOf) -> None:
-        """Raise unless the optimizer is one whose step the servers make."""
+        """Raise unless the servers can make the optimizer's step."""
         of_all = [settings(index) for index in range(len(self.layout))]
         trusts = [each.trust for each in of_all]
         served = self.strategy.optimizer
@@ -245,7 +245,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
 
     def _why_skipped(self) -> NonFiniteError:
         """Return the error for a round that was skipped."""
-        if self._nonfinite is None:  # the round came before the state that was loaded
+        if self._nonfinite is None:  # the round is older than the state that was loaded
             message = "a gradient is not finite on some rank: the round of its push has changed no weight"
             return NonFiniteError(message)
         (rank, tensor), self._nonfinite = self._nonfinite, None
@@ -264,7 +264,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._start_next_iteration()
 
     def finish(self) -> None:
-        """Wait until all workers have finished, and take the servers' weights, then the same on all ranks."""
+        """Wait until all workers have finished, and take the servers' weights, which are then the same on all ranks."""
         self._end_pull()
         self.server.finish(self.weights)
         self.server._keep_state()
@@ -273,20 +273,20 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
     def close(self, orderly: bool = True) -> None:  # noqa: D102
         self.server.close(orderly)
 
-    # ---- what a strategy may do otherwise ------------------------------------------------------------------------
+    # ---- methods that a strategy may override --------------------------------------------------------------------
 
     def pulls_with(self, push: int) -> bool:
-        """Whether the push of this number comes with a pull."""
+        """Return True if the push of this number comes with a pull."""
         return True
 
     def outcome(self, push: Push) -> str:
-        """Wait for the push as long as the strategy requires, and return its outcome, as `Push.wait`."""
+        """Wait for the push as long as the strategy requires, and return its outcome, as `Push.wait` does."""
         outcome = push.wait()
         self._nonfinite = push.nonfinite
         return outcome
 
     def restart(self) -> None:
-        """Go on from the servers' weights."""
+        """Restart the count of pushes: training continues from the servers' weights."""
         self.pushes = 0
 
     # ---- servers -------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._found = None
 
     def _initialize_servers(self) -> None:
-        """Give the servers the current weights of rank 0 to begin with. Collective."""
+        """Give the servers the current weights of rank 0 as initial ones. Collective."""
         for index, weight in enumerate(self.layout.weights):
             if self.layout.dtypes[index] != "float32":
                 self._core.follow(self.weights[index], weight)
@@ -340,22 +340,22 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
 
     @property
     def in_step(self) -> bool:
-        """Whether each round has a push of every worker."""
+        """True if each round has a push of every worker."""
         return isinstance(self.strategy.policy, BSP)
 
     @property
     def is_lost(self) -> bool:
-        """Whether its servers have ended, and another synchronizer goes on from what was found of them."""
+        """True if its servers have ended, and another synchronizer continues from the state found of them."""
         return self.server._recovery is not None and self.server.closed
 
     def check_survival(self) -> None:
-        """Have the servers keep what is needed to go on."""
+        """Have the servers keep the data for recovery."""
         recovery = self.server._make_recoverable()
         recovery.is_known = self._servers_know
         recovery.ended = 0 if self.in_step else None
 
     def agree_on_state(self, comm: Communicator, begins: bool) -> int:
-        """Put the servers' state together; return how many of the iterations that have ended here are not in it."""
+        """Put the servers' state together; return the number of iterations that have ended here and are not in it."""
         recovery = self.server._recovery
         assert recovery is not None
         state, ended = recovery.find(comm, is_new=begins), recovery.ended
@@ -367,7 +367,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         return undone
 
     def shared_state(self, with_arrays: bool) -> int:
-        """Return the number of pushes, on which it depends what comes next."""
+        """Return the number of pushes, which determines the next step."""
         return self.pushes
 
     def catch_up(self, state: int, begins: bool) -> None:  # noqa: D102
@@ -391,11 +391,11 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
             self.server._recovery.note_end()
 
     def _note_knowledge(self, servers_know: bool) -> None:
-        """Note whether the servers have the weights with which training begins or goes on."""
+        """Note if the servers have the weights with which training begins or resumes."""
         self._servers_know = servers_know
         if self.server._recovery is not None:
             self.server._recovery.is_known = servers_know
-            self.server._recovery.state = None  # that of before
+            self.server._recovery.state = None  # the former state no longer holds
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -417,7 +417,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         check_names(self.layout, state)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state, or begin anew with the weights of rank 0. Collective."""
+        """Load a state, or begin again with the weights of rank 0 without one. Collective."""
         self._end_pull()
         self.restart()
         self.pushes = 0
@@ -432,7 +432,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
     def take_over(self, other: Synchronizer) -> None:
         """Take the servers' state of another synchronizer, by the names of tensors. Collective.
 
-        If that one was lost with some of its ranks, go on from the state that was found of it.
+        If `other` was lost with some of its ranks, continue from the state that was found of it.
         """
         assert isinstance(other, ServedSynchronizer)
         if other.server._recovery is not None:
@@ -459,7 +459,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
 
 
 def _servers_of(strategy: ServedStrategy, comm: Communicator) -> int | None:
-    """Return how many servers to make: after ranks were lost, no more than are left."""
+    """Return the number of servers to make: after a loss, at most the number of survivors."""
     if strategy.servers is None or (comm.recovered_from is None and comm.size > 1):
         return strategy.servers
     return min(strategy.servers, comm.size)

@@ -69,7 +69,7 @@ class SharedGradients(PlacedSynchronizer, Survivable):
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         self.shared = NodeWeights(comm, layout)
-        self._of_ranks: list[list[Bytes]] = []  # by dtype
+        self._of_ranks: list[list[Bytes]] = []  # gradients of each rank of the node, by dtype
         super().__init__(comm, layout, strategy)
         self._is_ready = [False] * len(layout)
 
@@ -120,7 +120,7 @@ class SharedGradients(PlacedSynchronizer, Survivable):
         self.shared.close(orderly)
 
     def _exchange_numbers(self, overflowed: bool) -> bool:
-        """Average the numbers over the ranks. Return whether a gradient of any rank is not finite."""
+        """Average the numbers over the ranks. Return True if a gradient of any rank is not finite."""
         self._is_ready = [False] * len(self.layout)
         status = np.append(self.extra, float(overflowed))
         self.shared.node.allreduce(status, "mean")

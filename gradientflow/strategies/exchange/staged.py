@@ -27,22 +27,22 @@ _PAGE = 4096  # bytes
 
 
 def bind(strategy: Strategy, comm: Communicator, layout: Layout) -> Synchronizer:
-    """Bind a strategy; on a CUDA device one that works in memory of the host is staged. Collective."""
+    """Bind a strategy; for tensors on a CUDA device, stage a strategy that works in memory of the host. Collective."""
     if layout.device != "cpu" and not strategy.on_device:
         return StagedSynchronizer(comm, layout, strategy)
     return strategy.bind(comm, layout)
 
 
 class StagedSynchronizer(Synchronizer):
-    """Stands between tensors of a device and a synchronizer on the host.
+    """A link between tensors of a device and a synchronizer on the host.
 
-    Gradients are copied to the host's pinned places on a separate stream: after the work that is in the stream of
-    `ready` by then, and in parallel with later work. They are handed over in the order of `ready`, by the first call
-    that finds them complete; `flush` waits for the last ones. Means are copied back to the device, and so are weights
-    where they may have been written.
+    Gradients are copied to the host's pinned places on a separate stream: after the work in the stream of `ready` at
+    that time, and in parallel with later work. They are handed over in the order of `ready`, by the first call that
+    finds them complete; `flush` waits for the last. Means are copied back to the device, and so are weights that may
+    have been written.
 
     Weights are copied to the host before it reads them. If the strategy makes the step, that is before the first
-    gradient of every iteration, on the same stream; if an optimizer makes it, when weights are to be exchanged.
+    gradient of every iteration, on the same stream; if an optimizer makes the step, when weights are exchanged.
 
     Outside of `ready`, `flush` and `wait` the order is that of the default stream.
 
@@ -74,13 +74,13 @@ class StagedSynchronizer(Synchronizer):
         except BaseException:
             self.host.close(orderly=False)
             raise
-        self._takes_weights = True  # in every iteration until a step is made, even if an optimizer makes it
-        self._phase = Phase.IDLE  # or HANDING_OVER, HANDED_OVER
+        self._takes_weights = True  # True until a step is made: every iteration then copies weights to the host
+        self._phase = Phase.IDLE  # IDLE, HANDING_OVER or HANDED_OVER
         self._queue: deque[tuple[int | None, Any]] = deque()  # gradients on their way to the host; None: weights
         self._is_ready: set[int] = set()
 
     def _make_mirrors(self) -> list[npt.NDArray[Any]]:
-        """Make places on the host for the weights: float32 for those of 16 bits, like their master weights."""
+        """Make places on the host for the weights: float32 for weights of 16 bits, like their master weights."""
         sizes = [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self._kinds, strict=True)]
         offsets = aligned_offsets(sizes)
         memory = _pages(offsets[-1])
@@ -96,9 +96,9 @@ class StagedSynchronizer(Synchronizer):
 
     def _lay_out(self) -> None:
         """Make places on the device for the gradients, laid out as on the host."""
-        self._copies_to_host = [(0, 0, 0)] * len(self.layout)  # to, from, bytes
+        self._copies_to_host = [(0, 0, 0)] * len(self.layout)  # destination, source, bytes
         for index, mirror in enumerate(self._mirrors):
-            self.host.weights[index] = mirror  # master weights for those of 16 bits
+            self.host.weights[index] = mirror  # master weights in place of weights of 16 bits
         for group, (dtype, indices) in enumerate(self.layout.groups):
             below, offsets = self.host.memory(group), self.host.offsets(group)
             above = device.empty(below.nbytes, "uint8", self._device)
@@ -112,8 +112,8 @@ class StagedSynchronizer(Synchronizer):
         self._pinned.append(self._core.pin(memory.ctypes.data, memory.nbytes))
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the host's synchronizer that `Synchronizer` does not have."""
-        if name == "host":  # not there yet
+        """Return an attribute of the host's synchronizer that `Synchronizer` lacks."""
+        if name == "host":  # not set yet
             raise AttributeError(name)
         return getattr(self.host, name)
 
@@ -174,7 +174,7 @@ class StagedSynchronizer(Synchronizer):
             update = self.host.wait()
         if update.kind != "apply":
             return update  # type: ignore[no-any-return]
-        if self._reads_gradients:  # and may have changed them
+        if self._reads_gradients:  # the host may have changed them
             self._copies.follow(stream or _DEFAULT_STREAM)
             for below, above, nbytes in self._copies_to_host:
                 self._copies.copy(above, below, nbytes)
@@ -261,7 +261,7 @@ class StagedSynchronizer(Synchronizer):
                 )
 
     def _take_weights(self, stream: int) -> None:
-        """Copy the weights to the host, after the work in the stream, and wait; those of 16 bits as float32."""
+        """Copy the weights to the host, after the work in the stream, and wait; weights of 16 bits become float32."""
         rounded = self._send_weights_down(stream)
         self._copies.wait()
         for index, (bits, dtype) in rounded.items():
@@ -271,7 +271,7 @@ class StagedSynchronizer(Synchronizer):
                 self._mirrors[index].view(np.uint32)[...] = bits.astype(np.uint32) << 16
 
     def _send_weights_down(self, stream: int) -> dict[int, tuple[npt.NDArray[np.uint16], str]]:
-        """Start copying the weights to the host; return those of 16 bits, as bits, with their dtypes."""
+        """Start copying the weights to the host; return weights of 16 bits, as bits, with their dtypes."""
         rounded = {}
         self._copies.follow(stream)
         for index, (weight, mirror) in enumerate(zip(self.weights, self._mirrors, strict=True)):
@@ -324,12 +324,12 @@ class StagedSynchronizer(Synchronizer):
     def take_over(self, other: Synchronizer) -> None:  # noqa: D102
         assert isinstance(other, StagedSynchronizer)
         other._take_weights_to_change(_DEFAULT_STREAM)
-        with other._giving_weights():  # which may apply pending exchanges
+        with other._giving_weights():  # the host may apply pending exchanges
             self.host.take_over(other.host)
         self._take_weights(_DEFAULT_STREAM)
 
 
-# Those of the synchronizer on the host, methods and properties.
+# Methods and properties taken from the synchronizer on the host.
 for _name in (
     *("check_complete", "check_settings", "check_state_dict", "check_change", "summary", "has_state", "has_gradient"),
     *("report", "reports", "bytes_sent", "take_pending_error"),
@@ -338,7 +338,7 @@ for _name in (
 
 
 class _NoWeights(tuple[Any, ...]):
-    """The weights of a layout whose strategy does not write any: they are not copied, and reading them is an error."""
+    """The weights in the layout of a strategy that writes none: they are not copied, and reading them is an error."""
 
     def __iter__(self) -> Iterator[Any]:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""States of synchronizers: whose they are, and their items in another order of the tensors."""
+"""States of synchronizers: checks of their origin, and their items in another order of the tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def check_keys(name: str, needed: Iterable[str], state: Mapping[str, Any]) -> No
 
 
 def check_names(layout: Layout, state: Mapping[str, Any]) -> None:
-    """Raise unless the tensors of a state are those of the layout, in any order."""
+    """Raise unless a state has the tensors of the layout, in any order."""
     if sorted(state["names"]) != sorted(layout.names):
         raise ArgumentError("the state is of another model, whose tensors have other names")
 
 
 def check_rank(comm: Communicator, state: Mapping[str, Any]) -> None:
-    """Raise unless a state is of this rank, of as many ranks."""
+    """Raise unless a state is of this rank, and of as many ranks."""
     mine, theirs = (comm.rank, comm.size), (state["rank"], state["ranks"])
     if mine != theirs:
         raise ArgumentError(
@@ -36,7 +36,7 @@ def check_rank(comm: Communicator, state: Mapping[str, Any]) -> None:
 def in_order(values: Sequence[Any], names: Sequence[str], layout: Layout, instead: Sequence[Any] | None = None) -> Any:
     """Return a list with an item for each tensor of `names`, in the order of the layout.
 
-    Tensors that `names` lacks have the items of `instead`.
+    Tensors that `names` lacks get the items of `instead`.
     """
     there = dict(zip(names, values, strict=True))
     if instead is None:

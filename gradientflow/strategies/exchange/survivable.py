@@ -1,4 +1,4 @@
-"""Synchronizers with which training goes on after ranks were lost, and lets others join."""
+"""Synchronizers with which training survives lost ranks, and admits joining ranks."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Meeting = Literal["steps", "rounds", "servers", "end"]
 
 
 class Survivable(Synchronizer):
-    """A synchronizer that goes on with the ranks that are left.
+    """A synchronizer whose survivors can continue when ranks are lost.
 
-    These bind the strategy again, on a communicator of their own, and `take_over` the state of this synchronizer, whose
-    iteration under way is lost. Ranks on which `wait` has failed, and that hear from another that it has finished this
-    iteration, `commit` it before.
+    Survivors bind the strategy again, on a communicator of their own, and `take_over` the state of this synchronizer,
+    whose iteration under way is lost. A rank on which `wait` has failed first calls `commit` if another rank reports
+    that it has finished this iteration.
 
     Where ranks train on weights of their own, they need not be in the same iteration, but all take part in the same
-    `exchanges`, in the same order. Ranks on which fewer have ended `catch_up` with another. An `after_step` or `finish`
-    that a loss has interrupted is then called again, and ends what is left of it.
+    `exchanges`, in the same order. A rank on which fewer exchanges have ended calls `catch_up`. An `after_step` or
+    `finish` that a loss has interrupted is then called again, and completes the rest of its work.
 
     Attributes
     ----------
     exchanges : int
-        How many have ended on this rank, where ranks train on weights of their own: each iteration has none then, or
-        several.
+        Exchanges that have ended on this rank, counted where ranks train on weights of their own: an iteration then has
+        any number of exchanges.
     meets_in : {"steps", "rounds", "servers", "end"}
-        Where exchanges happen: in steps that all ranks make together; in rounds in the background; at servers; or in
-        `finish` only. Each rank makes its steps at its own pace in the last three cases: no call of all ranks comes in
-        a step, and processes are let in as if a rank had been lost, or not at all with "end". With "servers" no call of
-        all ranks comes before `finish` either.
+        Place of exchanges: steps that all ranks make together; rounds in the background; servers; or `finish` only. In
+        the last three cases each rank makes steps at its own pace: a step has no call of all ranks, and processes are
+        admitted as if a rank had been lost, or not at all with "end". With "servers" `finish` is the first call of all
+        ranks.
     """
 
     exchanges: int = 0
@@ -40,7 +40,7 @@ class Survivable(Synchronizer):
 
     @property
     def in_step(self) -> bool:
-        """Whether each iteration is an exchange of all ranks, with one result."""
+        """True if each iteration is an exchange of all ranks, with one result."""
         return self.strategy.gradients == "mean"
 
     def check_complete(self) -> None:
@@ -49,37 +49,38 @@ class Survivable(Synchronizer):
         require_one_of(self, "meets_in", get_args(Meeting))
 
     def check_survival(self) -> None:
-        """Raise unless the ranks that are left could go on in this case; get ready for it."""
+        """Raise unless survivors could continue after a loss; prepare for it."""
 
     def agree_on_state(self, comm: Communicator, begins: bool) -> int:
-        """Agree with the ranks that are left on what is left, before `take_over`. Collective over `comm`.
+        """Agree with the survivors on the state that is left, before `take_over`. Collective over `comm`.
 
-        `begins` is whether this rank has come later. Returns how many iterations that have ended here are undone.
+        `begins` is True on a rank that begins, such as a joining one. Returns the number of iterations that have ended
+        here and are undone.
         """
         return 0
 
     def commit(self) -> None:
-        """Commit the iteration whose `wait` has failed: the other ranks applied it, this rank's gradients included."""
+        """Commit the iteration whose `wait` has failed: other ranks applied it, this rank's gradients included."""
 
     def shared_state(self, with_arrays: bool) -> Any:
         """Return the state that equals on all ranks with the same number of `exchanges`.
 
         It is a plain value: None, numbers, text, arrays of NumPy, and lists, tuples and dicts of these. Arrays stay as
-        they are until the next exchange. Without them it is for a rank that begins and has them.
+        they are until the next exchange. Without arrays it is for a rank that begins, and has them already.
         """
 
     def catch_up(self, state: Any, begins: bool) -> None:
-        """Take the `shared_state` of a rank on which more `exchanges` have ended, or all of it on one that begins.
+        """Take the `shared_state` of a rank on which more `exchanges` have ended; all of it on a rank that begins.
 
-        Except on a rank that begins, what it has sent is in the results.
+        Unless this rank begins, the results include the data that it has sent.
         """
 
 
 class SurvivableArrays(ArraySynchronizer, Survivable):
-    """The base of strategies with NumPy arrays for which that holds."""
+    """The base of survivable strategies with NumPy arrays."""
 
     def commit(self) -> None:
-        """Keep the state of the iteration that failed. Other ranks have ended it: it failed in its last call."""
+        """Keep the state of the iteration that failed: other ranks have ended it, so it failed in its last call."""
         self._start_next_iteration()
 
 

@@ -36,11 +36,11 @@ class TopKStrategy(PoolStrategy):
     Parameters
     ----------
     ratio : float
-        Of a layer of n elements, n / ratio are sent, rounded up.
+        Compression ratio: n / ratio entries of a layer of n elements are sent, rounded up.
     warmup : int
         Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
     monitor : bool or int
-        Whether `TopKSynchronizer.monitor` is measured: in every iteration, or in every n-th.
+        True to measure `TopKSynchronizer.monitor` in every iteration; n to measure it in every n-th.
     wire, algorithm
         As in `gradientflow.GradientPool`.
     """
@@ -68,7 +68,7 @@ class TopKStrategy(PoolStrategy):
         final = self.final_ratio
         if iteration >= self.warmup:
             return final
-        stages = max(1, math.ceil(math.log(final, 4) - 1e-9) - 1)  # with ratios below the final one
+        stages = max(1, math.ceil(math.log(final, 4) - 1e-9) - 1)  # stages with ratios below the final one
         return min(final, 4.0 ** (1 + iteration * stages // self.warmup))
 
     def bind(self, comm: Communicator, layout: Layout) -> TopKSynchronizer:
@@ -121,7 +121,7 @@ class TopKSynchronizer(ResidualSynchronizer):
 
     @property
     def iterations(self) -> int:
-        """How many iterations have ended."""
+        """The number of iterations that have ended."""
         return max((pool.iteration for pool in self.pools), default=0)
 
     @property
@@ -188,7 +188,7 @@ class TopKSynchronizer(ResidualSynchronizer):
         if other.comm is self.comm:
             self._monitor = other._monitor
 
-    # ---- what is to be known -------------------------------------------------------------------------------------
+    # ---- information ---------------------------------------------------------------------------------------------
 
     def ratio_table(self) -> str:
         """Return a table of the layers: the current ratios, and the last iteration on this rank."""
@@ -196,7 +196,7 @@ class TopKSynchronizer(ResidualSynchronizer):
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Return the headings and the rows of the table, in the order of backpropagation."""
-        selections = {id(pool): pool.layer_selections for pool in self.pools}  # none after an iteration that failed
+        selections = {id(pool): pool.layer_selections for pool in self.pools}  # empty after an iteration that failed
         layers: dict[tuple[int, int], list[int]] = {}
         for pool, layer, index in self._layers():
             layers.setdefault((id(pool), layer), []).append(index)
@@ -219,7 +219,7 @@ class TopKSynchronizer(ResidualSynchronizer):
 
 
 def checked_selection(selection: Any) -> str:
-    """Return how the largest entries are found: "sampled" or "exact".
+    """Return the way to find the largest entries: "sampled" or "exact".
 
     Raises
     ------
