@@ -1,4 +1,4 @@
-"""The choice among strategies without loss of accuracy: the model's, from measurements of a few steps."""
+"""The choice among strategies without loss of accuracy: by the model, from measurements of a few steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _THRESHOLDS = ("64KiB", "256KiB", "1MiB", "4MiB", "auto", "inf")
 _LOSSY = (CSC, LAGS, PowerSGD, HPSGD, LocalSGD, DiLoCo, SparseLoCo, SSDSGD)
 _SIZES = (1 << 9, 1 << 13, 1 << 16)  # elements of the allreduces that are measured
 _SETTLING = 2  # iterations that are not representative, at the beginning and after a change
-_PROMISING = 0.01  # of a step with dense: the least predicted saving
+_PROMISING = 0.01  # least predicted saving, as a share of a step with dense
 
 logger = logging.getLogger("gradientflow")
 
@@ -53,8 +53,8 @@ class Auto(PoolStrategy):
 
     It begins as `Dense`. After `steps` iterations all ranks measure the link. From this, and from the times at which
     gradients were ready, `gradientflow.model` predicts the step with every fusion threshold and each allowed wire.
-    Training goes on with the best, and returns to `Dense` if as many steps were longer. The first two after each change
-    do not count. All ranks choose the same.
+    Training continues with the best, and returns to `Dense` if its next `steps` steps are longer. The first two steps
+    after each change do not count. All ranks choose the same.
 
     Parameters
     ----------
@@ -62,14 +62,14 @@ class Auto(PoolStrategy):
         The wires to which gradients of float32 may be rounded between nodes, as in
         `gradientflow.Communicator.allreduce`.
     steps : int, default 10
-        Iterations that are measured of each, 2 or more.
+        Iterations to measure of each, 2 or more.
     algorithm : str, default "auto"
         As in `gradientflow.GradientPool`.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If a wire is none of these, or `steps` is below 2.
+        If there is no such wire, or `steps` is below 2.
     """
 
     name = "auto"
@@ -94,7 +94,7 @@ class Auto(PoolStrategy):
 
     @classmethod
     def typical(cls, steps: int) -> Auto:
-        """Return one that measures for at most a quarter of the steps, or 2."""
+        """Return the strategy that measures for at most a quarter of the steps, or 2."""
         return cls(steps=min(10, max(2, steps // 4)))
 
     @property
@@ -103,7 +103,7 @@ class Auto(PoolStrategy):
         return 3 * _SETTLING + 2 * self.steps
 
     def profile(self) -> Profile:
-        """Return that nothing is lost, and when the choice is made."""
+        """Return that nothing is lost, and the iterations until the choice."""
         return Profile(self.steps_to_choice, is_lossless=True)
 
     def bind(self, comm: Communicator, layout: Layout) -> AutoSynchronizer:
@@ -111,7 +111,7 @@ class Auto(PoolStrategy):
         return AutoSynchronizer(comm, layout, self)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
-        """Return how pools fuse tensors until the choice is made."""
+        """Return the fusion threshold of pools until the choice is made."""
         return {"fusion_threshold": self.fusion_threshold}
 
     def dense(self, threshold: str = "auto", wire: str | None = None) -> Dense:
@@ -131,7 +131,7 @@ class Auto(PoolStrategy):
         )
 
     def candidates(self, nodes: int) -> list[Dense]:
-        """Return what may be chosen on so many nodes; what it begins with comes first."""
+        """Return the candidates on so many nodes; the initial one comes first."""
         wires = [None, *(self.allow if nodes > 1 else ())]
         found = [self.dense(threshold, wire) for wire in wires for threshold in _THRESHOLDS]
         return sorted(found, key=lambda each: each != self.dense())
@@ -139,16 +139,16 @@ class Auto(PoolStrategy):
 
 @dataclass(frozen=True)
 class AutoExplanation(Explanation):
-    """What was chosen and why, and what the methods that lose accuracy would gain over it.
+    """The choice and its reason, and the gain over it by methods that lose accuracy.
 
     Attributes
     ----------
     choice : str
-        The strategy that was chosen, as text.
+        The chosen strategy, as text.
     why : str
         The reason, in a sentence; empty before the choice.
     lossy : tuple of (str, float)
-        Strategies with loss, as text, each with its predicted steps a second as a multiple of those of the choice.
+        Strategies with loss, as text, each with its predicted steps a second as a multiple of the choice's.
     """
 
     choice: str = "dense"
@@ -196,21 +196,21 @@ class AutoSynchronizer(PoolSynchronizer):
         self.compute_seconds: float | None = None
         self.backward_seconds: float | None = None
         self._dense = self._now = self.strategy.dense()
-        self._best: Dense | None = None  # the candidate that is verified
+        self._best: Dense | None = None  # candidate that is verified
         self._iteration = 0
-        self._begun: float | None = None  # when the iteration began
-        self._before = self._now  # what the iteration began with
+        self._begun: float | None = None  # time at which the iteration began
+        self._before = self._now  # strategy with which the iteration began
         self._flushed = 0.0
         self._moments: Times = np.full(len(self.layout), np.nan)
         self._steps: dict[Dense, list[float]] = {}
-        self._ready_after: list[Times] = []  # the first gradient, by iteration
-        self._waited = 0.0  # seconds in the last iteration
+        self._ready_after: list[Times] = []  # by iteration: seconds from the first gradient to each
+        self._waited = 0.0  # seconds of waiting in the last iteration
         self._computing: list[float] = []  # seconds of steps without waiting
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Record how long the last iteration took."""
+        """Record the time of the last iteration."""
         super().prepare()
         if self.choice is None:
             now = time.perf_counter()
@@ -238,7 +238,7 @@ class AutoSynchronizer(PoolSynchronizer):
         return update
 
     def after_step(self) -> None:
-        """Measure, predict, verify and choose when it is time."""
+        """Measure, predict, verify and choose, each in its iteration."""
         super().after_step()
         if self.choice is not None:
             return
@@ -252,7 +252,7 @@ class AutoSynchronizer(PoolSynchronizer):
     # ---- the choice ----------------------------------------------------------------------------------------------
 
     def _predict(self) -> None:
-        """Go on with the candidate whose step is the shortest, as the model has it."""
+        """Continue with the candidate whose step is the shortest by the model."""
         now = time.perf_counter()
         ready = np.median(np.array(self._ready_after[_SETTLING:]), axis=0)
         self.comm.allreduce(ready, "max")
@@ -283,7 +283,7 @@ class AutoSynchronizer(PoolSynchronizer):
             self._best = candidates[int(seconds.argmin())]
             self._use(self._best)
         assert self._begun is not None
-        self._begun += time.perf_counter() - now  # which is not part of the step
+        self._begun += time.perf_counter() - now  # the prediction is not part of the step
 
     def _decide(self) -> None:
         """Choose the candidate unless its steps were longer."""
@@ -317,15 +317,15 @@ class AutoSynchronizer(PoolSynchronizer):
     def _milliseconds(seconds: float) -> str:
         return f"{1e3 * seconds:.2f} ms"
 
-    # ---- what is to be known -------------------------------------------------------------------------------------
+    # ---- information ---------------------------------------------------------------------------------------------
 
     def explain(self, **times: float | None) -> AutoExplanation:
-        """Return the choice and its reason, and what methods with loss would gain, with measured times. Collective.
+        """Return the choice, its reason, and the gain by methods with loss, from measured times. Collective.
 
         Parameters
         ----------
         **times
-            As in `Synchronizer.explain`; by default as measured.
+            Times as in `Synchronizer.explain`; by default as measured.
         """
         known = {"compute_seconds": self.compute_seconds, "backward_seconds": self.backward_seconds}
         times = {**(known if self.choice is not None else {}), **times}
@@ -346,7 +346,7 @@ class AutoSynchronizer(PoolSynchronizer):
         }
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the same: other ranks choose anew."""
+        """Return the same: another number of ranks chooses again."""
         return self.state_dict()
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -359,7 +359,7 @@ class AutoSynchronizer(PoolSynchronizer):
             self.strategy.dense(threshold, wire)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Take the choice of a state if it is allowed and for as many ranks and nodes; otherwise choose anew."""
+        """Take the choice of a state if it is allowed and for as many ranks and nodes; otherwise choose again."""
         self._use(self._dense)
         self._measure_anew()
         if state and state["choice"] and (state["ranks"], state["nodes"]) == (self.comm.size, self.comm.nodes):
@@ -385,7 +385,7 @@ class AutoSynchronizer(PoolSynchronizer):
 
 
 def is_kept(dense: float, best: float) -> bool:
-    """Tell, from the median steps with both, whether training goes on with what was predicted to be best."""
+    """Return True if training continues with the predicted best, judged by the median steps with both."""
     return best <= dense
 
 

@@ -1,4 +1,4 @@
-"""SGD on a parameter server with a policy of `gradientflow.policies`: one strategy for each, of the same name."""
+"""SGD on a parameter server with a policy of `gradientflow.policies`: a strategy for each, of the same name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gradientflow.strategies.exchange.served import ServedStrategy
 
 
 class PolicyStrategy(ServedStrategy):
-    """A strategy on a parameter server that takes the arguments of its policy, and those of `ServedStrategy`.
+    """A strategy on a parameter server, which takes the arguments of its policy and of `ServedStrategy`.
 
     Attributes
     ----------
     kind : type
-        The policy: which pushes the servers apply together, and which workers may go on.
+        The policy: the pushes that the servers apply together, and the workers that may proceed.
     """
 
     kind: ClassVar[type[policies.Policy]]
@@ -57,7 +57,7 @@ class SSGD(PolicyStrategy):
 
 
 class ASGD(PolicyStrategy):
-    """Asynchronous SGD: no worker waits for others.
+    """Asynchronous SGD: no worker waits for another.
 
     Each worker pushes its gradient, which the servers apply at once, by itself and undivided, and pulls. The staleness
     of a gradient is the number of pushes by other workers meanwhile, so a learning rate that suits synchronous SGD can
@@ -74,7 +74,7 @@ class ASGD(PolicyStrategy):
 
     @property
     def steps_together(self) -> float:
-        """As in the policy."""
+        """As in `ServedStrategy`, for this policy."""
         return math.inf
 
 
@@ -95,12 +95,12 @@ class SSP(PolicyStrategy):
 
     @property
     def steps_together(self) -> float:
-        """As in the policy."""
+        """As in `ServedStrategy`, for this policy."""
         return self.staleness + 1.0
 
     @classmethod
     def typical(cls, steps: int) -> SSP:
-        """Return one with a staleness that papers often use."""
+        """Return the strategy with a staleness that papers often use."""
         return cls(3)
 
 
@@ -121,12 +121,12 @@ class DSSP(PolicyStrategy):
 
     @property
     def steps_together(self) -> float:
-        """As in the policy."""
+        """As in `ServedStrategy`, for this policy."""
         return self.high + 1.0
 
     @classmethod
     def typical(cls, steps: int) -> DSSP:
-        """Return one with the range of the paper."""
+        """Return the strategy with the range of the paper."""
         return cls(3, 15)
 
 
@@ -147,7 +147,7 @@ class ElasticBSP(PolicyStrategy):
 
     @property
     def steps_together(self) -> float:
-        """As in the policy."""
+        """As in `ServedStrategy`, for this policy."""
         return float(self.lookahead)
 
 

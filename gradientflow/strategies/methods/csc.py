@@ -37,12 +37,12 @@ class CSC(PoolStrategy):
     chunk_size : int, default 32768
         Elements of a chunk.
     momentum : float, optional
-        The residuals are multiplied by it in every iteration; by default the momentum of the optimiser.
+        Factor of the residuals in every iteration; by default the momentum of the optimizer.
     warmup : int, default 0
         Iterations in which the share that is not sent grows linearly from 0 to its final value.
     correction : bool, default True
         Momentum correction: gradients that are not sent stay residual, and their weights and momenta do not change.
-        Without it, gradients that are not sent are dropped, and the optimiser takes them for zeros: for comparison.
+        Without it, gradients that are not sent are dropped, and the optimizer takes them for zeros: for comparison.
         (`gradientflow.optimizers.SGD` needs the same setting; in PyTorch, DistributedOptimizer sets it.)
     fusion_threshold, wire, algorithm
         As in `gradientflow.GradientPool`.
@@ -134,15 +134,15 @@ class ChunkSynchronizer(ResidualSynchronizer):
         self.updates_every_weight = not strategy.correction
 
     def withheld(self) -> Withheld:
-        """Return residuals, the momentum by which they were multiplied, and the seconds that this took."""
+        """Return residuals, the momentum by which they were multiplied, and the seconds spent on them."""
         return super().withheld()._replace(decay=float(self.pools[0].momentum))
 
     def check_settings(self, settings: SettingsOf) -> None:
-        """Raise unless all tensors have the same momentum. Warns if it is 0: all that is not sent is lost then."""
+        """Raise unless all tensors have the same momentum. Warn if it is 0, which loses gradients that are not sent."""
         self._momentum(settings)
 
     def prepare(self) -> None:
-        """Set the momentum and the loss scale of the pools. Warns if all that is not sent is lost."""
+        """Set the momentum and the loss scale of the pools. Warn if gradients that are not sent are lost."""
         super().prepare()
         momentum = self._momentum(self.settings)
         for pool in self.pools:

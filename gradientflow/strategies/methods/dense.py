@@ -19,15 +19,15 @@ from gradientflow.strategies.update import Profile
 
 
 class Dense(PoolStrategy):
-    """All gradients are averaged in every iteration: lazy allreduce (GradientFlow paper, sections 2.6 and 3.1).
+    """Average of all gradients in every iteration: lazy allreduce (GradientFlow paper, sections 2.6 and 3.1).
 
     Parameters
     ----------
     fusion_threshold, wire, algorithm
         As in `gradientflow.GradientPool`.
     share : {"node"}, optional
-        With "node" the ranks of a node train on one copy of the weights, see `Synchronizer.shared`. On a single
-        node gradients are averaged in the step, not before it. In memory of the host.
+        "node": the ranks of a node train on one copy of the weights, in memory of the host, see `Synchronizer.shared`.
+        On a single node gradients are averaged in the step, not before it.
     """
 
     name = "dense"
@@ -45,7 +45,7 @@ class Dense(PoolStrategy):
             self.step = "core"
 
     def profile(self) -> Profile:
-        """Return that nothing is lost; with `share` gradients are no means before the step."""
+        """Return that nothing is lost, except with `share`, where gradients are no means before the step."""
         return Profile(is_lossless=self.share is None)
 
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
@@ -57,7 +57,7 @@ class Dense(PoolStrategy):
         return dense_traffic(computation, len(costs.cluster.nodes), self.fusion_threshold, self.wire, self.algorithm)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
-        """Return how pools fuse tensors."""
+        """Return the fusion threshold of pools."""
         return {"fusion_threshold": self.fusion_threshold}
 
 

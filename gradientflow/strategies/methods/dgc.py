@@ -21,19 +21,19 @@ class DGC(TopKStrategy):
     Parameters
     ----------
     ratio : float, default 1000
-        Of a layer of n elements, n / ratio are sent, rounded up. 1 or more.
+        Compression ratio, 1 or more: n / ratio entries of a layer of n elements are sent, rounded up.
     momentum : float, default 0.9
-        Of the correction, at least 0 and below 1. With 0 there is no correction, and the optimizer may have a momentum.
+        Momentum of the correction, from 0 to below 1. With 0 there is none, and the optimizer may have a momentum.
     clip : float, optional
         The norm to which the mean gradient of a layer is clipped, approximately: each of P ranks clips its own to
         ``clip * sqrt(P)``, since the mean of P independent gradients is shorter by sqrt(P).
     masking : bool, default True
-        Whether the momentum of entries that were sent is zeroed.
+        True to zero the momentum of entries that were sent.
     warmup : int, default 0
         Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each. Not sent
         are 75 %, 93.75 %, 98.4 %, 99.6 %, and 99.9 % in the end.
     selection : {"sampled", "exact"}
-        How the largest entries are found, as in `gradientflow.TopKGradientPool`.
+        Way to find the largest entries, as in `gradientflow.TopKGradientPool`.
     monitor, wire, algorithm
         As in `LAGS`.
     """
@@ -78,7 +78,7 @@ class DGCSynchronizer(TopKSynchronizer):
     strategy: DGC
 
     def check_settings(self, settings: SettingsOf) -> None:
-        """Raise if the optimizer has a momentum, too."""
+        """Raise if the optimizer has a momentum as well as the strategy."""
         if not self.strategy.momentum:
             return
         for index, name in enumerate(self.layout.names):

@@ -13,7 +13,7 @@ class DiLoCo(PeriodicStrategy):
     """DiLoCo (Douillard et al., 2023); with `fragments` and `delay` Streaming DiLoCo (Douillard et al., 2025).
 
     Every rank trains by itself, with any optimizer. Every `period` steps the mean change of the ranks' weights is the
-    gradient of an outer momentum SGD on the common weights, from which all go on.
+    gradient of an outer momentum SGD on the common weights, from which all ranks continue.
 
     Parameters
     ----------
@@ -22,9 +22,9 @@ class DiLoCo(PeriodicStrategy):
     outer_rate : float, default 0.7
         Learning rate of the outer optimizer.
     outer_momentum : float, default 0.9
-        Its momentum, from 0 to below 1.
+        Momentum of the outer optimizer, from 0 to below 1.
     nesterov : bool, default True
-        Whether this is Nesterov momentum.
+        True for Nesterov momentum.
     fragments : int, default 1
         Parts of the model, which take turns.
     delay : int, default 0

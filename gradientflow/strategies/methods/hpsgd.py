@@ -35,9 +35,9 @@ class HPSGD(Strategy):
 
     Each rank sums its gradients. A round averages the sums over the ranks in the background, while each rank trains on
     a replica: weights of its own. When the round is done, its mean is applied to the common weights, the replica is
-    dropped, and the next round starts with what has been summed since.
+    dropped, and the next round starts with the sums made since.
 
-    Learning rates are those of plain SGD. All ranks apply a round with the same rate: the mean of their rates at its
+    Learning rates are as for plain SGD. All ranks apply a round with the same rate: the mean of their rates at its
     start.
 
     Parameters
@@ -78,7 +78,7 @@ class HPSGD(Strategy):
 
 
 class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
-    """The trainer of the paper; its synchroniser is the thread of the communicator.
+    """The trainer of the paper; its synchronizer is the thread of the communicator.
 
     The weights of the model are the replica once there is one, and the common weights otherwise.
 
@@ -87,7 +87,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
     rounds : int
         Rounds that this rank has started.
     counter : int
-        Steps since the last round was started; from the first one on there is a replica.
+        Steps since the last round was started; from the first step on there is a replica.
     sums : list of arrays
         Sums of this rank's gradients since the last round was started.
     """
@@ -111,14 +111,14 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         self._parts = [
             slice(begin // 4, begin // 4 + count) for begin, count in zip(places[:-1], layout.counts, strict=True)
         ]
-        self._rates: npt.NDArray[np.float64] = np.zeros(len(layout))  # of the round under way
+        self._rates: npt.NDArray[np.float64] = np.zeros(len(layout))  # learning rates of the round under way
         self._handles: tuple[Handle, ...] = ()
         self._has_mean = False  # a round is under way, or done and not applied
-        self._sent: Floats | None = None  # by this rank in it, to be sent again if ranks are lost
+        self._sent: Floats | None = None  # sums sent by this rank in the round, to be sent again if ranks are lost
         self._sent_rates = np.zeros_like(self._rates)
-        self._failure: GradientFlowError | None = None  # of the round, to be raised after the step
+        self._failure: GradientFlowError | None = None  # error of the round, to be raised after the step
         self._at: list[int | None] = [None] * len(layout)  # addresses of this iteration's gradients; None without
-        self._left_behind: bytes | None = None  # some weights after the last step, to notice when others write them
+        self._left_behind: bytes | None = None  # some weights after the last step, to notice writes by the user
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
                 raise ArgumentError(f"the learning rate of {name} is {its.rate}, below 0")
 
     def prepare(self) -> None:
-        """Raise if the optimizer's settings do not go with the strategy, or others have written the weights."""
+        """Raise if the optimizer's settings do not go with the strategy, or the user has written the weights."""
         self.check_settings(self.settings)
         if self._weights_were_written():
             raise self._written()
@@ -157,7 +157,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         """Do nothing: a tensor that is not ready has no gradient, and its weights stay as they are."""
 
     def wait(self, stream: Any = None) -> Update:
-        """Train on the replica, or start a round if the last one is done. Does not wait."""
+        """Train on the replica, or start a round if the last is done. Does not wait."""
         places, self._at = self._at, [None] * len(self._at)
         if self.skips_nonfinite and self._first_nonfinite(places) is not None:
             return Update("skipped")
@@ -170,7 +170,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         return Update("written")
 
     def after_step(self) -> None:
-        """Raise the error of the round, if it has failed and the ranks that are left go on."""
+        """Raise the error of the round, if it has failed and survivors continue."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
@@ -179,12 +179,12 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         self._at = [None] * len(self._at)
 
     def finish(self) -> None:
-        """Catch up with the rounds of the other ranks, and make a last one for all remaining gradients. Collective.
+        """Catch up with the rounds of all ranks, and make a last round for all remaining gradients. Collective.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On all ranks, if the weights of a rank were written by others while gradients are under way.
+            On all ranks, if the user has written the weights of a rank while gradients are under way.
         """
         self.rollback(Phase.HANDING_OVER)
         rounds, were_written, _ = self._meet()
@@ -194,19 +194,19 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
             self._drain(int(rounds.max()))
 
     def _drain(self, most: int) -> None:
-        while self.rounds <= most:  # the last one is for what is left
+        while self.rounds <= most:  # the last round has the remaining gradients
             self._end_round()
             self._start_round()
         self._end_round()
 
     def _meet(self) -> npt.NDArray[np.int64]:
-        """Return for each rank: the rounds started, whether its weights were written, and whether it is under way."""
+        """Return for each rank: the rounds started; 1 if its weights were written; 1 if it has gradients under way."""
         mine = [self.rounds, self._weights_were_written(), self._is_under_way]
         everyone = self._foreground.allgather(np.array(mine, np.int64))
         return np.asarray(everyone.reshape(-1, len(mine)).T)
 
     def _weights_were_written(self) -> bool:
-        """Tell whether others have written the weights at a time when this would be lost or differ between ranks."""
+        """Return True if the user has written the weights while this would be lost or differ between ranks."""
         return self._is_under_way and self._left_behind is not None and self._weights_fingerprint() != self._left_behind
 
     def _weights_fingerprint(self) -> bytes:
@@ -236,20 +236,20 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         for communicator in (self._background, self._foreground):
             communicator._end(orderly and not is_busy)
         for handle in self._handles:
-            with suppress(GradientFlowError):  # nobody needs the round
+            with suppress(GradientFlowError):  # no rank needs the round
                 handle.wait()
-        self._failure = None  # its traceback leads here: memory and connections would stay
+        self._failure = None  # its traceback refers to this object, and would keep memory and connections
         if is_busy:
             raise _busy("close()")
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that this rank has sent in messages so far, in rounds and besides; None if unknown."""
+        """Bytes that this rank has sent in messages so far, in rounds and otherwise; None if unknown."""
         sent = [communicator.bytes_sent for communicator in (self._background, self._foreground)]
         return None if None in sent else sum(each for each in sent if each is not None)
 
     def round_is_running(self) -> bool:
-        """Tell whether a round that this rank has started is not done; other ranks may not have started it yet."""
+        """Return True if a round that this rank has started is not done; other ranks may not have started it yet."""
         return not all(handle.done for handle in self._handles)
 
     # ---- rounds --------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         self._has_mean = False
 
     def _round_has_ended(self) -> bool:
-        """Tell whether no round is under way. One that has failed is, if ranks go on: they make it anew."""
+        """Return True if no round is under way. A failed round is under way if survivors repeat it."""
         if self.round_is_running():
             return False
         try:
@@ -344,7 +344,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         if not handles:
             return
         self.exchanges += 1
-        if self._has_mean and handles[0].nonfinite:  # though the sums are finite: rounded, they are not
+        if self._has_mean and handles[0].nonfinite:  # the sums are finite, but not once rounded
             found = first_nonfinite(self._means[part] for part in self._parts)
             assert found is not None
             what = f"the gradient of {self.layout.names[found]} in round {self.rounds}"
@@ -400,17 +400,17 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
     def check_survival(self) -> None:
-        """From now on keep what is sent."""
+        """Keep the sums that are sent from now on."""
         self._sent = np.empty_like(self._common)
 
     def shared_state(self, with_arrays: bool) -> Any:
-        """Return the common weights, and how many rounds have led to them."""
+        """Return the common weights, and the number of rounds that have led to them."""
         common = [self._common[part] for part in self._parts] if self.counter else list(self.weights)
         rounds = self.rounds - self._has_mean
         return {"names": self.layout.names, "common": common, "rounds": rounds, "exchanges": self.exchanges}
 
     def catch_up(self, state: Any, begins: bool) -> None:
-        """Go on from the common weights of a rank that is ahead; what this one has summed since stays."""
+        """Take the common weights of a rank that is ahead; this rank's sums since then stay."""
         for index, common in enumerate(in_order(state["common"], state["names"], self.layout)):
             self._weight(index)[...] = common
         self.rounds, self.exchanges = state["rounds"], state["exchanges"]
@@ -421,7 +421,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Put the common weights into the model in a ``with`` block: those of the last round that was applied here."""
+        """Put the common weights of the last round applied here into the model in a ``with`` block."""
         if self.counter == 0:
             yield
             return
@@ -454,10 +454,10 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         check_keys("hpsgd", ["rounds"], state)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state. Collective.
+        """Load a state. Collective.
 
-        If a rank has loaded weights before, gradients under way are dropped, and ranks that have loaded none take the
-        weights of one that has. Otherwise gradients under way are applied, as by `finish`.
+        If a rank has loaded weights before, gradients under way are dropped, and ranks that have loaded none take its
+        weights. Otherwise gradients under way are applied, as by `finish`.
         """
         self.rollback(Phase.HANDING_OVER)
         rounds, were_written, are_under_way = self._meet()
@@ -486,7 +486,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
     def take_over(self, other: Synchronizer) -> None:
         """Take the number of rounds of another synchronizer, which has finished.
 
-        If it is closed, the ranks are no longer the same: take all it has, and make the round under way anew.
+        If it is closed, the ranks have changed: take all its state, and repeat the round under way.
         """
         assert isinstance(other, HPSGDSynchronizer)
         self.rounds, self.exchanges, self._pending_error = other.rounds, other.exchanges, other._pending_error
@@ -508,7 +508,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
 
     @property
     def has_state(self) -> bool:
-        """Whether there is state: the number of rounds, even while `state_dict` refuses it."""
+        """True: the number of rounds is state, even while `state_dict` refuses to return it."""
         return True
 
     @property

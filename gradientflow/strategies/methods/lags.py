@@ -1,4 +1,4 @@
-"""Layer-wise adaptive gradient sparsification: each layer sends as much as backpropagation of the next one hides."""
+"""Layer-wise adaptive gradient sparsification: each layer sends as much as backpropagation of the next layer hides."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ class LAGS(TopKStrategy):
     Parameters
     ----------
     ratio : float or "adaptive", default "adaptive"
-        Of a layer of n elements, n / ratio are sent, rounded up. A number, 1 or more, holds for all layers. With
-        "adaptive" each layer takes the smallest ratio with which its communication hides behind backpropagation of the
-        next one: fitted to measured times, the same on all ranks.
+        Compression ratio: n / ratio entries of a layer of n elements are sent, rounded up. A number, 1 or more, holds
+        for all layers. With "adaptive" each layer takes the smallest ratio with which its communication hides behind
+        backpropagation of the next layer: fitted to measured times, the same on all ranks.
     max_ratio : float, default 1000
-        The largest adaptive ratio: that of the last layer of backpropagation, and of layers whose communication cannot
-        be hidden.
+        The largest adaptive ratio, used for the last layer of backpropagation, and for layers whose communication
+        cannot be hidden.
     warmup : int, default 10
-        With an adaptive ratio, iterations with `max_ratio` in which backpropagation is measured. Otherwise iterations
+        Iterations with `max_ratio` in which backpropagation is measured, if the ratio is adaptive. Otherwise iterations
         in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
     refit_every : int, default 0
         Iterations after which the ratios are fitted again to the latest measurements; with 0 they are fitted once. See
         `AdaptiveSynchronizer.refit`.
     selection : {"sampled", "exact"}
-        How the largest entries are found, as in `gradientflow.TopKGradientPool`.
+        Way to find the largest entries, as in `gradientflow.TopKGradientPool`.
     threshold_reuse : int, default 10
         Iterations in which a threshold is reused, as in `gradientflow.TopKGradientPool`: it changes slowly, and its
         estimate takes a third of the time of the selection.
     merge_bytes : int or "auto"
         Messages of fewer bytes are sent together, as in `gradientflow.TopKGradientPool`.
     monitor : bool or int
-        Whether `TopKSynchronizer.monitor` is measured: in every iteration, or in every n-th.
+        True to measure `TopKSynchronizer.monitor` in every iteration; n to measure it in every n-th.
     wire, algorithm
         As in `gradientflow.GradientPool`.
 
@@ -165,10 +165,10 @@ class AdaptiveSynchronizer(TopKSynchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: LAGS) -> None:
         super().__init__(comm, layout, strategy)
         self.stages = stages_of(layout.counts, _LARGE)
-        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # when each tensor was ready, and its selection done
+        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # times: each tensor ready, and its selection done
         self._selecting: deque[Times] = deque(maxlen=_REMEMBERED)  # seconds for each tensor; NaN without selection
-        self._selecting_known = np.zeros(len(layout))  # the latest seconds for each tensor
-        self._next_fit = max(1, strategy.warmup)  # after so many iterations
+        self._selecting_known = np.zeros(len(layout))  # latest seconds for each tensor
+        self._next_fit = max(1, strategy.warmup)  # number of the iteration after which ratios are fitted
         self._fitted: list[Stage] = []
         self._sending: list[float] = []  # predicted seconds of sending each stage
 
@@ -192,7 +192,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
             self._next_fit = self.iterations + every if every else _NEVER
 
     def _computing_seconds(self, moments: Times) -> Times:
-        """Return the seconds of backpropagation of each stage: until its last tensor, without selecting."""
+        """Return the seconds of backpropagation of each stage, up to its last tensor, without selecting."""
         begun, ended = moments
         seconds = np.full(len(self.stages), np.nan)
         before = np.nan
@@ -210,7 +210,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
     def _note_times(self) -> None:
         """Record when tensors were ready, and the seconds of selecting, with a share of gathering and scattering.
 
-        On a device backpropagation goes on during the selection.
+        On a device backpropagation continues during the selection.
         """
         moments, seconds = np.full((2, len(self.layout)), np.nan), np.full(len(self.layout), np.nan)
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
@@ -303,7 +303,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
             raise ArgumentError(f"the state has {len(ratios)} ratios for {len(self.layout)} tensors")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state. Without one, or from a consolidated one, the ratios are fitted anew. Collective."""
+        """Load a state. Without one, or with a consolidated one, the ratios are fitted again. Collective."""
         super().load_state_dict(state)
         self._computing.clear()
         self._selecting.clear()
@@ -326,7 +326,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take residuals, ratios and iteration of another synchronizer, by the names of tensors.
 
-        If it had other ranks, the ratios are fitted anew.
+        If it had other ranks, the ratios are fitted again.
         """
         assert isinstance(other, AdaptiveSynchronizer)
         super().take_over(other)

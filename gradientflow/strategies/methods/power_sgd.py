@@ -1,4 +1,4 @@
-"""PowerSGD: gradients of matrices as products of two thin ones, with error feedback."""
+"""PowerSGD: gradients of matrices as products of two thin matrices, with error feedback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 class PowerSGD(Strategy):
     """PowerSGD (Vogels et al., 2019): one step of a power iteration for each matrix, warm-started.
 
-    A gradient of more than one dimension is taken as a matrix of its first dimension by all others. It travels as two
+    A gradient of more than one dimension counts as a matrix of its first dimension by the rest. It travels as two
     matrices of `rank` columns; the error of this approximation is added to the next gradient. Tensors that would not
     shrink to less than half travel as they are.
 
@@ -131,7 +131,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
             np.matmul(residual, self.bases[index], out=self._left[index])
 
     def backward_done(self) -> None:
-        """Exchange both matrices one after the other, since the right one needs the mean of the left one."""
+        """Exchange the left, then the right matrices, which need the means of the left."""
         is_warm = self.steps >= self.strategy.warmup
         self.steps += 1
         if not is_warm:
@@ -152,7 +152,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
         self._return(self._plain)
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the state of another synchronizer; right matrices and number of iterations from a rank that has them."""
+        """Take the state of another synchronizer; right matrices and steps from a rank with the most steps."""
         super().take_over(other)
         steps = self.comm.allgather(np.array([self.steps])).ravel()
         self.steps = int(steps.max())
@@ -174,7 +174,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
         return next((index for index, each in enumerate(parts) if first_nonfinite(each) is not None), None)
 
     def has_gradient(self, index: int) -> bool:
-        """Tell whether the product for a tensor is not 0: a part of its residual was sent."""
+        """Return True if the product for a tensor is not 0: a part of its residual was sent."""
         return bool(self._sizes[index][2]) and bool(self.gradients[index].any())
 
     def _return(self, means: list[Floats]) -> None:
@@ -184,7 +184,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
 
 
 def _matrix(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
-    """Return rows, columns, and the rank of the product; all 0 for what travels as it is."""
+    """Return rows, columns, and the rank of the product; all 0 for a tensor that travels as it is."""
     rows = shape[0] if len(shape) > 1 else 0
     columns = int(np.prod(shape[1:])) if rows else 0
     rank = min(rank, rows, columns)

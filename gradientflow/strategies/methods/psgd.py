@@ -17,7 +17,7 @@ from gradientflow.strategies.layout import Layout
 
 
 class PSGD(Strategy):
-    """Every rank trains by itself; `finish` averages the weights (Zinkevich et al., 2010).
+    """Training of every rank by itself; `finish` averages the weights (Zinkevich et al., 2010).
 
     A step costs the same as without communication.
     """
@@ -48,9 +48,9 @@ class PSGDSynchronizer(SurvivableArrays):
         return False
 
     def finish(self) -> None:
-        """Average the weights. If those of a rank are not finite, all ranks keep theirs and get the error.
+        """Average the weights. If a rank's weights are not finite, all ranks keep theirs and get the error.
 
-        Weights change once all means are there: if a rank is lost before, those of the others are averaged anew.
+        Weights change once all means are there: if a rank is lost before, the survivors' weights are averaged again.
         """
         found = first_nonfinite(self.weights)
         places = self.comm.allgather(np.array([-1 if found is None else found]), label="weights that are not finite")

@@ -9,14 +9,14 @@ from gradientflow.strategies.exchange.top_k import TopKStrategy
 
 
 class RandomK(TopKStrategy):
-    """Random entries of each layer with error feedback: new ones in each iteration, the same on all ranks.
+    """Random entries of each layer with error feedback: drawn in each iteration, the same on all ranks.
 
     Parameters
     ----------
     ratio : float, default 1000
-        Of a layer of n elements, n / ratio are sent, rounded up. 1 or more.
+        Compression ratio, 1 or more: n / ratio entries of a layer of n elements are sent, rounded up.
     seed : int, default 0
-        Of the selection.
+        Seed of the selection.
     warmup, monitor, wire, algorithm
         As in `LAGS`.
     """

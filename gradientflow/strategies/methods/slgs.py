@@ -15,9 +15,9 @@ class SLGS(TopKStrategy):
     Parameters
     ----------
     ratio : float, default 1000
-        Of n parameters, n / ratio are sent, rounded up. 1 or more.
+        Compression ratio, 1 or more: n / ratio entries for n parameters are sent, rounded up.
     selection : {"sampled", "exact"}
-        How the largest entries are found, as in `gradientflow.TopKGradientPool`.
+        Way to find the largest entries, as in `gradientflow.TopKGradientPool`.
     warmup, monitor, wire, algorithm
         As in `LAGS`.
     """

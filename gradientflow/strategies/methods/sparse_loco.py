@@ -19,7 +19,7 @@ from gradientflow.strategies.exchange.periodic import PeriodicStrategy, Periodic
 from gradientflow.strategies.layout import Layout
 
 _BLOCK = 4096  # entries
-_SENT = 64  # of them
+_SENT = 64  # entries of a block that are sent
 _INDEX_BYTES = _SENT * 12 // 8
 _CODE_BYTES = _SENT * 2 // 8
 _PASSES = 20 * 4  # bytes of memory for each weight: residuals, selection, codes, weights
@@ -40,9 +40,9 @@ class SparseLoCo(PeriodicStrategy):
     period : int, default 30
         Steps from one exchange to the next.
     outer_rate : float, default 1
-        The mean of what the ranks send is multiplied by it.
+        Factor of the mean of the entries that the ranks send.
     decay : float, default 0.95
-        The residuals are multiplied by it at every exchange; from 0 to 1.
+        Factor of the residuals at every exchange, from 0 to 1.
     """
 
     name = "sparse_loco"
@@ -68,12 +68,12 @@ class SparseLoCo(PeriodicStrategy):
         """Return the exchange of the largest entries, an allgather."""
         parameters = sum(counts_of(computation))
         call = Call("allgather", -(-parameters // _BLOCK) * BLOCK_BYTES, "uint8", in_node_memory=False)
-        passes = parameters * (_PASSES + 4.0 * costs.cluster.ranks)  # what each rank sends is decoded
+        passes = parameters * (_PASSES + 4.0 * costs.cluster.ranks)  # the entries of each rank are decoded
         return EveryFewSteps((call,), self.period, passes=passes, memory=12.0 * parameters)
 
 
 class SparseLoCoSynchronizer(PeriodicSynchronizer):
-    """Differences of which the largest entries are exchanged; `residuals` are the changes not sent yet."""
+    """Exchange of the largest entries of differences; `residuals` are the changes not sent yet."""
 
     state_names = (*PeriodicSynchronizer.state_names, "residuals")
     strategy: SparseLoCo
@@ -81,7 +81,7 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: SparseLoCo) -> None:
         super().__init__(comm, layout, strategy)
         self.residuals = [np.zeros(count, np.float32) for count in layout.counts]
-        self._left: list[Floats] = []  # what the exchange under way will leave of them
+        self._left: list[Floats] = []  # residuals that the exchange under way will leave
 
     def begin_exchange(self, fragment: int, differences: npt.NDArray[Any]) -> None:
         """Exchange at once the largest entries of residuals plus differences.
@@ -118,7 +118,7 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
             residual[...] = values
 
     def catch_up(self, state: Any, begins: bool) -> None:
-        """Keep as residuals what was not sent in the exchange that others have ended."""
+        """Keep as residuals the entries that this rank did not send in the exchange that other ranks have ended."""
         was_sent = self._pending() and state["exchanges"] > self.exchanges
         if was_sent and all(is_finite(values) for values in self._left):
             self._keep_left()
@@ -134,12 +134,12 @@ def encode(values: Floats) -> Bytes:
     Parameters
     ----------
     values : array of float32
-        Flat.
+        Flat array.
     """
     blocks = -(-values.size // _BLOCK)
     padded = np.zeros((blocks, _BLOCK), np.float32)
     padded.reshape(-1)[: values.size] = values
-    # Of equal magnitudes the one with the lower index is sent, as everywhere.
+    # The lower index is sent if magnitudes are equal, as everywhere.
     magnitudes = np.abs(padded)
     magnitudes[np.isnan(magnitudes)] = np.inf  # so that they are sent: NaNs would be sorted last
     order = np.argsort(-magnitudes, axis=1, kind="stable")[:, :_SENT]
@@ -159,7 +159,7 @@ def encode(values: Floats) -> Bytes:
 
 
 def decode(sent: Bytes, count: int) -> Floats:
-    """Return so many entries from what `encode` has made of them: zeros where nothing was sent."""
+    """Return so many entries from the result of `encode`: zeros where nothing was sent."""
     rows = np.ascontiguousarray(sent).reshape(-1, BLOCK_BYTES)
     first, second, third = (rows[:, start:_INDEX_BYTES:3].astype(np.uint16) for start in range(3))
     places = np.stack([first | ((second & 0xF) << 8), (second >> 4) | (third << 4)], axis=2).reshape(len(rows), _SENT)

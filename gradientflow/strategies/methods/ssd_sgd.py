@@ -28,9 +28,9 @@ _RULES = ("glu", "sgd", "dc_asgd", "none")
 class SSDSGD(ServedStrategy):
     """Several steps delay SGD (SSD-SGD paper): synchronous steps on the servers, asynchronous ones in the workers.
 
-    After `warmup` iterations of synchronous SGD a worker no longer waits for others: it pushes its gradient, updates
-    its own weights, and goes on. Every `k` iterations it pulls, in the background, during the next iteration; the
-    pulled weights replace its own just before their next update. Two runs give the same bits.
+    After `warmup` iterations of synchronous SGD a worker no longer waits for peers: it pushes its gradient, updates its
+    own weights, and proceeds. Every `k` iterations it pulls, in the background, during the next iteration; the pulled
+    weights replace its own just before their next update. Two runs give the same bits.
 
     Parameters
     ----------
@@ -39,16 +39,16 @@ class SSDSGD(ServedStrategy):
     warmup : int, default 500
         Iterations of synchronous SGD, a positive multiple of `k`.
     local_update : {"glu", "sgd", "dc_asgd", "none"}, default "glu"
-        How a worker updates its weights: by its own gradient and one derived from the servers' last rounds; by its own;
-        by its own with delay compensation; or not at all.
+        Update of a worker's weights: by its own gradient and one derived from the servers' last rounds; by its own; by
+        its own with delay compensation; or none.
     alpha, beta : float, default 2.0, 0.5
-        Of "glu": the weights of the two gradients.
+        The weights of the two gradients in "glu".
     loc_lr : float, optional
-        The learning rate of the local update; by default that of the servers times the number of workers.
+        The learning rate of the local update; by default the servers' times the number of workers.
     lambda_0, decay, epsilon : float, default 2.0, 0.95, 1e-7
-        Of "dc_asgd": the strength of the compensation, and decay and epsilon of the mean square that divides it.
+        The strength of the compensation in "dc_asgd", and decay and epsilon of the mean square that divides it.
     optimizer : str, default "sgd(rate_in_momentum=True)"
-        That of the servers, by default momentum SGD as in the paper; "glu" goes with "sgd", in either form.
+        Optimizer of the servers, by default momentum SGD as in the paper; "glu" goes with "sgd", in either form.
     servers, wire, fusion_threshold
         As in `ServedStrategy`.
 
@@ -112,7 +112,7 @@ class SSDSGD(ServedStrategy):
 
     @classmethod
     def typical(cls, steps: int) -> SSDSGD:
-        """Return one whose warm-up takes at most about a quarter of the steps."""
+        """Return the strategy with a warm-up of at most about a quarter of the steps."""
         k = min(5, max(1, steps // 4))
         return cls(k, min(500, k * max(1, steps // (4 * k))))
 
@@ -131,12 +131,12 @@ class SSDSGD(ServedStrategy):
 
     @property
     def steps_together(self) -> float:
-        """Return the steps from one pull to the next, and the one that hides a pull."""
+        """The steps from one pull to the next, and the step that hides a pull."""
         return self.k + 1.0
 
     @property
     def local_passes(self) -> float:  # type: ignore[override]
-        """Bytes of memory for each weight: gradient, weights, and those of the last pull."""
+        """Bytes of memory for each weight: gradient, weights, and weights of the last pull."""
         return {"none": 0.0, "sgd": 12.0, "glu": 20.0, "dc_asgd": 28.0}[self.local_update]
 
 
@@ -146,9 +146,9 @@ class DelayedSynchronizer(ServedSynchronizer):
     Attributes
     ----------
     pre_weights : list of arrays
-        Of "glu": the servers' weights as last pulled, or those with which local updates began.
+        The servers' weights as last pulled, or the weights with which local updates began; for "glu".
     mean_squares : list of arrays
-        Of "dc_asgd": the mean squares of this rank's gradients.
+        The mean squares of this rank's gradients; for "dc_asgd".
     """
 
     strategy: SSDSGD
@@ -162,12 +162,12 @@ class DelayedSynchronizer(ServedSynchronizer):
         self._before: list[Array] = [_zeros(n) for n in layout.counts] if rule == "dc_asgd" else []
         self._has_pre_weights = False
         self._unseen: list[Push] = []  # pushes whose rounds have not been waited for
-        self._was_skipped = False  # one of the rounds waited for since the last pull
+        self._was_skipped = False  # a round waited for since the last pull was skipped
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def pulls_with(self, push: int) -> bool:
-        """Whether the push of this number is in the warm-up."""
+        """Return True if the push of this number is in the warm-up."""
         return push <= self.strategy.warmup
 
     def outcome(self, push: Push) -> str:
@@ -216,7 +216,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             self._pending_error = self._why_skipped()
 
     def restart(self) -> None:
-        """Go on from the servers' weights, without a second warm-up."""
+        """Continue from the servers' weights, without a second warm-up."""
         self.pushes = min(self.pushes, self.strategy.warmup)
         self._has_pre_weights = self._was_skipped = False
         self._nonfinite = None
@@ -250,7 +250,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         }
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the state of the servers, from which any number of workers can go on. Collective."""
+        """Return the state of the servers, which any number of workers can load. Collective."""
         self._see_rounds()
         return super().consolidated_state_dict()
 
@@ -269,7 +269,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             raise ArgumentError(f"the state is of another local update than {self.strategy.local_update}")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state, or begin anew with the weights of rank 0. Collective."""
+        """Load a state, or begin again with the weights of rank 0 without one. Collective."""
         is_own = state is not None and state.get("rank") is not None
         if state is not None and not is_own:
             state = {**state, "pushes": min(int(state["pushes"]), self.strategy.warmup)}
@@ -286,13 +286,13 @@ class DelayedSynchronizer(ServedSynchronizer):
             self._begin_pull()
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return the pushes of a state, and whether it is for one rank or for any."""
+        """Return the pushes of a state, and its kind: for one rank, or for any."""
         return {"pushes": str(state["pushes"]), "kind": "for any rank" if state.get("rank") is None else "of its rank"}
 
     def take_over(self, other: Synchronizer) -> None:
         """Take the servers' and this rank's state of another synchronizer, by the names of tensors. Collective."""
         assert isinstance(other, DelayedSynchronizer)
-        if other.is_lost:  # local updates begin anew, as after `finish`
+        if other.is_lost:  # local updates begin again, as after `finish`
             super().take_over(other)
             self._take_entries(other, "mean_squares")
             return
@@ -351,7 +351,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         pass
 
     def _is_updated(self, index: int) -> bool:
-        """Tell whether this rank has a gradient of the tensor, and all of its gradients are finite."""
+        """Return True if this rank has a gradient of the tensor, and all of its gradients are finite."""
         return self._found is None and self._used[index]
 
     def _gradient(self, index: int) -> tuple[int, str]:

@@ -15,9 +15,9 @@ class TopK(TopKStrategy):
     Parameters
     ----------
     ratio : float, default 1000
-        Of a layer of n elements, n / ratio are sent, rounded up. 1 or more.
+        Compression ratio, 1 or more: n / ratio entries of a layer of n elements are sent, rounded up.
     density : float, optional
-        In place of a ratio: the share that is sent, 1 / ratio.
+        Share of entries that is sent, 1 / ratio, in place of a ratio.
     warmup, monitor, wire, algorithm
         As in `LAGS`.
     """
