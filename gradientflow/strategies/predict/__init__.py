@@ -1,1 +1,1 @@
-"""What a strategy will cost: models of its speed, measurements of the link, and observation of the layers."""
+"""Prediction of a strategy's cost: models of its speed, measurements of the link, and observation of the layers."""

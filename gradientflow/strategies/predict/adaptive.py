@@ -12,7 +12,7 @@ from gradientflow._location import load_core
 
 
 class Cost(Protocol):
-    """What calls take."""
+    """The time of calls."""
 
     def seconds(self, elements: float, /) -> float:
         """Return the seconds of a call with so many elements."""
@@ -20,7 +20,7 @@ class Cost(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers that are sent together, and the computation that can hide this.
+    """Layers that are sent together, and the computation that can hide their communication.
 
     Attributes
     ----------
@@ -37,23 +37,23 @@ class Stage:
     computing_seconds: float | None
 
     def entries(self, ratio: float) -> int:
-        """Return how many elements are sent with a ratio."""
+        """Return the number of elements that are sent with a ratio."""
         return sum(load_core().k_of(count, ratio) for count in self.elements)
 
 
 def adaptive_ratio(stage: Stage, dense: Cost, sparse: Cost, ranks: int, max_ratio: float) -> float:
     """Return the smallest ratio with which communication hides behind backpropagation, at most `max_ratio`.
 
-    With ratio 1 there is a dense allreduce, without selection. Between 1 and the number of ranks an allgather of
-    entries costs more than that, so no such ratio is chosen. The last stage takes `max_ratio`, as does a stage whose
-    communication cannot be hidden.
+    Ratio 1 means a dense allreduce, without selection. Between 1 and the number of ranks an allgather of entries costs
+    more than that, so no such ratio is chosen. The last stage takes `max_ratio`, as does a stage whose communication
+    cannot be hidden.
 
     Parameters
     ----------
     stage : Stage
         The layers that are sent.
     dense, sparse : Cost
-        An allreduce, by elements, and an allgather, by the entries of a rank.
+        Costs of an allreduce, by elements, and of an allgather, by the entries of a rank.
     ranks : int
         Number of ranks.
     max_ratio : float
@@ -71,9 +71,9 @@ def adaptive_ratio(stage: Stage, dense: Cost, sparse: Cost, ranks: int, max_rati
 
 
 def stages_of(counts: Sequence[int], least: int) -> list[range]:
-    """Return the tensors of each stage, in order: it ends with a large one, of at least `least` elements.
+    """Return the tensors of each stage, in order: a stage ends with a large tensor, of at least `least` elements.
 
-    Smaller tensors, such as biases, go with the next large one; those after the last large one go with that.
+    Smaller tensors, such as biases, go with the next large tensor, or with the last one if none follows.
     """
     ends = [index + 1 for index, count in enumerate(counts) if count >= least]
     if not ends:

@@ -1,4 +1,4 @@
-"""The time of a call, linear in its size: fitted to calls of two sizes on the live ranks."""
+"""The time of a call, linear in its size, fitted to calls of two sizes on the ranks of the job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.model.timing import average_pool, median_seconds_of
 from gradientflow.pools.gradient import GradientPool
 
-_REDUCED = 1 << 10, 1 << 16  # elements; with two sizes, latency and bandwidth can be told apart
+_REDUCED = 1 << 10, 1 << 16  # elements; two sizes give latency and bandwidth
 _GATHERED = 1 << 10, 1 << 15  # entries
 
 

@@ -1,4 +1,4 @@
-"""What a step of a strategy takes on the ranks of a job: a view of the model, with the link as measured."""
+"""The predicted time of a strategy's step on the ranks of a job: a view of the model, with the measured link."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _WORTH_IT = 1.02  # a smaller gain is within the variation of a step
 
 @dataclass(frozen=True)
 class Explanation:
-    """A step of a strategy as the model predicts it, beside one with dense float32. Its `str` says it in words.
+    """A step of a strategy as the model predicts it, beside a step with dense float32. Its `str` explains it in words.
 
     Attributes
     ----------
     strategy : str
-        Its name.
+        Name of the strategy.
     ranks, nodes, parameters : int
-        Of the job and the model.
+        Numbers of ranks and nodes of the job, and of parameters of the model.
     link : gradientflow.model.Link
-        What messages and passes over memory cost, as measured.
+        Costs of messages and of passes over memory, as measured.
     step, dense : gradientflow.model.Step
-        The step: with the strategy, and with dense float32.
+        The step with the strategy, and with dense float32.
     compute_seconds : float
-        As given, or 0.
+        Seconds of a step without communication, as given, or 0.
     remark : str
         A note if other processes kept the processors busy, so that the times are too long; otherwise empty.
     """
@@ -49,16 +49,16 @@ class Explanation:
 
     @property
     def gain(self) -> float:
-        """Predicted steps a second, as a multiple of those with dense float32."""
+        """Predicted steps a second, as a multiple of the steps a second with dense float32."""
         return self.dense.seconds / self.step.seconds if self.step.seconds > 0 else 1.0
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the gain is above the variation of a step."""
+        """True if the gain is above the variation of a step."""
         return self.gain > _WORTH_IT
 
     def __str__(self) -> str:
-        """Say it in a few lines."""
+        """Return the explanation in a few lines."""
         step, dense = self.step, self.dense
         lines = [
             f"{self.strategy} on {_number(self.ranks, 'rank')} on {_number(self.nodes, 'node')}, "
@@ -81,7 +81,7 @@ class Explanation:
         return "\n".join([*lines, *([f"  remark:          {self.remark}"] if self.remark else [])])
 
     def _extra_lines(self) -> list[str]:
-        """Return lines that only this kind of explanation has."""
+        """Return the lines that only this class of explanation has."""
         return []
 
     def _verdict(self) -> str:

@@ -1,4 +1,4 @@
-"""The assumption on which the convergence of sparsification rests, measured for each layer while training."""
+"""Measurement, for each layer during training, of the assumption behind the convergence of sparsification."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class LayerMonitor(NamedTuple):
     Attributes
     ----------
     name : str
-        Of its first tensor.
+        Name of its first tensor.
     elements, k, sent : int
-        How many elements it has, how many were to be sent, and how many this rank has sent.
+        Numbers of its elements, of entries to be sent, and of entries that this rank has sent.
     ratio : float
-        Its compression ratio.
+        Compression ratio of the layer.
     delta : float
-        With x as a rank's gradient plus residual before selection: the squared norm of the sum over the ranks of what
-        was not sent, divided by (1 - k / elements) times the squared norm of the sum of x. At most 1 where LAGS-SGD's
+        The squared norm of the sum over the ranks of unsent values, divided by (1 - k / elements) times the squared
+        norm of the sum of x, where x is a rank's gradient plus residual before selection. At most 1 where LAGS-SGD's
         Assumption 1 holds. The same on all ranks.
     residual_norm : float
         L2 norm of this rank's residual.
@@ -54,9 +54,9 @@ class MonitorTable:
     Attributes
     ----------
     iteration : int
-        How many iterations had ended.
+        Number of iterations that had ended.
     layers : tuple of LayerMonitor
-        In the order of backpropagation.
+        The layers, in the order of backpropagation.
     """
 
     iteration: int
@@ -85,20 +85,20 @@ class MonitorTable:
 
 
 class _Part(NamedTuple):
-    """The data of a pool, tensor after tensor: the sum of what the ranks have sent, and this rank's residuals."""
+    """The data of a pool, tensor after tensor: the sum of the ranks' sent entries, and this rank's residuals."""
 
     names: list[str]
-    places: list[int]  # where tensors begin, and the last one ends
+    places: list[int]  # offsets of the tensors, then the end of the last
     sent: Vector
     kept: Vector
     layers: Sequence[Any]
 
 
 class Monitor:
-    """Measures what sparsification leaves unsent.
+    """Measurement of values that sparsification leaves unsent.
 
-    A rank selects from what it then sends plus its new residual. The sum of what the ranks send is in the gradients
-    already, so only the residuals have to be summed over the ranks.
+    A rank selects from the sum of the entries that it then sends and its new residual. The gradients have the sum of
+    the sent entries over the ranks already, so only the residuals have to be summed.
     """
 
     def __init__(self) -> None:
@@ -121,11 +121,11 @@ class Monitor:
             self._parts.append(_Part(names, [0, *accumulate(counts)], sent, kept, pool.layer_selections))
 
     def reset(self) -> None:
-        """Drop what was copied."""
+        """Drop the copies."""
         self._parts = []
 
     def measure(self, comm: Communicator) -> MonitorTable | None:
-        """Return the measurements of what was copied; None if nothing was. Collective."""
+        """Return the measurements of the copies; None if there are none. Collective."""
         if not self._parts:
             return None
         layers = []
@@ -146,7 +146,7 @@ class Monitor:
 
 
 def _delta(left: Vector, sent: Vector, k: int) -> float:
-    """Return delta of a layer, from the sums over the ranks of residuals and of what was sent."""
+    """Return delta of a layer, from the sums over the ranks of residuals and of sent entries."""
     unsent = left.astype(np.float64)
     everything = unsent + sent
     share, norm = 1 - k / max(1, len(left)), float(everything @ everything)

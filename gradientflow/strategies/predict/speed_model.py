@@ -18,7 +18,7 @@ class StepTimes:
     push : float
         Sending all gradients: the sum of h_s.
     communication : float
-        T_c: sending, the step of the servers, and pulling, one after the other.
+        Sending, the step of the servers, and pulling, in sequence: T_c.
     first_backward : float
         The part of backpropagation in which there is nothing to send yet: h_b of the last layer, L.
     last_exchange : float
@@ -53,7 +53,7 @@ class StepTimes:
         return self.forward + self.communication + self.first_backward
 
     def case(self) -> int:
-        """Return 1 or 2, as in equation 4; or 3 where communication hides behind computation altogether."""
+        """Return 1 or 2, as in equation 4; or 3 if communication hides behind computation altogether."""
         if self.push >= self.linear + self.local_update:
             return 2
         return 1 if self._late > 0 else 3
@@ -66,7 +66,7 @@ class StepTimes:
         return self.linear + self.local_update + max(0.0, self._late) / steps
 
     def saved(self, k: int) -> float:
-        """Return what k steps of SSD-SGD save, compared with synchronous SGD: equation 7."""
+        """Return the seconds that k steps of SSD-SGD save, compared with synchronous SGD: equation 7."""
         return k * (self.ssgd - self.ssd_sgd(k))
 
     @property
