@@ -1,1 +1,1 @@
-"""Gradient pools: memory whose gradients are averaged, in whole, by chunks, or by the largest entries."""
+"""Gradient pools: memory whose gradients are averaged as a whole, by chunks, or by the largest entries."""

@@ -20,7 +20,7 @@ from gradientflow.device import DeviceArray, device_number
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 
-NO_LIMIT = 2**64 - 1  # a fusion threshold that is never reached
+NO_LIMIT = 2**64 - 1  # fusion threshold that is never reached
 
 _Pool = TypeVar("_Pool", bound="BasePool")
 
@@ -34,14 +34,14 @@ class RangeReport:
     nbytes : int
         Bytes of the range.
     bytes_sent : int or None
-        Bytes this rank sent to others in messages: 0 where ranks share memory, None where the MPI library sent them.
+        Bytes this rank sent to other ranks in messages: 0 if ranks share memory, None if the MPI library sent them.
     nonfinite : int or None
         Infinite and NaN elements of the result, the same number on all ranks; None unless values were rounded for the
         wire.
     path : str
         The path of the allreduce.
     ready, started, ended : float
-        When the last of its tensors was ready, and when its allreduce began and ended.
+        Times at which the last of its tensors was ready, and its allreduce began and ended.
     """
 
     nbytes: int
@@ -82,7 +82,7 @@ class BasePool:
     ) -> list[int]:
         """Check and keep shapes, dtype and device; return the number of elements of each tensor."""
         self.device = None if device == "cpu" else device_number(device)
-        is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # no dtype of NumPy itself
+        is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # NumPy itself has no such dtype
         element = np.dtype(np.uint16) if is_bfloat16 else numpy_dtype(dtype)
         self._shapes = [checked_shape(shape) for shape in checked_list("shapes", shapes, "shapes")]
         for shape in self._shapes:
@@ -138,9 +138,9 @@ class BasePool:
         Parameters
         ----------
         index : int, optional
-            Its place in the order given.
+            Place of the tensor in the order given.
         stream : optional
-            For a pool on a CUDA device: the stream that writes the tensor, which is final once the work now in the
+            The stream that writes the tensor, for a pool on a CUDA device: the tensor is final once the work now in the
             stream is done. A number, or a stream of CuPy or PyTorch; by default the device's default stream.
 
         Raises
@@ -156,19 +156,19 @@ class BasePool:
             self._native.ready(index, stream_number(stream))
 
     def rollback(self, stream: Any = None) -> None:
-        """Undo the iteration under way, for example after an exception; or else the last one, if no step follows it.
+        """Undo the iteration under way, for example after an exception; or else the last, if no step will use it.
 
-        The other ranks get zeros for tensors that are not ready on this one. Gradients are not averaged then, and
+        Other ranks get zeros for tensors that are not ready on this rank. Gradients are not averaged then, and
         residuals and velocities, if any, are as before the iteration. So all ranks roll it back, or none: ranks that
         use its means have counted this rank's share. Does nothing after `zero`, or if the last iteration was dropped
-        or undone; one that has failed cannot be committed afterwards. `stream` is as in `ready`.
+        or undone. A failed iteration cannot be committed afterwards. `stream` is as in `ready`.
         """
         self._native.rollback(stream_number(stream))
 
     def commit(self) -> None:
-        """Let the last iteration count, which has failed on this rank, because other ranks have finished it.
+        """Commit the last iteration, which has failed on this rank, because other ranks have finished it.
 
-        All that this rank has sent is in their means, and goes from its residuals. After `Communicator.recover`.
+        All values that this rank has sent are in their means, and leave its residuals. After `Communicator.recover`.
 
         Raises
         ------
@@ -179,22 +179,22 @@ class BasePool:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last iteration has failed on this rank, and was neither committed nor rolled back."""
+        """True if the last iteration has failed on this rank, and was neither committed nor rolled back."""
         return bool(self._native.has_failed)
 
     @property
     def ready_count(self) -> int:
-        """How many tensors are ready in this iteration."""
+        """The number of tensors that are ready in this iteration."""
         return int(self._native.ready_count)
 
     @property
     def iteration(self) -> int:
-        """How many iterations have ended."""
+        """The number of iterations that have ended."""
         return int(self._native.iteration)
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
-        """A report on each range in the last iteration; empty before the first, and after one that failed."""
+        """A report on each range in the last iteration; empty before the first, and after a failed iteration."""
         return tuple(RangeReport(*report) for report in self._native.reports)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class BasePool:
 
     @property
     def closed(self) -> bool:
-        """Whether the pool or its communicator has been closed."""
+        """True if the pool or its communicator has been closed."""
         return bool(self._native.closed)
 
     def __enter__(self: _Pool) -> _Pool:
@@ -213,7 +213,7 @@ class BasePool:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; after an exception without waiting for calls under way."""
+        """Close the pool; after an exception without waiting for calls under way."""
         self._native.close(kind is None)
 
 

@@ -23,10 +23,10 @@ class SparseGradientPool(ResidualPool):
     """Gradients of which only the most important chunks are averaged over the ranks; the rest waits in residuals.
 
     The memory is cut into chunks of `chunk_size` elements. In each iteration the chunks that all ranks have agreed on
-    are averaged, as in a `GradientPool`: in the background, as soon as they are complete, neighbours together. The
+    are averaged, as in a `GradientPool`: in the background, as soon as they are complete, neighbors together. The
     gradients of other chunks are added to this rank's residuals, which are multiplied by `momentum` and added to the
     gradients of the next iteration. After `wait` the views have the mean gradients where they were sent and zeros
-    elsewhere, the same on all ranks: this is what a step uses. Then the chunks with the largest L1 norms, summed over
+    elsewhere, the same on all ranks: the gradients for a step. Then the chunks with the largest L1 norms, summed over
     the ranks, are chosen for the next iteration; among equal norms the first chunks. The first iteration sends
     everything, since there are no norms yet. (GradientFlow paper, section 3.2 and algorithm 1.)
 
@@ -35,26 +35,26 @@ class SparseGradientPool(ResidualPool):
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     shapes : sequence of int or of sequences of int
         The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
         which backpropagation produces them. A chunk may span tensors, and the padding between them.
     dtype : {"float32", "float16", "bfloat16"}
-        Of all tensors. Residuals are float32.
+        Dtype of all tensors. Residuals are float32.
     density : float or callable, default 0.1
         The share of the chunks that is sent, above 0 and at most 1; or a function of the iteration, 0, 1, ..., that
         gives it. The same on all ranks.
     momentum : float, default 0.9
-        The factor of the residuals in every iteration: the momentum of the optimiser. With 1 nothing is lost; with 0
+        The factor of the residuals in every iteration: the momentum of the optimizer. With 1 nothing is lost; with 0
         gradients that are not sent are dropped.
     chunk_size : int, default 32768
         Elements of a chunk; the last one may have fewer.
     extra : int, default 0
-        How many float64 numbers, in the array `extra`, are averaged with the gradients.
+        Count of float64 numbers, in the array `extra`, that are averaged with the gradients.
     fusion_threshold, wire, algorithm
         As in `GradientPool`; they apply to the chunks that are sent. Between nodes "auto" is 512 KiB.
     skip_nonfinite : bool, default False
-        Whether an iteration with gradients that are not finite is dropped on all ranks, for a loss scale, instead of
+        True to drop an iteration with gradients that are not finite on all ranks, for a loss scale, instead of raising
         an error.
     first_iteration : int, default 0
         Number of the first iteration.
@@ -78,7 +78,7 @@ class SparseGradientPool(ResidualPool):
     gradientflow.errors.ArgumentError
         If density, momentum or chunk_size is out of range.
     gradientflow.errors.ArgumentTypeError
-        If the dtype is not one of these three.
+        If the dtype is not among these three.
     gradientflow.errors.MismatchError
         If the ranks make different pools.
 
@@ -122,7 +122,7 @@ class SparseGradientPool(ResidualPool):
         chunk_size = checked_int("chunk_size", chunk_size, 1)
         extra = checked_int("extra", extra, 0)
         first_iteration = checked_int("first_iteration", first_iteration, 0)
-        self.density_at(first_iteration + 1)  # before anything is made
+        self.density_at(first_iteration + 1)  # raises before anything is made
         self._adopt(
             load_core().SparsePool(
                 native,
@@ -143,12 +143,12 @@ class SparseGradientPool(ResidualPool):
         self.chunk_size: int = self._native.chunk_size
         self.chunks: int = self._native.chunks
 
-    corrects_momentum = True  # residuals carry the momentum of what is not sent
+    corrects_momentum = True  # residuals carry the momentum of gradients that are not sent
     _kind = "sparse gradient pool"
 
     @property
     def momentum(self) -> float:
-        """The residuals are multiplied by it in every iteration. It can be changed between iterations."""
+        """The factor of the residuals in every iteration. It can be changed between iterations."""
         return float(self._native.momentum)
 
     @momentum.setter
@@ -164,7 +164,7 @@ class SparseGradientPool(ResidualPool):
             If it is not above 0 and at most 1.
         """
         density = checked_float("density", self._density(iteration) if callable(self._density) else self._density)
-        load_core().important_count(density, 1)  # which checks it
+        load_core().important_count(density, 1)  # raises unless the density is valid
         return density
 
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
@@ -178,7 +178,7 @@ class SparseGradientPool(ResidualPool):
         timeout : float, optional
             Seconds to wait at most; by default as long as the calls themselves may take.
         stream : optional
-            As in `ready`: where the gradients are used next.
+            The stream that uses the gradients next, as in `ready`.
 
         Raises
         ------
@@ -190,14 +190,14 @@ class SparseGradientPool(ResidualPool):
         gradientflow.errors.MismatchError
             On every rank, if the ranks want different densities for the next iteration.
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
+            If the timeout passed first: the iteration continues, and can be waited for again. Or if ranks are missing.
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """
         self._native.wait(timeout, self.density_at(self.iteration + 1), stream_number(stream))
 
     def update(self, everywhere: bool = False) -> Any:
-        """Return the input of a step of the core's optimizers: what was sent, or all, with zeros for what was not.
+        """Return the input of a step of the core's optimizers: the chunks sent, or all, with zeros for the rest.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class SparseGradientPool(ResidualPool):
 
     @property
     def important(self) -> npt.NDArray[np.bool_]:
-        """For each chunk, whether this iteration sends it."""
+        """The chunks that this iteration sends: True or False for each chunk."""
         return np.asarray(self._native.important, np.bool_)
 
     @property
@@ -228,7 +228,7 @@ class SparseGradientPool(ResidualPool):
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
-        """A report on each range of chunks in the last iteration; the last report is that of the norms."""
+        """A report on each range of chunks in the last iteration; the last report is on the norms."""
         return tuple(RangeReport(*report) for report in self._native.reports)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------

@@ -20,16 +20,16 @@ from .base import BasePool, RangeReport, native_communicator, native_threshold, 
 
 @dataclass(frozen=True)
 class PoolRange:
-    """Neighbouring tensors of a pool that are reduced together.
+    """Neighboring tensors of a pool that are reduced together.
 
     Attributes
     ----------
     tensors : range
-        Their indices.
+        Indices of the tensors.
     offset : int
-        Byte offset of the first of them.
+        Byte offset of the first tensor.
     nbytes : int
-        Their size in bytes, with the padding between them.
+        Size in bytes, with the padding between tensors.
     """
 
     tensors: range
@@ -40,24 +40,24 @@ class PoolRange:
 class GradientPool(BasePool):
     """Gradient tensors side by side in node memory, averaged over the ranks without a copy, in the background.
 
-    Gradients are written straight into the views. Neighbouring tensors are put together into ranges of at least
+    Gradients are written straight into the views. Neighboring tensors are put together into ranges of at least
     `fusion_threshold` bytes; a range is reduced as soon as all of its tensors are ready and all ranges before it are
     under way, while later ranges are not ready yet. The ranges depend on the shapes and the threshold alone, so no
-    rank has to ask the others. Collective: all ranks make the pool with the same arguments. (GradientFlow paper,
-    sections 2.6 and 3.1: lazy allreduce.)
+    rank has to ask another. Collective: all ranks make the pool with the same arguments. (GradientFlow paper, sections
+    2.6 and 3.1: lazy allreduce.)
 
-    The pool's messages never mix with those of `comm` or of other pools, whatever the order of calls; it is closed
+    The pool's messages never mix with messages of `comm` or of other pools, whatever the order of calls; it is closed
     with `comm`.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     shapes : sequence of int or of sequences of int
         The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order
         in which backpropagation produces them, last layer first.
     dtype : dtype, default "float32"
-        A floating dtype, of all tensors.
+        Floating dtype of all tensors.
     fusion_threshold : int, float or str, default "auto"
         Bytes, or text such as "64KiB". With 0 every tensor is reduced alone; with ``math.inf`` or "inf" all are reduced
         together, once the last is ready. "auto" is a sixteenth of the pool between nodes, but 256 KiB or more and 4 MiB
@@ -70,7 +70,8 @@ class GradientPool(BasePool):
     device : str or int, default "cpu"
         "cpu" for memory of the host; "cuda", "cuda:1" or a number for memory of a CUDA device.
     extra : int, default 0
-        How many numbers, in the array `extra`, are averaged with the gradients; rounded to `dtype`, unless on a device.
+        Count of numbers, in the array `extra`, that are averaged with the gradients; rounded to `dtype`, unless on a
+        device.
 
     Attributes
     ----------
@@ -83,7 +84,7 @@ class GradientPool(BasePool):
     ranges : tuple of PoolRange
         The tensors that are reduced together.
     fusion_threshold : int or float
-        In bytes.
+        The threshold in bytes.
     wire : str or None
         The wire dtype, as given.
     dtype : str
@@ -112,7 +113,7 @@ class GradientPool(BasePool):
 
     corrects_momentum = False  # all is sent in every iteration
     skip_nonfinite = True  # gradients that are not finite are no error
-    loss_scale = 1.0  # how many times too large the gradients are: nothing depends on it
+    loss_scale = 1.0  # factor by which gradients are too large: nothing depends on it
     nonfinite_tensors: tuple[int, range] | None = None
 
     def __init__(
@@ -194,7 +195,7 @@ class GradientPool(BasePool):
         gradientflow.errors.ArgumentError
             On every rank, if no rank has made any tensor ready in this iteration.
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
+            If the timeout passed first: the iteration continues, and can be waited for again. Or if ranks are missing.
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """
@@ -206,7 +207,7 @@ class GradientPool(BasePool):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            Unless they are averaged, that is after `wait` and before the next tensor is ready.
+            Unless the gradients are averaged, that is after `wait` and before the next tensor is ready.
         """
         return self._native.update()
 
@@ -216,11 +217,11 @@ class GradientPool(BasePool):
         return np.array([[0, self.nbytes // itemsize(self.dtype)]])
 
     def has_nonfinite(self, stream: Any = None) -> bool:
-        """Tell whether a gradient in memory is infinite or NaN, as `count_nonfinite` does."""
+        """Return True if a gradient in memory is infinite or NaN, by `count_nonfinite`."""
         return self.count_nonfinite(stream) > 0
 
     def count_nonfinite(self, stream: Any = None) -> int:
-        """Return how many of the gradients in memory are infinite or NaN.
+        """Return the number of elements of gradients in memory that are infinite or NaN.
 
         On a CUDA device the host waits for the work in `stream`.
 

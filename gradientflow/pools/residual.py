@@ -1,4 +1,4 @@
-"""The base of pools that keep residuals, gradient entries not sent yet: residuals and checkpoints."""
+"""The base of pools that keep residuals, which are gradient entries not sent yet; and their checkpoints."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowEr
 
 from .base import BasePool
 
-_FORMAT = 1  # of state dicts
+_FORMAT = 1  # format of state dicts
 
 
 class ResidualPool(BasePool, ABC):
     """The base class of `SparseGradientPool` and `TopKGradientPool`."""
 
     _comm: Communicator
-    _kind: str  # of pool, for messages
+    _kind: str  # name of the kind of pool, for messages
     _kept: tuple[str, ...] = ("residuals",)  # entries of a state that are arrays by tensor
 
     @property
     def skip_nonfinite(self) -> bool:
-        """Whether an iteration with gradients that are not finite is dropped on all ranks, instead of an error."""
+        """True if an iteration with gradients that are not finite is dropped on all ranks, instead of an error."""
         return bool(self._native.skip_nonfinite)
 
     @skip_nonfinite.setter
@@ -36,11 +36,11 @@ class ResidualPool(BasePool, ABC):
         self._native.skip_nonfinite = bool(skip)
 
     def has_nonfinite(self, stream: Any = None) -> bool:
-        """Tell whether the last iteration was dropped because a gradient was not finite."""
+        """Return True if the last iteration was dropped because a gradient was not finite."""
         return self.overflowed
 
     def has_gradient(self, index: int) -> bool:
-        """Tell whether tensor `index` has a nonzero gradient after the last iteration."""
+        """Return True if tensor `index` has a nonzero gradient after the last iteration."""
         nbytes = math.prod(self._shapes[index]) * self._itemsize
         memory = self._array(self.offsets[index], (nbytes,), "uint8")
         on_host = memory if isinstance(memory, np.ndarray) else memory.get()
@@ -61,12 +61,12 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def overflowed(self) -> bool:
-        """Whether the last iteration was dropped because a gradient was not finite."""
+        """True if the last iteration was dropped because a gradient was not finite."""
         return bool(self._native.overflowed)
 
     @property
     def nonfinite_tensors(self) -> tuple[int, range] | None:
-        """After a `NonFiniteError`, the rank with the gradient that is not finite, and the tensors it may belong to.
+        """The rank with the gradient of the last `NonFiniteError`, and the tensors to which that may belong.
 
         The rank is -1 if the gradient of every rank was finite, and their mean was not.
         """
@@ -75,7 +75,7 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def loss_scale(self) -> float:
-        """How many times too large the gradients in the views are; residuals are not. A power of two."""
+        """The factor by which gradients in the views, but not residuals, are too large. A power of two."""
         return float(self._native.loss_scale)
 
     @loss_scale.setter
@@ -84,7 +84,7 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def bookkeeping_seconds(self) -> float:
-        """Seconds that this rank took in the last iteration to select, gather and scatter what is sent.
+        """Seconds that this rank took in the last iteration to select, gather and scatter entries.
 
         On a CUDA device the time of the host, which has the device do it; in a top-k pool the time of the device.
         """
@@ -107,8 +107,8 @@ class ResidualPool(BasePool, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's checkpoint: residuals, velocities if any, the next selection, and the iteration.
 
-        Between iterations. Each rank has to save and load its own. For another number of ranks, or another layout,
-        save `consolidated_state_dict`.
+        Between iterations. Each rank has to save and load its own state. For another number of ranks, or another
+        layout, save `consolidated_state_dict`.
         """
         return self._state(self._comm.rank, {name: list(getattr(self, name)) for name in self._kept})
 
@@ -151,7 +151,7 @@ class ResidualPool(BasePool, ABC):
         self._restore(state, kept)
 
     def _refuse_state(self, why: GradientFlowError) -> None:
-        """Tell the other ranks, which load a state, that this rank refuses its own, and why."""
+        """Tell all other ranks that load a state that this rank refuses its own, and why."""
         self._native.refuse_state(str(why))
 
     def set_residuals(self, residuals: Sequence[npt.NDArray[np.float32]]) -> None:
@@ -170,7 +170,7 @@ class ResidualPool(BasePool, ABC):
         self._native.set_residuals(self._flat(residuals, "the residuals"), 0)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise what `load_state_dict` would raise for this rank's state; change nothing."""
+        """Raise the error that `load_state_dict` would raise for this rank's state; change nothing."""
         self._checked_state(state)
 
     def _checked_state(self, state: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:

@@ -25,17 +25,18 @@ class LayerSelection(NamedTuple):
     Attributes
     ----------
     first_tensor, tensors : int
-        Its first tensor, and how many it has.
+        Index of its first tensor, and number of its tensors.
     elements : int
         Elements of the layer.
     k : int
-        How many entries a rank sends at most.
+        Largest number of entries that a rank sends.
     ratio : float
         The compression ratio that gives `k`.
     dense : bool
-        Whether the whole layer was averaged, because that takes fewer bytes.
+        True if the whole layer was averaged, because that takes fewer bytes.
     indices : str
-        How indices travel: "words" (32 bits each), "offsets" (16 bits each) or "bitmap" (a bit for each element).
+        Form of indices in messages: "words" (32 bits each), "offsets" (16 bits each) or "bitmap" (a bit for each
+        element).
     sent : int
         Entries that this rank has sent.
     union : int
@@ -43,11 +44,11 @@ class LayerSelection(NamedTuple):
     threshold : float
         The smallest magnitude that this rank has sent.
     select_seconds : float
-        How long this rank took to select them.
+        Seconds that this rank took to select them.
     message : int
-        Index in `TopKGradientPool.reports` of the message in which the layer travelled.
+        Index in `TopKGradientPool.reports` of the layer's message.
     ready : float or None
-        When the last of its gradients was final, on the device or the host, in seconds on the clock of
+        Time at which the last of its gradients was final, on the device or the host, in seconds on the clock of
         `time.monotonic`; None if some were never marked as ready.
     """
 
@@ -71,10 +72,10 @@ class TopKGradientPool(ResidualPool):
 
     Once the tensors of a layer are ready, the thread that calls `ready` (on a CUDA device another one) adds this rank's
     residual and selects ``k = ceil(n / ratio)`` of the n entries. These travel in the background, as values with their
-    indices, while later layers are computed; the rest is the next residual. After `wait` the views have the sum of what
-    all ranks have sent, divided by the number of ranks, and zeros elsewhere, the same bits on all ranks. The entries
-    sent and the new residual add up to the gradient and the old residual, bit for bit; what rounding to `wire` takes
-    off stays in the residual, too. (LAGS-SGD paper, algorithm 1.)
+    indices, while later layers are computed; the rest is the next residual. After `wait` the views have the sum of all
+    entries sent by any rank, divided by the number of ranks, and zeros elsewhere, the same bits on all ranks. The
+    entries sent and the new residual add up to the gradient and the old residual, bit for bit; the rounding error of
+    `wire` stays in the residual, too. (LAGS-SGD paper, algorithm 1.)
 
     Layers travel in their order, in messages of at least `merge_bytes`. A layer that takes fewer bytes as a whole than
     as entries is averaged as it is, with its residual. On a single rank entries are selected, too.
@@ -84,27 +85,27 @@ class TopKGradientPool(ResidualPool):
     Parameters
     ----------
     comm : Communicator
-        Whose ranks take part.
+        The ranks that take part.
     shapes : sequence of int or of sequences of int
         The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
         which backpropagation produces them.
     dtype : {"float32", "float16", "bfloat16"}
-        Of all tensors. Residuals are float32.
+        Dtype of all tensors. Residuals are float32.
     ratios : float or sequence of float, default 1000
         The compression ratio of each layer, or one for all: 1 or more. The same on all ranks.
     layers : sequence of int, optional
-        How many consecutive tensors each layer has; by default a tensor is a layer. ``[len(shapes)]`` selects from all
+        Number of consecutive tensors in each layer; by default a tensor is a layer. ``[len(shapes)]`` selects from all
         tensors together.
     selection : {"sampled", "exact", "random"}
         "exact" selects the k largest, among equal ones the first. "sampled" estimates a threshold from a sample of the
         entries, and sends up to k entries, close to k. "random" draws k entries, the same on all ranks.
     threshold_reuse : int, default 0
-        For how many iterations after one that samples the threshold of the previous iteration is used instead.
+        Iterations, after each that samples, in which the threshold of the previous iteration is used instead.
     momentum : float, optional
         Momentum correction: velocities, ``momentum * velocity + gradient``, take the place of gradients, from 0 to
         below 1. The optimizer then has no momentum of its own. (DGC paper, section 3.1.)
     masking : bool, default True
-        Whether velocities become zero at entries that were sent.
+        True if velocities become zero at entries that were sent.
     clip : float, optional
         The gradients of each layer are scaled down to a norm of ``clip * sqrt(ranks)`` before they are added to
         anything: the mean of that many independent gradients has a norm of ``clip``. (DGC paper, appendix C, where
@@ -114,20 +115,20 @@ class TopKGradientPool(ResidualPool):
     algorithm : str, default "auto"
         As in `Communicator.allgather`, or in `Communicator.allreduce` for layers that are averaged as they are.
     merge_bytes : int or str, default "auto"
-        The least bytes of a message, except one that ends with the last layer. "auto" is 16 KiB between nodes; inside a
-        node, where ranks read entries in place, all layers travel together.
+        The least bytes of a message, except the last. "auto" is 16 KiB between nodes; inside a node, where ranks read
+        entries in place, all layers travel together.
     overlap : bool, default True
-        Whether entries of a layer are selected and sent as soon as it is ready; else in `wait`.
+        True to select and send entries of a layer as soon as it is ready, False to do so in `wait`.
     seed : int, default 0
         Seed of samples and of random selections.
     extra : int, default 0
-        How many float64 numbers, in the array `extra`, are averaged with the gradients.
+        Count of float64 numbers, in the array `extra`, that are averaged with the gradients.
     skip_nonfinite : bool, default False
-        Whether an iteration with gradients that are not finite is dropped on all ranks, for a loss scale, instead of
+        True to drop an iteration with gradients that are not finite on all ranks, for a loss scale, instead of raising
         an error.
     device : str or int, default "cpu"
-        Where gradients and residuals lie, and entries are selected: memory of the host, or "cuda", or the number of a
-        CUDA device.
+        Place of gradients and residuals, and of the selection: memory of the host, or "cuda", or the number of a CUDA
+        device.
 
     Attributes
     ----------
@@ -136,7 +137,7 @@ class TopKGradientPool(ResidualPool):
     extra : numpy.ndarray
         Numbers that are averaged with the gradients; for `ready` they are tensor ``len(shapes)``.
     merge_bytes : int or float
-        In bytes.
+        The least bytes of a message.
     wire : str or None
         The wire dtype, as given.
 
@@ -145,7 +146,7 @@ class TopKGradientPool(ResidualPool):
     gradientflow.errors.ArgumentError
         If a number is out of range.
     gradientflow.errors.ArgumentTypeError
-        If the dtype is not one of these three.
+        If the dtype is not among these three.
     gradientflow.errors.MismatchError
         If the ranks make different pools.
 
@@ -232,7 +233,7 @@ class TopKGradientPool(ResidualPool):
         self._native.ratios = _ratios(ratios)
 
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
-        """Wait until the views have the mean of what all ranks have sent, and start the next iteration.
+        """Wait until the views have the means of the entries that ranks have sent, and start the next iteration.
 
         Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
         CUDA device the host waits, too: entries pass through its memory.
@@ -253,7 +254,7 @@ class TopKGradientPool(ResidualPool):
         gradientflow.errors.MismatchError
             On every rank, if the ranks have different ratios or loss scales.
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
+            If the timeout passed first: the iteration continues, and can be waited for again. Or if ranks are missing.
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
 
@@ -264,7 +265,7 @@ class TopKGradientPool(ResidualPool):
         self._native.wait(timeout, stream_number(stream))
 
     def update(self, everywhere: bool = True) -> Any:
-        """Return the input of a step of the core's optimizers: all gradients, with zeros for what was not sent.
+        """Return the input of a step of the core's optimizers: all gradients, with zeros where none was sent.
 
         Raises
         ------
@@ -280,7 +281,7 @@ class TopKGradientPool(ResidualPool):
 
     @property
     def layer_selections(self) -> tuple[LayerSelection, ...]:
-        """The selection of each layer in the last iteration; empty before the first, and after one that failed."""
+        """The selection of each layer in the last iteration; empty before the first, and after a failed iteration."""
         return tuple(LayerSelection(*layer) for layer in self._native.layer_selections)
 
     @property
@@ -294,7 +295,7 @@ class TopKGradientPool(ResidualPool):
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return the sums over the ranks of residuals and velocities, and the iteration. Collective.
 
-        As in `SparseGradientPool`. It has no thresholds, which are each rank's own: they are found anew.
+        As in `SparseGradientPool`. It has no thresholds, which are each rank's own: they are found again.
         """
         return {**super().consolidated_state_dict(), "thresholds": np.zeros(0, np.float32)}
 
@@ -307,7 +308,7 @@ class TopKGradientPool(ResidualPool):
             raise ArgumentError(f"thresholds is a row of numbers of 0 or more, not {state['thresholds']!r}")
 
     def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Load a checked state; if its layers differ from the pool's, thresholds are found anew."""
+        """Load a checked state; if its layers differ from the pool's, thresholds are found again."""
         thresholds = np.asarray(state["thresholds"], np.float32)
         if state["rank"] is None or len(thresholds) != len(self.ratios):
             thresholds = thresholds[:0]
