@@ -52,7 +52,7 @@ class GradientPool(BasePool):
     Parameters
     ----------
     comm : Communicator
-        The ranks that take part.
+        Ranks that take part.
     shapes : sequence of int or of sequences of int
         The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order
         in which backpropagation produces them, last layer first.

@@ -66,7 +66,7 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def nonfinite_tensors(self) -> tuple[int, range] | None:
-        """The rank with the gradient of the last `NonFiniteError`, and the tensors to which that may belong.
+        """The rank whose gradient has raised `NonFiniteError`, and the tensors to which the gradient may belong.
 
         The rank is -1 if the gradient of every rank was finite, and their mean was not.
         """
@@ -75,7 +75,7 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which gradients in the views, but not residuals, are too large. A power of two."""
+        """The factor by which gradients in the views are too large, but not residuals. A power of two."""
         return float(self._native.loss_scale)
 
     @loss_scale.setter
@@ -86,7 +86,7 @@ class ResidualPool(BasePool, ABC):
     def bookkeeping_seconds(self) -> float:
         """Seconds that this rank took in the last iteration to select, gather and scatter entries.
 
-        On a CUDA device the time of the host, which has the device do it; in a top-k pool the time of the device.
+        On a CUDA device it is the host's time, which has the device do it; in a top-k pool the device's time.
         """
         return float(self._native.bookkeeping_seconds)
 

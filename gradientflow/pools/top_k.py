@@ -85,7 +85,7 @@ class TopKGradientPool(ResidualPool):
     Parameters
     ----------
     comm : Communicator
-        The ranks that take part.
+        Ranks that take part.
     shapes : sequence of int or of sequences of int
         The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
         which backpropagation produces them.

@@ -1,4 +1,4 @@
-"""Strategies: when the ranks send which gradients or weights."""
+"""Strategies: descriptions of which gradients or weights the ranks send, and when."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _SIDE = 1024  # rows and columns of a matrix, if shapes are unknown
 
 
 class Strategy(Description, ABC):
-    """A description of which gradients or weights the ranks send when: parameters, and nothing that runs.
+    """A description of which gradients or weights the ranks send, and when: parameters, and nothing that runs.
 
     A subclass keeps each argument of its constructor in an attribute of the same name. These give `settings`, the
     comparison between ranks, and the text of the strategy: ``csc(density=0.1)``.
@@ -110,7 +110,7 @@ class Strategy(Description, ABC):
         Parameters
         ----------
         comm : Communicator
-            The ranks that take part.
+            Ranks that take part.
         layout : Layout
             The tensors.
         """
@@ -132,7 +132,7 @@ class Strategy(Description, ABC):
         Parameters
         ----------
         comm : Communicator
-            The ranks that take part.
+            Ranks that take part.
         parameters : int
             Number of parameters of the model.
         dtype : {"float32", "float16", "bfloat16"}
@@ -218,7 +218,7 @@ class Synchronizer(GradientMemory, Checkpointed):
 
     Each iteration makes one step. Its moments, in order:
 
-    - `begin`: before its first gradient, which calls `prepare`;
+    - `begin`: before its first gradient; calls `prepare`;
     - `ready`: a gradient is final; called by the thread that computed it, in any order;
     - `flush`: the backward pass is done; tensors that are not ready have zeros for gradients;
     - `wait`: the update is needed;
@@ -230,7 +230,7 @@ class Synchronizer(GradientMemory, Checkpointed):
     Parameters
     ----------
     comm : Communicator
-        The ranks that take part.
+        Ranks that take part.
     layout : Layout
         The tensors.
     strategy : Strategy
@@ -341,7 +341,7 @@ class Synchronizer(GradientMemory, Checkpointed):
 
     @abstractmethod
     def rollback(self, phase: Phase, stream: Any = None) -> None:
-        """Undo the iteration, which is in a phase: state, such as residuals, is as before it.
+        """Undo the iteration, now in `phase`, so that state, such as residuals, is as before it.
 
         In AVERAGED, `wait` has ended it, no step has used its update, and all ranks undo it. In every other phase this
         rank gives it up, begun or not, so that peers can end it.

@@ -31,7 +31,7 @@ from .uneven import join
 
 
 class Optimizer(Protocol):
-    """The interface of the loop's optimizers, which `gradientflow.optimizers` has.
+    """The interface of the loop's optimizers, such as `gradientflow.optimizers.SGD`.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class ArrayLoop(OverRanks):
     Parameters
     ----------
     comm : Communicator
-        The ranks that take part.
+        Ranks that take part.
     weights : sequence of arrays
         Contiguous arrays of float16, bfloat16, float32 or float64, in the order of backpropagation: the last layer
         first. Gradients have the same shapes and dtypes.
@@ -91,7 +91,7 @@ class ArrayLoop(OverRanks):
     weights : list of arrays
         As given.
     loss_scale : LossScale or None
-        Multiply the loss by its `value`.
+        The loss scale: multiply the loss by its `value`.
 
     Examples
     --------
@@ -354,7 +354,7 @@ class _Arrays:
 
     def __init__(self) -> None:
         self._gradients: Sequence[Any] = ()
-        self.present: list[bool] = []  # by tensor: has a gradient since the last exchange
+        self.present: list[bool] = []  # flags of tensors that have a gradient since the last exchange
 
     def attach(self, synchronizer: Synchronizer) -> list[int]:
         self._gradients = synchronizer.gradients

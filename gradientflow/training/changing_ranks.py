@@ -29,14 +29,13 @@ class Replica(NamedTuple):
 class ChangingRanks(FixedRanks):
     """Ranks that may be lost or join. A joining rank makes its loop alone, and takes part when its steps begin.
 
-    Where each rank trains on weights of its own, joining ranks get all they need while the remaining ranks train, up to
-    the step with the next exchange. Until then these have two communicators: their own, and a wider one with the
-    joining ranks.
+    Where each rank trains on weights of its own, joining ranks get all they need while members train, up to the step
+    with the next exchange. Until then members have two communicators: their own, and a wider one with joining ranks.
 
     Parameters
     ----------
     comm : Communicator
-        The ranks that take part.
+        Ranks that take part.
     min_ranks : int, optional
         As in `Communicator.recover`.
     replica : Replica
@@ -55,12 +54,12 @@ class ChangingRanks(FixedRanks):
         self._min_ranks = None if min_ranks is None else checked_int("min_ranks", min_ranks, 1)
         comm._native.check_recoverable(self._min_ranks)
         self._given, self._replica = comm, replica
-        self.wider: Communicator | None = None  # with joining ranks at its end, which take part from the next exchange
+        self.wider: Communicator | None = None  # adds joining ranks at its end; used from the next exchange on
         self._outgrown: list[Communicator] = []  # former communicators, kept until all ranks use the wider one
         self._prefetch = StatePrefetch()
         self.role = Role.MEMBER
-        # State that joining ranks are sent in advance: True on a joining rank that has taken it here, and on a member
-        # whose state is still the one given there.
+        # True on a joining rank that has taken the state sent in advance, and on a member while the state that it has
+        # sent to joining ranks is current.
         self.has_state = True
         former = comm.recovered_from
         if former is not None and len(former) < comm.size:
@@ -72,7 +71,7 @@ class ChangingRanks(FixedRanks):
 
     @property
     def is_apart(self) -> bool:
-        """True until this rank takes part with the remaining ranks."""
+        """True until this rank has come to the ranks that admitted it."""
         return self.here is not self.comm
 
     def make(self, make: Callable[[Communicator], _Made]) -> _Made:

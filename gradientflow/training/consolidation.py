@@ -30,7 +30,7 @@ def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
     Parameters
     ----------
     comm : Communicator
-        The ranks that take part.
+        Ranks that take part.
     state : plain value
         This rank's state.
     means : bool
@@ -54,7 +54,7 @@ def of_any_rank(comm: Communicator, states: Sequence[Any], saved_by: int) -> Any
     Parameters
     ----------
     comm : Communicator
-        The ranks that take part.
+        Ranks that take part.
     states : sequence
         The saved states on this rank. Each state is on one rank, and the first on rank 0 was saved by rank 0.
     saved_by : int

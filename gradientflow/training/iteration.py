@@ -71,9 +71,9 @@ class Progress:
         self.phase = Phase.STEP_FAILED if after_step else failed
 
     def give_up(self) -> Phase:
-        """End the phase in which this rank gives up the iteration, and return it, since other ranks are being told.
+        """Return the phase in which this rank gives up the iteration, now IDLE; other ranks are being told.
 
-        Accumulation returns HANDING_OVER: gradients handed over before such a pass still wait for other ranks.
+        ACCUMULATING is returned as HANDING_OVER: gradients handed over before still wait for other ranks.
         """
         phase, self.phase = self.phase, Phase.IDLE
         return _HANDS if phase is _ADDS else phase

@@ -70,7 +70,7 @@ class Loop:
         self.synchronizer: Synchronizer  # current synchronizer
         self.layout = layout  # tensors, in the order of the synchronizer
         self.progress = Progress()
-        self.used: list[bool] = [False] * len(layout)  # by tensor: has received a gradient since all were zeroed
+        self.used: list[bool] = [False] * len(layout)  # flags of tensors that got a gradient since all were zeroed
         self.status = Status(self.comm, len(layout), is_sent=strategy.gradients == "mean")
         self.batches = Batches()
         self._overlap = Overlap(self.comm if layout.device == "cpu" else None)
@@ -295,7 +295,7 @@ class Loop:
             self.abandon()
 
     def zero(self, set_to_none: bool) -> None:
-        """Give up an iteration under way, and zero all gradients; with `set_to_none`, set them to None."""
+        """Give up an iteration under way, and zero all gradients; with `set_to_none`, no tensor has one afterwards."""
         self.abandon()
         self.progress.reset()
         self.tensors.zero(set_to_none)

@@ -35,7 +35,7 @@ class BackwardOrder:
         return order
 
     def common(self, comm: Communicator, names: Sequence[str]) -> list[int]:
-        """Return the order of the tensors of a rank that knows it, or else of the first rank. Collective."""
+        """Return the order of tensors on a rank that knows it, or else on the first rank. Collective."""
         is_known = comm.allgather(np.array([self.is_known])).ravel()
         root = int(is_known.argmax())
         self.is_known = bool(is_known[root])

@@ -81,7 +81,7 @@ class FixedRanks:
     Parameters
     ----------
     comm : Communicator
-        The ranks that take part.
+        Ranks that take part.
     """
 
     may_change = False  # ranks may be lost, or join
@@ -95,7 +95,7 @@ class FixedRanks:
 
     @property
     def changed(self) -> bool:
-        """True if ranks were lost, or have joined, since the last iteration began: between two, the same on all."""
+        """True if ranks were lost, or joined, since the last iteration began: the same on all ranks between two."""
         return self.membership is not self._membership_before
 
     def make(self, make: Callable[[Communicator], _Made]) -> _Made:
@@ -106,7 +106,7 @@ class FixedRanks:
         """Raise unless training with this synchronizer can continue after a loss that is to be survived."""
 
     def steps(self, loop: Callable[[], Loop], total: int, finish: Callable[[], object]) -> Iterator[int]:
-        """Return an iterator over the numbers of steps, made with the current `loop()`; it may end with `finish`."""
+        """Return an iterator over the numbers of steps; `loop` returns the current loop, `finish` may come last."""
         yield from range(total)
 
     # ---- moments of an iteration ---------------------------------------------------------------------------------

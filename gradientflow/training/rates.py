@@ -23,7 +23,7 @@ class Rates:
     Attributes
     ----------
     now : callable
-        Returns the learning rates of the next step; none if they are unknown.
+        Function that returns the learning rates of the next step; none if unknown.
     """
 
     numbers = 2 * _BITS

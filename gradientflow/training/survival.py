@@ -97,7 +97,7 @@ class Survival(ChangingRanks):
         self.numbers.ended()
 
     def after_step(self, loop: Loop) -> None:
-        """Let the strategy act after the step; where weights are the rank's own, retry until it has ended that."""
+        """Let the strategy act after the step; if weights are the rank's own, call it again after a loss."""
         while True:
             with self.surviving(loop, has_gradients=False):
                 loop.let_write(loop.synchronizer.after_step)
@@ -140,7 +140,7 @@ class Survival(ChangingRanks):
         self._met_after = (self.exchanges, _of(loop).exchanges)
 
     def finish(self, loop: Loop, also: Callable[[], object]) -> None:
-        """End training on all ranks together: a late rank needs another. No rank waits for ranks that have returned.
+        """End training on all ranks: a late rank needs another's state. No rank waits for ranks that have returned.
 
         Work that all ranks have done is not repeated: its result would differ from that of ranks that have returned.
         """
@@ -166,7 +166,7 @@ class Survival(ChangingRanks):
             loop.progress.forget_update()
 
     @property
-    def _all_exchanges(self) -> int:  # also exchanges undone since: never decreases, so `finish` can wait for one more
+    def _all_exchanges(self) -> int:  # counts undone exchanges, too: it never decreases
         return self.exchanges + self.numbers.undone
 
     def finished(self) -> None:

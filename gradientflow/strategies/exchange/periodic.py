@@ -34,7 +34,7 @@ _PASSES = 10 * 4  # bytes of memory for each weight
 
 
 class PeriodicStrategy(Strategy):
-    """A strategy whose ranks exchange the changes of their weights every `period` steps, and resume from common ones.
+    """A strategy whose ranks exchange changes of weights every `period` steps, and continue from common weights.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class PeriodicStrategy(Strategy):
 
     @property
     def own_share(self) -> float:
-        """The share of a rank's own weights in the mix with common weights after an exchange."""
+        """The share of a rank's own weights in their mix with common weights after an exchange."""
         return self.mixing if self.mixing is not None else 0.5 if self.delay else 0.0
 
     def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
@@ -115,7 +115,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         Common weights less this rank's weights, as last sent; once the exchange is complete, their means over the
         ranks.
     due : list of int
-        The step after which the differences of a fragment are applied, by fragment; -1 if none is due.
+        The step after which differences are applied, for each fragment, or -1.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("steps", "common", "velocity", "differences", "due")

@@ -61,7 +61,7 @@ class PoolStrategy(Strategy):
         Parameters
         ----------
         comm : Communicator
-            The ranks that take part.
+            Ranks that take part.
         shapes, dtype, device, extra
             As in `gradientflow.GradientPool`.
         """

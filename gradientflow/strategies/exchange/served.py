@@ -135,7 +135,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
                 raise ArgumentTypeError(message)
         super().__init__(comm, layout, strategy)
         self._core = load_core().local_updates
-        self._is_zero = [True] * len(layout.groups)  # by dtype: its memory is zero
+        self._is_zero = [True] * len(layout.groups)  # flags of dtypes whose memory is zero
         self._groups = [0] * len(layout)
         for group, (_, indices) in enumerate(layout.groups):
             for index in indices:
@@ -164,7 +164,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._scale = 1.0
         self._found: int | None = None  # first tensor of the iteration on this rank whose gradient is not finite
         self._nonfinite: tuple[int, int] | None = None  # rank and tensor because of which a round was skipped
-        self._used: Sequence[bool] = ()  # by tensor: this rank has pushed a gradient in the iteration
+        self._used: Sequence[bool] = ()  # flags of tensors whose gradient this rank has pushed in the iteration
         self._start_next_iteration()
 
     # ---- memory --------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._start_next_iteration()
 
     def finish(self) -> None:
-        """Wait until all workers have finished, and take the servers' weights, which are then the same on all ranks."""
+        """Wait until all workers have finished, and take the servers' weights: the same on all ranks."""
         self._end_pull()
         self.server.finish(self.weights)
         self.server._keep_state()
@@ -391,7 +391,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
             self.server._recovery.note_end()
 
     def _note_knowledge(self, servers_know: bool) -> None:
-        """Note if the servers have the weights with which training begins or resumes."""
+        """Note if the servers have the weights with which training begins or continues."""
         self._servers_know = servers_know
         if self.server._recovery is not None:
             self.server._recovery.is_known = servers_know
@@ -417,7 +417,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         check_names(self.layout, state)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Load a state, or begin again with the weights of rank 0 without one. Collective."""
+        """Load a state; without one, begin again with the weights of rank 0. Collective."""
         self._end_pull()
         self.restart()
         self.pushes = 0

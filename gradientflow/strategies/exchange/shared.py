@@ -37,7 +37,7 @@ def _refuse_survival() -> None:
 
 
 class SharedPools(PoolSynchronizer):
-    """Several nodes: pools average the gradients, and each rank makes the step with the means of its slice."""
+    """Pools on several nodes: they average the gradients, and each rank makes the step with the means of its slice."""
 
     shared: NodeWeights
 
@@ -62,7 +62,7 @@ class SharedPools(PoolSynchronizer):
 
 
 class SharedGradients(PlacedSynchronizer, Survivable):
-    """One node: gradients stay where they are, and the step averages them from the memory of all ranks."""
+    """Gradients on one node: they stay where they are, and the step averages them from the memory of all ranks."""
 
     gradient_source = "any_place"
     shared: NodeWeights

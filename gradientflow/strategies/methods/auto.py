@@ -62,7 +62,7 @@ class Auto(PoolStrategy):
         The wires to which gradients of float32 may be rounded between nodes, as in
         `gradientflow.Communicator.allreduce`.
     steps : int, default 10
-        Iterations to measure of each, 2 or more.
+        Iterations to measure with `Dense`, and then with the best; 2 or more.
     algorithm : str, default "auto"
         As in `gradientflow.GradientPool`.
 
@@ -203,7 +203,7 @@ class AutoSynchronizer(PoolSynchronizer):
         self._flushed = 0.0
         self._moments: Times = np.full(len(self.layout), np.nan)
         self._steps: dict[Dense, list[float]] = {}
-        self._ready_after: list[Times] = []  # by iteration: seconds from the first gradient to each
+        self._ready_after: list[Times] = []  # seconds from the first gradient to each, by iteration
         self._waited = 0.0  # seconds of waiting in the last iteration
         self._computing: list[float] = []  # seconds of steps without waiting
 

@@ -117,7 +117,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         self._sent: Floats | None = None  # sums sent by this rank in the round, to be sent again if ranks are lost
         self._sent_rates = np.zeros_like(self._rates)
         self._failure: GradientFlowError | None = None  # error of the round, to be raised after the step
-        self._at: list[int | None] = [None] * len(layout)  # addresses of this iteration's gradients; None without
+        self._at: list[int | None] = [None] * len(layout)  # addresses of this iteration's gradients; None if absent
         self._left_behind: bytes | None = None  # some weights after the last step, to notice writes by the user
 
     # ---- memory --------------------------------------------------------------------------------------------------

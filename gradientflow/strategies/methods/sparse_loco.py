@@ -23,7 +23,7 @@ _SENT = 64  # entries of a block that are sent
 _INDEX_BYTES = _SENT * 12 // 8
 _CODE_BYTES = _SENT * 2 // 8
 _PASSES = 20 * 4  # bytes of memory for each weight: residuals, selection, codes, weights
-BLOCK_BYTES = _INDEX_BYTES + _CODE_BYTES + 4  # and the scale
+BLOCK_BYTES = _INDEX_BYTES + _CODE_BYTES + 4  # indices, codes, and the scale
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

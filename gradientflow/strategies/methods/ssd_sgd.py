@@ -1,4 +1,4 @@
-"""SSD-SGD: workers push in every step, pull in every k-th one, and update their own weights in between."""
+"""SSD-SGD: workers push in every step, pull in every k-th, and update their own weights in between."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             raise ArgumentError(f"the state is of another local update than {self.strategy.local_update}")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Load a state, or begin again with the weights of rank 0 without one. Collective."""
+        """Load a state; without one, begin again with the weights of rank 0. Collective."""
         is_own = state is not None and state.get("rank") is not None
         if state is not None and not is_own:
             state = {**state, "pushes": min(int(state["pushes"]), self.strategy.warmup)}

@@ -141,7 +141,7 @@ class Monitor:
         table = MonitorTable(self._iteration, tuple(layers))
         if table.worst is not None:
             with comm.span(f"largest delta {table.worst.delta:.3f}: {table.worst.name}"):
-                pass  # for the timeline
+                pass  # the timeline shows the span
         return table
 
 
