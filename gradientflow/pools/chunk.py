@@ -208,7 +208,7 @@ class SparseGradientPool(ResidualPool):
 
     @property
     def important(self) -> npt.NDArray[np.bool_]:
-        """The chunks that this iteration sends: True or False for each chunk."""
+        """Flags of the chunks that this iteration sends."""
         return np.asarray(self._native.important, np.bool_)
 
     @property

@@ -320,8 +320,8 @@ class Synchronizer(GradientMemory, Checkpointed):
     def wait(self, stream: Any = None) -> Update:
         """End the iteration: wait until the gradients, or weights, for the step are there.
 
-        If the synchronizer is `Survivable`, a `RecoverableError` that `begin`, `ready` or `flush` has raised in this
-        iteration is raised again here: a training loop that survives losses drops the first one.
+        A `Survivable` raises a `RecoverableError` of `begin`, `ready` or `flush` here again: a training loop that
+        survives losses drops the first.
 
         Raises
         ------
@@ -333,7 +333,7 @@ class Synchronizer(GradientMemory, Checkpointed):
         """
 
     def after_step(self) -> None:
-        """Act after a step that was made or skipped, for example by an exchange of weights."""
+        """Act after a step that was made or skipped."""
 
     def exchanges_weights(self) -> bool:
         """Return True if the next `after_step` may read or write weights."""
@@ -378,7 +378,7 @@ class Synchronizer(GradientMemory, Checkpointed):
         return False
 
     def withheld(self) -> Withheld:
-        """Return the gradient entries that this rank has kept back, and the time for that."""
+        """Return gradient entries that this rank has kept back, and the time for that."""
         return Withheld()
 
     @property

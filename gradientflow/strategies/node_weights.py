@@ -95,7 +95,7 @@ class NodeWeights:
         Raises
         ------
         gradientflow.errors.CommunicationError
-            If a step has not been completed.
+            If one has not.
         """
         if not self.is_whole:
             last = self._marks.max()

@@ -23,8 +23,7 @@ class Update:
         the optimizer is not called, and schedulers count a step. "skipped": no step, because a gradient is not finite,
         or the iteration was lost with a rank.
     gradients : tuple
-        Input of the core's optimizers: for each dtype of the layout, the place of its gradients and which of them
-        count.
+        Input of the core's optimizers for each dtype of the layout: the place of gradients, and which count.
     """
 
     kind: Kind

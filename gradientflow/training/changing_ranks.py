@@ -166,8 +166,7 @@ class ChangingRanks(FixedRanks):
     def _greet(self, made: Communicator, entries: Mapping[str, str], changing: Any, lasting: Any = None) -> None:
         """Send joining ranks of a communicator, if any, their state in advance, from its rank 0.
 
-        ``{}`` and None send no state, only the message for which `_take_prefetched` waits: `Survival.catching_up` gives
-        the state.
+        ``{}`` and None are no state, only the message for which `_take_prefetched` waits: `catching_up` gives it later.
         """
         if made.rank == 0 and made.size > len(made.recovered_from or ()):
             self._prefetch.begin(made, (dict(entries), changing), lasting)

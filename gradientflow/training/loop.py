@@ -105,7 +105,7 @@ class Loop:
         return self._bound(self.layout.in_order(self.backward_order.common(self.comm, self.layout.names)))
 
     def use(self, synchronizer: Synchronizer, previous: Synchronizer | None) -> None:
-        """Use a synchronizer from now on, once it has taken over the state of the previous one."""
+        """Use a synchronizer, which takes over the state of the previous one."""
         if previous is not None:
             try:
                 with self.tensors.default_stream():

@@ -10,7 +10,7 @@ from gradientflow.communicator import Communicator
 
 
 class BackwardOrder:
-    """The order in which rank 0's gradients become final, once it is learned."""
+    """The order in which rank 0's gradients become final, once learned."""
 
     def __init__(self, is_known: bool) -> None:
         self.is_known = is_known  # also True if the order does not matter

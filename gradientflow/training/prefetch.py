@@ -30,11 +30,11 @@ class StatePrefetch:
         Parameters
         ----------
         comm : Communicator
-            The communicator with the joining ranks.
+            Communicator with the joining ranks.
         changing : plain value
-            A value sent as it is now. Its arrays must not change before `wait_for_copies` has returned.
+            Value sent as it is now. Its arrays must not change before `wait_for_copies` has returned.
         lasting : plain value
-            A value that does not change until the joining ranks take part: its arrays are not copied.
+            Value that does not change until the joining ranks take part: its arrays are not copied.
         """
         self.end()
         parts, copies = (pack(changing, "the state"), pack(lasting, "the state")), list[Any]()

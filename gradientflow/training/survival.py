@@ -5,11 +5,10 @@ no rank has ended the exchange, all drop it. The end of training is an exchange,
 has sent nothing: `membership.plan` decides which rank gives which state to which.
 
 Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer counts exchanges then, and
-late ranks get only the results of an exchange; the optimizer's state goes to joining ranks alone.
+late ranks get their results; only joining ranks get the optimizer's state.
 
-`FixedRanks` (ranks.py) names the moments of training. `ChangingRanks` (changing_ranks.py) has the communicators:
-recovery, admission, and state sent in advance. `Survival` (here) counts exchanges, and brings late ranks up to date;
-its `Steps` (steps.py) hand out the numbers of steps.
+The moments of training are in `FixedRanks` (ranks.py), communicators in `ChangingRanks` (changing_ranks.py), counts of
+exchanges and the transfer of state in `Survival` (here), and numbers of steps in `Steps` (steps.py).
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ class Survival(ChangingRanks):
         return self.exchanges + self.numbers.undone
 
     def finished(self) -> None:
-        """Note that training has ended on this rank, after all ranks have reached its end."""
+        """Note that all ranks have reached the end of training."""
         self.exchanges += 1
         self._last = Phase.DROPPED
 

@@ -48,7 +48,7 @@ class ResidualSynchronizer(PoolSynchronizer):
                 pool.loss_scale = self.loss_scale
 
     def has_gradient(self, index: int) -> bool:
-        """Return True if the tensor has a gradient, also one from residuals alone."""
+        """Return True if the tensor's gradient is nonzero, for example from residuals."""
         group = next(number for number, (_, indices) in enumerate(self.layout.groups) if index in indices)
         return bool(self.pools[group].has_gradient(self.layout.groups[group][1].index(index)))
 

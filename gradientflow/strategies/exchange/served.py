@@ -81,7 +81,7 @@ class ServedStrategy(Strategy):
     @property
     @abstractmethod
     def policy(self) -> Policy:
-        """The policy of the servers: the pushes that they apply together, and the workers that may proceed."""
+        """The pushes that servers apply together, and the workers that may proceed."""
 
     def bind(self, comm: Communicator, layout: Layout) -> ServedSynchronizer:
         """Start servers with the weights of rank 0. Collective."""

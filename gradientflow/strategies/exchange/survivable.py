@@ -54,8 +54,8 @@ class Survivable(Synchronizer):
     def agree_on_state(self, comm: Communicator, begins: bool) -> int:
         """Agree with the survivors on the state that is left, before `take_over`. Collective over `comm`.
 
-        `begins` is True on a rank that begins, such as a joining one. Returns the number of iterations that have ended
-        here and are undone.
+        `begins` is True on a rank that begins, such as a joining one. Returns the number of iterations ended here that
+        are undone.
         """
         return 0
 

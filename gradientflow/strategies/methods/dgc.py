@@ -78,7 +78,7 @@ class DGCSynchronizer(TopKSynchronizer):
     strategy: DGC
 
     def check_settings(self, settings: SettingsOf) -> None:
-        """Raise if the optimizer has a momentum as well as the strategy."""
+        """Raise if the optimizer has a momentum, too."""
         if not self.strategy.momentum:
             return
         for index, name in enumerate(self.layout.names):

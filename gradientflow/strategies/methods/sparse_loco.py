@@ -118,7 +118,7 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
             residual[...] = values
 
     def catch_up(self, state: Any, begins: bool) -> None:
-        """Keep as residuals the entries that this rank did not send in the exchange that other ranks have ended."""
+        """Keep as residuals the entries not sent in the exchange that other ranks have ended."""
         was_sent = self._pending() and state["exchanges"] > self.exchanges
         if was_sent and all(is_finite(values) for values in self._left):
             self._keep_left()

@@ -26,9 +26,9 @@ class Explanation:
     strategy : str
         Name of the strategy.
     ranks, nodes, parameters : int
-        Numbers of ranks and nodes of the job, and of parameters of the model.
+        Sizes of the job and the model.
     link : gradientflow.model.Link
-        Costs of messages and of passes over memory, as measured.
+        Measured costs of messages and of passes over memory.
     step, dense : gradientflow.model.Step
         The step with the strategy, and with dense float32.
     compute_seconds : float
@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def gain(self) -> float:
-        """Predicted steps a second, as a multiple of the steps a second with dense float32."""
+        """Predicted steps a second, as a multiple of dense float32's."""
         return self.dense.seconds / self.step.seconds if self.step.seconds > 0 else 1.0
 
     @property
