@@ -15,9 +15,9 @@ class Wire(NamedTuple):
     Attributes
     ----------
     element, header : int
-        Bytes of a value, and of what stands before the values of each message.
+        Bytes of a value, and of the header of each message.
     dtype : str or None
-        Of a value by itself; None where it needs the header, too.
+        Dtype of a value; None if values cannot be read without the header.
     """
 
     element: int

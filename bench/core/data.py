@@ -143,7 +143,7 @@ def shares_scale(wire: str) -> bool:
 def count_wrong(case: Case, source: Source, results: list[Values], over: Sequence[str] = ()) -> list[int]:
     """Count wrong and missing elements of each contestant's result, by the exact reference of this rank.
 
-    `over` has the wires of the contestants. Where values share a scale, an element may be off by what rounding allows.
+    `over` has the wires of the contestants. Where values share a scale, an element may be off by the error of rounding.
     """
     wrong = [0] * len(results)
     rounded = {index: wire for index, wire in enumerate(over) if shares_scale(wire) and case.op != "prod"}

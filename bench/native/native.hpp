@@ -14,7 +14,7 @@ inline const pybind11::call_guard<pybind11::gil_scoped_release> without_gil;
 
 template <class T = void>
 T* pointer_to(std::uintptr_t address) {
-  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): an address from Python
 }
 
 template <class T>

@@ -1,4 +1,4 @@
-"""K-sync SGD: a round is applied as soon as k workers have pushed; whoever comes later takes part in a later one."""
+"""K-sync SGD: a round is applied as soon as k workers have pushed; later pushes take part in a later one."""
 
 from gradientflow.policies import Answer, Policy
 

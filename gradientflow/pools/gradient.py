@@ -64,7 +64,7 @@ class GradientPool(BasePool):
         or less; inside a node 8 MiB, or 256 KiB where the threads that call `ready` reduce the ranges
         (GRADIENTFLOW_PROGRESS).
     wire : str, optional
-        What float32 values are rounded to when they travel between nodes, as in `Communicator.allreduce`.
+        Format to which float32 values are rounded when they travel between nodes, as in `Communicator.allreduce`.
     algorithm : str, default "auto"
         As in `Communicator.allreduce`.
     device : str or int, default "cpu"

@@ -131,7 +131,7 @@ class ChangingRanks(FixedRanks):
     # ---- ranks that join -----------------------------------------------------------------------------------------
 
     def _someone_waits(self) -> bool:
-        """Tell on rank 0 whether a process waits to be let in; False on all others."""
+        """Return True on rank 0 if a process waits to be admitted; False on all other ranks."""
         return self.comm.rank == 0 and self.comm._admission is not None and self.comm._admission.has_pending()
 
     def _admit_all(self, synchronizer: Survivable) -> None:

@@ -268,7 +268,7 @@ class Loop:
         self.batches.exchanged += self.batches.here
 
     def _read_status(self) -> ExchangeStatus:
-        """Read the status of all ranks, and set which tensors have a gradient."""
+        """Read the status of all ranks, and mark the tensors that have a gradient."""
         outcome = self.status.read(self.synchronizer.extra, self.used)
         self.batches.anywhere = outcome.any_has_batches
         for index, present in enumerate(outcome.present or ()):

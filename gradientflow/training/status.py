@@ -17,7 +17,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 class ExchangeStatus(NamedTuple):
-    """What the ranks have said in an exchange."""
+    """Status of all ranks in an exchange."""
 
     present: Sequence[bool] | None  # flags of tensors with a gradient on any rank; None if all have one on all
     any_has_batches: bool  # a rank has batches left

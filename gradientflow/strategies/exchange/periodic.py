@@ -48,9 +48,9 @@ class PeriodicStrategy(Strategy):
     delay : int
         Steps after which the result of an exchange is applied; it travels meanwhile. Below `period`.
     mixing : float or None
-        The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
+        The share of a rank's own weights in their mix with common weights; by default 0, or 0.5 with a delay.
     wire : str or None
-        What values are rounded to between nodes, as in `gradientflow.Communicator.allreduce`.
+        Format to which values are rounded between nodes, as in `gradientflow.Communicator.allreduce`.
     """
 
     gradients = "local"

@@ -35,8 +35,8 @@ class PoolStrategy(Strategy):
     fusion_threshold, algorithm
         As in `gradientflow.GradientPool`.
     wire : str, optional
-        What gradients of float32 are rounded to between nodes, as in `gradientflow.Communicator.allreduce`; those of
-        other dtypes travel as they are.
+        Format to which float32 gradients are rounded between nodes, as in `gradientflow.Communicator.allreduce`;
+        gradients of other dtypes travel as they are.
     """
 
     on_device = True

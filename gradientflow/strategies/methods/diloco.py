@@ -30,9 +30,9 @@ class DiLoCo(PeriodicStrategy):
     delay : int, default 0
         Steps after which the result of an exchange is applied.
     mixing : float, optional
-        The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
+        The share of a rank's own weights in their mix with common weights; by default 0, or 0.5 with a delay.
     wire : str, optional
-        What differences of weights are rounded to between nodes, as in `gradientflow.Communicator.allreduce`.
+        Format to which differences of weights are rounded between nodes, as in `gradientflow.Communicator.allreduce`.
     """
 
     name = "diloco"

@@ -43,8 +43,8 @@ class HPSGD(Strategy):
     Parameters
     ----------
     wire : str, optional
-        What sums of gradients are rounded to between nodes, as in `gradientflow.Communicator.allreduce`. They add up
-        in float32.
+        Format to which sums of gradients are rounded between nodes, as in `gradientflow.Communicator.allreduce`. They
+        add up in float32.
     algorithm : str, default "auto"
         As there.
     """

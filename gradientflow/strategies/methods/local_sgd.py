@@ -17,9 +17,9 @@ class LocalSGD(PeriodicStrategy):
     delay : int, default 0
         Steps after which the mean is applied; weights travel meanwhile. Below `period`.
     mixing : float, optional
-        The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
+        The share of a rank's own weights in their mix with common weights; by default 0, or 0.5 with a delay.
     wire : str, optional
-        What differences of weights are rounded to between nodes, as in `gradientflow.Communicator.allreduce`.
+        Format to which differences of weights are rounded between nodes, as in `gradientflow.Communicator.allreduce`.
     """
 
     name = "local_sgd"

@@ -39,8 +39,8 @@ class PowerSGD(Strategy):
     seed : int, default 0
         Of the matrices with which the power iteration starts.
     wire : str, optional
-        What values are rounded to between nodes, as in `gradientflow.Communicator.allreduce`. The rounding error of a
-        product is added to the next gradient, too.
+        Format to which values are rounded between nodes, as in `gradientflow.Communicator.allreduce`. The rounding
+        error of a product is added to the next gradient, too.
     """
 
     name = "powersgd"

@@ -38,8 +38,8 @@ class Newcomer {
   std::shared_ptr<tcp::Network> network_;
 };
 
-// For the ranks of the job. objection_to() returns why the newcomer with this card cannot take part; empty if it can.
-// address_on() returns the card's address. invitation_for() answers newcomer `number` of `newcomers` in `widened`;
+// For the ranks of the job. objection_to() returns why the joiner with this card cannot take part; empty if it can.
+// address_on() returns the card's address. invitation_for() answers joiner `number` of `newcomers` in `widened`;
 // refusal() refuses it.
 [[nodiscard]] std::string objection_to(const std::string& card);
 [[nodiscard]] std::string address_on(const std::string& card);
