@@ -47,7 +47,7 @@ class Result(BandwidthResult):
         return self.backend, self.algorithm, self.memory, self.wire
 
 
-def summarise(
+def summarize(
     case: Case, contestant: Contestant, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
 ) -> Result:
     """Make the result of a contestant from its times, which are ignored if it was wrong."""

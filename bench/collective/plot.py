@@ -9,12 +9,12 @@ from typing import Any
 from gradientflow.machine import format_size
 
 from ..core.peers import OURS
-from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
+from ..core.plot import OTHER_COLOR, OUR_COLORS, PEER_COLORS, plain_numbers
 from ..core.table import grouped
 from .columns import Result
 
-# A colour for each algorithm and memory of ours, a line style for each wire.
-_OUR_MARKERS = ("o", "^", "D", "v")  # the next one each time the colours repeat
+# A color for each algorithm and memory of ours, a line style for each wire.
+_OUR_MARKERS = ("o", "^", "D", "v")  # the next one each time the colors repeat
 _WIRE_STYLES = {"float16": "-.", "bfloat16": ":", "float8_e4m3": "--"}
 _LEGEND_COLUMNS = 3
 
@@ -58,12 +58,12 @@ def draw(figure: Any, results: Sequence[Result]) -> str:
 def _appearance(result: Result, ours: list[tuple[str, str]]) -> tuple[str, dict[str, Any]]:
     """Choose the name and the style of a result's line."""
     if result.backend != OURS:
-        colour = PEER_COLOURS.get(result.backend, OTHER_COLOUR)
-        return result.backend, {"color": colour, "marker": "s", "linestyle": "--"}
-    turn, number = divmod(ours.index((result.algorithm, result.memory)), len(OUR_COLOURS))
+        color = PEER_COLORS.get(result.backend, OTHER_COLOR)
+        return result.backend, {"color": color, "marker": "s", "linestyle": "--"}
+    turn, number = divmod(ours.index((result.algorithm, result.memory)), len(OUR_COLORS))
     wire = f", {result.wire}" if result.wire != result.dtype else ""
     return f"GradientFlow, {result.memory}, {result.algorithm}{wire}", {
-        "color": OUR_COLOURS[number],
+        "color": OUR_COLORS[number],
         "marker": _OUR_MARKERS[turn % len(_OUR_MARKERS)],
         "linestyle": _WIRE_STYLES.get(result.wire if wire else "", "-"),
         "linewidth": 2.0,

@@ -21,7 +21,7 @@ from ..core.device import (
 from ..core.measure import Series, Steps, Times
 from ..core.peers import Contestant, Peer, staged
 from ..core.session import Session
-from .columns import Result, summarise
+from .columns import Result, summarize
 from .contestants import PreparedPeer, our_contestant
 from .limit import LimitPeer
 from .plan import LIMIT, PREPARED
@@ -109,7 +109,7 @@ class CollectiveSession(Session[int, Contestant, Result]):
     def result(self, block: int, case: Case, contestant: Contestant, wrong: int, times: Times | None) -> Result:
         """Make the result of a contestant."""
         link_seconds = self.outcome.hosts.link_seconds(case, contestant.wire)
-        return summarise(case, contestant, self.comm.nodes, wrong, times, link_seconds)
+        return summarize(case, contestant, self.comm.nodes, wrong, times, link_seconds)
 
     def series(self, case: Case, contestants: list[Contestant]) -> tuple[Series, Series | None]:
         """Write values on the device for arrays there, and add the series of calls without a wait for the device."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from .environment import environment_lines
 
-OUR_COLOURS = ("#0b5fa5", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
-PEER_COLOURS = {"mpi": "#d1495b", "gloo": "#e28413", "nccl": "#76b900"}
-OTHER_COLOUR = "#555555"
+OUR_COLORS = ("#0b5fa5", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
+PEER_COLORS = {"mpi": "#d1495b", "gloo": "#e28413", "nccl": "#76b900"}
+OTHER_COLOR = "#555555"
 
 _CHARACTERS_PER_INCH = 14
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gradientflow.model.networks import Layer, convolution, layers_of, linear, normalisation
+from gradientflow.model.networks import Layer, convolution, layers_of, linear, normalization
 
 Shape = tuple[int, ...]
 
@@ -49,7 +49,7 @@ def _alexnet() -> Iterator[Layer]:
     features = 3
     for outputs, kernel, groups in ((96, 11, 1), (256, 5, 2), (384, 3, 1), (384, 3, 2), (256, 3, 2)):
         yield convolution(features // groups, outputs, kernel, side=1, bias=True)
-        yield normalisation(outputs, elements=1)
+        yield normalization(outputs, elements=1)
         features = outputs
     for inputs, outputs in ((features * 6 * 6, 4096), (4096, 4096), (4096, 1000)):
         yield linear(inputs, outputs)

@@ -47,7 +47,7 @@ class FusionResult(BandwidthResult):
     bytes_copied: int = field(metadata=shown("copied", "MiB", lambda count: f"{count / 2**20:.1f}" if count else "0"))
 
 
-def summarise_step(case: Case, model: Model, contestant: FusionContestant, copied: int, *measured: Any) -> FusionResult:
+def summarize_step(case: Case, model: Model, contestant: FusionContestant, copied: int, *measured: Any) -> FusionResult:
     """Make the result of a contestant that has copied `copied` bytes, from the arguments of `core.results.shared`."""
     return FusionResult(
         method=contestant.method,

@@ -8,13 +8,13 @@ from typing import Any
 from gradientflow.machine import format_size
 
 from ..core.peers import OURS
-from ..core.plot import OTHER_COLOUR
+from ..core.plot import OTHER_COLOR
 from ..core.shapes import MODELS
 from ..core.table import grouped
 from .columns import FusionResult
 from .contestants import COPY_FUSION, PER_TENSOR, POOL_FUSION
 
-_COLOURS = {PER_TENSOR: "#7a4fb5", COPY_FUSION: "#d1495b", POOL_FUSION: "#0b5fa5"}
+_COLORS = {PER_TENSOR: "#7a4fb5", COPY_FUSION: "#d1495b", POOL_FUSION: "#0b5fa5"}
 _BAR = 0.4
 _COLUMNS = 2
 
@@ -36,9 +36,9 @@ def _draw_model(axes: Any, model: str, results: Sequence[FusionResult]) -> None:
     places = range(len(results))
     alone = [(result.median_us or 0.0) / 1e3 for result in results]
     filled = [(result.refill_median_us or 0.0) / 1e3 for result in results]
-    colours = [_COLOURS.get(result.method, OTHER_COLOUR) for result in results]
+    colors = [_COLORS.get(result.method, OTHER_COLOR) for result in results]
     for times, side, strength in ((alone, -1, 1.0), (filled, 1, 0.4)):
-        bars = axes.barh([place + side * _BAR / 2 for place in places], times, _BAR, color=colours, alpha=strength)
+        bars = axes.barh([place + side * _BAR / 2 for place in places], times, _BAR, color=colors, alpha=strength)
         axes.bar_label(bars, [f"{time:.3g}" for time in times], padding=2, fontsize=7)
     axes.set_yticks(places, [_label(result) for result in results])
     axes.invert_yaxis()

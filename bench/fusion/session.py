@@ -10,7 +10,7 @@ from ..core.measure import Steps, Times
 from ..core.peers import Peer
 from ..core.session import Session
 from ..core.shapes import Model
-from .columns import FusionResult, summarise_step
+from .columns import FusionResult, summarize_step
 from .contestants import FusionContestant, fusion_contestants
 from .plan import DTYPE
 
@@ -56,4 +56,4 @@ class FusionSession(Session[Model, FusionContestant, FusionResult]):
         """Make the result of a contestant."""
         link_seconds = self.outcome.hosts.link_seconds(case, contestant.wire)
         copied = self._copied[contestant.key]
-        return summarise_step(case, block, contestant, copied, self.comm.nodes, wrong, times, link_seconds)
+        return summarize_step(case, block, contestant, copied, self.comm.nodes, wrong, times, link_seconds)

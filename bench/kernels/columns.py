@@ -48,7 +48,7 @@ class KernelResult(TimedResult):
     ratio: float | None = field(metadata=shown("moved / copy"))
 
 
-def summarise_kernel(
+def summarize_kernel(
     kernel: Kernel | Selection, simd: str, size: int, count: int, wrong: int, times: Samples, device: str = "cpu"
 ) -> KernelResult:
     """Make the result of a kernel; `times` has the nanoseconds of its calls and of the copies, in two rows."""

@@ -13,7 +13,7 @@ from ..core.device import address, copy, synchronize
 from ..core.measure import Samples, fitting_iterations, interleaved
 from ..core.native import load_kernels
 from .check import Trial
-from .columns import KernelResult, summarise_kernel
+from .columns import KernelResult, summarize_kernel
 from .contestants import Kernel, Launch, stored
 from .plan import KernelsPlan, count_of
 
@@ -40,7 +40,7 @@ class DeviceKernelBench:
         target, source = (memory.address for memory in self._copies)
         plain = self._cuda.copy(target, source, kernel.moved * self._count // 2)
         times = np.zeros((2, 0), np.int64) if wrong else take_device_times((launch, plain), seconds)
-        return summarise_kernel(kernel, "none", self.size, self._count, wrong, times, "cuda")
+        return summarize_kernel(kernel, "none", self.size, self._count, wrong, times, "cuda")
 
     def _check(self, kernel: Kernel, addresses: Sequence[int], launch: Launch) -> int:
         """Run a kernel on fresh values and count wrong elements; the host holds one array at a time."""

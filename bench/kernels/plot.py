@@ -7,12 +7,12 @@ from typing import Any
 
 from gradientflow.machine import format_size
 
-from ..core.plot import OTHER_COLOUR
+from ..core.plot import OTHER_COLOR
 from ..core.table import grouped
 from .columns import KernelResult
 
-_COLOURS = {"float32": "#0b5fa5", "float16": "#2a9d8f", "bfloat16": "#7a4fb5"}
-_COPY_COLOUR = "#d1495b"
+_COLORS = {"float32": "#0b5fa5", "float16": "#2a9d8f", "bfloat16": "#7a4fb5"}
+_COPY_COLOR = "#d1495b"
 
 
 def draw(figure: Any, results: Sequence[KernelResult]) -> str:
@@ -38,14 +38,14 @@ def _draw(axes: Any, size: int, kernels: Sequence[tuple[str, str]], results: Seq
         places,
         [result.bandwidth_GBps or 0.0 for result in results],
         0.7,
-        color=[_COLOURS.get(result.dtype, OTHER_COLOUR) for result in results],
+        color=[_COLORS.get(result.dtype, OTHER_COLOR) for result in results],
     )
     axes.bar_label(bars, [f"{result.ratio:.2f}" for result in results], padding=2, fontsize=7)
     axes.plot(
         [result.copy_GBps or 0.0 for result in results],
         places,
         "|",
-        color=_COPY_COLOUR,
+        color=_COPY_COLOR,
         markersize=9,
         markeredgewidth=1.5,
         label="a plain copy of as many bytes, read and written; the number is the kernel's bandwidth over it",

@@ -18,7 +18,7 @@ from ..core.measure import Samples, fitting_iterations, interleaved
 from ..core.peers import Peer
 from ..core.session import Session
 from .check import Trial
-from .columns import KernelResult, summarise_kernel
+from .columns import KernelResult, summarize_kernel
 from .contestants import Kernel, active_level, plain_copy, stored
 from .device import DeviceKernelBench
 from .plan import KernelsPlan, count_of
@@ -91,7 +91,7 @@ class KernelBench:
         target, source = (address(memory) for memory in self._copies)
         contestants = call, lambda: plain_copy(self._level, target, source, half)
         times = np.zeros((2, 0), np.int64) if wrong else take_times(contestants, seconds)
-        return summarise_kernel(kernel, self._level, self.size, self._count, wrong, times)
+        return summarize_kernel(kernel, self._level, self.size, self._count, wrong, times)
 
     def _check(self, kernel: Kernel, views: Mapping[str, Values], call: Callable[[], float | None]) -> int:
         """Run a kernel on fresh values and count wrong elements."""

@@ -42,7 +42,7 @@ class ServerResult(ContestantResult):
     algbw_GBps: float | None = field(metadata=shown("both ways", "GB/s", bandwidth))  # noqa: N815 - spelled like the unit
 
 
-def summarise(case: Case, contestant: ServerContestant, servers: int, *measured: Any) -> ServerResult:
+def summarize(case: Case, contestant: ServerContestant, servers: int, *measured: Any) -> ServerResult:
     """Make the result of a contestant with this many servers, from the arguments of `core.results.shared`."""
     found = shared(case, contestant, *measured)
     rate = gigabytes_per_second(2 * case.bytes, found["median_us"])

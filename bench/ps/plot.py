@@ -8,7 +8,7 @@ from typing import Any
 from gradientflow.machine import format_size
 
 from ..core.peers import OURS
-from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
+from ..core.plot import OTHER_COLOR, OUR_COLORS, PEER_COLORS, plain_numbers
 from ..core.table import grouped
 from .columns import ServerResult
 
@@ -24,13 +24,13 @@ def draw(figure: Any, results: Sequence[ServerResult]) -> str:
         ours = list(dict.fromkeys((result.memory, result.wire) for result in here if result.backend == OURS))
         lines = grouped(here, lambda result: (result.backend, result.memory, result.wire))
         for (backend, memory, wire), line in lines.items():
-            colour = PEER_COLOURS.get(backend, OTHER_COLOUR)
+            color = PEER_COLORS.get(backend, OTHER_COLOR)
             axes.plot(
                 [result.bytes for result in line],
                 [(result.median_us or 0.0) / 1e3 for result in line],
                 marker="o",
                 markersize=3,
-                color=OUR_COLOURS[ours.index((memory, wire)) % len(OUR_COLOURS)] if backend == OURS else colour,
+                color=OUR_COLORS[ours.index((memory, wire)) % len(OUR_COLORS)] if backend == OURS else color,
                 label=f"ours, {memory}, {wire}" if backend == OURS else backend,
             )
         axes.set_xscale("log", base=2)

@@ -14,7 +14,7 @@ from ..core.case import Case
 from ..core.measure import Steps, Times, writer
 from ..core.objects import from_all
 from ..core.session import Session
-from .columns import ServerResult, summarise
+from .columns import ServerResult, summarize
 from .contestants import MpiServers, ServerContestant, in_place_contestant, our_contestant, owner
 from .plan import ARRAY, DTYPE, IN_PLACE, ServerPlan
 
@@ -82,7 +82,7 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
         """Make the result of a contestant."""
         servers = self._servers(block)
         link_seconds = self._link_seconds(case.count, servers, contestant.wire)
-        return summarise(case, contestant, servers, self.comm.nodes, wrong, times, link_seconds)
+        return summarize(case, contestant, servers, self.comm.nodes, wrong, times, link_seconds)
 
     def _servers(self, block: Block) -> int:
         return block[1] or self.comm.size

@@ -70,7 +70,7 @@ class SparseResult(ContestantResult):
         return self.bookkeeping_us / self.refill_median_us
 
 
-def summarise_sparse(
+def summarize_sparse(
     case: Case,
     model: Model,
     chunk_size: int,

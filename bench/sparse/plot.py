@@ -8,7 +8,7 @@ from typing import Any
 from gradientflow.machine import format_size
 
 from ..core.peers import OURS
-from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS
+from ..core.plot import OTHER_COLOR, OUR_COLORS, PEER_COLORS
 from ..core.table import grouped
 from .columns import SparseResult
 from .contestants import CSC
@@ -45,14 +45,14 @@ def _draw(axes: Any, results: Sequence[SparseResult], height: Callable[[SparseRe
             [height(result) for result in line],
             marker="o",
             markersize=3,
-            color=OUR_COLOURS[number % len(OUR_COLOURS)],
+            color=OUR_COLORS[number % len(OUR_COLORS)],
             label=f"chunks of {format_size(chunk_size)}, {wire}",
         )
     dense = {(result.backend, result.wire): result for result in results if result.method != CSC and height(result)}
     for (backend, wire), result in dense.items():
         axes.axhline(
             height(result),
-            color="#222222" if backend == OURS else PEER_COLOURS.get(backend, OTHER_COLOUR),
+            color="#222222" if backend == OURS else PEER_COLORS.get(backend, OTHER_COLOR),
             linestyle="--" if wire == result.dtype else ":",
             linewidth=1,
             label=f"dense, {'ours' if backend == OURS else backend}, {wire}",

@@ -21,7 +21,7 @@ from ..kernels.columns import KernelResult
 from ..kernels.contestants import KERNELS, active_level
 from ..kernels.plan import KernelsPlan
 from ..kernels.session import KernelBench
-from .columns import SparseResult, summarise_sparse
+from .columns import SparseResult, summarize_sparse
 from .contestants import SparseContestant, sparse_contestants
 from .plan import DTYPE, SparsePlan
 from .reference import Flags, Layout, PaddedSource, Reference, choose
@@ -156,7 +156,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
             bytes_sent = self._bytes_sent(contestant)
             bookkeeping = self._slowest_median(contestant.bookkeeping[-len(times.refill) :])  # times of the last series
         measured = self.comm.nodes, wrong, times, link_seconds
-        return summarise_sparse(case, *block, contestant, bytes_sent, bookkeeping, *measured)
+        return summarize_sparse(case, *block, contestant, bytes_sent, bookkeeping, *measured)
 
     def _count_left(self, contestant: SparseContestant) -> int:
         """Count nonzero elements in chunks that were not sent, over all ranks."""

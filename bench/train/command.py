@@ -50,7 +50,7 @@ _TRAIN = Bench(
     name="train",
     options=(
         option("--model models", ",".join(MODELS), "what to train, of these; or perceptrons of a size, as even-5M"),
-        option("--contestants", ",".join(CONTESTANTS), "how to synchronise; training without it is always there"),
+        option("--contestants", ",".join(CONTESTANTS), "how to synchronize; training without it is always there"),
         option(
             "--strategy strategies",
             None,

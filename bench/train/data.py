@@ -142,7 +142,7 @@ def encode(text: bytes) -> NDArray[np.int64]:
 
 def _interpolation(width: int, wider: int) -> NDArray[np.float32]:
     """Give the matrix that interpolates linearly between pixel centers, and repeats the outermost."""
-    centres = (np.arange(wider) + 0.5) * width / wider - 0.5
+    centers = (np.arange(wider) + 0.5) * width / wider - 0.5
     pixels = np.arange(width)
-    rows = [np.interp(centres, pixels, unit) for unit in np.eye(width)]
+    rows = [np.interp(centers, pixels, unit) for unit in np.eye(width)]
     return np.stack(rows, axis=1).astype(np.float32)

@@ -9,7 +9,7 @@ from jinja2 import Environment
 
 from ..core.environment import environment_lines, readable
 from ..core.table import Column, cells_of, grouped, name
-from .colours import colours_of, family
+from .colors import colors_of, family
 from .columns import LAYOUT
 from .entry import BASELINE, Entry
 from .panels import draw_learnt, draw_rows, draw_scale
@@ -69,8 +69,8 @@ dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
 <thead><tr>{% for heading, kind in model.columns %}<th{% if kind == 'name' %} class="name"{% endif %}>{{ heading }}</th>
 {%- endfor %}</tr></thead>
 <tbody>
-{% for colour, cells in model.rows %}<tr>{% for text, kind in cells %}<td{% if kind %} class="{{ kind }}"{% endif %}>
-{%- if loop.first %}<span class="key" style="background: {{ colour }}"></span>{% endif %}{{ text }}</td>
+{% for color, cells in model.rows %}<tr>{% for text, kind in cells %}<td{% if kind %} class="{{ kind }}"{% endif %}>
+{%- if loop.first %}<span class="key" style="background: {{ color }}"></span>{% endif %}{{ text }}</td>
 {%- endfor %}</tr>
 {% endfor %}</tbody></table></div>
 {% endfor %}
@@ -133,7 +133,7 @@ def _checked(results: Sequence[TrainResult]) -> str:
 
 
 def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) -> dict[str, Any]:
-    first, colours = results[0], colours_of(result.entry for result in everything)
+    first, colors = results[0], colors_of(result.entry for result in everything)
     columns = [column for column in LAYOUT.columns(everything, False) if column.shown]
     left_out = _LEFT_OUT | ({"reported\nMB"} if any(column.heading == "sent\nMB" for column in columns) else set())
     columns = [*_NAMES, *(column for column in columns if column.heading not in left_out)]
@@ -144,9 +144,9 @@ def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) ->
         "parameters": f"{first.parameters / 1e6:.2f}",
         "samples": f"{first.batch} samples a rank in a step",
         "summary": _summary(results),
-        "charts": _charts(results, colours),
+        "charts": _charts(results, colors),
         "columns": [(column.heading, column.kind) for column in columns],
-        "rows": zip((colours[result.entry] for result in results), rows, strict=True),
+        "rows": zip((colors[result.entry] for result in results), rows, strict=True),
     }
 
 
@@ -187,18 +187,18 @@ def _summary(results: Sequence[TrainResult]) -> list[str]:
     return found
 
 
-def _charts(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> Iterator[tuple[str, str, str | None]]:
+def _charts(results: Sequence[TrainResult], colors: Mapping[Entry, str]) -> Iterator[tuple[str, str, str | None]]:
     """Give the title, the explanation and the picture of each chart; None without anything to draw."""
-    speed = "The fastest above; the dotted line is ddp-gloo. A strategy has the same colour everywhere."
-    yield "Speed, communication, and what was learnt", speed, draw_rows(results, colours)
-    how = "Lines of other families are grey; dashed: ddp-gloo and the references. "
+    speed = "The fastest above; the dotted line is ddp-gloo. A strategy has the same color everywhere."
+    yield "Speed, communication, and what was learnt", speed, draw_rows(results, colors)
+    how = "Lines of other families are gray; dashed: ddp-gloo and the references. "
     notes = {"time": "Held-out samples. An arrow: it went on, so far.", "bytes sent": _bytes_note(results)}
     for (words, note), across in zip(notes.items(), ("seconds", "sent"), strict=True):
         for upwards in ("loss", "accuracy"):
-            svg = draw_learnt(results, colours, across, upwards)
+            svg = draw_learnt(results, colors, across, upwards)
             yield f"{upwards.capitalize()} against {words}", how + note, svg
     scale = "Samples a second of so many ranks, over so many times those of one rank that trains alone without "
-    yield "Scale efficiency", how + scale + "communication.", draw_scale(results, colours)
+    yield "Scale efficiency", how + scale + "communication.", draw_scale(results, colors)
 
 
 def _bytes_note(results: Sequence[TrainResult]) -> str:

@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ..core.plot import plain_numbers
-from .colours import BASELINE_COLOUR, FAMILIES, family
+from .colors import BASELINE_COLOR, FAMILIES, family
 from .entry import BASELINE, Entry
 from .results import TrainResult, milliseconds
 
@@ -59,7 +59,7 @@ _AXES = {  # (label, factor) by attribute of a point
 
 
 @mpl.rc_context(_STYLE)
-def draw_rows(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> str:
+def draw_rows(results: Sequence[TrainResult], colors: Mapping[Entry, str]) -> str:
     """Draw the figures of one model as bars: a row for each contestant, the fastest on top."""
     timed = [result for result in results if result.figures is not None]
     timed.sort(key=attrgetter("figures.samples_per_second"), reverse=True)
@@ -68,12 +68,12 @@ def draw_rows(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> s
     figure = Figure((3.0 + 2.35 * len(columns), 0.9 + 0.235 * len(timed)), layout="constrained")
     panels = figure.subplots(1, max(1, len(columns)), sharey=True, squeeze=False)[0]
     for axes, (values, (title, unit, show, _)) in zip(panels, columns, strict=False):
-        _draw_bars(axes, timed, values, show, colours)
+        _draw_bars(axes, timed, values, show, colors)
         axes.set_title(title)
         axes.set_xlabel(unit)
     panels[0].set_yticks(range(len(timed)), [result.entry.short for result in timed])
     for tick, result in zip(panels[0].get_yticklabels(), timed, strict=True):
-        tick.set_color(colours[result.entry])
+        tick.set_color(colors[result.entry])
     panels[0].set_ylim(len(timed) - 0.4, -0.6)
     return _svg(figure, "Bars: " + ", ".join(title for _, (title, *_) in columns))
 
@@ -83,7 +83,7 @@ def _draw_bars(
     results: Sequence[TrainResult],
     values: Sequence[float | None],
     show: Callable[[float], str],
-    colours: Mapping[Entry, str],
+    colors: Mapping[Entry, str],
 ) -> None:
     """Draw a bar for each result, with its value at the end, and a line at the baseline. Values below 0 are noise."""
     beside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
@@ -93,17 +93,17 @@ def _draw_bars(
             axes.annotate(text, (0, place), color=_UNKNOWN, fontsize=7, **beside)
             continue
         alpha = 0.5 if result.entry.is_reference else 0.9
-        axes.barh(place, value, color=colours[result.entry], alpha=alpha, height=0.72)
+        axes.barh(place, value, color=colors[result.entry], alpha=alpha, height=0.72)
         axes.annotate(show(value), (value, place), fontsize=7.5, **beside)
         if result.entry == BASELINE:
-            axes.axvline(value, color=BASELINE_COLOUR, linewidth=0.8, linestyle=":")
+            axes.axvline(value, color=BASELINE_COLOR, linewidth=0.8, linestyle=":")
     largest = max((value for value in values if value is not None), default=0.0)
     axes.set_xlim(0.0, 1.28 * largest if largest > 0 else 1.0)
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_locator(MaxNLocator(4))
 
 
-def draw_learnt(results: Sequence[TrainResult], colours: Mapping[Entry, str], across: str, upwards: str) -> str | None:
+def draw_learnt(results: Sequence[TrainResult], colors: Mapping[Entry, str], across: str, upwards: str) -> str | None:
     """Draw an attribute of `Point`, loss or accuracy, against another; bytes sent on a logarithmic axis."""
     (label, width), (name, height) = _AXES[across], _AXES[upwards]
     decades = across == "sent"
@@ -113,23 +113,23 @@ def draw_learnt(results: Sequence[TrainResult], colours: Mapping[Entry, str], ac
         pairs = [[(getattr(point, across), getattr(point, upwards)) for point in curve] for curve in curves]
         return [[(width * x, height * y) for x, y in curve if x or not decades] for curve in pairs]
 
-    return _draw_families(results, points, colours, label, name, decades=decades)
+    return _draw_families(results, points, colors, label, name, decades=decades)
 
 
-def draw_scale(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> str | None:
+def draw_scale(results: Sequence[TrainResult], colors: Mapping[Entry, str]) -> str | None:
     """Draw the scale efficiency against the number of ranks."""
 
     def points(result: TrainResult) -> list[list[tuple[float, float]]]:
         return [[(each.ranks, each.efficiency) for each in result.scale]]
 
-    return _draw_families(results, points, colours, "ranks", "efficiency", dots=True)
+    return _draw_families(results, points, colors, "ranks", "efficiency", dots=True)
 
 
 @mpl.rc_context(_STYLE)
 def _draw_families(
     results: Sequence[TrainResult],
     points: Points,
-    colours: Mapping[Entry, str],
+    colors: Mapping[Entry, str],
     across: str,
     upwards: str,
     *,
@@ -144,7 +144,7 @@ def _draw_families(
         The results of one model.
     points : callable
         Takes a result; gives the points of its curves.
-    colours : mapping
+    colors : mapping
         The color of each contestant.
     across, upwards : str
         The quantities on the horizontal and the vertical axis.
@@ -192,7 +192,7 @@ def _draw_families(
         axes.set_ylim(*limits)
         axes.grid(visible=True, color="#eeeeee")
         axes.set_title(name)
-        _draw_family(axes, curves, name, colours, beyond(_NAMES), dots=dots)
+        _draw_family(axes, curves, name, colors, beyond(_NAMES), dots=dots)
     for axes in panels:  # panels that are left
         axes.set_visible(False)
     return _svg(figure, f"Curves: {upwards} against {across}, a panel for each family")
@@ -202,7 +202,7 @@ def _draw_family(
     axes: Axes,
     curves: Mapping[Entry, list[Curve]],
     name: str,
-    colours: Mapping[Entry, str],
+    colors: Mapping[Entry, str],
     end: float,
     *,
     dots: bool,
@@ -212,7 +212,7 @@ def _draw_family(
     for entry, found in curves.items():
         dashed = entry.is_reference or entry == BASELINE
         own = family(entry) == name and not dashed
-        shade = colours[entry] if own or dashed else _PALE
+        shade = colors[entry] if own or dashed else _PALE
         for curve in found:
             axes.plot(
                 *_until(curve, end),

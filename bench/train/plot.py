@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.plot import plain_numbers
 from ..core.table import grouped
-from .colours import colours_of
+from .colors import colors_of
 from .entry import NONE, Entry
 from .results import TrainResult, milliseconds
 
@@ -25,19 +25,19 @@ def draw(figure: Any, results: Sequence[TrainResult]) -> str:
     models = grouped(right, lambda result: result.model)
     timed = any(result.entry == Entry(NONE) for result in right)
     most = max(map(len, models.values()), default=1)
-    colours = colours_of(result.entry for result in results)
+    colors = colors_of(result.entry for result in results)
     figure.set_size_inches(12, max(len(models), 1) * (1.8 + 0.28 * most) + 0.5)
     for row, (model, block) in enumerate(models.items()):
         left = figure.add_subplot(len(models), 2, 2 * row + 1)
         other = figure.add_subplot(len(models), 2, 2 * row + 2)
         left.set_title(f"{model}, {block[0].parameters / 1e6:.2f} million parameters: loss")
         if timed:
-            _draw_curves(left, block, colours, "seconds", "loss")
-            _draw_steps(other, block, colours)
+            _draw_curves(left, block, colors, "seconds", "loss")
+            _draw_steps(other, block, colors)
         else:
             across = "seconds" if any(_is_delayed(result) for result in block) else "step"
-            _draw_curves(left, block, colours, across, "loss")
-            _draw_curves(other, block, colours, across, "accuracy")
+            _draw_curves(left, block, colors, across, "loss")
+            _draw_curves(other, block, colors, across, "accuracy")
             other.set_title("accuracy")
         _scale_losses(left, block)
         left.legend(fontsize=7, frameon=False)
@@ -49,14 +49,14 @@ def _is_delayed(result: TrainResult) -> bool:
 
 
 def _draw_curves(
-    axes: Any, results: Sequence[TrainResult], colours: Mapping[Entry, str], across: str, upwards: str
+    axes: Any, results: Sequence[TrainResult], colors: Mapping[Entry, str], across: str, upwards: str
 ) -> None:
     for result in results:
         for number, run in enumerate(result.runs):
             axes.plot(
                 [getattr(point, across) for point in run.curve],
                 [getattr(point, upwards) for point in run.curve],
-                color=colours[result.entry],
+                color=colors[result.entry],
                 linestyle="--" if result.entry.is_reference else "-",
                 linewidth=1.2,
                 label=result.entry.name if number == 0 else None,
@@ -72,11 +72,11 @@ def _scale_losses(axes: Any, results: Sequence[TrainResult]) -> None:
         plain_numbers(axes.yaxis)
 
 
-def _draw_steps(axes: Any, results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> None:
+def _draw_steps(axes: Any, results: Sequence[TrainResult], colors: Mapping[Entry, str]) -> None:
     """Draw the steps as bars, paler beyond the step without communication; a line extends to the 95th percentile."""
     figures = [result.figures for result in results if result.figures is not None]
     alone = next(each.step_median_ms for each, it in zip(figures, results, strict=True) if it.entry == Entry(NONE))
-    places, shades = range(len(results)), [colours[result.entry] for result in results]
+    places, shades = range(len(results)), [colors[result.entry] for result in results]
     axes.barh(places, [each.step_median_ms for each in figures], color=shades, alpha=_EXPOSED)
     axes.barh(places, [min(each.step_median_ms, alone) for each in figures], color=shades)
     for place, each in enumerate(figures):

@@ -154,7 +154,7 @@ class Figures:
     iterations_per_second: float | None = field(default=None, metadata=shown("iterations", "/s", "{:.1f}".format))
 
 
-def summarise(
+def summarize(
     turns: Sequence[JointTurn],
     without: Sequence[JointTurn] | None,
     ranks: int,

@@ -31,7 +31,7 @@ from .data import SampleOrder
 from .entry import NONE, SINGLE, Entry
 from .ladder import ladder_results
 from .plan import TrainPlan
-from .results import Point, Run, Scaled, TrainResult, summarise
+from .results import Point, Run, Scaled, TrainResult, summarize
 from .steps import TurnTaker, own_rows, train_step
 from .stragglers import Pace, measure_pace
 from .tasks import Task, load_task
@@ -330,7 +330,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         figures = None
         if comm.rank == 0 and not wrong:
             known = self._traffic.is_known
-            figures = summarise(
+            figures = summarize(
                 turns[entry],
                 turns.get(Entry(NONE)),
                 comm.size,

@@ -83,7 +83,7 @@ class ZiplineResult(TimedResult):
     )
 
 
-def summarise_search(algorithm: str, workers: int, lookahead: int, trials: Sequence[Trial]) -> ZiplineResult:
+def summarize_search(algorithm: str, workers: int, lookahead: int, trials: Sequence[Trial]) -> ZiplineResult:
     """Make the result of a search from its trials."""
     taken, found, optimal, right = (np.array(column) for column in zip(*trials, strict=True))
     in_thesis = _MICROSECONDS.get(lookahead, {}).get(workers)

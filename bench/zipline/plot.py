@@ -19,8 +19,8 @@ def draw(figure: Any, results: Sequence[ZiplineResult]) -> str:
     for axes, (lookahead, found) in zip(panels, lookaheads.items(), strict=False):
         for algorithm, line in grouped(found, lambda result: result.algorithm).items():
             points = sorted((result.workers, result.median_us) for result in line)
-            colour = f"C{algorithms.index(algorithm)}"
-            axes.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=1.4, markersize=4, label=algorithm)
+            color = f"C{algorithms.index(algorithm)}"
+            axes.plot(*zip(*points, strict=True), "o-", color=color, linewidth=1.4, markersize=4, label=algorithm)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("workers")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..core.native import load_barriers
 from ..core.peers import Peer
 from ..core.session import Session
-from .columns import Trial, ZiplineResult, summarise_search
+from .columns import Trial, ZiplineResult, summarize_search
 from .decisions import measure_decisions
 from .plan import EXACT, ZiplinePlan
 
@@ -48,7 +48,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
                 if sum(trial.nanoseconds for trial in made) < self.plan.seconds * 1e9:
                     made.append(self._try(algorithm, times, best))
         for algorithm, made in trials.items():
-            result = summarise_search(algorithm, *block, made)
+            result = summarize_search(algorithm, *block, made)
             if result.wrong:
                 self.outcome.remark(f"WRONG: {algorithm}, {self.place(block)}: {result.wrong} instances.")
             self.outcome.results.append(result)

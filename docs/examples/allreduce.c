@@ -16,7 +16,7 @@ static void check(gf_status status) {
 
 int main(void) {
   gf_communicator* communicator;
-  check(gf_init(MPI_COMM_WORLD, NULL, &communicator));  // initialises MPI
+  check(gf_init(MPI_COMM_WORLD, NULL, &communicator));  // initializes MPI
   const int rank = gf_rank(communicator);
 
   float gradient[1000];

@@ -64,8 +64,8 @@ def main() -> None:
             axes.set_ylim(0, max(1.2, *(max(values) for values in found.values())))
             axes.legend(frameon=False, fontsize=6, loc="lower left")
             loss = axes.twinx()
-            loss.plot(losses, color="grey", alpha=0.4, linewidth=0.8)
-            loss.set_ylabel("loss of rank 0", color="grey")
+            loss.plot(losses, color="gray", alpha=0.4, linewidth=0.8)
+            loss.set_ylabel("loss of rank 0", color="gray")
             if comm.rank == 0:
                 worst = max(found, key=lambda layer: max(found[layer]))
                 above = sum(value > 1 for values in found.values() for value in values)

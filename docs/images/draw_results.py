@@ -84,10 +84,10 @@ def by_size(results: dict[str, Any], backend: str) -> dict[int, float]:
 
 def draw_allreduce(axes: Axes, results: dict[str, Any]) -> None:
     """Draw the time of an allreduce in a node over its size."""
-    for backend, label, colour in (("gradientflow", "GradientFlow, node memory", OURS), ("mpi", "Open MPI", OTHERS)):
+    for backend, label, color in (("gradientflow", "GradientFlow, node memory", OURS), ("mpi", "Open MPI", OTHERS)):
         found = by_size(results, backend)
         sizes = [f"{size >> 20}M" if size >> 20 else f"{size >> 10}K" for size in found]
-        axes.plot(sizes, [*found.values()], "o-", label=label, color=colour, markersize=4)
+        axes.plot(sizes, [*found.values()], "o-", label=label, color=color, markersize=4)
     axes.set_yscale("log")
     axes.set_xlabel("bytes, float32")
     axes.set_ylabel("microseconds")
@@ -126,8 +126,8 @@ def draw_steps(axes: Axes, results: dict[str, Any]) -> None:
         ("sparse (csc)", "csc", OURS),
         ("no communication", "none", LEAST),
     ]
-    labels, names, colours = zip(*bars, strict=True)
-    drawn = axes.barh(labels, [steps[name] for name in names], color=colours, height=0.65)
+    labels, names, colors = zip(*bars, strict=True)
+    drawn = axes.barh(labels, [steps[name] for name in names], color=colors, height=0.65)
     axes.bar_label(drawn, fmt="%.0f", padding=3)
     axes.margins(x=0.12)
     axes.set_xlabel("milliseconds a step")

@@ -28,14 +28,14 @@ def save_steps(path: str, results: Mapping[int, Sequence[Prediction]], title: st
     hosts = list(results)
     with picture(path, 9, 5.5, dpi=130) as figure:
         axes = figure.subplots()
-        colours = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
+        colors = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
         rows = sorted(zip(*results.values(), strict=True), key=lambda row: -row[-1].step.seconds)
         for place, row in enumerate(rows):
             axes.plot(
                 hosts,
                 [each.step.seconds * 1e3 for each in row],
                 label=row[0].strategy,
-                color=colours[place % len(colours)],
+                color=colors[place % len(colors)],
                 marker=_MARKERS[place % len(_MARKERS)],
                 markersize=4,
                 linewidth=1.2,

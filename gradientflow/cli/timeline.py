@@ -13,7 +13,7 @@ from gradientflow.cli.timeline_file import (
     TimelineError,
     merged_events,
     read_timelines,
-    summarise,
+    summarize,
     write_merged,
 )
 
@@ -44,7 +44,7 @@ def summary(files: tuple[str, ...]) -> None:
     """Print, for each rank, how long gradients were on their way, and how much of that the program waited for."""
     table = plain_table(("rank", "host"), _HEADINGS)
     for of_rank in read_timelines(files):
-        found = summarise(of_rank)
+        found = summarize(of_rank)
         table.add_row(str(found.rank), found.host, *_figures(found))
     print_table(table)
 

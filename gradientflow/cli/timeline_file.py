@@ -156,7 +156,7 @@ def write_merged(path: str, events: Sequence[Event]) -> None:
         raise TimelineError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def summarise(timeline: RankTimeline) -> Summary:
+def summarize(timeline: RankTimeline) -> Summary:
     """Add up the times of one rank.
 
     Parameters

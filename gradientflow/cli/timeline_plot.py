@@ -20,14 +20,14 @@ from gradientflow.cli.timeline_file import (
 
 _COMMUNICATION = "communication"
 _READY = "tensor ready"
-_COLOURS = {
+_COLORS = {
     _COMMUNICATION: "#e28413",
     WAIT: "#d1495b",
     "forward": "#2a9d8f",
     "backward": "#0b5fa5",
     "step": "#5f8a3c",
 }
-_FURTHER_COLOURS = ("#7a4fb5", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
+_FURTHER_COLORS = ("#7a4fb5", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
 _HEIGHT = 0.8
 _WIDTH_OF_LETTER = 0.01  # share of the picture's width: bars too short for their name show none
 _LEAST_WITH_EDGE = 0.003
@@ -52,18 +52,18 @@ def save_timeline(path: str, timelines: Sequence[RankTimeline], begin: float, en
         raise TimelineError("nothing happened in this stretch of time")
     names = {(timeline.rank, track): name for timeline in timelines for track, name in timeline.tracks().items()}
     rows = sorted({_row(event) for event in shown}, key=lambda row: (row[0], _is_of_communicator(shown, row), row[1]))
-    colours = _colours(shown)
+    colors = _colors(shown)
     with picture(path, 10, 1.2 + 0.42 * len(rows), dpi=110) as figure:
         axes = figure.add_subplot()
         stretch = begin, max((interval_of(event)[1] - origin) / 1e3 for event in shown) if end is None else end
         axes.set_xlim(*stretch)
         for number, row in enumerate(rows):
-            _draw_row(axes, number, [event for event in shown if _row(event) == row], origin, stretch, colours)
+            _draw_row(axes, number, [event for event in shown if _row(event) == row], origin, stretch, colors)
         axes.set_yticks(range(len(rows)), [f"rank {row[0]}, {names.get(row, row[1])}" for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlabel("ms")
         kinds = dict.fromkeys(_kind(event) for event in shown if event["ph"] == "X")
-        patches = [Patch(color=colours[kind], label=kind) for kind in kinds]
+        patches = [Patch(color=colors[kind], label=kind) for kind in kinds]
         if any(event["ph"] == "i" for event in shown):
             patches.append(Patch(color="black", label=_READY))
         figure.legend(handles=patches, loc="outside upper center", ncols=7, frameon=False, fontsize=8)
@@ -75,7 +75,7 @@ def _draw_row(
     events: Sequence[Event],
     origin: float,
     stretch: tuple[float, float],
-    colours: dict[str, str],
+    colors: dict[str, str],
 ) -> None:
     ticks = [(event["ts"] - origin) / 1e3 for event in events if event["ph"] == "i"]
     axes.vlines(ticks, number - 0.55, number - 0.25, colors="black", linewidth=0.7, zorder=3)
@@ -84,9 +84,9 @@ def _draw_row(
         begin, end = max(begin, stretch[0]), min(end, stretch[1])
         height = _HEIGHT / (1 + 0.5 * depth)
         share = (end - begin) / (stretch[1] - stretch[0])
-        colour = colours[_kind(event)]
-        edge = "white" if share > _LEAST_WITH_EDGE else colour
-        axes.barh(number, end - begin, height, left=begin, color=colour, edgecolor=edge, linewidth=0.4)
+        color = colors[_kind(event)]
+        edge = "white" if share > _LEAST_WITH_EDGE else color
+        axes.barh(number, end - begin, height, left=begin, color=color, edgecolor=edge, linewidth=0.4)
         if depth == 0 and not is_communication(event) and share > _WIDTH_OF_LETTER * (len(event["name"]) + 2):
             axes.text(begin, number, f" {event['name']}", ha="left", va="center", color="white", fontsize=8)
 
@@ -119,9 +119,9 @@ def _kind(event: Event) -> str:
     return _COMMUNICATION if is_communication(event) else str(event["name"])
 
 
-def _colours(events: Sequence[Event]) -> dict[str, str]:
-    colours = dict(_COLOURS)
+def _colors(events: Sequence[Event]) -> dict[str, str]:
+    colors = dict(_COLORS)
     for event in events:
-        if event["ph"] == "X" and (kind := _kind(event)) not in colours:
-            colours[kind] = _FURTHER_COLOURS[(len(colours) - len(_COLOURS)) % len(_FURTHER_COLOURS)]
-    return colours
+        if event["ph"] == "X" and (kind := _kind(event)) not in colors:
+            colors[kind] = _FURTHER_COLORS[(len(colors) - len(_COLORS)) % len(_FURTHER_COLORS)]
+    return colors

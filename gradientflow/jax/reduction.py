@@ -146,16 +146,16 @@ def _differentiate(primals: Any, tangents: Any, **parameters: Any) -> tuple[Any,
         return result, tangent
     if parameters["op"] not in _LINEAR:
         raise ArgumentError(f"gradientflow.jax.allreduce has derivatives for sum and mean, not for {parameters['op']}")
-    return result, _primitive.bind(tangent, **_relabelled(parameters, "tangent"))
+    return result, _primitive.bind(tangent, **_relabeled(parameters, "tangent"))
 
 
 def _transpose(cotangent: Any, x: Any, **parameters: Any) -> list[Any]:
     if isinstance(cotangent, ad.Zero):
         return [cotangent]
-    return [_primitive.bind(cotangent, **_relabelled(parameters, "transposed"))]
+    return [_primitive.bind(cotangent, **_relabeled(parameters, "transposed"))]
 
 
-def _relabelled(parameters: dict[str, Any], how: str) -> dict[str, Any]:
+def _relabeled(parameters: dict[str, Any], how: str) -> dict[str, Any]:
     return {**parameters, "label": f"{parameters['label']} {how}"}
 
 

@@ -43,7 +43,7 @@ class Stream:
         if rest:
             self.due = min(self.due, time.monotonic() + _PROMPT_SECONDS)
             self._begun.append(rest)
-        return self._labelled(ended)
+        return self._labeled(ended)
 
     def take_begun(self) -> bytes:
         """Return the beginning of an unfinished line, without the beginning of a note."""
@@ -51,7 +51,7 @@ class Stream:
         if self.mark and (note := self._note_in(begun)):
             begun = begun.removesuffix(note)
             self._begun = [note]
-        return self._labelled(begun)
+        return self._labeled(begun)
 
     def _note_in(self, begun: bytes) -> bytes:
         """Return the part of an unfinished line from a mark on; the mark itself may be incomplete."""
@@ -63,7 +63,7 @@ class Stream:
         begun, self._begun, self.due = b"".join(self._begun), [], math.inf
         return begun
 
-    def _labelled(self, data: bytes) -> bytes:
+    def _labeled(self, data: bytes) -> bytes:
         if self.mark and self.mark in data:
             note = re.compile(re.escape(self.mark) + rb"(.*)\n")
             self.notes += note.findall(data)
@@ -71,9 +71,9 @@ class Stream:
             _wake_launcher()
         if not self.label or not data:
             return data
-        labelled = data[:-1].replace(b"\n", b"\n" + self.label) + data[-1:]
+        labeled = data[:-1].replace(b"\n", b"\n" + self.label) + data[-1:]
         was_in_line, self._in_line = self._in_line, not data.endswith(b"\n")
-        return labelled if was_in_line else self.label + labelled
+        return labeled if was_in_line else self.label + labeled
 
 
 class Output:

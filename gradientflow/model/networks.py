@@ -35,7 +35,7 @@ def convolution(inputs: int, outputs: int, kernel: int, side: int, bias: bool = 
     return Layer((weight, (outputs,)) if bias else (weight,), math.prod(weight) * side * side)
 
 
-def normalisation(channels: int, elements: int) -> Layer:
+def normalization(channels: int, elements: int) -> Layer:
     """Return a normalization with a weight and a bias for each channel, over this many elements of each."""
     return Layer(((channels,), (channels,)), 4.0 * channels * elements)
 
@@ -72,20 +72,20 @@ def vgg16() -> Iterator[Layer]:
 def resnet50() -> Iterator[Layer]:
     """ResNet-50 (He et al., 2016): 25.6 million parameters."""
 
-    def normalised(inputs: int, outputs: int, kernel: int, side: int) -> Iterator[Layer]:
+    def normalized(inputs: int, outputs: int, kernel: int, side: int) -> Iterator[Layer]:
         yield convolution(inputs, outputs, kernel, side)
-        yield normalisation(outputs, side * side)
+        yield normalization(outputs, side * side)
 
-    yield from normalised(3, 64, 7, 112)
+    yield from normalized(3, 64, 7, 112)
     inputs = 64
     for width, blocks, side in ((64, 3, 56), (128, 4, 28), (256, 6, 14), (512, 3, 7)):
         for block in range(blocks):
             first = block == 0 and width > 64  # the 3 x 3 convolution has the stride
-            yield from normalised(inputs, width, 1, side * (2 if first else 1))
-            yield from normalised(width, width, 3, side)
-            yield from normalised(width, 4 * width, 1, side)
+            yield from normalized(inputs, width, 1, side * (2 if first else 1))
+            yield from normalized(width, width, 3, side)
+            yield from normalized(width, 4 * width, 1, side)
             if block == 0:
-                yield from normalised(inputs, 4 * width, 1, side)
+                yield from normalized(inputs, 4 * width, 1, side)
             inputs = 4 * width
     yield linear(2048, 1000)
 
@@ -93,10 +93,10 @@ def resnet50() -> Iterator[Layer]:
 def _transformer(layers: int, width: int, positions: int) -> Iterator[Layer]:
     attention = 2.0 * positions * positions * width  # scores, and the mean of values
     for _ in range(layers):
-        yield normalisation(width, positions)
+        yield normalization(width, positions)
         yield linear(width, 3 * width, positions)
         yield linear(width, width, positions)._replace(products=float(width * width * positions) + attention)
-        yield normalisation(width, positions)
+        yield normalization(width, positions)
         yield linear(width, 4 * width, positions)
         yield linear(4 * width, width, positions)
 
@@ -108,14 +108,14 @@ def gpt2() -> Iterator[Layer]:
     yield Layer(((words, width),), 0.0)
     yield Layer(((positions, width),), 0.0)
     yield from _transformer(12, width, positions)
-    yield normalisation(width, positions)._replace(products=float(words * width * positions))
+    yield normalization(width, positions)._replace(products=float(words * width * positions))
 
 
 def bert() -> Iterator[Layer]:
     """BERT base (Devlin et al., 2019), with 512 positions: 109.5 million parameters."""
     width, positions = 768, 512
     yield Layer(((30_522, width), (positions, width), (2, width)), 0.0)
-    yield normalisation(width, positions)
+    yield normalization(width, positions)
     yield from _transformer(12, width, positions)
     yield linear(width, width)
 
@@ -179,4 +179,4 @@ def computation_of(layers: Layers, seconds: float, backward_seconds: float | Non
     return Computation.of(shapes, shares, seconds, backward_seconds)
 
 
-__all__ = ["NETWORKS", "Layer", "computation_of", "convolution", "layers_of", "linear", "normalisation"]
+__all__ = ["NETWORKS", "Layer", "computation_of", "convolution", "layers_of", "linear", "normalization"]

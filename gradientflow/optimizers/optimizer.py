@@ -274,7 +274,7 @@ class _Optimizer:
             message = f"this is not the state of {type(self).__name__} of gradientflow.optimizers, which has {has}"
             raise ArgumentError(message)
         if state["rate_inside"] != self._rate_inside:
-            message = "the state is that of an optimiser whose momentum has the learning rate on the other side"
+            message = "the state is that of an optimizer whose momentum has the learning rate on the other side"
             raise ArgumentError(message)
         for what in (*self._arrays, "master"):
             sizes = [np.size(each) for each in state[what]]

@@ -62,7 +62,7 @@ class LossScale:
         """
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner is not optimizer:
-            raise ArgumentError("a LossScale is for one optimiser: give each one of its own")
+            raise ArgumentError("a LossScale is for one optimizer: give each one of its own")
         self._owner = weakref.ref(optimizer)
 
     def release(self) -> None:

@@ -60,16 +60,16 @@ std::string describe(const Signature& signature, std::string_view label) {
   if (signature.algorithm != Algorithm::automatic) {
     text += ", algorithm " + std::string(name_of(signature.algorithm));
   }
-  if (signature.kind == CallKind::allgatherv && !signature.labelled) {
+  if (signature.kind == CallKind::allgatherv && !signature.labeled) {
     text += ", counts of hash " + std::to_string(signature.detail);
   }
-  const bool is_of_pool = signature.kind == CallKind::allreduce && signature.detail != 0 && !signature.labelled;
+  const bool is_of_pool = signature.kind == CallKind::allreduce && signature.detail != 0 && !signature.labeled;
   if (is_of_pool && signature.detail == norms_detail) {
     text += ", norms of a sparse gradient pool";
   } else if (is_of_pool) {
     text += ", range " + std::to_string(signature.detail - pool_detail(0)) + " of a gradient pool";
   }
-  if (signature.kind == CallKind::allgather && signature.detail != 0 && !signature.labelled) {
+  if (signature.kind == CallKind::allgather && signature.detail != 0 && !signature.labeled) {
     text += ", entries of a top-k gradient pool";
   }
   if (signature.wire) {
@@ -85,7 +85,7 @@ const char* closing_of(const Signature& signature) {
   const bool can_be =
       !signature.splits && (signature.kind == CallKind::allreduce || signature.kind == CallKind::barrier ||
                             signature.kind == CallKind::allgather);
-  const bool is_of_pool = can_be && signature.detail != 0 && !signature.labelled;
+  const bool is_of_pool = can_be && signature.detail != 0 && !signature.labeled;
   return is_of_pool ? "has closed its gradient pool (or its optimizer or communicator)" : "has closed its communicator";
 }
 

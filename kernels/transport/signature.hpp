@@ -113,14 +113,14 @@ struct Signature {
   std::optional<Wire> wire = std::nullopt;  // rounding of values on their way between nodes; empty: not rounded
   Memory memory = Memory::host;
   bool idle : 1 = false;       // this rank adds zeros only: ranks may differ in this, and all learn if all are idle
-  bool labelled : 1 = false;   // the detail is a hash of the call's label
+  bool labeled : 1 = false;    // the detail is a hash of the call's label
   bool allocates : 1 = false;  // not a call: memory for every rank of a node, `count` bytes
   bool splits : 1 = false;     // not a call: communicators of some of the ranks
 
   friend bool operator==(const Signature& a, const Signature& b) {
     return a.count == b.count && a.root == b.root && a.allocates == b.allocates && a.splits == b.splits &&
            a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.algorithm == b.algorithm &&
-           a.detail == b.detail && a.wire == b.wire && a.memory == b.memory && a.labelled == b.labelled;
+           a.detail == b.detail && a.wire == b.wire && a.memory == b.memory && a.labeled == b.labeled;
   }
 };
 static_assert(sizeof(Signature) == 24);

@@ -20,7 +20,7 @@ import pytest
 from figures import ENVIRONMENT, rendered
 
 import gradientflow as gf
-from gradientflow.bench.collective.columns import LAYOUT, Result, summarise
+from gradientflow.bench.collective.columns import LAYOUT, Result, summarize
 from gradientflow.bench.collective.plan import ALGORITHMS, DTYPES, OPS
 from gradientflow.bench.collective.plan import CollectivePlan as Plan
 from gradientflow.bench.collective.session import CollectiveSession
@@ -335,7 +335,7 @@ def test_an_iteration_counts_with_its_slowest_rank_and_the_processor_time_of_all
 
 def test_a_summary_is_of_the_slowest_ranks_samples() -> None:
     times = Times(call=np.arange(1, 101) * 1000, refill=np.full(100, 7000), processor=np.arange(100) * 1000)
-    result = summarise(make_case(size=1 << 20, ranks=4), contestant(), 1, 0, times)
+    result = summarize(make_case(size=1 << 20, ranks=4), contestant(), 1, 0, times)
     assert (result.median_us, result.min_us, result.p95_us, result.refill_median_us) == (50.5, 1.0, 95.05, 7.0)
     assert result.algbw_GBps == pytest.approx((1 << 20) / 50.5e3)
     assert result.busbw_GBps == pytest.approx((1 << 20) / 50.5e3 * 1.5)
@@ -347,11 +347,11 @@ def test_contestants_with_other_wires_are_others() -> None:
     ours, narrow = contestant(), contestant(wire="float16")
     assert ours.key != narrow.key
     assert (ours.name, narrow.name) == ("ours (auto, array)", "ours (auto, array, float16 on the wire)")
-    assert summarise(make_case(), narrow, 1, 0, None).key == narrow.key
+    assert summarize(make_case(), narrow, 1, 0, None).key == narrow.key
 
 
 def test_a_wrong_result_has_no_times() -> None:
-    result = summarise(make_case(), contestant(), 1, 5, make_times())
+    result = summarize(make_case(), contestant(), 1, 5, make_times())
     assert (result.wrong, result.median_us, result.busbw_GBps, result.iterations) == (5, None, None, 0)
 
 
@@ -388,7 +388,7 @@ def test_links_need_the_time_in_which_the_busiest_host_sends_its_share(
     assert seconds == pytest.approx(share * (1 << 20) / 1e6)
     assert replace(hosts, rate="").link_seconds(case, wire) is None
     assert replace(hosts, number=1).link_seconds(case, wire) is None
-    result = summarise(case, contestant(), 4, 0, make_times(call=4_000_000_000), seconds)
+    result = summarize(case, contestant(), 4, 0, make_times(call=4_000_000_000), seconds)
     assert result.link_share == pytest.approx(share * 1.048576 / 4, abs=1e-4)
 
 
@@ -430,7 +430,7 @@ def test_numbers_are_written_without_exponents() -> None:
 
 def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    write_json(str(path), {"cores": 2}, [summarise(make_case(), contestant(), 1, 1, None)])
+    write_json(str(path), {"cores": 2}, [summarize(make_case(), contestant(), 1, 1, None)])
     written = json.loads(path.read_text())
     assert written["environment"] == {"cores": 2}
     assert [list(result) for result in written["results"]] == [RESULT_FIELDS]
@@ -442,11 +442,11 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
 def make_results() -> list[Result]:
     times = make_times(call=2000, refill=4000, processor=3_145_728)
     slow = make_times(call=10000, refill=2000)
-    ours = summarise(make_case(size=1 << 20), contestant(), 1, 0, times)
+    ours = summarize(make_case(size=1 << 20), contestant(), 1, 0, times)
     return [
         ours,
         replace(ours, memory="pool", wrong=7, median_us=None, refill_median_us=None),
-        *(summarise(make_case(size=1 << 20), contestant(peer), 1, 0, slow) for peer in ("mpi", "gloo")),
+        *(summarize(make_case(size=1 << 20), contestant(peer), 1, 0, slow) for peer in ("mpi", "gloo")),
     ]
 
 

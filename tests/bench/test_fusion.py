@@ -18,7 +18,7 @@ from gradientflow.bench.core.measure import Times
 from gradientflow.bench.core.peers import then_divide
 from gradientflow.bench.core.plan import PlanError, format_threshold, parse_thresholds
 from gradientflow.bench.core.shapes import MODELS
-from gradientflow.bench.fusion.columns import LAYOUT, FusionResult, summarise_step
+from gradientflow.bench.fusion.columns import LAYOUT, FusionResult, summarize_step
 from gradientflow.bench.fusion.contestants import CopyFusion, FusionContestant, Reducer, fused_groups
 from gradientflow.bench.fusion.plan import FusionPlan, parse_buffer
 
@@ -205,7 +205,7 @@ def make_results() -> list[FusionResult]:
             *(method, backend, "array", threshold, "float32", [], 5), ready=lambda _: None, wait=lambda: None
         )
         times = Times(*(np.array([time, time]) for time in (call * 1000, 2 * call * 1000, call * 1000)))
-        return summarise_step(case, model, contestant, copied, 1, 0, times, None)
+        return summarize_step(case, model, contestant, copied, 1, 0, times, None)
 
     return [
         result("per-tensor", "gradientflow", None, 0, 12_000),

@@ -20,7 +20,7 @@ from gradientflow.bench.core.plan import PlanError
 from gradientflow.bench.kernels import check as kernels_check
 from gradientflow.bench.kernels import plan as kernels_plan
 from gradientflow.bench.kernels import session as kernels_session
-from gradientflow.bench.kernels.columns import LAYOUT, KernelResult, summarise_kernel
+from gradientflow.bench.kernels.columns import LAYOUT, KernelResult, summarize_kernel
 from gradientflow.bench.kernels.contestants import (
     DEVICE_KERNELS,
     GRADIENTS,
@@ -209,7 +209,7 @@ def test_kernels_are_chosen_by_name() -> None:
 def made_up(kernel: Kernel, *, wrong: int = 0) -> KernelResult:
     """A result without a measurement."""
     times = np.array([[1000, 3000, 2000], [1500, 1000, 2000]])
-    return summarise_kernel(kernel, "avx2", 4096, 1024, wrong, times)
+    return summarize_kernel(kernel, "avx2", 4096, 1024, wrong, times)
 
 
 def test_results_are_bandwidths_and_their_ratio() -> None:

@@ -16,7 +16,7 @@ from gradientflow.bench.core.case import Case
 from gradientflow.bench.core.measure import Times
 from gradientflow.bench.core.plan import PlanError, parse_densities
 from gradientflow.bench.core.shapes import MODELS
-from gradientflow.bench.sparse.columns import LAYOUT, SparseResult, summarise_sparse
+from gradientflow.bench.sparse.columns import LAYOUT, SparseResult, summarize_sparse
 from gradientflow.bench.sparse.contestants import CSC, DENSE, SparseContestant
 from gradientflow.bench.sparse.plan import SparsePlan, chunks_sent, parse_models
 from gradientflow.bench.sparse.reference import Layout, PaddedSource, Reference, choose
@@ -171,7 +171,7 @@ def make_results() -> list[SparseResult]:
         )
         times = Times(*(np.array([time, time]) for time in (call * 1000, 2 * call * 1000, call * 1000)))
         measured = sent, 0.0004 if density else None, 2, 0, times, 0.002
-        return summarise_sparse(case, model, 4096, contestant, *measured)
+        return summarize_sparse(case, model, 4096, contestant, *measured)
 
     return [
         result("gradientflow", None, 8_000, 35_000_000),

@@ -31,7 +31,7 @@ from gradientflow.bench.train.entry import DDP_ALONE, NONE, SINGLE, SINGLE_ACCUM
 from gradientflow.bench.train.ladder import LADDER, ladder_results
 from gradientflow.bench.train.plan import CONTESTANTS, TrainPlan, parse_numbers
 from gradientflow.bench.train.rates import parse_rates
-from gradientflow.bench.train.results import Figures, Point, Run, Scaled, TrainResult, summarise
+from gradientflow.bench.train.results import Figures, Point, Run, Scaled, TrainResult, summarize
 from gradientflow.bench.train.stragglers import Pace
 from gradientflow.bench.train.turns import JointTurn, Turn, join
 from gradientflow.errors import GradientFlowError
@@ -411,7 +411,7 @@ def test_ranks_that_make_other_numbers_of_steps_are_joined() -> None:
     assert both.sent == 10
     assert both.waited == pytest.approx(9 / 27)
     assert both.iterations_per_second == pytest.approx(6 / 0.015)
-    figures = summarise([both, both], [joint(5, 5)] * 2, 2, 32, traffic_known=True)
+    figures = summarize([both, both], [joint(5, 5)] * 2, 2, 32, traffic_known=True)
     assert (figures.waiting_percent, figures.iterations_per_second) == (33.33, 400)
     assert (figures.samples_per_second, figures.speedup) == (400 * 32, None)
     assert join([turn((1, 1, 1))]).waited is None
@@ -464,7 +464,7 @@ def test_stragglers_that_cannot_be_are_refused(options: dict[str, Any], message:
 def test_exposed_time_is_that_beyond_computing_in_the_same_turns() -> None:
     # The machine is twice as slow in the second turn, for both alike.
     without = [joint(10, 11, 12), joint(20, 22, 24)]
-    figures = summarise([joint(15, 16, 17), joint(25, 27, 29)], without, 4, 32, traffic_known=True)
+    figures = summarize([joint(15, 16, 17), joint(25, 27, 29)], without, 4, 32, traffic_known=True)
     assert figures.exposed_ms == 5
     assert figures.step_median_ms == 21
     assert figures.samples_per_second == round(4 * 32 / 0.021, 2)
@@ -472,16 +472,16 @@ def test_exposed_time_is_that_beyond_computing_in_the_same_turns() -> None:
     assert figures.bookkeeping_ms is None
     # What happens in every third step is a third of it in each.
     rare = [joint(10, 11, 42), joint(10, 11, 42)]
-    thirds = summarise(rare, without[:1] * 2, 4, 32, traffic_known=True, period=3)
+    thirds = summarize(rare, without[:1] * 2, 4, 32, traffic_known=True, period=3)
     assert (thirds.step_median_ms, thirds.exposed_ms, thirds.steps) == (21, 10, 6)
     kept = [replace(turn, bookkeeping=turn.step / 10) for turn in without]
-    assert summarise(kept, None, 4, 32, traffic_known=True).bookkeeping_ms == 1.6
+    assert summarize(kept, None, 4, 32, traffic_known=True).bookkeeping_ms == 1.6
 
 
 def test_bytes_are_given_where_they_were_counted() -> None:
     turns = [joint(1, 1, sent=10), joint(1, 1, sent=30)]
-    assert summarise(turns, None, 2, 8, traffic_known=True).bytes_sent == 20
-    figures = summarise(turns, None, 2, 8, traffic_known=False)
+    assert summarize(turns, None, 2, 8, traffic_known=True).bytes_sent == 20
+    figures = summarize(turns, None, 2, 8, traffic_known=False)
     assert (figures.bytes_sent, figures.bytes_reported, figures.exposed_ms, figures.speedup) == (None, None, None, None)
 
 
@@ -618,18 +618,18 @@ def test_the_page_holds_all_that_is_known_and_fetches_nothing() -> None:
 
 
 @pytest.mark.thorough
-def test_a_strategy_has_one_colour_in_all_panels() -> None:
+def test_a_strategy_has_one_color_in_all_panels() -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
-    from gradientflow.bench.train.colours import FAMILIES, colours_of, family
+    from gradientflow.bench.train.colors import FAMILIES, colors_of, family
     from gradientflow.bench.train.page import page_of
 
     every = replace(named(f"all; {SIGN}", steps=4000), contestants=CONTESTANTS).entries
-    colours = colours_of(every)
+    colors = colors_of(every)
     assert [entry.setting for entry in every if family(entry) == "your own"] == ["SignSGD(scale=0.01)"]
     for name in FAMILIES:
         members = [entry for entry in every if family(entry) == name]
-        assert 1 <= len(members) == len({colours[entry] for entry in members})
+        assert 1 <= len(members) == len({colors[entry] for entry in members})
 
     found = results()
     for place, entry in enumerate([Entry("gradientflow", CSC(0.3)), Entry("gradientflow", Dense())]):
@@ -637,7 +637,7 @@ def test_a_strategy_has_one_colour_in_all_panels() -> None:
         curve = [Point(5 * n, 0.5 * n, 2.0 / (n + 1), 0.1 + 0.2 * n, 2e6 * n if place else None) for n in range(4)]
         figures = Figures(10, 20.0, 33.0, 7.0, 14.0, 3000.0, 2.0, -0.5, None, 0, None)
         found.append(replace(found[0], entry=entry, figures=figures, runs=[Run(0, curve)]))
-    mine = colours_of(result.entry for result in found)
+    mine = colors_of(result.entry for result in found)
     _, *parts = page_of(found, ENVIRONMENT, []).split("<h3>")
     assert sum(part.count("0, within the noise") for part in parts) == 2
     for entry, headings in (

@@ -1,4 +1,4 @@
-"""The sparse pool and the optimisers on CUDA devices; on emulated ones where there is none."""
+"""The sparse pool and the optimizers on CUDA devices; on emulated ones where there is none."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def test_over_real_links(start_netlab: Callable[..., Any], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("transport", [pytest.param("mpi", marks=[needs_mpi, pytest.mark.thorough]), "tcp"])
-def test_lines_are_labelled(run: Run, transport: str) -> None:
+def test_lines_are_labeled(run: Run, transport: str) -> None:
     script = 'printf "one\\ntwo"; sleep 0.4; echo " and three"; echo four >&2'
     ended = run("--transport", transport, "-n", 2, "--label", "--", "sh", "-c", script)
     assert ended.returncode == 0, ended.output

@@ -1,4 +1,4 @@
-"""The sparse pool and the optimisers on CUDA devices: step by step the same bits as on the host."""
+"""The sparse pool and the optimizers on CUDA devices: step by step the same bits as on the host."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_mixed_precision(comm: gf.Communicator) -> None:
 
 
 def check_dense_steps(comm: gf.Communicator) -> None:
-    """The optimisers on a dense pool, with the counting of what is not finite."""
+    """The optimizers on a dense pool, with the counting of what is not finite."""
     for dtype, weights, lars, momentum in (
         ("float32", "float32", False, 0.9),
         ("float32", "float32", True, 0.0),

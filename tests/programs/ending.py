@@ -30,7 +30,7 @@ def main() -> None:
 
 how = sys.argv[1]
 kept = Kept()
-weakref.finalize(kept, print, "finalised", flush=True)
+weakref.finalize(kept, print, "finalized", flush=True)
 atexit.register(print, "at exit", flush=True)
 if how == "raises":
     raise ValueError(how)

@@ -60,7 +60,7 @@ def fail(comms: list[gf.Communicator]) -> None:
 
 
 def check_message(comm: gf.Communicator, error: CommunicationError, pids: list[int]) -> None:
-    """Those are named that failed, not a neighbour that has waited for them as well."""
+    """Those are named that failed, not a neighbor that has waited for them as well."""
     text = str(error)
     node_mates = {rank for node in comm.describe()["nodes"] if set(node) & set(FAULTY) for rank in node} - set(FAULTY)
     if HOW in ("close", "raise"):
@@ -93,8 +93,8 @@ def be_told(comms: list[gf.Communicator], prepared: list[tuple[str, Call]], pids
         assert took < longest, f"{name} took {took:.1f} s"
     for comm in comms:
         start = time.monotonic()
-        neighbour = (RANK + 1) % SIZE
-        for later in (comm.barrier, lambda c=comm: c.allreduce(mine()), lambda c=comm, r=neighbour: c.send(mine(), r)):
+        neighbor = (RANK + 1) % SIZE
+        for later in (comm.barrier, lambda c=comm: c.allreduce(mine()), lambda c=comm, r=neighbor: c.send(mine(), r)):
             expect_to_be_broken(later)
         comm.close()
         assert time.monotonic() - start < SLACK

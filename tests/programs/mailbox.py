@@ -209,7 +209,7 @@ def check_cancel(comm: gf.Communicator) -> None:
         first, second = mail.receive(x, LEFT, 0), mail.receive(y, None, 0)
         assert first.cancel()
         assert first.done
-        with raises(ClosedError, f"the receive from rank {LEFT} with tag 0 was given up: it has been cancelled"):
+        with raises(ClosedError, f"the receive from rank {LEFT} with tag 0 was given up: it has been canceled"):
             first.wait()
         WORLD.Barrier()
         mail.send(pattern(3, RANK), RIGHT, 0)

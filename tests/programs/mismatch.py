@@ -226,7 +226,7 @@ def check_labels(comm: gf.Communicator) -> None:
     still_works(comm)
 
 
-def check_labelled_protocols(comm: gf.Communicator) -> None:
+def check_labeled_protocols(comm: gf.Communicator) -> None:
     """The shape is that of the memory, whatever shows it, and whatever else the object has."""
 
     class Capsules:

@@ -719,7 +719,7 @@ def check_a_loss_scale_is_for_one(comm: gf.Communicator) -> None:
     scale = LossScale()
     models = [seeded(Net), seeded(Net)]
     first = gft.DistributedOptimizer(sgd(models[0]), models[0], comm, loss_scale=scale)
-    with raises(ArgumentError, "one optimiser"):
+    with raises(ArgumentError, "one optimizer"):
         gft.DistributedOptimizer(sgd(models[1]), models[1], comm, loss_scale=scale)
     first.close()
     gft.DistributedOptimizer(sgd(models[1]), models[1], comm, loss_scale=scale).close()

@@ -37,7 +37,7 @@ class OnDevice:
 
 
 class Twins:
-    """A pool on the host and one on the device, with the same gradients, and an optimiser on each."""
+    """A pool on the host and one on the device, with the same gradients, and an optimizer on each."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gradientflow.cli.timeline import timeline
-from gradientflow.cli.timeline_file import covered, read_timelines, summarise
+from gradientflow.cli.timeline_file import covered, read_timelines, summarize
 from gradientflow.errors import ArgumentError
 
 Event = dict[str, Any]
@@ -166,7 +166,7 @@ def test_times_of_gradients_and_of_waiting_are_added_up(tmp_path: Path) -> None:
         {"ph": "i", "s": "t", "name": "tensor 0 ready", "pid": 0, "tid": 1, "ts": 20_000.0},
     ]
     path = written(tmp_path, "t.rank0.json", events)
-    found = summarise(read_timelines([path])[0])
+    found = summarize(read_timelines([path])[0])
     assert (found.recorded, found.communication, found.waiting, found.other) == (20_000.0, 200.0, 50.0, 50.0)
     assert (found.calls, found.nbytes, found.bytes_sent, found.hidden) == (2, 2 << 20, 2 << 20, 0.75)
     ended = call("summary", path)
@@ -209,7 +209,7 @@ def test_recorded_timelines_are_joined(mpirun: Callable[..., Any], tmp_path: Pat
     timelines = read_timelines([str(tmp_path / f"step.rank{rank}.json") for rank in range(ranks)])
     assert [found.rank for found in timelines] == list(range(ranks))
     for found in timelines:
-        summary = summarise(found)
+        summary = summarize(found)
         assert (summary.calls, summary.nbytes) == (3, 24064)
         assert summary.communication > 0
         assert summary.waiting > 0

@@ -1,4 +1,4 @@
-"""The sparse gradient pool, the optimisers on it, and the choice of chunks."""
+"""The sparse gradient pool, the optimizers on it, and the choice of chunks."""
 
 from __future__ import annotations
 

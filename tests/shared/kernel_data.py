@@ -75,7 +75,7 @@ def random_bits(dtype: str, count: int, rng: np.random.Generator) -> Array:
 
 
 def random_nan(dtype: str, count: int, rng: np.random.Generator) -> Array:
-    """NaN of either sign with any payload, quiet or signalling."""
+    """NaN of either sign with any payload, quiet or signaling."""
     infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF << 52}[dtype]
     bits = bits_of(random_bits(dtype, count, rng))
     nan: Array = (bits | bits.dtype.type(infinity | 1)).view(STORAGE[dtype])

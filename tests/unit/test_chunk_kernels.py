@@ -1,4 +1,4 @@
-"""The kernels of sparse communication and of the optimisers against straight-line NumPy, at every SIMD level."""
+"""The kernels of sparse communication and of the optimizers against straight-line NumPy, at every SIMD level."""
 
 from __future__ import annotations
 

@@ -318,8 +318,8 @@ def test_cast_of_random_float32(to: str) -> None:
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 def test_cast_at_every_rounding_boundary(to: str) -> None:
-    """Each value halfway between two neighbours, and the float32 right below and above it."""
-    # Of two neighbouring patterns of one sign, the float32 halfway is the mean; in float64, it is exact.
+    """Each value halfway between two neighbors, and the float32 right below and above it."""
+    # Of two neighboring patterns of one sign, the float32 halfway is the mean; in float64, it is exact.
     patterns = np.arange(65536, dtype=np.uint16)
     values = widen(patterns.view(STORAGE[to]), to)
     finite = values[np.isfinite(values)].astype(np.float64).reshape(2, -1)

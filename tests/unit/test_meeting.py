@@ -288,7 +288,7 @@ def test_where_only_a_token_tells_jobs_apart() -> None:
 
 
 def test_ports_of_steps() -> None:
-    """Those of neighbours differ; and where the first one does not, the next ones do."""
+    """Those of neighbors differ; and where the first one does not, the next ones do."""
     steps = [(job, step) for job in range(9000, 9090) for step in range(100)]
 
     def points(job: int, step: int, use: str = "") -> tuple[str, ...]:

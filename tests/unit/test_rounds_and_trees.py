@@ -141,7 +141,7 @@ def test_a_binomial_tree_is_low_and_the_largest_child_comes_first(ranks: int, pl
 
 
 @given(ranks=st.integers(1, ROOM_FOR_ALL), place=st.integers(0, ROOM_FOR_ALL - 1))
-def test_a_chain_has_one_neighbour_on_each_side(ranks: int, place: int) -> None:
+def test_a_chain_has_one_neighbor_on_each_side(ranks: int, place: int) -> None:
     place %= ranks
     assert functions.branch("chain", ranks, place) == (
         place - 1 if place > 0 else None,

@@ -197,7 +197,7 @@ def test_entries_are_drawn_by_the_seed_alone() -> None:
 
 
 def test_each_element_is_drawn_as_often() -> None:
-    """Over many seeds, within four standard deviations; pairs of neighbours, too."""
+    """Over many seeds, within four standard deviations; pairs of neighbors, too."""
     count, k, seeds = 40, 10, 4000
     layer = Layer(np.zeros(count, np.float32), "float32", np.ones(count, np.float32))
     hits = np.zeros((seeds, count))

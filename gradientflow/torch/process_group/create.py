@@ -58,7 +58,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
 def _by_mpi(options: Any) -> Members:
     MPI = load_mpi()  # noqa: N806
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        raise ArgumentError(f"the backend {BACKEND} needs an MPI that was initialised with MPI_THREAD_MULTIPLE")
+        raise ArgumentError(f"the backend {BACKEND} needs an MPI that was initialized with MPI_THREAD_MULTIPLE")
     ranks = list(options.global_ranks_in_group)
     if ranks:
         Rendezvous(dist.get_rank(), dist.get_world_size())

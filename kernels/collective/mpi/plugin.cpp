@@ -25,7 +25,7 @@ class Plugin final : public MpiPlugin {
     if (handle_bytes != sizeof(MPI_Comm)) {  // then no function of MPI may be called: it would be of another library
       throw Error(ErrorKind::mpi, "the program was compiled with the mpi.h of another MPI library than GradientFlow");
     }
-    initialise();
+    initialize();
     if (comm_at(comm) == MPI_COMM_NULL) {
       throw Error(ErrorKind::value, "mpi is MPI_COMM_NULL, which has no ranks");
     }
@@ -60,13 +60,13 @@ class Plugin final : public MpiPlugin {
   }
 
  private:
-  static void initialise() {
+  static void initialize() {
     static std::mutex one_at_a_time;  // two threads may make communicators at once
     const std::lock_guard lock(one_at_a_time);
     if (transport::mpi_finalized()) {
       throw Error(ErrorKind::closed, "MPI has been finalized: no communicator can be made any more");
     }
-    if (!transport::mpi_initialised()) {
+    if (!transport::mpi_initialized()) {
       int provided = MPI_THREAD_SINGLE;
       check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     }

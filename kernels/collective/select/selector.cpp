@@ -91,7 +91,7 @@ Choice choose_between_nodes(const Situation& s, const Config& config) {
       [[fallthrough]];
     case CallKind::allgatherv:
       return s.bytes <= pairwise_bytes ? Choice{Path::pairwise, "small: no step waits for another"}
-                                       : Choice{Path::ring, "large: one neighbour at a time"};
+                                       : Choice{Path::ring, "large: one neighbor at a time"};
     case CallKind::reduce_scatter:
       return {Path::ring, "every block is summed on its way"};
     case CallKind::alltoall:

@@ -177,7 +177,7 @@ Call make_call(const Communicator& communicator, const Request& request) {
   if (request.label) {
     call.label = text_of(*request.label, request);
     signature.detail = collective::hash_of(std::as_bytes(std::span(call.label)));
-    signature.labelled = true;
+    signature.labeled = true;
   }
   call.input = puts_in ? request.input.data : nullptr;
   call.output = gets || request.kind == CallKind::broadcast ? request.output.data : nullptr;

@@ -275,7 +275,7 @@ bool Mailbox::cancel(const std::shared_ptr<Transfer>& transfer) {
   auto held = lock();
   const bool is_posted = std::erase(posted_, transfer) > 0;
   if (is_posted) {
-    end(transfer, given_up(*transfer, "it has been cancelled"));
+    end(transfer, given_up(*transfer, "it has been canceled"));
   }
   finish(held);
   return is_posted;

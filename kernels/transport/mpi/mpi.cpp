@@ -109,10 +109,10 @@ std::string library_version() {
   return version.substr(0, version.find_first_of(",\n"));
 }
 
-bool mpi_initialised() noexcept {
-  int initialised = 0;
-  MPI_Initialized(&initialised);
-  return initialised != 0;
+bool mpi_initialized() noexcept {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  return initialized != 0;
 }
 
 bool mpi_finalized() noexcept {
@@ -141,8 +141,8 @@ const char* thread_level_advice() {
                               : provided == MPI_THREAD_FUNNELED   ? "MPI_THREAD_FUNNELED"
                               : provided == MPI_THREAD_SERIALIZED ? "MPI_THREAD_SERIALIZED"
                                                                   : "MPI_THREAD_MULTIPLE";
-    return std::string(", and MPI was initialised with ") + level +
-           ": call MPI_Init_thread with MPI_THREAD_MULTIPLE instead of MPI_Init, or let GradientFlow initialise MPI";
+    return std::string(", and MPI was initialized with ") + level +
+           ": call MPI_Init_thread with MPI_THREAD_MULTIPLE instead of MPI_Init, or let GradientFlow initialize MPI";
   }();
   return advice.c_str();
 }

@@ -33,7 +33,7 @@ void acknowledge_failures(MPI_Comm comm) noexcept;
 // Returns the library's own name and version, one line.
 [[nodiscard]] std::string library_version();
 
-[[nodiscard]] bool mpi_initialised() noexcept;
+[[nodiscard]] bool mpi_initialized() noexcept;
 [[nodiscard]] bool mpi_finalized() noexcept;
 
 // Returns the rank in MPI_COMM_WORLD.

@@ -192,12 +192,12 @@ void Node::confirm(std::string_view label, const std::function<void()>& before_m
     return;
   }
   std::vector<CallReport> reports;
-  bool labelled = false;
+  bool labeled = false;
   for (int local = 0; local < size_; ++local) {
     reports.emplace_back(announcement(local).signature, "");
-    labelled = labelled || reports.back().signature.labelled;
+    labeled = labeled || reports.back().signature.labeled;
   }
-  if (labelled) {  // all ranks see that, and exchange the labels
+  if (labeled) {  // all ranks see that, and exchange the labels
     if (before_more) {
       before_more();
     }

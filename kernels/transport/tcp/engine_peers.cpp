@@ -382,7 +382,7 @@ bool Engine::is_host_silent(int rank, Clock::time_point now) const {
 }
 
 // Returns the time until which a word to a rank may be under way. A host has as long to acknowledge it as it has
-// otherwise, counted from its last acknowledgement.
+// otherwise, counted from its last acknowledgment.
 Engine::Clock::time_point Engine::last_chance_of(int rank, Clock::time_point now) const {
   const Peer& other = peers_[static_cast<std::size_t>(rank)];
   const auto soon = now + last_chance;

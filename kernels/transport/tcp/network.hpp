@@ -18,7 +18,7 @@ using Token = std::array<std::byte, 32>;
 struct Options {
   std::string address;          // this host's, as others reach it: "10.0.0.2", "fe80::1%eth0"
   double timeout = 300.0;       // seconds that set-up calls may take
-  double host_timeout = 3.0;    // seconds without an acknowledgement after which a host is gone
+  double host_timeout = 3.0;    // seconds without an acknowledgment after which a host is gone
   std::string congestion = {};  // congestion control of connections; empty: the system's
   bool can_lose_ranks = true;   // the job survives when a rank dies
 };

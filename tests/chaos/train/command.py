@@ -31,7 +31,7 @@ Pair = tuple[Training, Training]  # undisturbed, and with deaths
 @click.option("-n", "--ranks", default=2, show_default=True, help="How many ranks to start.")
 @click.option("--kill-every", default=15.0, show_default=True, help="Seconds between two deaths.")
 @click.option("--seconds", default=60.0, show_default=True, help="How long each run trains.")
-@click.option("--strategy", default="dense", show_default=True, help="How ranks are synchronised.")
+@click.option("--strategy", default="dense", show_default=True, help="How ranks are synchronized.")
 @click.option("--batch", default=32, show_default=True, help="Samples of a rank in a step.")
 @click.option("--rounds", default=1, show_default=True, help="How many rounds of two runs, undisturbed and with kills.")
 @click.option("--hours", default=0.0, help="Go on with rounds for at least so long.")
@@ -116,9 +116,9 @@ def _draw(path: str, pair: Pair, title: str) -> None:
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(9, 5.5), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
-        for run, colour, name in zip(pair, (_QUIET, _KILLED), ("undisturbed", "with kills"), strict=True):
-            upper.plot(*_throughput(run), color=colour, label=name, linewidth=1.2, drawstyle="steps-post")
-            lower.plot(*_loss(run), color=colour, label=name, linewidth=1.2)
+        for run, color, name in zip(pair, (_QUIET, _KILLED), ("undisturbed", "with kills"), strict=True):
+            upper.plot(*_throughput(run), color=color, label=name, linewidth=1.2, drawstyle="steps-post")
+            lower.plot(*_loss(run), color=color, label=name, linewidth=1.2)
         for axes in (upper, lower):
             for death in pair[1].deaths:
                 axes.axvline(death.at, color="#d1495b", linewidth=0.8, linestyle="--")

@@ -80,7 +80,7 @@ def run(
     batch : int
         Samples of a rank in a step.
     strategy : str
-        How they are synchronised.
+        How they are synchronized.
     seconds : float
         How long, from the first step.
     kill_every : float or None

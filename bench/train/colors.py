@@ -18,9 +18,9 @@ FAMILIES = (
     "rounds in the background",
     "weights now and then",
 )
-BASELINE_COLOUR = "#d1495b"
-_REFERENCE_COLOURS = ("#222222", "#777777")
-_COLOURS = (
+BASELINE_COLOR = "#d1495b"
+_REFERENCE_COLORS = ("#222222", "#777777")
+_COLORS = (
     *("#0b5fa5", "#e28413", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#c05a9a", "#17a2b8", "#946b2d"),
     *("#3d405b", "#b5a900", "#8c1c4e", "#4fa3e0", "#00603f", "#f28ab2"),
 )
@@ -45,11 +45,11 @@ def family(entry: Entry) -> str:
     return "all of the gradients" if strategy.is_identity_on_one_rank else "a part of the gradients"
 
 
-def colours_of(entries: Iterable[Entry]) -> Mapping[Entry, str]:
+def colors_of(entries: Iterable[Entry]) -> Mapping[Entry, str]:
     """Give each contestant of a run a color; colors within a family differ as long as there are enough."""
     every = list(dict.fromkeys(entries))
     references = [entry for entry in every if entry.is_reference]
-    found = {entry: _REFERENCE_COLOURS[n % len(_REFERENCE_COLOURS)] for n, entry in enumerate(references)}
-    found[BASELINE] = BASELINE_COLOUR
+    found = {entry: _REFERENCE_COLORS[n % len(_REFERENCE_COLORS)] for n, entry in enumerate(references)}
+    found[BASELINE] = BASELINE_COLOR
     others = [entry for name in FAMILIES for entry in every if family(entry) == name and entry != BASELINE]
-    return found | {entry: _COLOURS[number % len(_COLOURS)] for number, entry in enumerate(others)}
+    return found | {entry: _COLORS[number % len(_COLORS)] for number, entry in enumerate(others)}
