@@ -32,8 +32,8 @@ namespace py = pybind11;
 using engine::Communicator;
 using engine::GradientPool;
 
-// Place of a gradient: the pool, its tensor, a name, and the wire dtype; see jax::DenseExchange::Place.
-using GivenPlace = std::tuple<std::optional<std::size_t>, std::size_t, std::string, std::optional<std::string>>;
+// Placement of a gradient: the pool, its tensor, a name, and the wire dtype; see jax::DenseExchange::GradientPlacement.
+using GradientSlot = std::tuple<std::optional<std::size_t>, std::size_t, std::string, std::optional<std::string>>;
 
 using Addresses = std::vector<std::uintptr_t>;
 
@@ -70,7 +70,7 @@ class HeldFunction {
 
 // Exchange made in Python, by a function of the addresses of operands and results. The function returns True if it has
 // made the exchange; otherwise a native exchange makes this and all later exchanges, without Python.
-class BoundExchange final : public jax::Exchange {
+class BoundExchange final : public jax::GradientExchange {
  public:
   explicit BoundExchange(py::function work) : work_(std::move(work)) {}
 
@@ -82,13 +82,13 @@ class BoundExchange final : public jax::Exchange {
     }
   }
 
-  void set_native(std::shared_ptr<jax::Exchange> native) {
+  void set_native(std::shared_ptr<jax::GradientExchange> native) {
     const std::lock_guard lock(mutex_);
     native_ = std::move(native);
   }
 
  private:
-  std::shared_ptr<jax::Exchange> native() const {
+  std::shared_ptr<jax::GradientExchange> native() const {
     const std::lock_guard lock(mutex_);
     return native_;
   }
@@ -104,13 +104,13 @@ class BoundExchange final : public jax::Exchange {
 
   HeldFunction work_;
   mutable std::mutex mutex_;
-  std::shared_ptr<jax::Exchange> native_;
+  std::shared_ptr<jax::GradientExchange> native_;
 };
 
-std::shared_ptr<jax::Exchanges> make_exchanges(std::shared_ptr<BoundExchange> first,
-                                               std::shared_ptr<BoundExchange> others, py::function meet) {
+std::shared_ptr<jax::ExchangeSet> make_exchanges(std::shared_ptr<BoundExchange> first,
+                                                 std::shared_ptr<BoundExchange> others, py::function meet) {
   const auto held = std::make_shared<HeldFunction>(std::move(meet));
-  return std::make_shared<jax::Exchanges>(std::move(first), std::move(others), [held]() -> jax::Exchanges::Order {
+  return std::make_shared<jax::ExchangeSet>(std::move(first), std::move(others), [held]() -> jax::ExchangeSet::Order {
     auto [communicator, timeout] = held->call<std::tuple<std::shared_ptr<Communicator>, double>>();
     return {std::move(communicator), timeout};
   });
@@ -137,8 +137,8 @@ void bind_jax(py::module_& module) {
       .def(
           "use_dense",
           [](BoundExchange& self, const std::shared_ptr<Communicator>& communicator, const AlgorithmName& algorithm,
-             const std::vector<std::shared_ptr<GradientPool>>& pools, const std::vector<GivenPlace>& places) {
-            std::vector<jax::DenseExchange::Place> found;
+             const std::vector<std::shared_ptr<GradientPool>>& pools, const std::vector<GradientSlot>& places) {
+            std::vector<jax::DenseExchange::GradientPlacement> found;
             found.reserve(places.size());
             for (const auto& [pool, tensor, name, wire] : places) {
               found.push_back({pool, tensor, name, wire ? std::optional(wire_from_name(*wire)) : std::nullopt});
@@ -147,10 +147,10 @@ void bind_jax(py::module_& module) {
                 communicator, transport::algorithm_from_name(algorithm.value), pools, std::move(found)));
           },
           py::arg("communicator"), py::arg("algorithm"), py::arg("pools"), py::arg("places"));
-  py::class_<jax::Exchanges, std::shared_ptr<jax::Exchanges>>(part, "Exchanges")
+  py::class_<jax::ExchangeSet, std::shared_ptr<jax::ExchangeSet>>(part, "Exchanges")
       .def(py::init(&make_exchanges), py::arg("first"), py::arg("others"), py::arg("meet"))
       .def_property_readonly("number",
-                             [](const std::shared_ptr<jax::Exchanges>& self) { return jax::number_of(self); });
+                             [](const std::shared_ptr<jax::ExchangeSet>& self) { return jax::number_of(self); });
   part.def(
       "number_of", [](const std::shared_ptr<Communicator>& communicator) { return jax::number_of(communicator); },
       py::arg("communicator"));

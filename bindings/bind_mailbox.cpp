@@ -36,7 +36,7 @@ constexpr auto between_signals = std::chrono::milliseconds(50);
 
 // Python objects that no transfer needs any more. Transfers end in any thread, with or without the GIL, and perhaps
 // after the interpreter has ended. So the main thread releases the objects, or the next thread that starts a transfer.
-class Unneeded {
+class DeferredReleases {
  public:
   void add(PyObject* object) {
     const std::lock_guard lock(mutex_);
@@ -58,16 +58,16 @@ class Unneeded {
   std::vector<PyObject*> objects_;
 };
 
-Unneeded& unneeded() {
-  static auto* const all = new Unneeded;  // NOLINT(*-owning-memory): lives as long as any thread
+DeferredReleases& deferred_releases() {
+  static auto* const all = new DeferredReleases;  // NOLINT(*-owning-memory): lives as long as any thread
   return *all;
 }
 
 void drop(PyObject* object) {
-  unneeded().add(object);
+  deferred_releases().add(object);
   if (Py_IsInitialized() != 0) {
     const auto release = [](void*) {
-      unneeded().release();
+      deferred_releases().release();
       return 0;
     };
     Py_AddPendingCall(release, nullptr);  // if it refuses, the next transfer does it
@@ -75,7 +75,7 @@ void drop(PyObject* object) {
 }
 
 transport::Owner owner_of(const py::object& object) {
-  unneeded().release();
+  deferred_releases().release();
   PyObject* const held = py::object(object).release().ptr();
   return {held, [](const PyObject* each) { drop(const_cast<PyObject*>(each)); }};  // NOLINT(*-const-cast): was not
 }
@@ -120,42 +120,42 @@ bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
 }
 
 // Transfer with its mailbox. The Python object of the mailbox must stay alive to be closed when the interpreter exits.
-struct BoundLetter {
+struct BoundTransfer {
   py::object box;
   std::shared_ptr<Mailbox> mailbox;
-  std::shared_ptr<Transfer> letter;
+  std::shared_ptr<Transfer> transfer;
 };
 
 // Binds the transfer that `start` begins without the GIL.
 template <class Start>
-BoundLetter bound(const std::shared_ptr<Mailbox>& mailbox, const Start& start) {
-  std::shared_ptr<Transfer> letter;
+BoundTransfer bound(const std::shared_ptr<Mailbox>& mailbox, const Start& start) {
+  std::shared_ptr<Transfer> transfer;
   {
     const WithoutGil release;
-    letter = start();
+    transfer = start();
   }
-  return {py::cast(mailbox), mailbox, std::move(letter)};
+  return {py::cast(mailbox), mailbox, std::move(transfer)};
 }
 
-bool done(const BoundLetter& self) {
-  if (!self.letter->ended()) {
+bool done(const BoundTransfer& self) {
+  if (!self.transfer->ended()) {
     const WithoutGil release;
     self.mailbox->poll();
   }
-  return self.letter->ended();
+  return self.transfer->ended();
 }
 
-bool ended_by(const BoundLetter& self, const Timeout& timeout) {
+bool ended_by(const BoundTransfer& self, const Timeout& timeout) {
   const WithoutGil release;
   return wait_in_steps(after(timeout.value),
-                       [&](Clock::time_point until) { return self.mailbox->ended_by(*self.letter, until); });
+                       [&](Clock::time_point until) { return self.mailbox->ended_by(*self.transfer, until); });
 }
 
-void wait(const BoundLetter& self, const Timeout& timeout) {
+void wait(const BoundTransfer& self, const Timeout& timeout) {
   if (ended_by(self, timeout)) {
-    self.letter->check();
+    self.transfer->check();
   } else {
-    throw self.mailbox->timeout_error(*self.letter, timeout.value.value_or(0.0));
+    throw self.mailbox->timeout_error(*self.transfer, timeout.value.value_or(0.0));
   }
 }
 
@@ -196,22 +196,23 @@ void bind_mailbox(py::module_& module) {
       .def_property_readonly("tag", [](const Arrival& self) { return self.envelope().tag; })
       .def_property_readonly("nbytes", [](const Arrival& self) { return self.envelope().bytes; });
 
-  py::class_<BoundLetter>(module, "Letter")
+  py::class_<BoundTransfer>(module, "Transfer")
       .def_property_readonly("done", &done)
       .def_property_readonly("device_done", &done)
       .def_property_readonly(
-          "source", [](const BoundLetter& self) { return self.letter->ended() ? self.letter->envelope().source : -1; })
+          "source",
+          [](const BoundTransfer& self) { return self.transfer->ended() ? self.transfer->envelope().source : -1; })
       .def("wait", &wait, py::arg("timeout") = py::none())
       .def("ended_by", &ended_by, py::arg("timeout") = py::none())
       .def(
-          "cancel", [](const BoundLetter& self) { return self.mailbox->cancel(self.letter); },
+          "cancel", [](const BoundTransfer& self) { return self.mailbox->cancel(self.transfer); },
           py::call_guard<WithoutGil>())
       .def(
           "when_ended",
-          [](const BoundLetter& self, const py::object& callback) {
+          [](const BoundTransfer& self, const py::object& callback) {
             PyObject* const held = py::object(callback).release().ptr();
             const WithoutGil release;
-            self.mailbox->when_ended(self.letter, [held] { call_back(held); });
+            self.mailbox->when_ended(self.transfer, [held] { call_back(held); });
           },
           py::arg("callback"));
 

@@ -78,17 +78,18 @@ class BoundPythonStore : public BoundStore {
 constexpr const char* default_prefix = "gradientflow";
 
 // Exchange of a job with a single rank.
-class ExchangeWithNobody : public transport::Exchange {
+class SingleRankExchange : public transport::TextExchange {
  public:
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& /*until*/) override {
     return {mine};
   }
 };
 
-std::unique_ptr<transport::Exchange> exchange_of(const py::object& given, int rank, int size, const std::string& prefix,
-                                                 bool replaces) {
+std::unique_ptr<transport::TextExchange> exchange_of(const py::object& given, int rank, int size,
+                                                     const std::string& prefix, bool replaces) {
   if (py::isinstance<BoundStore>(given)) {
-    return std::make_unique<transport::StoreExchange>(given.cast<BoundStore&>().get(), rank, size, prefix, replaces);
+    return std::make_unique<transport::StoreTextExchange>(given.cast<BoundStore&>().get(), rank, size, prefix,
+                                                          replaces);
   }
   if (!given.is_none()) {
     throw Error(ErrorKind::type, "ranks meet at a store, not by " + py::repr(given).cast<std::string>());
@@ -96,7 +97,7 @@ std::unique_ptr<transport::Exchange> exchange_of(const py::object& given, int ra
   if (size != 1) {
     throw Error(ErrorKind::value, std::to_string(size) + " ranks need a store to meet");
   }
-  return std::make_unique<ExchangeWithNobody>();
+  return std::make_unique<SingleRankExchange>();
 }
 
 std::string meeting_place(const py::object& exchange) {
@@ -108,7 +109,7 @@ std::unique_ptr<BoundEndpoint> meet(int rank, int size, const py::object& exchan
                                     const std::map<std::string, std::string>& overrides, const std::string& prefix,
                                     bool replaces) {
   const Config config = read_config(overrides);
-  const std::unique_ptr<transport::Exchange> way = exchange_of(exchange, rank, size, prefix, replaces);
+  const std::unique_ptr<transport::TextExchange> way = exchange_of(exchange, rank, size, prefix, replaces);
   const std::string place = near ? *near : meeting_place(exchange);
   const WithoutGil release;
   return std::make_unique<BoundEndpoint>(transport::meet(*way, rank, config, place, &poll_signals));
@@ -120,14 +121,14 @@ std::vector<py::bytes> exchange(const BoundStore& store, int rank, int size, con
   std::vector<std::string> texts;
   {
     const WithoutGil release;
-    texts = transport::StoreExchange(store.get(), rank, size, prefix).all(text, store.until_of(timeout));
+    texts = transport::StoreTextExchange(store.get(), rank, size, prefix).all(text, store.until_of(timeout));
   }
   return {texts.begin(), texts.end()};
 }
 
 void fail_meeting(const BoundStore& store, const std::string& why, const Timeout& timeout, const std::string& prefix) {
   const WithoutGil release;
-  transport::StoreExchange::fail(store.get(), why, store.until_of(timeout), prefix);
+  transport::StoreTextExchange::fail(store.get(), why, store.until_of(timeout), prefix);
 }
 
 std::optional<py::bytes> bytes_of(const std::optional<std::string>& value) {
@@ -230,25 +231,25 @@ void bind_stores(py::module_& module) {
 }
 
 void bind_admission(py::module_& module) {
-  using transport::Newcomer;
-  py::class_<Newcomer>(module, "Newcomer", "A process that comes to others that it has not met.")
+  using transport::Joiner;
+  py::class_<Joiner>(module, "Joiner", "A process that comes to others that it has not met.")
       .def(py::init([](const std::string& near, const std::map<std::string, std::string>& overrides) {
              const Config config = read_config(overrides);
              const WithoutGil release;
-             return std::make_unique<Newcomer>(config, near, until(config.timeout));
+             return std::make_unique<Joiner>(config, near, until(config.timeout));
            }),
            py::arg("near"), py::arg("overrides"))
-      .def_property_readonly("card", [](const Newcomer& self) { return py::bytes(self.card()); })
+      .def_property_readonly("card", [](const Joiner& self) { return py::bytes(self.card()); })
       .def(
           "enter",
-          [](const Newcomer& self, const py::bytes& answer) {
-            Newcomer::Place place = self.enter(answer);
+          [](const Joiner& self, const py::bytes& answer) {
+            Joiner::JoinedEndpoint place = self.enter(answer);
             return py::make_tuple(std::make_unique<BoundEndpoint>(std::move(place.endpoint)), place.former);
           },
-          py::arg("answer"), "The endpoint that the answer invites to, and how many of its ranks are no newcomers.")
+          py::arg("answer"), "The endpoint that the answer invites to, and how many of its ranks are no joiners.")
       .def(
           "meet",
-          [](const Newcomer& self, int rank, std::vector<std::string> addresses, const std::string& secret,
+          [](const Joiner& self, int rank, std::vector<std::string> addresses, const std::string& secret,
              double timeout) {
             const WithoutGil release;
             return std::make_unique<BoundEndpoint>(self.meet(rank, std::move(addresses), secret, until(timeout)));
@@ -262,10 +263,10 @@ void bind_admission(py::module_& module) {
   module.def("address_on", [](const py::bytes& card) { return transport::address_on(card); }, py::arg("card"));
   module.def(
       "invitation_for",
-      [](const BoundEndpoint& widened, int newcomers, int number) {
-        return py::bytes(transport::invitation_for(widened.get(), newcomers, number));
+      [](const BoundEndpoint& widened, int joiners, int number) {
+        return py::bytes(transport::invitation_for(widened.get(), joiners, number));
       },
-      py::arg("widened"), py::arg("newcomers"), py::arg("number"));
+      py::arg("widened"), py::arg("joiners"), py::arg("number"));
   module.def("refusal", [](const std::string& why) { return py::bytes(transport::refusal(why)); }, py::arg("why"));
 }
 
@@ -285,7 +286,7 @@ void bind_meeting(py::module_& module) {
       "await_name",
       [](const std::string& places, double timeout) {
         const WithoutGil release;
-        transport::await_name(transport::parse_places(places), until(timeout));
+        transport::await_name(transport::parse_host_ports(places), until(timeout));
       },
       py::arg("places"), py::arg("timeout"),
       "Returns once a name of these places is known; a SystemCallError if nobody knows any.");

@@ -45,12 +45,12 @@ Answer from_python(const py::handle& answer) {
 }
 
 // Policy that asks a user's object with the methods pushed and departed.
-class OfUser : public policy::Policy {
+class UserPolicy : public policy::Policy {
  public:
-  OfUser(std::string name, const py::object& object) : name_(std::move(name)), object_(object.inc_ref().ptr()) {}
-  OfUser(const OfUser&) = delete;
-  OfUser& operator=(const OfUser&) = delete;
-  ~OfUser() override {
+  UserPolicy(std::string name, const py::object& object) : name_(std::move(name)), object_(object.inc_ref().ptr()) {}
+  UserPolicy(const UserPolicy&) = delete;
+  UserPolicy& operator=(const UserPolicy&) = delete;
+  ~UserPolicy() override {
     if (Py_IsInitialized() != 0) {  // otherwise its memory goes with the process
       with_gil([this] { Py_DECREF(object_); });
     }
@@ -165,7 +165,7 @@ std::shared_ptr<policy::Policy> policy_of(const py::object& running, int workers
                                        ": what is needed are pushed(worker, seconds) and departed(worker, seconds)");
     }
   }
-  return std::make_shared<Checked>(name, workers, std::make_shared<OfUser>(name, running));
+  return std::make_shared<Checked>(name, workers, std::make_shared<UserPolicy>(name, running));
 }
 
 void bind_policy(py::module_& module) {

@@ -202,14 +202,14 @@ Floats save(const ParameterServer& server, std::size_t array, const Timeout& tim
 }
 
 // Writes a copy's elements to `values`, the concatenation of the tensors.
-void salvage(const ParameterServer& server, std::size_t number, std::uint64_t round, std::size_t array,
-             Floats& values) {
+void read_copy(const ParameterServer& server, std::size_t number, std::uint64_t round, std::size_t array,
+               Floats& values) {
   if (static_cast<std::size_t>(values.size()) != elements(server)) {
     throw Error(ErrorKind::value, "the array has another number of elements");
   }
   const auto pointers = pointers_into(server, values.mutable_data());
   const WithoutGil release;
-  server.salvage(number, round, array, pointers);
+  server.read_copy(number, round, array, pointers);
 }
 
 }  // namespace
@@ -322,7 +322,8 @@ void bind_server(py::module_& module) {
           },
           py::call_guard<WithoutGil>(),
           "Of which servers this rank has copies, once it is closed: first and last round.")
-      .def("salvage", &salvage, py::arg("server"), py::arg("round"), py::arg("array"), py::arg("values").noconvert())
+      .def("read_copy", &read_copy, py::arg("server"), py::arg("round"), py::arg("array"),
+           py::arg("values").noconvert())
       .def("serve", &ParameterServer::serve, py::call_guard<WithoutGil>())
       .def("close", &ParameterServer::close, py::arg("orderly"), py::call_guard<WithoutGil>());
 }

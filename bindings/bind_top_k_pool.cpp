@@ -86,7 +86,7 @@ py::object velocities(const TopKPool& pool) {
 
 void restore_top_k_pool(TopKPool& pool, const Floats& residual, const Floats& velocity, const Floats& threshold,
                         std::uint64_t iteration) {
-  const TopKPool::State state{span_of(residual), span_of(velocity), span_of(threshold), iteration};
+  const TopKPool::TopKCheckpoint state{span_of(residual), span_of(velocity), span_of(threshold), iteration};
   const WithoutGil release;
   pool.restore(state);
 }

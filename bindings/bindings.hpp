@@ -15,7 +15,7 @@ void bind_process_group(pybind11::module_& module);
 void bind_mailbox(pybind11::module_& module);
 void bind_meeting(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);
-void bind_chunk_pool(pybind11::module_& module);
+void bind_sparse_pool(pybind11::module_& module);
 void bind_top_k_pool(pybind11::module_& module);
 void bind_optimizer(pybind11::module_& module);
 void bind_server(pybind11::module_& module);

@@ -14,7 +14,7 @@ PYBIND11_MODULE(_core, module) {
   bind_mailbox(module);
   bind_meeting(module);
   bind_gradient_pool(module);
-  bind_chunk_pool(module);
+  bind_sparse_pool(module);
   bind_top_k_pool(module);
   bind_optimizer(module);
   bind_server(module);

@@ -37,8 +37,8 @@ if not use_installed_package():
         from .job import init
         from .joining import join
         from .launch.spawn import spawn
-        from .pools.chunk import SparseGradientPool
         from .pools.gradient import GradientPool
+        from .pools.sparse import SparseGradientPool
         from .pools.top_k import TopKGradientPool
         from .request import Request
         from .server.parameter_server import ParameterServer
@@ -50,7 +50,7 @@ if not use_installed_package():
             "Handle": "handle",
             "ParameterServer": "server.parameter_server",
             "Request": "request",
-            "SparseGradientPool": "pools.chunk",
+            "SparseGradientPool": "pools.sparse",
             "TopKGradientPool": "pools.top_k",
             "init": "job",
             "join": "joining",

@@ -72,7 +72,7 @@ class Admission:
     def join(self, config: Mapping[str, str]) -> Any:
         """Request admission and wait for it; return the core's communicator, in which joiners are the last ranks."""
         core, seconds = load_core(), float(config["timeout"])
-        joiner = core.Newcomer(self._near, dict(config))
+        joiner = core.Joiner(self._near, dict(config))
         number = self._file_request(core.random_token().encode() + joiner.card)
         try:
             answer = self._wait_for_answer(number, seconds)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
 from gradientflow.machine_load import LoadMeter, interrupt_seconds, this_machine
-from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
+from gradientflow.pools.sparse import SparseGradientPool
 
 from .cluster import Cluster
 from .costs import Call, Costs, Link

@@ -14,8 +14,8 @@ from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.pools.base import BasePool, stream_number
-from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
+from gradientflow.pools.sparse import SparseGradientPool
 from gradientflow.strategies import Settings
 from gradientflow.strategies.update import AdamSettings
 from gradientflow.training import ArrayLoop, LossScale

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from gradientflow.errors import ArgumentError
-from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
+from gradientflow.pools.sparse import SparseGradientPool
 from gradientflow.strategies import Settings
 from gradientflow.strategies.update import Kind
 from gradientflow.training import ArrayLoop, LossScale, consolidated

@@ -160,7 +160,7 @@ class Recovery:
     def _salvaged(self, row: int, parts: list[_Part]) -> Array:
         values = np.zeros(self._elements, np.float32)
         for part in parts:
-            self._native.salvage(part.server, part.round - self._first_round, row, values)
+            self._native.read_copy(part.server, part.round - self._first_round, row, values)
         return values
 
 

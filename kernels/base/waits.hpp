@@ -27,8 +27,8 @@ inline constexpr Wait nccl_data(0.5);  // data that a rank has sent before it di
 inline constexpr Wait nccl_end(5.0);   // end of NCCL's work on a communicator that is destroyed
 
 // Servers.
-inline constexpr Wait last_words(1.0);  // error with which a rank has given up
-inline constexpr Wait statistics(1.0);  // statistics that name the slowest ranks
+inline constexpr Wait error_grace(1.0);  // error with which a rank has given up
+inline constexpr Wait statistics(1.0);   // statistics that name the slowest ranks
 
 // Stores, and meetings of ranks.
 inline constexpr Wait store_attempt(5.0);        // connection to a store, and its greeting

@@ -130,7 +130,7 @@ engine::GradientPool::Options make_pool_options(const gf_pool_options* given) {
   return made;
 }
 
-engine::ChunkPool::Options make_sparse_pool_options(const gf_sparse_pool_options* given) {
+engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given) {
   const auto options = options_of(gf_sparse_pool_options GF_SPARSE_POOL_OPTIONS_INIT, given, "gf_sparse_pool_options",
                                   "GF_SPARSE_POOL_OPTIONS_INIT");
   engine::check_fits(options.extra, sizeof(double));

@@ -6,8 +6,8 @@
 
 #include "../collective/call/call.hpp"
 #include "../engine/calls/communicator.hpp"
-#include "../engine/exchange/chunk_pool.hpp"
 #include "../engine/exchange/gradient_pool.hpp"
+#include "../engine/exchange/sparse_pool.hpp"
 #include "../engine/exchange/top_k_pool.hpp"
 #include "gradientflow.h"
 
@@ -35,7 +35,7 @@ struct Arguments {
                                                      std::size_t element);
 
 [[nodiscard]] engine::GradientPool::Options make_pool_options(const gf_pool_options* given);
-[[nodiscard]] engine::ChunkPool::Options make_sparse_pool_options(const gf_sparse_pool_options* given);
+[[nodiscard]] engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given);
 [[nodiscard]] engine::TopKPool::Options make_top_k_pool_options(const gf_top_k_pool_options* given);
 
 [[nodiscard]] collective::Call make_call(const engine::Communicator& communicator, const Arguments& given);

@@ -73,7 +73,7 @@ Store& open_store(const Meeting& meeting, double timeout) {
   return *store;
 }
 
-class NobodyElse : public transport::Exchange {
+class SingleRank : public transport::TextExchange {
  public:
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const transport::Until& /*until*/) override {
     return {mine};
@@ -89,14 +89,14 @@ std::unique_ptr<transport::Endpoint> endpoint_by_meeting(const char* meet, int r
                                       std::to_string(meeting.size) + " ranks, which are numbered from 0");
   }
   if (!meeting.at.empty()) {
-    transport::StoreExchange exchange(open_store(meeting, config.timeout), meeting.rank, meeting.size);
+    transport::StoreTextExchange exchange(open_store(meeting, config.timeout), meeting.rank, meeting.size);
     return transport::meet(exchange, meeting.rank, config, meeting.at.starts_with("file://") ? "" : meeting.at);
   }
   if (meeting.size > 1) {
     throw Error(ErrorKind::value,
                 std::to_string(meeting.size) + " ranks have to meet somewhere: meet is host:port or file:///path");
   }
-  NobodyElse nobody;
+  SingleRank nobody;
   return transport::meet(nobody, 0, config, "");
 }
 

@@ -9,8 +9,8 @@
 #include "../engine/calls/communicator.hpp"
 #include "../engine/calls/handle.hpp"
 #include "../engine/calls/prepared_call.hpp"
-#include "../engine/exchange/chunk_pool.hpp"
 #include "../engine/exchange/gradient_pool.hpp"
+#include "../engine/exchange/sparse_pool.hpp"
 #include "../engine/exchange/top_k_pool.hpp"
 #include "../engine/server/parameter_server.hpp"
 #include "../engine/update/optimizer.hpp"
@@ -41,7 +41,7 @@ struct gf_pool {
 };
 
 struct gf_sparse_pool {
-  gradientflow::engine::ChunkPool engine;
+  gradientflow::engine::SparsePool engine;
 };
 
 struct gf_top_k_pool {

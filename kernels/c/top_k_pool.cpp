@@ -68,10 +68,10 @@ gf_status gf_top_k_pool_velocities(const gf_top_k_pool* pool, float* velocities)
 gf_status gf_top_k_pool_restore(gf_top_k_pool* pool, const float* residuals, const float* velocities) {
   return guarded([&] {
     auto& engine = given(pool, "pool").engine;
-    gradientflow::engine::TopKPool::State state{.residual = numbers_of(engine, residuals, "residuals"),
-                                                .velocity = {},
-                                                .threshold = {},
-                                                .iteration = engine.iteration()};
+    gradientflow::engine::TopKPool::TopKCheckpoint state{.residual = numbers_of(engine, residuals, "residuals"),
+                                                         .velocity = {},
+                                                         .threshold = {},
+                                                         .iteration = engine.iteration()};
     if (engine.has_velocities()) {
       state.velocity = numbers_of(engine, velocities, "velocities");
     }

@@ -49,8 +49,8 @@ Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config
     leaders.push_back(members.front());
   }
   agreement_ = std::make_unique<Agreement>(*messages_, std::move(leaders), static_cast<std::size_t>(topology_.node()));
-  everybody_.resize(static_cast<std::size_t>(endpoint_->size()));
-  std::iota(everybody_.begin(), everybody_.end(), 0);
+  all_ranks_.resize(static_cast<std::size_t>(endpoint_->size()));
+  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   probe_direct_reads();
 }
 
@@ -137,10 +137,10 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
 }
 
 // Leaks node memory on purpose that the endpoint may still access, because a message was abandoned.
-Outcome Group::run(const Call& call) {
+CallResult Group::run(const Call& call) {
   const std::uint64_t before = messages_->bytes_sent();
   try {
-    Outcome outcome{};
+    CallResult outcome{};
     const Path path = serve(call, outcome);
     if (path != Path::mpi) {
       outcome.bytes_sent = messages_->bytes_sent() - before;
@@ -158,7 +158,7 @@ Outcome Group::run(const Call& call) {
   }
 }
 
-Path Group::serve(const Call& call, Outcome& outcome) {
+Path Group::serve(const Call& call, CallResult& outcome) {
   Choice choice = call.choice ? *call.choice : choose(call.signature, false);
   switch (choice.path) {
     case Path::alone:
@@ -232,7 +232,7 @@ void Group::release() noexcept {
     work_.reset();
   }
   messages_->end();
-  endpoint_->let_go();
+  endpoint_->release_sockets();
 }
 
 std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport::Pages pages,
@@ -268,7 +268,7 @@ std::unique_ptr<transport::Endpoint> Group::split(int color, int key) {
   endpoint_->check_mpi_not_ended();
   const Signature signature{.splits = true};
   announce({.signature = signature}, Payload::nothing);
-  messages_->expect(everybody_);
+  messages_->expect(all_ranks_);
   return endpoint_->split(color, key, [&] {
     if (const auto loss = node_->find_loss(signature)) {
       throw Error(*loss);

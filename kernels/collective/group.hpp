@@ -23,7 +23,7 @@
 namespace gradientflow::collective {
 
 // Facts about a call that was served.
-struct Outcome {
+struct CallResult {
   std::string_view path;                    // name of its path
   std::optional<std::size_t> nonfinite;     // nonfinite elements, if rounded for the wire
   std::optional<std::uint64_t> bytes_sent;  // bytes in messages; unknown if the MPI library sends them
@@ -47,14 +47,14 @@ class Group {
 
   // Serves one call. Not thread-safe: one call at a time, in the same order on all ranks. A failed call leaves the
   // tensors undefined, unless it throws Error(mismatch), Error(value) or Error(type).
-  Outcome run(const Call& call);
+  CallResult run(const Call& call);
 
   // Serve a small call inside a node in two parts: once begin() has announced it, peers do not need this rank any more.
   // begin() does not wait; the next call follows finish().
   [[nodiscard]] static bool can_begin(const Call& call);
   void begin(const Call& call);
-  Outcome finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
-  [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }         // true if finish() would not wait
+  CallResult finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
+  [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }  // true if finish() would not wait
   [[nodiscard]] bool is_confirmed_soon() const { return node_->is_confirmed_soon(); }  // the same after spinning
   // Tells if only the wait in finish() can make such a call slow.
   [[nodiscard]] static bool is_short(const Call& call);
@@ -108,7 +108,7 @@ class Group {
   [[nodiscard]] const std::string& direct_read_remark() const { return direct_read_remark_; }
 
  private:
-  Path serve(const Call& call, Outcome& outcome);
+  Path serve(const Call& call, CallResult& outcome);
   void check_configuration() const;
   void probe_direct_reads();
   void report(const Call& call, const Choice& choice) const;
@@ -143,7 +143,7 @@ class Group {
   std::unique_ptr<transport::Node> node_;
   std::unique_ptr<transport::Messages> messages_;
   std::unique_ptr<Agreement> agreement_;
-  std::vector<int> everybody_;
+  std::vector<int> all_ranks_;
   int smallest_node_ = 1;
   int largest_node_ = 1;
   bool direct_read_allowed_ = false;

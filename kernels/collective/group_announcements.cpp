@@ -109,13 +109,13 @@ bool Group::announce(const Call& call, Payload payload, PairwiseAllreduce* excha
 // Throws. All ranks know that calls differ, and exchange them for the message.
 void Group::raise_mismatch(const Call& call) {
   const transport::CallReport mine(call.signature, call.label);
-  std::vector<transport::CallReport> reports(everybody_.size());
-  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(endpoint_->rank()), segments()};
-  messages_->expect(everybody_);
+  std::vector<transport::CallReport> reports(all_ranks_.size());
+  const Lane everybody{*messages_, all_ranks_, static_cast<std::size_t>(endpoint_->rank()), segments()};
+  messages_->expect(all_ranks_);
   pairwise(everybody, {.signature = {.count = sizeof mine, .kind = transport::CallKind::allgather},
                        .input = reinterpret_cast<const std::byte*>(&mine),
                        .output = reinterpret_cast<std::byte*>(reports.data())});
-  throw transport::mismatch_error(reports, everybody_);
+  throw transport::mismatch_error(reports, all_ranks_);
 }
 
 Segments Group::segments() const { return {config_.segment_bytes, static_cast<std::size_t>(config_.window)}; }

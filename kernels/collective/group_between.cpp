@@ -19,8 +19,8 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
     return {};
   }
   announce(call, Payload::nothing);
-  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(endpoint_->rank()), segments()};
-  messages_->expect(everybody_);
+  const Lane everybody{*messages_, all_ranks_, static_cast<std::size_t>(endpoint_->rank()), segments()};
+  messages_->expect(all_ranks_);
   const Shape shape = choice.path == Path::chain ? Shape::chain : Shape::binomial;
   switch (call.signature.kind) {
     case transport::CallKind::reduce_scatter:
@@ -72,14 +72,14 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
     const std::size_t nonfinite = run_hierarchical(call, choice, announce(call, Payload::nothing));
     return call.signature.wire && topology_.nodes() > 1 ? std::optional(nonfinite) : std::nullopt;
   }
-  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(endpoint_->rank()), segments()};
+  const Lane everybody{*messages_, all_ranks_, static_cast<std::size_t>(endpoint_->rank()), segments()};
   Operands operands({call.input}, {call.output}, call.signature.count,
                     {partial_reduction_of(call.signature), call.signature.wire});
   if (choice.path == Path::pairwise) {
     pairwise_over_messages(call, everybody, operands);
   } else {
     announce(call, Payload::nothing);
-    messages_->expect(everybody_);
+    messages_->expect(all_ranks_);
     const auto allreduce = choice.path == Path::ring ? ring_allreduce : recursive_doubling;
     allreduce(everybody, operands, work_->scratch);
   }
@@ -91,13 +91,13 @@ void Group::pairwise_over_messages(const Call& call, const Lane& everybody, Oper
   PairwiseAllreduce exchange(everybody, operands, work_->scratch);
   if (largest_node_ > 1 || !Agreement::is_direct(topology_.nodes()) || exchange.largest_part() > largest_along) {
     announce(call, Payload::nothing);
-    messages_->expect(everybody_);
+    messages_->expect(all_ranks_);
     pairwise_allreduce(everybody, operands, work_->scratch);
     return;
   }
   announce(call, Payload::parts, &exchange);
   std::vector<const std::byte*> parts;
-  for (std::size_t i = 0; i < everybody_.size(); ++i) {
+  for (std::size_t i = 0; i < all_ranks_.size(); ++i) {
     parts.push_back(agreement_->received(i));
   }
   exchange.finish(parts);
@@ -120,7 +120,7 @@ std::size_t Group::run_hierarchical(const Call& call, const Choice& choice, bool
       tensors.outputs.push_back(outputs->part(local) + node_->announcement(local).output.offset);
     }
     const std::size_t nonfinite = hierarchical(levels, call, tensors, work_->scratch);
-    node_->check_nobody_failed();
+    node_->check_no_rank_failed();
     return nonfinite;
   }
   if (work_->stretches == nullptr) {
@@ -134,7 +134,7 @@ std::size_t Group::run_hierarchical(const Call& call, const Choice& choice, bool
     }
   }
   const std::size_t nonfinite = hierarchical_staged(levels, call, *work_->stretches, work_->scratch);
-  node_->check_nobody_failed();
+  node_->check_no_rank_failed();
   return nonfinite;
 }
 

@@ -25,7 +25,7 @@ void Group::begin(const Call& call) {
   }
 }
 
-Outcome Group::finish(const Call& call, const std::function<void()>& before_more) {
+CallResult Group::finish(const Call& call, const std::function<void()>& before_more) {
   const Choice& choice = *call.choice;  // NOLINT(bugprone-unchecked-optional-access): can_begin() has seen it
   const bool alone = choice.path == Path::alone;
   alone ? run_alone(call) : finish_inline(call, before_more);
@@ -97,7 +97,7 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
     one_pass(*node_, call, PeerMemory::mapped(*node_, Tensor::input, *input_segment),
              PeerMemory::mapped(*node_, Tensor::output, results), store);
   }
-  node_->check_nobody_failed();
+  node_->check_no_rank_failed();
   return choice;
 }
 

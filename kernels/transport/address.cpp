@@ -15,7 +15,7 @@
 namespace gradientflow::transport {
 namespace {
 
-Place parse_place(const std::string& text) {
+HostPort parse_place(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   std::string host = text.substr(0, colon == std::string::npos ? 0 : colon);
   const char* const last = text.data() + text.size();
@@ -71,7 +71,7 @@ std::string SocketAddress::host() const {
   return error == 0 ? text.data() : "unknown";
 }
 
-std::string SocketAddress::text() const { return Place{host(), port()}.text(); }
+std::string SocketAddress::text() const { return HostPort{host(), port()}.text(); }
 
 std::string SocketAddress::bytes() const {
   const auto copy = [](const auto& address) {
@@ -99,13 +99,13 @@ bool SocketAddress::is_link_local() const noexcept {
   return family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr);
 }
 
-std::string Place::text() const {
+std::string HostPort::text() const {
   const bool has_colon = host.find(':') != std::string::npos;
   return (has_colon ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
-std::vector<Place> parse_places(const std::string& text) {
-  std::vector<Place> places;
+std::vector<HostPort> parse_host_ports(const std::string& text) {
+  std::vector<HostPort> places;
   std::size_t begin = 0;
   while (begin <= text.size()) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
@@ -128,7 +128,7 @@ SocketAddress numeric_address(const std::string& host, int port) {
 }
 
 SocketAddress numeric_address(const std::string& text) {
-  const Place place = parse_place(text);
+  const HostPort place = parse_place(text);
   return numeric_address(place.host, place.port);
 }
 

@@ -37,7 +37,7 @@ class SocketAddress {
 };
 
 // Host, by name or address, and port, as a user writes them.
-struct Place {
+struct HostPort {
   std::string host;
   int port = 0;
 
@@ -45,7 +45,7 @@ struct Place {
 };
 
 // Parses places such as "host0:29400" or "10.0.0.1:29400,[fd00::1]:29400". Throws Error(value).
-[[nodiscard]] std::vector<Place> parse_places(const std::string& text);
+[[nodiscard]] std::vector<HostPort> parse_host_ports(const std::string& text);
 
 // Parses an address written as numbers; returns nothing for a name.
 [[nodiscard]] std::optional<SocketAddress> parse_address(const std::string& host, int port);

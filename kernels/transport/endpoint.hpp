@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "../base/error.hpp"
+#include "liveness.hpp"
 #include "patience.hpp"
-#include "standing.hpp"
 
 namespace gradientflow::transport {
 
@@ -268,7 +268,7 @@ class Endpoint {
   // `awaited`. `has_lost_messages`: some were never received.
   virtual void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept = 0;
   // Closes sockets that no other endpoint needs. Call it after close(), once no request or arrival is left.
-  virtual void let_go() noexcept {}
+  virtual void release_sockets() noexcept {}
 
   // Reports whether memory of an abandoned request may still be read or written.
   [[nodiscard]] bool has_abandoned_requests() const noexcept {

@@ -159,7 +159,7 @@ std::vector<std::byte> gather(Endpoint& endpoint, int tag, const Contribution& m
   return endpoint.rank() == 0 ? gathering.collect() : gathering.contribute();
 }
 
-std::vector<int> together(const std::vector<Wish>& wishes, int rank) {
+std::vector<int> together(const std::vector<SplitArguments>& wishes, int rank) {
   const auto wish_of = [&](int r) { return wishes[static_cast<std::size_t>(r)]; };
   std::vector<int> ranks;
   for (int r = 0; r < static_cast<int>(wishes.size()); ++r) {

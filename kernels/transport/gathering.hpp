@@ -23,10 +23,10 @@ struct Contribution {
                                             const Endpoint::CheckPeers& check_peers);
 
 // Arguments of one rank's split(). together() returns the ranks with the color of `rank`, in the order of their keys.
-struct Wish {
+struct SplitArguments {
   int color;
   int key;
 };
-[[nodiscard]] std::vector<int> together(const std::vector<Wish>& wishes, int rank);
+[[nodiscard]] std::vector<int> together(const std::vector<SplitArguments>& wishes, int rank);
 
 }  // namespace gradientflow::transport

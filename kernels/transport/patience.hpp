@@ -19,10 +19,10 @@ class Patience {
   // come first.
   [[nodiscard]] static Patience in_background() {
     Patience patience(1e9);
-    patience.is_for_nobody_ = true;
+    patience.is_in_background_ = true;
     return patience;
   }
-  [[nodiscard]] bool is_for_nobody() const { return is_for_nobody_; }
+  [[nodiscard]] bool is_in_background() const { return is_in_background_; }
 
   // Lets a little time pass, more the longer the wait has lasted. Returns true from time to time, for the caller to
   // look for failures.
@@ -46,7 +46,7 @@ class Patience {
   double seconds_;
   Clock::time_point awake_;
   bool sleeps_;
-  bool is_for_nobody_ = false;
+  bool is_in_background_ = false;
   long nap_nanoseconds_;
   int polls_ = 0;
   Clock::time_point start_{};  // time of the first yield or nap

@@ -34,9 +34,9 @@ std::vector<py::bytes> all_bytes(const std::vector<std::string>& texts) { return
 
 template <class Message>
 py::object parsed(const Parsed<Message>& found, const py::object& message) {
-  const char* const state = found.state == Parsed<Message>::State::complete ? "complete"
-                            : found.state == Parsed<Message>::State::wrong  ? "wrong"
-                                                                            : "incomplete";
+  const char* const state = found.state == Parsed<Message>::ParseStatus::complete ? "complete"
+                            : found.state == Parsed<Message>::ParseStatus::wrong  ? "wrong"
+                                                                                  : "incomplete";
   return py::make_tuple(state, found.bytes, message);
 }
 
@@ -103,7 +103,7 @@ std::pair<std::vector<std::string>, py::bytes> introduce_rank(const std::string&
   {
     const py::gil_scoped_release release;
     const std::unique_ptr<Store> store = store_at(place, timeout);
-    StoreExchange way(*store, rank, size);
+    StoreTextExchange way(*store, rank, size);
     const auto listen = [&] {
       if (!trouble.empty()) {
         throw Error(ErrorKind::system, trouble);
@@ -146,9 +146,9 @@ void bind_meeting(py::module_& functions) {
   bind_choice(functions);
   functions.def("introduce", &introduce_rank, py::arg("place"), py::arg("rank"), py::arg("size"), py::arg("address"),
                 py::arg("trouble") = "", py::arg("timeout") = 30.0);
-  functions.def("parse_places", [](const std::string& text) {
+  functions.def("parse_host_ports", [](const std::string& text) {
     std::vector<std::pair<std::string, int>> found;
-    for (const Place& each : parse_places(text)) {
+    for (const HostPort& each : parse_host_ports(text)) {
       found.emplace_back(each.host, each.port);
     }
     return found;
@@ -156,7 +156,7 @@ void bind_meeting(py::module_& functions) {
   py::class_<StoreServer>(functions, "StoreServer", py::module_local())
       .def(py::init([](const std::string& host, const std::string& token, std::size_t strangers, double seconds,
                        std::size_t bytes) {
-             return std::make_unique<StoreServer>(Place{host, 0}, token,
+             return std::make_unique<StoreServer>(HostPort{host, 0}, token,
                                                   StoreServer::Limits{strangers, seconds, bytes});
            }),
            py::arg("host") = "127.0.0.1", py::arg("token") = "", py::arg("strangers") = 8, py::arg("seconds") = 0.5,

@@ -16,8 +16,8 @@ namespace {
 
 namespace py = pybind11;
 using transport::Consensus;
+using transport::Liveness;
 using transport::Members;
-using transport::Standing;
 
 using Decided = std::tuple<std::vector<std::string>, std::vector<py::bytes>>;
 
@@ -25,17 +25,17 @@ std::vector<std::string> standings(const Members& members) {
   std::vector<std::string> found;
   for (const auto& each : members) {
     constexpr std::array names{"alive", "silent", "left", "gone", "apart"};
-    found.emplace_back(names.at(static_cast<std::size_t>(each.standing)));
+    found.emplace_back(names.at(static_cast<std::size_t>(each.liveness)));
   }
   return found;
 }
 
-Standing standing_of(const std::string& name) {
-  return name == "alive"    ? Standing::alive
-         : name == "silent" ? Standing::silent
-         : name == "left"   ? Standing::left
-         : name == "gone"   ? Standing::gone
-                            : Standing::apart;
+Liveness standing_of(const std::string& name) {
+  return name == "alive"    ? Liveness::alive
+         : name == "silent" ? Liveness::silent
+         : name == "left"   ? Liveness::left
+         : name == "gone"   ? Liveness::dead
+                            : Liveness::excluded_us;
 }
 
 std::optional<Decided> decision(const Consensus& self) {

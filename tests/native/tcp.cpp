@@ -132,7 +132,7 @@ std::unique_ptr<Message> next(const SharedEndpoint& endpoint, std::optional<int>
 }
 
 // Carries on what there is to be carried on.
-void carry_on(transport::Endpoint& endpoint, double seconds) {
+void make_progress(transport::Endpoint& endpoint, double seconds) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   transport::Patience patience(seconds);
   do {
@@ -167,7 +167,7 @@ std::map<int, std::string> agree(transport::Endpoint& endpoint, double timeout,
   std::map<int, std::string> lost;
   const auto members = transport::agree(endpoint, "", {.timeout = timeout, .is_alive = is_alive}).members;
   for (std::size_t r = 0; r < members.size(); ++r) {
-    if (members[r].standing != transport::Standing::alive) {
+    if (members[r].liveness != transport::Liveness::alive) {
       lost.emplace(static_cast<int>(r), members[r].why);
     }
   }
@@ -238,7 +238,7 @@ void bind_tcp(py::module_& module) {
       .def("send", &send, py::arg("to"), py::arg("tag"), py::arg("data"), py::arg("until_taken") = false, without_gil)
       .def("receive", &receive, py::arg("source"), py::arg("tag"), py::arg("bytes"), without_gil)
       .def("next", &next, py::arg("tag") = py::none(), without_gil)
-      .def("carry_on", &carry_on, py::arg("seconds") = 0.0, without_gil)
+      .def("make_progress", &make_progress, py::arg("seconds") = 0.0, without_gil)
       .def("dead", &dead, without_gil)
       .def("allgather", &allgather, py::arg("mine"), py::arg("timeouts") = 1)
       .def("agree", &agree, py::arg("timeout"), py::arg("is_alive") = py::none(), without_gil)

@@ -21,10 +21,10 @@ namespace {
 using gradientflow::Error;
 using gradientflow::transport::Decision;
 using gradientflow::transport::Endpoint;
+using gradientflow::transport::Liveness;
 using gradientflow::transport::Patience;
 using gradientflow::transport::Request;
 using gradientflow::transport::Stage;
-using gradientflow::transport::Standing;
 namespace tcp = gradientflow::transport::tcp;
 
 constexpr tcp::Token token{std::byte{7}, std::byte{8}};
@@ -99,7 +99,7 @@ class Job {
       std::this_thread::sleep_for(wait);
       const Decision decision = gradientflow::transport::agree(*talk, "", {.timeout = seconds_to_come});
       for (const auto& member : decision.members) {
-        if (member.standing != Standing::alive && member.standing != Standing::gone) {
+        if (member.liveness != Liveness::alive && member.liveness != Liveness::dead) {
           complain("rank " + std::to_string(rank) + " takes one that has ended for silent: it " + member.why);
         }
       }

@@ -1,4 +1,4 @@
-// Random traffic between ranks that are threads of this process, then random talk of a stranger who has the token: to
+// Random traffic between ranks that are threads of this process, then random talk of a stranger with the token: to
 // be run under sanitizers. Arguments: ranks, threads of each, rounds, a seed. Prints what is wrong, and ends with 1.
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -226,7 +226,7 @@ void listen_to_nonsense(std::uint64_t seed) {
   auto network = tcp::Network::listen({.address = "127.0.0.1", .timeout = 1.0});
   const auto peer = tcp::Network::listen({.address = "127.0.0.1"});  // connected to, and never answers
   const auto endpoint = network->join(0, {network->address(), peer->address()}, token);
-  const int stranger = connect_to(network->address());
+  const int unauthenticated = connect_to(network->address());
   std::uint64_t group = 0;
   std::memcpy(&group, token.data(), sizeof group);
   const auto said = talk(random, group);
@@ -237,7 +237,7 @@ void listen_to_nonsense(std::uint64_t seed) {
   std::size_t done = 0;
   for (int turn = 0; turn < 300 && done < said.size(); ++turn) {
     const std::size_t step = std::min(said.size() - done, 1 + below(random, turn % 2 == 0 ? 40 : 30'000));
-    const ssize_t sent = send(stranger, said.data() + done, step, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = send(unauthenticated, said.data() + done, step, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno != EAGAIN) {
       break;
     }
@@ -264,7 +264,7 @@ void listen_to_nonsense(std::uint64_t seed) {
       }
     }
   }
-  close(stranger);
+  close(unauthenticated);
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ import gradientflow.device
 from gradientflow._location import load_core
 from gradientflow.model import fit
 from gradientflow.pools.base import BasePool
-from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
+from gradientflow.pools.sparse import SparseGradientPool
 from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.exchange.staged import StagedSynchronizer
 from gradientflow.strategies.predict import call_time, explanation

@@ -30,7 +30,7 @@ def carry_on_until(is_over: Callable[[], bool], endpoints: Iterable[Any], second
     deadline = time.monotonic() + seconds
     while not is_over():
         for endpoint in endpoints:
-            endpoint.carry_on()
+            endpoint.make_progress()
         assert time.monotonic() < deadline, "nothing has come of it"
 
 

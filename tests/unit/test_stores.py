@@ -515,7 +515,12 @@ def test_what_is_no_place(text: str) -> None:
 
 def test_places() -> None:
     text = "host0:29400,10.0.0.1:1,[fd00::1]:65535,[fe80::1%eth0]:2"
-    assert meeting.parse_places(text) == [("host0", 29400), ("10.0.0.1", 1), ("fd00::1", 65535), ("fe80::1%eth0", 2)]
+    assert meeting.parse_host_ports(text) == [
+        ("host0", 29400),
+        ("10.0.0.1", 1),
+        ("fd00::1", 65535),
+        ("fe80::1%eth0", 2),
+    ]
 
 
 # ---- strangers -------------------------------------------------------------------------------------------------------

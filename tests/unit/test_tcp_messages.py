@@ -55,7 +55,7 @@ def test_a_message(size: int, until_taken: bool, sender: int, posted: str) -> No
     send = ranks[sender].send(1, 5, content(size), until_taken)
     if posted == "after":
         for endpoint in ranks:
-            endpoint.carry_on(0.05)
+            endpoint.make_progress(0.05)
         receives.append(receiver.receive(sender, 5, size))
     elif posted == "taken":
         message = next_message(ranks, 1)
@@ -71,7 +71,7 @@ def test_until_taken_is_not_before(size: int, sender: int) -> None:
     ranks = join(2)
     send = ranks[sender].send(1, 0, content(size), until_taken=True)
     for endpoint in ranks * 3:
-        endpoint.carry_on(0.02)
+        endpoint.make_progress(0.02)
     assert not send.test()
     message = ranks[1].next()
     assert not send.test()
@@ -89,7 +89,7 @@ def test_a_message_that_is_too_long(size: int, sender: int, posted: str) -> None
     send = ranks[sender].send(1, 0, content(size))
     if posted == "after":
         for endpoint in ranks * 2:
-            endpoint.carry_on(0.02)
+            endpoint.make_progress(0.02)
         receive = ranks[1].receive(sender, 0, size - 1)
     with pytest.raises(MismatchError, match=f"rank {sender} has sent a message of {size} bytes to a receive of"):
         finish([receive], ranks)
@@ -118,7 +118,7 @@ def test_more_than_credit_waits_with_its_sender() -> None:
     before = time.monotonic()
     while time.monotonic() < before + 1:
         for endpoint in ranks:
-            endpoint.carry_on()
+            endpoint.make_progress()
     ended = sum(each.test() for each in sends)
     assert 0 < ended * size <= tcp.credit
     receives = [ranks[1].receive(0, 0, size) for _ in range(count)]
@@ -189,7 +189,7 @@ def test_a_send_that_is_given_up(size: int, sender: int, keep: bool, steps: int)
     send = ranks[sender].send(1, 0, content(size))
     for _ in range(steps):
         for endpoint in ranks:
-            endpoint.carry_on()
+            endpoint.make_progress()
     send.give_up(keep)
     receive = receive or ranks[1].receive(sender, 0, size)
     error = outcome(lambda: finish([receive], ranks))
@@ -211,11 +211,11 @@ def test_a_receive_that_is_given_up_is_not_written_to(size: int, sender: int, st
     send = ranks[sender].send(1, 0, content(size), until_taken=bool(steps % 2))
     for _ in range(steps):
         for endpoint in ranks:
-            endpoint.carry_on()
+            endpoint.make_progress()
     has_ended = receive.test()
     receive.give_up()
     for endpoint in ranks * 3:
-        endpoint.carry_on(0.01)
+        endpoint.make_progress(0.01)
     assert has_ended or receive.is_untouched
     follows = ranks[sender].send(1, 1, b"next")
     finish([follows, after := ranks[1].receive(sender, 1, 4)], ranks)
@@ -233,7 +233,7 @@ def test_a_group_that_opens_later_gets_what_was_sent() -> None:
     early = ranks[0].duplicate()
     sends = [early.send(1, 0, content(size)) for size in SIZES]
     for endpoint in ranks:
-        endpoint.carry_on(0.05)
+        endpoint.make_progress(0.05)
     late = ranks[1].duplicate()
     receives = [late.receive(0, 0, size) for size in SIZES]
     finish([*sends, *receives], ranks)
@@ -257,7 +257,7 @@ def test_messages_to_a_closed_group_are_dropped(size: int) -> None:
     groups = [endpoint.duplicate() for endpoint in ranks]
     unread = groups[0].send(1, 0, content(size))
     for endpoint in ranks * 2:
-        endpoint.carry_on(0.01)
+        endpoint.make_progress(0.01)
     groups[1].close()
     finish([unread, groups[0].send(1, 0, content(size), until_taken=size > WHOLE)], ranks)
 
@@ -523,7 +523,7 @@ def test_any_traffic(size: int, traffic: list[tuple[int, int, int, int, bool]], 
     for step, i in data.draw(st.permutations(steps)):
         sender, receiver, tag = traffic[i][0] % size, traffic[i][1] % size, traffic[i][2]
         if step == "carry on":
-            ranks[sender].carry_on()
+            ranks[sender].make_progress()
         elif step == "send":
             j = next(sent[sender, receiver, tag])
             sends.append(ranks[sender].send(receiver, tag, content(traffic[j][3], j), traffic[j][4]))

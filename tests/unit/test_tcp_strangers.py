@@ -164,7 +164,7 @@ def test_a_greeting_may_come_byte_by_byte(job: tuple[list[Any], str]) -> None:
     receive = ranks[0].receive(2, 0, 3)
     for byte in greeting(2, 0) + header(MESSAGE, 0, GROUP, 3) + b"abc":
         stranger.sendall(bytes([byte]))
-        ranks[0].carry_on(0.001)
+        ranks[0].make_progress(0.001)
     finish([receive], ranks)
     assert receive.data == b"abc"
 
@@ -186,11 +186,11 @@ def test_scanners_and_slow_ones_do_not_disturb(job: tuple[list[Any], str]) -> No
             check_job(ranks)
         scanner.close()
         for endpoint in ranks:
-            endpoint.carry_on()
+            endpoint.make_progress()
     held = [connect(address) for _ in range(300)]
     for _ in range(20):
         for endpoint in ranks:
-            endpoint.carry_on()
+            endpoint.make_progress()
     assert sockets() < before + len(slow) + len(held) + 100
     check_job(ranks)
 
@@ -200,7 +200,7 @@ def test_a_rank_is_let_in_however_late_it_shows_the_token(job: tuple[list[Any], 
     """It may have been stopped between its connection and its greeting."""
     ranks, address = job
     late = connect(address)
-    ranks[0].carry_on(6.0)
+    ranks[0].make_progress(6.0)
     late.sendall(greeting(2, 0) + header(MESSAGE, 0, GROUP, 3) + b"abc")
     receive = ranks[0].receive(2, 0, 3)
     finish([receive], ranks)
@@ -225,7 +225,7 @@ def test_a_process_without_descriptors_goes_on(job: tuple[list[Any], str]) -> No
         pass
     try:
         before = time.process_time()
-        ranks[0].carry_on(1.0)
+        ranks[0].make_progress(1.0)
         assert time.process_time() - before < 0.5
         check_job(ranks)
         with pytest.raises(Exception, match="cannot make a socket for a connection to"):
@@ -283,7 +283,7 @@ def test_nonsense_with_a_token_loses_that_rank(job: tuple[list[Any], str], says:
                 pass
             except ConnectionError:
                 break
-            ranks[0].carry_on()
+            ranks[0].make_progress()
     for each in awaited:
         with pytest.raises(PeerError, match=r"rank 2 has (died: the connection to .* has ended: |ended)"):
             finish([each], ranks)
@@ -306,9 +306,9 @@ def test_a_withdrawal_through_another_connection_is_nonsense(job: tuple[list[Any
     one.sendall(greeting(2, 0) + header(ANNOUNCED, 0, GROUP, 1000, 1))
     two.sendall(greeting(2, 0))
     receive = ranks[0].receive(2, 0, 1000)
-    ranks[0].carry_on(0.1)
+    ranks[0].make_progress(0.1)
     one.sendall(header(PIECE, size=1000, number=1) + bytes(10))
-    ranks[0].carry_on(0.1)
+    ranks[0].make_progress(0.1)
     two.sendall(header(WITHDRAWN, number=1))
     with pytest.raises(PeerError, match="messages came through two connections"):
         finish([receive], ranks)
@@ -351,7 +351,7 @@ def test_random_talk(job: tuple[list[Any], str], seed: int) -> None:
             rest = rest[stream_step(stranger, rest, chance) :]
         except ConnectionError:
             break
-        ranks[0].carry_on()
+        ranks[0].make_progress()
         if chance.random() < 0.3 and transfers:
             transfers.pop(chance.randrange(len(transfers))).give_up(keep=chance.random() < 0.5)
         elif chance.random() < 0.3 and (message := ranks[0].next()) is not None and chance.random() < 0.7:

@@ -14,8 +14,8 @@ from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, GradientFlowError, NonFiniteError
 from gradientflow.memory import numpy_dtype
 from gradientflow.pools.base import RangeReport
-from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
+from gradientflow.pools.sparse import SparseGradientPool
 from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout

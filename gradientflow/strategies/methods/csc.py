@@ -17,7 +17,7 @@ from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Costs
 from gradientflow.model.pooled import chunk_traffic
 from gradientflow.model.traffic import Traffic
-from gradientflow.pools.chunk import Density, SparseGradientPool
+from gradientflow.pools.sparse import Density, SparseGradientPool
 from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.exchange.residual import ResidualSynchronizer
 from gradientflow.strategies.layout import Layout

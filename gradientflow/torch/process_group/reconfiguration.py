@@ -47,7 +47,7 @@ class Reconfiguration:
         """
         if not self._handle:
             core = load_core()
-            self._newcomer = core.Newcomer(self._towards, dict(self._settings))
+            self._newcomer = core.Joiner(self._towards, dict(self._settings))
             former = "new" if rank is None else f"{rank:08}"
             self._handle = ":".join((BACKEND, former, core.random_token(), b64encode(self._newcomer.card).decode()))
         return self._handle

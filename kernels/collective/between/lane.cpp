@@ -80,7 +80,7 @@ const std::byte* Operands::contribute(const Range& range) {
   return own(range);
 }
 
-const std::byte* Operands::contribute_apart(const Range& range, std::byte* buffer) {
+const std::byte* Operands::contribute_into(const Range& range, std::byte* buffer) {
   if (contributes_input()) {
     return own(range);
   }

@@ -72,7 +72,7 @@ class Operands {
   [[nodiscard]] const std::byte* own(const Range& range) const;
 
   // Computes the contribution in `buffer` in place of the output, which stays unchanged.
-  const std::byte* contribute_apart(const Range& range, std::byte* buffer);
+  const std::byte* contribute_into(const Range& range, std::byte* buffer);
 
   // Returns this rank's output, from which partial results are sent and into which final results are received.
   [[nodiscard]] std::byte* partial(const Range& range) const { return outputs_.front() + range.begin * element_; }

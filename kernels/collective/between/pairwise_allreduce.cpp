@@ -24,7 +24,7 @@ std::byte* PairwiseAllreduce::values(std::size_t index) {
 std::span<const std::byte> PairwiseAllreduce::part_for(std::size_t to) {
   const Range range = slice_of(to);
   std::byte* const buffer = segment(to);
-  const std::byte* part = operands_.contribute_apart(range, operands_.cast() ? values(2 * lane_.size()) : buffer);
+  const std::byte* part = operands_.contribute_into(range, operands_.cast() ? values(2 * lane_.size()) : buffer);
   if (operands_.cast()) {
     operands_.encode(buffer, part, range.size(), false);
     part = buffer;
@@ -50,7 +50,7 @@ void PairwiseAllreduce::finish(std::span<const std::byte* const> parts) {
   };
   others([&](std::size_t peer) { incoming_[peer] = receive_result(peer); });
   std::vector<const std::byte*> addends(parts.begin(), parts.end());
-  addends[me] = operands_.contribute_apart(mine, values(2 * n));
+  addends[me] = operands_.contribute_into(mine, values(2 * n));
   if (operands_.cast()) {
     others([&](std::size_t peer) {
       std::byte* const decoded = values(2 * n + 1 + peer);

@@ -51,7 +51,7 @@ void PointToPoint::send(int to, const void* data, std::size_t count, DType dtype
     }
   }
   for (Request& message : sent) {
-    messages_.wait_apart(message, what);
+    messages_.wait_user_message(message, what);
   }
 }
 
@@ -61,7 +61,7 @@ void PointToPoint::receive(int from, void* data, std::size_t count, DType dtype)
   const std::lock_guard lock(from_[static_cast<std::size_t>(from)]);
   const transport::Buffer head(messages_.endpoint(), sizeof(Header));
   Request first = messages_.receive(from, Purpose::user, head.data(), sizeof(Header));
-  messages_.wait_apart(first, what);
+  messages_.wait_user_message(first, what);
   Header header;
   std::memcpy(&header, head.data(), sizeof header);
   const bool fits = header.count == expected.count && header.dtype == expected.dtype;
@@ -71,7 +71,7 @@ void PointToPoint::receive(int from, void* data, std::size_t count, DType dtype)
     const Range part = piece({0, bytes}, part_bytes, k);
     std::byte* const to = fits ? static_cast<std::byte*>(data) + part.begin : unwanted.data();
     Request message = messages_.receive(from, Purpose::user, to, part.size());
-    messages_.wait_apart(message, what);
+    messages_.wait_user_message(message, what);
   }
   if (!fits) {
     throw Error(ErrorKind::mismatch, "rank " + std::to_string(from) + " sent " + describe(header) + ", but rank " +

@@ -111,7 +111,7 @@ DeviceSituation DeviceGroup::situation(const Signature& signature, bool in_devic
           .no_peers = no_peers_};
 }
 
-Outcome DeviceGroup::run(const Call& call) {
+CallResult DeviceGroup::run(const Call& call) {
   const cuda::UseDevice use(device_);
   const cuda::Runtime& runtime = cuda::runtime();
   if (group_.endpoint().size() == 1 && call.signature.algorithm == transport::Algorithm::nccl &&
@@ -119,7 +119,7 @@ Outcome DeviceGroup::run(const Call& call) {
     find_nccl(cuda::runtime().bus_id(device_));  // a single rank loads NCCL only on request
   }
   DeviceChoice choice = select_on_device(situation(call.signature, false), group_.config());
-  Outcome outcome{name_of(choice.path), {}, {}};
+  CallResult outcome{name_of(choice.path), {}, {}};
   if (choice.path == DevicePath::alone) {
     run_alone(call);
     outcome.idle = call.signature.idle;
@@ -137,7 +137,7 @@ Outcome DeviceGroup::run(const Call& call) {
   return outcome;
 }
 
-DeviceChoice DeviceGroup::serve(const Call& call, DeviceChoice choice, Outcome& outcome) {
+DeviceChoice DeviceGroup::serve(const Call& call, DeviceChoice choice, CallResult& outcome) {
   switch (choice.path) {
     case DevicePath::device_memory:
     case DevicePath::device_staged: {
@@ -233,11 +233,11 @@ std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
   if (peers_ != nullptr && no_peers_.empty()) {
     return peers_->allocate(bytes);
   }
-  return allocate_apart(bytes);
+  return allocate_unmapped(bytes);
 }
 
 // Allocates a segment that no other rank maps. All ranks throw if any lacks memory.
-std::shared_ptr<DeviceSegment> DeviceGroup::allocate_apart(std::size_t bytes) {
+std::shared_ptr<DeviceSegment> DeviceGroup::allocate_unmapped(std::size_t bytes) {
   cuda::DeviceMemory memory;
   on_all_ranks(group_.endpoint(), "cannot get " + std::to_string(bytes) + " bytes of memory of its device", [&] {
     memory = cuda::DeviceMemory(std::max(bytes, std::size_t{1}));

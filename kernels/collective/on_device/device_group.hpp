@@ -29,7 +29,7 @@ class DeviceGroup {
   [[nodiscard]] compute::cuda::Stream stream() const { return stream_->get(); }
 
   // Serves one call, like Group::run. Work in the call's stream may still be under way when it returns.
-  Outcome run(const Call& call);
+  CallResult run(const Call& call);
 
   // Allocates memory of this rank's device, mapped by the ranks of the node if they can. Collective.
   std::shared_ptr<DeviceSegment> allocate(std::size_t bytes);
@@ -49,10 +49,10 @@ class DeviceGroup {
   bool start_nccl(transport::Algorithm algorithm);
   [[nodiscard]] NcclCollectives* nccl() const;
   [[nodiscard]] DeviceSituation situation(const transport::Signature& signature, bool in_device_memory) const;
-  DeviceChoice serve(const Call& call, DeviceChoice choice, Outcome& outcome);
+  DeviceChoice serve(const Call& call, DeviceChoice choice, CallResult& outcome);
   std::vector<std::size_t> common_segment(const Call& call);
   static void run_alone(const Call& call);
-  std::shared_ptr<DeviceSegment> allocate_apart(std::size_t bytes);
+  std::shared_ptr<DeviceSegment> allocate_unmapped(std::size_t bytes);
   void report(const transport::Signature& signature, const DeviceChoice& choice) const;
 
   Group& group_;

@@ -74,7 +74,7 @@ std::shared_ptr<DeviceSegment> PeerExchange::find(const void* address, std::size
 // Tests the memory. Mapping may succeed although the devices cannot read each other's memory, for example on some
 // virtual machines. So each rank reads a number from the memory of every peer.
 void PeerExchange::check_memory() {
-  node_.tell(transport::Node::Topic::result, find_stranger());
+  node_.tell(transport::Node::Topic::result, find_unreadable_peer());
   node_.synchronize();
   for (int local = 0; local < node_.size(); ++local) {
     if (const std::uint64_t told = node_.told(transport::Node::Topic::result, local); told < ranks_) {
@@ -87,7 +87,7 @@ void PeerExchange::check_memory() {
 
 // Returns the first local rank whose memory this rank cannot read correctly; ranks_ if there is none. CUDA's errors are
 // caught, so that all ranks take the same steps.
-std::size_t PeerExchange::find_stranger() const {
+std::size_t PeerExchange::find_unreadable_peer() const {
   const cuda::Runtime& runtime = cuda::runtime();
   const auto number_of = [](std::size_t rank) { return std::uint64_t{0x67726164} + rank; };
   std::size_t looked_at = rank_;

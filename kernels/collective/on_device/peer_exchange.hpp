@@ -65,7 +65,7 @@ class PeerExchange {
  private:
   template <class Work>
   void in_order(compute::cuda::Stream stream, Work work);
-  [[nodiscard]] std::size_t find_stranger() const;
+  [[nodiscard]] std::size_t find_unreadable_peer() const;
   void check_memory();
   void stream_barrier(compute::cuda::Stream stream);
   void pass(const Call& call, const CallPiece& piece);

@@ -107,7 +107,7 @@ struct Search {
 };
 
 // State of a selection that is under way, in scratch memory.
-struct State {
+struct SelectionState {
   Search sample;
   Search layer;
   unsigned long long nonfinite;
@@ -195,12 +195,12 @@ void find_kth(const float* x, std::size_t count, std::size_t k, Search* search, 
   }
 }
 
-__global__ void set_threshold(State* state, std::uint32_t floor, std::uint32_t given) {
+__global__ void set_threshold(SelectionState* state, std::uint32_t floor, std::uint32_t given) {
   const std::uint32_t found = given != 0 ? given : state->sample.prefix;
   state->threshold = found < floor ? floor : found < infinity_bits ? found : infinity_bits;
 }
 
-__global__ void decide(State* state, std::size_t k, std::uint32_t floor, bool has_threshold) {
+__global__ void decide(SelectionState* state, std::size_t k, std::uint32_t floor, bool has_threshold) {
   const unsigned long long passing = state->passing;
   if (has_threshold && passing < k && passing * 5 >= k * 4) {
     state->least = state->threshold;
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(threads)
 
 struct Chosen {
   const Select& call;
-  const State* state;
+  const SelectionState* state;
   const std::uint32_t* first;  // first steps for `random`, or nullptr
 
   __device__ Counts at(std::size_t i) const {
@@ -271,8 +271,9 @@ struct Chosen {
   }
 };
 
-__global__ void __launch_bounds__(threads) count_chosen(Select call, const State* state, const std::uint32_t* first,
-                                                        std::uint32_t* certain, std::uint32_t* equal) {
+__global__ void __launch_bounds__(threads)
+    count_chosen(Select call, const SelectionState* state, const std::uint32_t* first, std::uint32_t* certain,
+                 std::uint32_t* equal) {
   __shared__ std::uint32_t shared[threads];
   const Chosen chosen{call, state, first};
   const Counts counts = chosen.count(blockIdx.x * group + threadIdx.x * own);
@@ -311,7 +312,7 @@ __device__ void write_entry(const Select& call, std::uint32_t entry, std::size_t
 }
 
 template <class Value>
-__global__ void __launch_bounds__(threads) write_chosen(Select call, State* state, const std::uint32_t* first,
+__global__ void __launch_bounds__(threads) write_chosen(Select call, SelectionState* state, const std::uint32_t* first,
                                                         const std::uint32_t* certain, const std::uint32_t* equal) {
   __shared__ std::uint32_t shared[threads];
   if (state->nonfinite != 0) {
@@ -338,7 +339,7 @@ __global__ void __launch_bounds__(threads) write_chosen(Select call, State* stat
   }
 }
 
-__global__ void tell(Select call, const State* state, const std::uint32_t* certain, const std::uint32_t* equal,
+__global__ void tell(Select call, const SelectionState* state, const std::uint32_t* certain, const std::uint32_t* equal,
                      Selected* selected) {
   const bool is_sent = state->nonfinite == 0 && certain != nullptr;
   const unsigned long long sent = is_sent ? *certain + state->at_most_equals(*equal) : 0;
@@ -350,14 +351,14 @@ __global__ void tell(Select call, const State* state, const std::uint32_t* certa
 
 // Parts of the scratch memory of a selection.
 struct Scratch {
-  State* state;
+  SelectionState* state;
   std::uint32_t* certain;  // count of each group, and a last one for all groups
   std::uint32_t* equal;
   std::byte* rest;  // sample, or the steps that drew each element
 };
 
 Scratch scratch_of(void* scratch, std::size_t count) {
-  auto* const state = static_cast<State*>(scratch);
+  auto* const state = static_cast<SelectionState*>(scratch);
   auto* const certain = reinterpret_cast<std::uint32_t*>(state + 1);
   auto* const equal = certain + groups_of(count) + 1;
   return {state, certain, equal, reinterpret_cast<std::byte*>(equal + groups_of(count) + 1)};
@@ -375,7 +376,7 @@ std::size_t scratch_bytes(const Select& call) {
   const std::size_t numbers = call.how == Select::How::random ? count
                               : takes_sample(call)            ? sample_of(count, call.block.k)
                                                               : 0;
-  return sizeof(State) + (2 * (groups_of(count) + 1) + numbers) * 4;
+  return sizeof(SelectionState) + (2 * (groups_of(count) + 1) + numbers) * 4;
 }
 
 void select(const Select& call, Selected* selected, void* scratch, Stream stream) {
@@ -388,12 +389,12 @@ void select(const Select& call, Selected* selected, void* scratch, Stream stream
   }
   const auto own_stream = static_cast<cudaStream_t>(stream);
   const Scratch parts = scratch_of(scratch, count);
-  State* const state = parts.state;
+  SelectionState* const state = parts.state;
   std::uint32_t* const certain = parts.certain;
   std::uint32_t* const equal = parts.equal;
   const std::uint32_t floor = smallest_sent(call.block.values);
   const bool is_random = call.how == Select::How::random;
-  check(cudaMemsetAsync(state, 0, sizeof(State), own_stream));
+  check(cudaMemsetAsync(state, 0, sizeof(SelectionState), own_stream));
   check(cudaMemsetAsync(&state->least_sent, 0xff, sizeof state->least_sent, own_stream));
   check(cudaMemsetAsync(call.data, 0, call.block.bytes, own_stream));
   if (takes_sample(call)) {

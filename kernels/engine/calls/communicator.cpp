@@ -110,7 +110,7 @@ Error Communicator::with_unreported_failure(const Error& error) const {
           error.code()};
 }
 
-collective::Outcome Communicator::run(const collective::Call& call, const Release& release) {
+collective::CallResult Communicator::run(const collective::Call& call, const Release& release) {
   admit(call);
   if (!recorder_.is_on()) {
     return turns_.run([&] { return execute(call, release); }, release);
@@ -122,7 +122,7 @@ collective::Outcome Communicator::run(const collective::Call& call, const Releas
   return turns_.run([&] { return serve(call, queued).outcome; });
 }
 
-collective::Outcome Communicator::execute(const collective::Call& call, const Release& release) {
+collective::CallResult Communicator::execute(const collective::Call& call, const Release& release) {
   if (release && collective::Group::is_short(call)) {
     group_->begin(call);
     if (!group_->is_confirmed_soon()) {
@@ -133,12 +133,12 @@ collective::Outcome Communicator::execute(const collective::Call& call, const Re
   if (release) {
     release();
   }
-  const collective::Outcome outcome = call.placement ? devices_.run(call) : group_->run(call);
+  const collective::CallResult outcome = call.placement ? devices_.run(call) : group_->run(call);
   sent_->add(outcome.bytes_sent);
   return outcome;
 }
 
-collective::Outcome Communicator::run_within(const collective::Call& call, Times& times) {
+collective::CallResult Communicator::run_within(const collective::Call& call, Times& times) {
   const Served served = serve(call, times.queued);
   times = served.times;
   return served.outcome;
@@ -287,8 +287,8 @@ void Communicator::start(PreparedCall& prepared, const Release& release) {
   prepared.handle_ = submit(call);
 }
 
-collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout,
-                                         const Release& release) {
+collective::CallResult Communicator::finish(PreparedCall& prepared, std::optional<double> timeout,
+                                            const Release& release) {
   check_process();
   return turns_.finish(prepared, timeout, release);
 }

@@ -70,7 +70,7 @@ class Communicator {
 
   // Serves a call made and checked by make_call (request.hpp). The tensors must not change meanwhile. On a device the
   // call may still be running on return: work put into its stream afterwards sees the result.
-  collective::Outcome run(const collective::Call& call, const Release& release = {});
+  collective::CallResult run(const collective::Call& call, const Release& release = {});
 
   // Serves the call in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
@@ -92,11 +92,11 @@ class Communicator {
   // Serve prepared calls in turn, in the order of start(). finish() throws the call's error, or Error(timeout) if the
   // time is over first: then the call continues.
   void start(PreparedCall& prepared, const Release& release);
-  collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
+  collective::CallResult finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
   // Serves a call within such work, as run() does. Reads `times.queued`; sets when the call began and ended.
-  collective::Outcome run_within(const collective::Call& call, Times& times);
+  collective::CallResult run_within(const collective::Call& call, Times& times);
 
   // Sends a tensor to rank `to`, or receives one from rank `from`. If several threads can use the endpoint at once,
   // neither waits for collective calls or for other sends and receives. Tensors on devices pass through host memory,
@@ -179,33 +179,34 @@ class Communicator {
                                             const Communicator* within, std::string name);
 
   // Membership and terms of a communicator to be made.
-  struct Renewal {
+  struct PendingMembership {
     std::unique_ptr<transport::Endpoint> talk;
     transport::Decision decision;
-    std::vector<int> names;  // old rank of each rank of `talk`; `newcomer`: not in the old communicator
+    std::vector<int> names;  // old rank of each rank of `talk`; `joiner`: not in the old communicator
     std::optional<int> min_ranks;
 
-    static Renewal of_all(std::unique_ptr<transport::Endpoint> talk, int former, std::optional<int> min_ranks);
+    static PendingMembership of_all(std::unique_ptr<transport::Endpoint> talk, int former,
+                                    std::optional<int> min_ranks);
   };
-  static constexpr int newcomer = -1;
-  static std::shared_ptr<Communicator> renew(Renewal renewal, const Config& config,
+  static constexpr int joiner = -1;
+  static std::shared_ptr<Communicator> renew(PendingMembership renewal, const Config& config,
                                              const transport::Endpoint::IsAlive& is_alive,
                                              const std::function<void()>& poll_signals);
-  static bool turn_away_newcomers(Renewal& renewal);
-  Renewal agree_with_all(const std::string& said, std::optional<int> min_ranks);
+  static bool exclude_joiners(PendingMembership& renewal);
+  PendingMembership agree_with_all(const std::string& said, std::optional<int> min_ranks);
   bool leave(bool drain) noexcept;
   void release() noexcept;
-  struct LetGo {
+  struct ReleaseOnExit {
     void operator()(Communicator* self) const { self->release(); }
   };
-  [[nodiscard]] std::unique_ptr<Communicator, LetGo> leave_to_renew(const char* why);
+  [[nodiscard]] std::unique_ptr<Communicator, ReleaseOnExit> close_for_successor(const char* why);
   void admit(const collective::Call& call) const;
   void check_threads(const char* what) const;
   [[nodiscard]] std::shared_ptr<Failure> unreported_failure() const;
   [[nodiscard]] Error with_unreported_failure(const Error& error) const;
   template <class Work>
   void apart(int peer, Work work);
-  collective::Outcome execute(const collective::Call& call, const Release& release = {});
+  collective::CallResult execute(const collective::Call& call, const Release& release = {});
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
   void serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,
                            Served& served);

@@ -18,7 +18,7 @@ void Communicator::apart(int peer, Work work) {
   if (!group_->endpoint().limits().threads) {
     turns_.run(std::move(work));
   } else {
-    turns_.run_apart(std::move(work));
+    turns_.run_concurrently(std::move(work));
   }
 }
 

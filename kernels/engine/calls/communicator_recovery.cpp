@@ -15,8 +15,8 @@ namespace gradientflow::engine {
 namespace {
 
 using transport::Decision;
+using transport::Liveness;
 using transport::Stage;
-using transport::Standing;
 
 // Prefix of the value that a rank proposes in welcome().
 constexpr std::string_view admits = "admits, ";
@@ -66,19 +66,19 @@ void Communicator::check_recoverable(std::optional<int> min_ranks) const {
 }
 
 // Closes this communicator. The result holds the resources that peers need for the new one.
-std::unique_ptr<Communicator, Communicator::LetGo> Communicator::leave_to_renew(const char* why) {
+std::unique_ptr<Communicator, Communicator::ReleaseOnExit> Communicator::close_for_successor(const char* why) {
   turns_.break_off(Error(ErrorKind::closed, why));
   if (!leave(false)) {
     throw Error(ErrorKind::closed, "the communicator is closed");  // closed, or recovered by another thread
   }
-  return std::unique_ptr<Communicator, LetGo>(this);
+  return std::unique_ptr<Communicator, ReleaseOnExit>(this);
 }
 
 // Agrees on the survivors, and sets up their communicator.
 std::shared_ptr<Communicator> Communicator::recover(std::optional<int> min_ranks) {
   check_recoverable(min_ranks);
   const auto timeline = recorder_.timeline();  // stays open for the new communicator
-  const auto until_renewed = leave_to_renew("it recovers the communicator, to go on without ranks that have died");
+  const auto until_renewed = close_for_successor("it recovers the communicator, to go on without ranks that have died");
   const transport::Endpoint::IsAlive is_alive_here = [this](int rank) { return is_alive(rank); };
   return renew(agree_with_all(text_of(min_ranks), min_ranks), group_->config(), is_alive_here, poll_signals_);
 }
@@ -98,20 +98,21 @@ std::shared_ptr<Communicator> Communicator::welcome(std::unique_ptr<transport::E
   check_recoverable(min_ranks);
   const auto timeline = recorder_.timeline();
   const auto until_renewed =
-      leave_to_renew("it makes a communicator of this one's ranks and of others, that have come to the job");
+      close_for_successor("it makes a communicator of this one's ranks and of others, that have come to the job");
   const transport::Endpoint::IsAlive is_alive_here = [this](int rank) { return is_alive(rank); };
-  Renewal left = agree_with_all(std::string(admits) + text_of(min_ranks), min_ranks);
+  PendingMembership left = agree_with_all(std::string(admits) + text_of(min_ranks), min_ranks);
   const bool all_admit = std::all_of(left.decision.values.begin(), left.decision.values.end(),
                                      [](const std::string& said) { return said.starts_with(admits); });
   if (!all_admit || transport::alive(left.decision.members).size() < left.names.size()) {
     return renew(std::move(left), group_->config(), is_alive_here, poll_signals_);
   }
   invite();
-  return renew(Renewal::of_all(std::move(widened), size(), min_ranks), group_->config(), is_alive_here, poll_signals_);
+  return renew(PendingMembership::of_all(std::move(widened), size(), min_ranks), group_->config(), is_alive_here,
+               poll_signals_);
 }
 
 // Agrees with the ranks of the closed communicator, whether they recover or admit joiners.
-Communicator::Renewal Communicator::agree_with_all(const std::string& said, std::optional<int> min_ranks) {
+Communicator::PendingMembership Communicator::agree_with_all(const std::string& said, std::optional<int> min_ranks) {
   std::vector<int> names(static_cast<std::size_t>(size()));
   std::iota(names.begin(), names.end(), 0);
   auto talk = group_->endpoint().among(names, Stage::begin);
@@ -125,27 +126,27 @@ Communicator::Renewal Communicator::agree_with_all(const std::string& said, std:
 std::shared_ptr<Communicator> Communicator::enter(std::unique_ptr<transport::Endpoint> widened, int former,
                                                   std::optional<int> min_ranks, const Config& config,
                                                   const std::function<void()>& poll_signals) {
-  return renew(Renewal::of_all(std::move(widened), former, min_ranks), config, {}, poll_signals);
+  return renew(PendingMembership::of_all(std::move(widened), former, min_ranks), config, {}, poll_signals);
 }
 
-Communicator::Renewal Communicator::Renewal::of_all(std::unique_ptr<transport::Endpoint> talk, int former,
-                                                    std::optional<int> min_ranks) {
+Communicator::PendingMembership Communicator::PendingMembership::of_all(std::unique_ptr<transport::Endpoint> talk,
+                                                                        int former, std::optional<int> min_ranks) {
   const auto size = static_cast<std::size_t>(talk->size());
-  std::vector<int> names(size, newcomer);
+  std::vector<int> names(size, joiner);
   std::iota(names.begin(), names.begin() + former, 0);
   return {std::move(talk), {transport::Members(size), std::vector<std::string>(size)}, std::move(names), min_ranks};
 }
 
 // Sets up a communicator and agrees that all ranks have done so. Otherwise tries again without ranks that died
 // meanwhile, or without joiners if it cannot be set up with them.
-std::shared_ptr<Communicator> Communicator::renew(Renewal renewal, const Config& config,
+std::shared_ptr<Communicator> Communicator::renew(PendingMembership renewal, const Config& config,
                                                   const transport::Endpoint::IsAlive& is_alive,
                                                   const std::function<void()>& poll_signals) {
   auto& [talk, decision, names, min_ranks] = renewal;
   const transport::Terms terms{config.timeout,
                                [&](int rank) {
                                  const int name = names[static_cast<std::size_t>(rank)];
-                                 return name == newcomer || !is_alive || is_alive(name);
+                                 return name == joiner || !is_alive || is_alive(name);
                                },
                                {},
                                poll_signals};
@@ -154,9 +155,9 @@ std::shared_ptr<Communicator> Communicator::renew(Renewal renewal, const Config&
     const std::vector<int> left = transport::survivors(decision.members, names, min_ranks);
     std::vector<int> kept;
     for (std::size_t r = 0; r < names.size(); ++r) {
-      if (decision.members[r].standing == Standing::alive) {
+      if (decision.members[r].liveness == Liveness::alive) {
         kept.push_back(names[r]);
-      } else if (names[r] != newcomer) {
+      } else if (names[r] != joiner) {
         origin.lost.emplace_back(names[r], decision.members[r].why);
       }
     }
@@ -172,11 +173,11 @@ std::shared_ptr<Communicator> Communicator::renew(Renewal renewal, const Config&
     }
     talk = talk->among(left, Stage::agree);
     decision = transport::agree(*talk, trouble, terms);
-    if (transport::alive(decision.members).size() < names.size() || turn_away_newcomers(renewal)) {
+    if (transport::alive(decision.members).size() < names.size() || exclude_joiners(renewal)) {
       continue;
     }
     check_set_up(decision, names);
-    std::erase(names, newcomer);
+    std::erase(names, joiner);
     std::sort(origin.lost.begin(), origin.lost.end());
     origin.ranks = std::move(names);
     made->origin_ = std::move(origin);
@@ -186,20 +187,20 @@ std::shared_ptr<Communicator> Communicator::renew(Renewal renewal, const Config&
 }
 
 // Excludes joiners after a failed setup. Returns true if there were any; throws if this process is a joiner.
-bool Communicator::turn_away_newcomers(Renewal& renewal) {
+bool Communicator::exclude_joiners(PendingMembership& renewal) {
   auto& [talk, decision, names, min_ranks] = renewal;
   const auto trouble = std::find_if(decision.values.begin(), decision.values.end(),
                                     [](const std::string& each) { return !each.empty(); });
   if (trouble == decision.values.end()) {
     return false;
   }
-  if (names[static_cast<std::size_t>(talk->rank())] == newcomer) {
+  if (names[static_cast<std::size_t>(talk->rank())] == joiner) {
     throw Error(ErrorKind::mismatch, "this process cannot join the job: " + *trouble);
   }
   bool are_some = false;
   for (std::size_t r = 0; r < names.size(); ++r) {
-    if (names[r] == newcomer) {
-      decision.members[r] = {Standing::gone, "could not join"};
+    if (names[r] == joiner) {
+      decision.members[r] = {Liveness::dead, "could not join"};
       are_some = true;
     }
   }

@@ -44,14 +44,14 @@ const collective::DeviceGroup* DeviceCalls::made() const {
   return made_.get();
 }
 
-collective::Outcome DeviceCalls::run(const collective::Call& call) {
+collective::CallResult DeviceCalls::run(const collective::Call& call) {
   const collective::Placement& placement = placement_of(call);
   const auto timeline = recorder_.device_timeline(placement.device);
   if (timeline == nullptr) {
     return group(placement.device, call)->run(call);
   }
   timeline->begin(placement.stream);
-  const collective::Outcome outcome = group(placement.device, call)->run(call);
+  const collective::CallResult outcome = group(placement.device, call)->run(call);
   timeline->end(placement.stream, describe(call.signature, call.label),
                 R"("on_device": true, "path": ")" + std::string(outcome.path) + "\"");
   return outcome;

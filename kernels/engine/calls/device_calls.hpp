@@ -27,7 +27,7 @@ class DeviceCalls {
   [[nodiscard]] const collective::DeviceGroup* made() const;
 
   // Runs the call, and records when the device does. Called in turn.
-  collective::Outcome run(const collective::Call& call);
+  collective::CallResult run(const collective::Call& call);
 
   // Aborts the calls under way, so that no stream waits for ranks that will not come.
   void abort() noexcept;

@@ -32,7 +32,7 @@ DeviceTimeline::~DeviceTimeline() {
     while (true) {
       {
         const std::lock_guard lock(mutex_);
-        write_what_happened();
+        write_finished_entries();
         if (entries_.empty() || Timeline::Clock::now() > deadline) {
           return;
         }
@@ -55,7 +55,7 @@ void DeviceTimeline::end(cuda::Stream stream, const std::string& name, const std
   const cuda::UseDevice use(device_);
   entries_.push_back({std::move(begun_), cuda::OwnedEvent(cuda::EventKind::time), name, facts});
   cuda::runtime().record(entries_.back().end.get(), stream);
-  write_what_happened();
+  write_finished_entries();
 }
 
 void DeviceTimeline::instant(cuda::Stream stream, const std::string& name) {
@@ -71,7 +71,7 @@ Timeline::Time DeviceTimeline::time_of(cuda::Event event) const {
 }
 
 // Writes finished entries, in the order in which they were put into streams.
-void DeviceTimeline::write_what_happened() {
+void DeviceTimeline::write_finished_entries() {
   while (!entries_.empty() && cuda::runtime().happened(entries_.front().end.get())) {
     const Entry& entry = entries_.front();
     if (entry.begin) {

@@ -37,7 +37,7 @@ class DeviceTimeline {
     std::string name;
     std::string facts;
   };
-  void write_what_happened();
+  void write_finished_entries();
   [[nodiscard]] Timeline::Time time_of(compute::cuda::Event event) const;
 
   std::shared_ptr<Timeline> timeline_;

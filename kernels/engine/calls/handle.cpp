@@ -83,7 +83,7 @@ void Handle::mark_reported() const {
   }
 }
 
-collective::Outcome Handle::outcome() const {
+collective::CallResult Handle::outcome() const {
   const std::lock_guard lock(mutex_);
   return served_.outcome;
 }

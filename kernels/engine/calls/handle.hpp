@@ -38,7 +38,7 @@ using DeviceEnd = std::shared_ptr<OnDevice>;  // nullptr for other calls
 
 // Result of a served call.
 struct Served {
-  collective::Outcome outcome;
+  collective::CallResult outcome;
   Times times;
   DeviceEnd end;
 };
@@ -80,7 +80,7 @@ class Handle {
   [[nodiscard]] bool device_done() const;
 
   // Return the outcome and the times of a call that has ended.
-  [[nodiscard]] collective::Outcome outcome() const;
+  [[nodiscard]] collective::CallResult outcome() const;
   [[nodiscard]] Times times() const;
 
   // Completes the call; called once, by the engine.

@@ -33,7 +33,7 @@ class PreparedCall {
   [[nodiscard]] bool done();
 
   // Returns the outcome of the last call that was waited for.
-  [[nodiscard]] const collective::Outcome& outcome() const { return outcome_; }
+  [[nodiscard]] const collective::CallResult& outcome() const { return outcome_; }
   // Returns the handle of the last started call on a device, to order streams behind its result.
   [[nodiscard]] const std::shared_ptr<Handle>& handle() const { return handle_; }
 
@@ -49,7 +49,7 @@ class PreparedCall {
   collective::Call call_;
   bool under_way_ = false;
   std::shared_ptr<Handle> handle_;  // handle of the call under way, if other threads may end it; guarded by the turns
-  collective::Outcome outcome_{};
+  collective::CallResult outcome_{};
 };
 
 }  // namespace gradientflow::engine

@@ -34,7 +34,7 @@ std::shared_ptr<DeviceTimeline> Recorder::device_timeline(int device) {
   return device_timeline_;
 }
 
-void Recorder::record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
+void Recorder::record(const collective::Call& call, const collective::CallResult& outcome, const Times& times,
                       const std::optional<Error>& failure) const {
   if (!is_on()) {
     return;

@@ -29,7 +29,7 @@ class Recorder {
   [[nodiscard]] std::shared_ptr<Timeline> timeline() const;
   [[nodiscard]] std::shared_ptr<DeviceTimeline> device_timeline(int device);
 
-  void record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
+  void record(const collective::Call& call, const collective::CallResult& outcome, const Times& times,
               const std::optional<Error>& failure = {}) const;
 
  private:

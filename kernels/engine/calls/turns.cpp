@@ -77,15 +77,15 @@ void Turns::leave() {
   }
 }
 
-void Turns::leave_apart() {
+void Turns::leave_concurrent() {
   const std::lock_guard lock(mutex_);
-  --apart_;
+  --concurrent_;
   changed_.notify_all();
 }
 
 void Turns::wait_until_served(std::unique_lock<std::mutex>& lock) {
   ++draining_;
-  wait_for(lock, [&] { return serving_.load() == next_ticket_.load() && apart_ == 0; });
+  wait_for(lock, [&] { return serving_.load() == next_ticket_.load() && concurrent_ == 0; });
   --draining_;
 }
 

@@ -50,7 +50,7 @@ class Turns {
 
   // Runs `work` at once, beside the call that has the turn: only closing waits for it.
   template <class Work>
-  void run_apart(Work work);
+  void run_concurrently(Work work);
 
   // Runs `work` in turn, in the progress thread. Its output is kept even if it throws.
   std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
@@ -64,7 +64,7 @@ class Turns {
   bool begin(PreparedCall& prepared);
   // Returns the outcome of a call that was begun, or was enqueued with its handle. Throws the call's error, or
   // Error(timeout) if the time is over first: then the call continues.
-  collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
+  collective::CallResult finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
   // Returns the failure of the first asynchronous call that failed, until a caller is told; otherwise nullptr.
@@ -93,8 +93,8 @@ class Turns {
   struct Leave {
     void operator()(Turns* self) const { self->leave(); }
   };
-  struct LeaveApart {
-    void operator()(Turns* self) const { self->leave_apart(); }
+  struct LeaveConcurrent {
+    void operator()(Turns* self) const { self->leave_concurrent(); }
   };
 
   template <class Work>
@@ -105,7 +105,7 @@ class Turns {
   void wait_for(std::unique_lock<std::mutex>& lock, Reached reached);
   void wait_until_served(std::unique_lock<std::mutex>& lock);
   void leave();
-  void leave_apart();
+  void leave_concurrent();
   void offer(PreparedCall& prepared);
   bool take(PreparedCall& prepared);
   bool finish_open(std::unique_lock<std::mutex>& lock);
@@ -122,7 +122,7 @@ class Turns {
   std::atomic<PreparedCall*> open_{nullptr};  // call begun; has the turn until a thread finishes it
   std::atomic<int> draining_{0};              // threads that wait until all tickets are served
   std::deque<Pending> pending_;
-  int apart_ = 0;                       // threads in run_apart()
+  int concurrent_ = 0;                  // threads in run_concurrently()
   std::atomic<bool> is_usable_{true};   // neither closed nor broken
   std::atomic<bool> is_closed_{false};  // once `is_usable_` is false, this is true or `broken_` is set
   std::optional<Error> broken_;
@@ -170,13 +170,13 @@ auto Turns::run(Work work, const Release& release) {
 }
 
 template <class Work>
-void Turns::run_apart(Work work) {
+void Turns::run_concurrently(Work work) {
   {
     const std::lock_guard lock(mutex_);
     check_usable();
-    ++apart_;
+    ++concurrent_;
   }
-  const std::unique_ptr<Turns, LeaveApart> until_the_end(this);
+  const std::unique_ptr<Turns, LeaveConcurrent> until_the_end(this);
   guarded(std::move(work));
 }
 

@@ -61,7 +61,7 @@ bool Turns::finish_open(std::unique_lock<std::mutex>& lock) {
   return true;
 }
 
-collective::Outcome Turns::finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release) {
+collective::CallResult Turns::finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release) {
   const bool mine = take(prepared);
   if (release && !(mine && collective::Group::is_short(prepared.call_) && group_.is_confirmed_soon())) {
     release();

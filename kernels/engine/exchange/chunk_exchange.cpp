@@ -1,15 +1,15 @@
-// End of a chunk pool's iteration: the exchange between the ranks, and the decisions that follow.
+// End of a sparse pool's iteration: the exchange between the ranks, and the decisions that follow.
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "../../base/text.hpp"
-#include "chunk_pool.hpp"
 #include "chunk_selection.hpp"
+#include "sparse_pool.hpp"
 
 namespace gradientflow::engine {
 
-void ChunkPool::exchange(Deadline deadline, Stream stream) {
+void SparsePool::exchange(Deadline deadline, Stream stream) {
   try {
     learn_own_norms(deadline);
     send_norms(deadline);
@@ -22,7 +22,7 @@ void ChunkPool::exchange(Deadline deadline, Stream stream) {
   }
 }
 
-void ChunkPool::learn_own_norms(Deadline deadline) {
+void SparsePool::learn_own_norms(Deadline deadline) {
   if (learned_) {
     return;
   }
@@ -41,7 +41,7 @@ void ChunkPool::learn_own_norms(Deadline deadline) {
 }
 
 // Finds the tensor whose gradient is not finite: in the gradients if they are still there, otherwise in the residuals.
-void ChunkPool::find_nonfinite_tensor(std::size_t chunk) {
+void SparsePool::find_nonfinite_tensor(std::size_t chunk) {
   const Span span = layout_.span_of(chunk);
   const auto [first, last] = layout_.tensors_of(chunk);
   const float* const next = residual_.after(chunk);
@@ -54,7 +54,7 @@ void ChunkPool::find_nonfinite_tensor(std::size_t chunk) {
 }
 
 // Sums the norms of unsent chunks over the ranks. Sent chunks need no exchange of norms, as all ranks have their means.
-void ChunkPool::send_norms(Deadline deadline) {
+void SparsePool::send_norms(Deadline deadline) {
   if (message_->is_sent()) {
     return;
   }
@@ -68,14 +68,14 @@ void ChunkPool::send_norms(Deadline deadline) {
   message_->send(*send_, deadline);
 }
 
-void ChunkPool::receive_means(Deadline deadline, Stream stream) {
+void SparsePool::receive_means(Deadline deadline, Stream stream) {
   if (!received_) {
     send_->wait_until(deadline, stream);
     received_ = true;
   }
 }
 
-void ChunkPool::scatter_means(Deadline deadline, Stream stream) {
+void SparsePool::scatter_means(Deadline deadline, Stream stream) {
   const auto begin = Clock::now();
   if (!scattered_) {
     std::vector<ChunkJob> jobs;
@@ -91,7 +91,7 @@ void ChunkPool::scatter_means(Deadline deadline, Stream stream) {
   }
 }
 
-void ChunkPool::give_up(Stream stream) noexcept {
+void SparsePool::give_up(Stream stream) noexcept {
   try {
     send_->rollback(stream);
   } catch (const Error&) {  // the first error is thrown
@@ -102,7 +102,7 @@ void ChunkPool::give_up(Stream stream) noexcept {
   }
 }
 
-void ChunkPool::decide() {
+void SparsePool::decide() {
   if (failure_) {
     return;
   }
@@ -119,7 +119,7 @@ void ChunkPool::decide() {
     if (skip_nonfinite_) {
       found_nonfinite_.reset();
     } else {
-      const NonfinitePlace place = find_nonfinite(norms);
+      const NonfiniteTensorRange place = find_nonfinite(norms);
       found_nonfinite_ = place;
       failure_ = nonfinite_error(place);
     }
@@ -143,7 +143,7 @@ void ChunkPool::decide() {
 }
 
 // Returns the error. All ranks call this, or none.
-Error ChunkPool::different_loss_scales() const {
+Error SparsePool::different_loss_scales() const {
   try {
     check_same("settings of a sparse gradient pool", "loss scale " + format_number(loss_scale()));
   } catch (const Error& error) {
@@ -154,7 +154,7 @@ Error ChunkPool::different_loss_scales() const {
 
 // Finds the first rank with a gradient that is not finite, and the tensors there. If all gradients are finite, finds
 // the chunk whose mean or norm is not. All ranks call this, or none.
-NonfinitePlace ChunkPool::find_nonfinite(const std::vector<double>& norms) const {
+NonfiniteTensorRange SparsePool::find_nonfinite(const std::vector<double>& norms) const {
   const NonfiniteTensors mine = nonfinite_tensors();
   std::vector<NonfiniteTensors> of_each(static_cast<std::size_t>(communicator_->size()));
   communicator_->run({.signature = {.count = 2, .kind = transport::CallKind::allgather, .dtype = DType::int64},

@@ -1,4 +1,4 @@
-// Work of a chunk pool on the elements of its chunks: with the same bits on the host and on a CUDA device.
+// Work of a sparse pool on the elements of its chunks: with the same bits on the host and on a CUDA device.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Message in which the ranks of a chunk pool sum numbers at the end of an iteration: the norms of unsent chunks, and
+// Message in which the ranks of a sparse pool sum numbers at the end of an iteration: the norms of unsent chunks, and
 // the extra numbers. Settings travel with their squares: the sums show whether all ranks have the same.
 #pragma once
 

@@ -46,7 +46,7 @@ class Pool {
   // Report on a message of the last iteration.
   struct Report {
     std::size_t bytes;
-    collective::Outcome outcome;
+    collective::CallResult outcome;
     Clock::time_point ready;  // time at which the last of its tensors was ready
     Times times;
   };

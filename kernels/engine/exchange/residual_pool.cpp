@@ -87,7 +87,7 @@ void ResidualPool::reset() {
 
 // ---- gradients that are not finite ----------------------------------------------------------------------------------
 
-Error ResidualPool::nonfinite_error(const NonfinitePlace& place) {
+Error ResidualPool::nonfinite_error(const NonfiniteTensorRange& place) {
   const std::string which = place.first == place.last ? "the gradient of tensor " + std::to_string(place.first)
                                                       : "a gradient of the tensors " + std::to_string(place.first) +
                                                             " to " + std::to_string(place.last);
@@ -104,11 +104,11 @@ ResidualPool::NonfiniteTensors ResidualPool::nonfinite_tensors() const {
   return {static_cast<std::int64_t>(found_nonfinite_->first), static_cast<std::int64_t>(found_nonfinite_->last)};
 }
 
-std::optional<NonfinitePlace> ResidualPool::first_place(std::span<const NonfiniteTensors> of_ranks) {
+std::optional<NonfiniteTensorRange> ResidualPool::first_place(std::span<const NonfiniteTensors> of_ranks) {
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
     if (of_ranks[rank].first >= 0) {
-      return NonfinitePlace{static_cast<int>(rank), static_cast<std::size_t>(of_ranks[rank].first),
-                            static_cast<std::size_t>(of_ranks[rank].last)};
+      return NonfiniteTensorRange{static_cast<int>(rank), static_cast<std::size_t>(of_ranks[rank].first),
+                                  static_cast<std::size_t>(of_ranks[rank].last)};
     }
   }
   return {};

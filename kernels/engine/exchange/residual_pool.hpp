@@ -18,8 +18,8 @@
 
 namespace gradientflow::engine {
 
-struct NonfinitePlace {  // place of the first nonfinite gradient found: a tensor from `first` to `last`
-  int rank;              // -1: every rank's gradient was finite, but not the mean
+struct NonfiniteTensorRange {  // place of the first nonfinite gradient found: a tensor from `first` to `last`
+  int rank;                    // -1: every rank's gradient was finite, but not the mean
   std::size_t first;
   std::size_t last;
 };
@@ -39,8 +39,8 @@ class ResidualPool : public Pool {
 
   // Describe the last finished iteration.
   [[nodiscard]] bool dropped() const { return locked(last_) == Fate::dropped; }  // a gradient was not finite
-  // Returns the place of that gradient; a ChunkPool knows it only if it threw.
-  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const { return locked(nonfinite_); }
+  // Returns the place of that gradient; a SparsePool knows it only if it threw.
+  [[nodiscard]] std::optional<NonfiniteTensorRange> nonfinite() const { return locked(nonfinite_); }
   // Returns the time to select, gather and scatter the sent data.
   [[nodiscard]] double selection_seconds() const { return locked(selection_seconds_); }
 
@@ -98,8 +98,8 @@ class ResidualPool : public Pool {
     std::int64_t last = -1;
   };
   [[nodiscard]] NonfiniteTensors nonfinite_tensors() const;  // mutex_ held, or at the end
-  [[nodiscard]] static std::optional<NonfinitePlace> first_place(std::span<const NonfiniteTensors> of_ranks);
-  [[nodiscard]] static Error nonfinite_error(const NonfinitePlace& place);
+  [[nodiscard]] static std::optional<NonfiniteTensorRange> first_place(std::span<const NonfiniteTensors> of_ranks);
+  [[nodiscard]] static Error nonfinite_error(const NonfiniteTensorRange& place);
   // Notes a gradient of this rank in `part` of the elements, which belongs to the tensors `first` to `last`, that is
   // not finite. `count(begin, end)` counts such elements, to find the tensor.
   template <class Count>
@@ -124,21 +124,21 @@ class ResidualPool : public Pool {
   float scale_ = 1.0F;  // factor of gradients: 1 / loss scale
   VersionedArray residual_;
 
-  std::optional<NonfinitePlace> found_nonfinite_;  // this rank's; at the end all ranks'
-  std::atomic<std::int64_t> selection_time_{0};    // nanoseconds
+  std::optional<NonfiniteTensorRange> found_nonfinite_;  // this rank's; at the end all ranks'
+  std::atomic<std::int64_t> selection_time_{0};          // nanoseconds
   // NOLINTEND(cppcoreguidelines-non-private-member-variables-in-classes)
 
  private:
   Workers workers_{mutex_};
 
   // Results of the last iteration.
-  std::optional<NonfinitePlace> nonfinite_;
+  std::optional<NonfiniteTensorRange> nonfinite_;
   double selection_seconds_ = 0.0;
 };
 
 template <class Count>
 void ResidualPool::note_nonfinite(Update::Span part, std::size_t first, std::size_t last, Count count) {
-  NonfinitePlace place{communicator_->rank(), first, last};
+  NonfiniteTensorRange place{communicator_->rank(), first, last};
   for (std::size_t tensor = first; tensor <= last; ++tensor) {
     const std::size_t begin = std::max(part.begin, offsets_[tensor] / size_of(dtype_));
     const std::size_t end = std::min(part.end, offsets_[tensor + 1] / size_of(dtype_));

@@ -208,7 +208,7 @@ void TopKPool::copy_velocities(std::span<float> destination) const {
   velocity_.read(destination);
 }
 
-void TopKPool::restore(const State& state) {
+void TopKPool::restore(const TopKCheckpoint& state) {
   check_state(
       [&] {
         check_residuals(state.residual);

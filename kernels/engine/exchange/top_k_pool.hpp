@@ -103,7 +103,7 @@ class TopKPool final : public ResidualPool {
   [[nodiscard]] std::vector<LayerSelection> layer_selections() const { return locked(layer_selections_); }
   [[nodiscard]] Update update() const;
 
-  // Same as in ChunkPool.
+  // Same as in SparsePool.
   void set_loss_scale(double scale);
 
   // Describe or copy the velocities, laid out as the gradients. Between iterations.
@@ -114,7 +114,7 @@ class TopKPool final : public ResidualPool {
   }  // threshold of each layer, for a checkpoint
 
   // Checkpoint: the state with which an iteration begins.
-  struct State {
+  struct TopKCheckpoint {
     std::span<const float> residual;
     std::span<const float> velocity;   // empty without momentum
     std::span<const float> threshold;  // threshold of each layer; empty: none
@@ -122,7 +122,7 @@ class TopKPool final : public ResidualPool {
   };
   // Resumes from a checkpoint. Collective. Throws Error(mismatch), before it changes anything, if the states of the
   // ranks do not agree, or if another rank has refused its state.
-  void restore(const State& state);
+  void restore(const TopKCheckpoint& state);
 
  private:
   using Trailer = NonfiniteTensors;  // end of a rank's last message, before its extra numbers

@@ -48,7 +48,7 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
 
 // Returns the server that keeps copies of each: at the same distance for all, so that the work is shared equally, and
 // on a different node for as many as possible.
-std::vector<int> keepers_of(const std::vector<int>& servers, const std::vector<int>& node_of) {
+std::vector<int> copy_holders_of(const std::vector<int>& servers, const std::vector<int>& node_of) {
   const std::size_t count = servers.size();
   const auto elsewhere = [&](std::size_t places) {
     std::size_t found = 0;
@@ -62,11 +62,11 @@ std::vector<int> keepers_of(const std::vector<int>& servers, const std::vector<i
   for (std::size_t places = 2; places < count; ++places) {
     best = elsewhere(places) > elsewhere(best) ? places : best;
   }
-  std::vector<int> keepers;
+  std::vector<int> copy_holders;
   for (std::size_t s = 0; s < count; ++s) {
-    keepers.push_back(static_cast<int>((s + best) % count));
+    copy_holders.push_back(static_cast<int>((s + best) % count));
   }
-  return keepers;
+  return copy_holders;
 }
 
 // Parameter servers of this process: the open ones, and closed servers that still serve other ranks.
@@ -145,7 +145,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
       throw Error(ErrorKind::value,
                   "replicas=1 needs two servers, which keep copies of each other's weights, and there is one" + why);
     }
-    roles.keepers = keepers_of(roles.servers, everybody.group().topology().node_of);
+    roles.copy_holders = copy_holders_of(roles.servers, everybody.group().topology().node_of);
   }
   communicator_ = everybody.duplicate("parameter server", transport::MadeFor::parameter_server);
   communicator_->count_as_sent({});  // transfers of a mailbox are not counted
@@ -178,7 +178,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
       });
     }
   }
-  end_what_has_served();
+  end_finished_servers();
   const std::lock_guard lock(registry().mutex);
   registry().open.insert(this);
 }
@@ -214,7 +214,7 @@ ServerWorker& ParameterServer::worker() const {
 void ParameterServer::make_recoverable(std::size_t rounds) {
   communicator_->check_process();
   if (worker_ != nullptr) {
-    worker_->make_recoverable(rounds > 0 || !shared_->roles.keepers.empty());
+    worker_->make_recoverable(rounds > 0 || !shared_->roles.copy_holders.empty());
   }
   if (server_ != nullptr) {
     server_->make_recoverable(rounds);
@@ -225,12 +225,12 @@ std::vector<Server::Holding> ParameterServer::holdings() const {
   return server_ == nullptr ? std::vector<Server::Holding>{} : server_->holdings();
 }
 
-void ParameterServer::salvage(std::size_t server, std::uint64_t round, std::size_t array,
-                              std::span<float* const> tensors) const {
+void ParameterServer::read_copy(std::size_t server, std::uint64_t round, std::size_t array,
+                                std::span<float* const> tensors) const {
   if (server_ == nullptr) {
     throw Error(ErrorKind::value, "rank " + std::to_string(communicator_->rank()) + " serves nothing");
   }
-  server_->salvage(server, round, array, tensors);
+  server_->read_copy(server, round, array, tensors);
 }
 
 void ParameterServer::serve() {
@@ -281,11 +281,11 @@ void ParameterServer::close(bool orderly) noexcept {
   for (const auto& each : serving) {
     each->end(orderly || !each->serves_, deadline);
   }
-  end_what_has_served();
+  end_finished_servers();
 }
 
 // Ends the closed parameter servers that no longer serve any rank.
-void ParameterServer::end_what_has_served() noexcept {
+void ParameterServer::end_finished_servers() noexcept {
   std::vector<std::shared_ptr<ParameterServer>> done;
   {
     const std::lock_guard lock(registry().mutex);

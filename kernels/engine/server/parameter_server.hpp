@@ -60,7 +60,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
 
   // Forward to this rank's server, after it has closed: see Server.
   [[nodiscard]] std::vector<Server::Holding> holdings() const;
-  void salvage(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
+  void read_copy(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
 
   // Serves until all workers have closed. For a rank that serves only.
   void serve();
@@ -74,7 +74,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static void end_what_has_served() noexcept;
+  static void end_finished_servers() noexcept;
   void end(bool orderly, Clock::time_point deadline) noexcept;
   [[nodiscard]] bool is_forked() const noexcept;
   [[nodiscard]] std::optional<Error> failure() const;  // error of the server or the worker of this rank

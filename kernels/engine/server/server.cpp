@@ -41,7 +41,7 @@ void Server::serve(const std::function<void()>& poll_signals) {
       return true;
     }
     const std::unique_lock held(serving_, std::try_to_lock);
-    return held && (trouble_ != nullptr || has_copy_arrived() || (is_end_due() && can_do(decisions_.front())) ||
+    return held && (helper_error_ != nullptr || has_copy_arrived() || (is_end_due() && can_do(decisions_.front())) ||
                     ((helpers_ == 0 || !may_be_helped()) &&
                      (shared_.mailbox->has(shared_.tags.to_server) ||
                       std::any_of(workers_.begin(), workers_.end(),
@@ -56,8 +56,8 @@ void Server::serve(const std::function<void()>& poll_signals) {
     while (!stops_ && !have_closed()) {
       const int losses = shared_.mailbox->losses();
       const bool moved = step(false);
-      if (trouble_ != nullptr) {
-        std::rethrow_exception(trouble_);
+      if (helper_error_ != nullptr) {
+        std::rethrow_exception(helper_error_);
       }
       if (losses != losses_) {
         losses_ = losses;
@@ -101,13 +101,13 @@ bool Server::step(bool helps) {
 
 void Server::help() noexcept {
   const std::unique_lock held(serving_, std::try_to_lock);
-  if (!held || !serves_ || trouble_ != nullptr || !may_be_helped()) {
+  if (!held || !serves_ || helper_error_ != nullptr || !may_be_helped()) {
     return;
   }
   try {
     step(true);
   } catch (...) {
-    trouble_ = std::current_exception();
+    helper_error_ = std::current_exception();
   }
 }
 
@@ -174,7 +174,7 @@ void Server::take(ReceivedNote received) {
 }
 
 // Throws if a worker has closed in order while others still push.
-void Server::check_farewells() const {
+void Server::check_closed_workers() const {
   const bool goes_on = std::any_of(workers_.begin(), workers_.end(), [](const Worker& each) {
     return each.departed || !each.pushes.empty() ||
            std::any_of(each.notes.begin(), each.notes.end(),
@@ -194,17 +194,17 @@ void Server::check_losses() {
       continue;
     }
     take_notes();  // notes that it sent earlier are here
-    if (rank >= shared_.roles.workers || (!worker(rank).closed && !says_bye(worker(rank)))) {
+    if (rank >= shared_.roles.workers || (!worker(rank).closed && !has_closing_note(worker(rank)))) {
       if (!recovery_.is_on) {  // recovery ignores which rank gave up first: all continue without it
         // Waits for another server's error, because of which the rank may have given up.
-        shared_.mailbox->until([this] { return stops_.load(); }, Clock::now() + waits::last_words.time());
+        shared_.mailbox->until([this] { return stops_.load(); }, Clock::now() + waits::error_grace.time());
       }
       throw Error(*loss);
     }
   }
 }
 
-bool Server::says_bye(const Worker& of) {
+bool Server::has_closing_note(const Worker& of) {
   return std::any_of(of.notes.begin(), of.notes.end(),
                      [](const ReceivedNote& received) { return received.note.kind == NoteKind::bye; });
 }

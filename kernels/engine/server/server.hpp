@@ -85,7 +85,7 @@ class Server {
     std::uint64_t last;
   };
   [[nodiscard]] std::vector<Holding> holdings();
-  void salvage(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
+  void read_copy(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
 
   // Returns the error that ended `run`, if any.
   [[nodiscard]] std::optional<Error> failure() const;
@@ -197,8 +197,8 @@ class Server {
   void expect_copy(const ReceivedNote& received);
   [[nodiscard]] bool has_copy_arrived() const;
   bool take_copies();
-  void check_farewells() const;
-  [[nodiscard]] static bool says_bye(const Worker& of);
+  void check_closed_workers() const;
+  [[nodiscard]] static bool has_closing_note(const Worker& of);
   void check_losses();
   void fail(const Error& error) noexcept;
 
@@ -239,7 +239,7 @@ class Server {
   std::atomic<int> helpers_{0};
   mutable std::mutex serving_;  // held by the serving thread
   bool serves_ = false;
-  std::exception_ptr trouble_;  // error of a helper
+  std::exception_ptr helper_error_;  // error of a helper
   mutable std::mutex failing_;
   std::optional<Error> failure_;
 };

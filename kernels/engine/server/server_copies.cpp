@@ -20,7 +20,7 @@ void Server::make_recoverable(std::size_t rounds) {
 
 // Copies the shard, after a round or a change by `load`.
 void Server::keep_copy(bool is_loaded) {
-  const int keeper = shared_.roles.keepers.empty() ? -1 : shared_.roles.keepers[number_];
+  const int keeper = shared_.roles.copy_holders.empty() ? -1 : shared_.roles.copy_holders[number_];
   if (!recovery_.is_on || !has_weights_ || (recovery_.rounds == 0 && keeper < 0)) {
     return;
   }
@@ -138,8 +138,8 @@ const ShardCopy* Server::copy_of(std::size_t server, std::uint64_t round) const 
   return nullptr;
 }
 
-void Server::salvage(std::size_t server, std::uint64_t round, std::size_t array,
-                     std::span<float* const> tensors) const {
+void Server::read_copy(std::size_t server, std::uint64_t round, std::size_t array,
+                       std::span<float* const> tensors) const {
   const std::lock_guard held(serving_);
   const ShardCopy* const found = copy_of(server, round);
   if (found == nullptr) {

@@ -24,7 +24,7 @@ namespace gradientflow::engine {
 struct ServerRoles {
   int workers = 0;
   std::vector<int> servers;                     // rank of each
-  std::vector<int> keepers = {};                // server that keeps copies of each; empty: none does
+  std::vector<int> copy_holders = {};           // server that keeps copies of each; empty: none does
   [[nodiscard]] int server_at(int rank) const;  // -1: none
 };
 

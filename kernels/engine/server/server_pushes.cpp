@@ -59,7 +59,7 @@ bool Server::process_notes(int number) {
       }
     } else {
       of.closed = true;
-      check_farewells();
+      check_closed_workers();
     }
   }
   return any;
@@ -81,7 +81,7 @@ void Server::process_push(int number, const ReceivedNote& received) {
   if (leads()) {
     log_.pushed(number);
     ask_policy(number, false);
-    check_farewells();
+    check_closed_workers();
   }
 }
 

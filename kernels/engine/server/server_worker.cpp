@@ -85,7 +85,7 @@ void ServerWorker::check_losses(const std::string& what) {
     }
     if (const auto loss = shared_.mailbox->loss_of(rank, what)) {
       // A server's error names the first rank that left.
-      const auto deadline = Clock::now() + (is_recoverable_ ? Clock::duration() : waits::last_words.time());
+      const auto deadline = Clock::now() + (is_recoverable_ ? Clock::duration() : waits::error_grace.time());
       for (take_notes(); !failure_ && Clock::now() < deadline; take_notes()) {
         shared_.mailbox->poll();
         std::this_thread::sleep_for(1ms);

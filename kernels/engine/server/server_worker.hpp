@@ -201,7 +201,7 @@ class ServerWorker {
   std::size_t answers_;                     // number of servers that have answered it
   std::vector<bool> has_answered_;          // answer of each server
   std::vector<bool> gathered_;              // tensors whose parts at servers of this node are copied to the pull buffer
-  bool has_place_ = false;
+  bool has_pull_buffer_pages_ = false;
   Transfers answers_under_way_;  // transfers by server, then by range; null: none expected
   std::uint64_t reports_asked_ = 0;
   std::uint64_t reports_come_ = 0;

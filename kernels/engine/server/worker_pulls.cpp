@@ -182,7 +182,7 @@ ServerWorker::Weights ServerWorker::weights(std::uint64_t pull, std::size_t tens
     const std::size_t item = size_of(pulled());
     std::byte* const buffer = shared_.memory.pull_buffer(rank());
     if (!gathered_[tensor]) {
-      if (!std::exchange(has_place_, true)) {
+      if (!std::exchange(has_pull_buffer_pages_, true)) {
         shared_.memory.provide_pull_buffer(rank());
       }
       for (const TensorPart& part : parts) {

@@ -10,7 +10,8 @@
 namespace gradientflow::jax {
 
 DenseExchange::DenseExchange(std::shared_ptr<engine::Communicator> communicator, transport::Algorithm algorithm,
-                             std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<Place> places)
+                             std::vector<std::shared_ptr<engine::GradientPool>> pools,
+                             std::vector<GradientPlacement> places)
     : communicator_(std::move(communicator)),
       algorithm_(algorithm),
       pools_(std::move(pools)),
@@ -22,7 +23,7 @@ void DenseExchange::average_small(const Buffers& buffers, std::uint32_t call, bo
     write_marks(call, refused, pools_.front()->extra());
   }
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    if (const Place& place = places_[i]; place.pool) {
+    if (const GradientPlacement& place = places_[i]; place.pool) {
       engine::GradientPool& pool = *pools_[*place.pool];
       const Buffer& gradient = buffers.operands[i + 1];
       std::copy_n(gradient.data, gradient.bytes(), pool.data() + pool.offset(place.tensor));
@@ -36,7 +37,7 @@ void DenseExchange::average_small(const Buffers& buffers, std::uint32_t call, bo
 
 void DenseExchange::average_large(const Buffers& buffers, std::uint32_t call, bool refused) {
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    const Place& place = places_[i];
+    const GradientPlacement& place = places_[i];
     if (place.pool) {
       continue;
     }
@@ -84,7 +85,7 @@ void DenseExchange::run(const Buffers& buffers, bool refused) {
     throw;
   }
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    if (const Place& place = places_[i]; place.pool) {
+    if (const GradientPlacement& place = places_[i]; place.pool) {
       const engine::GradientPool& pool = *pools_[*place.pool];
       const Buffer& mean = buffers.results[i + 1];
       std::copy_n(pool.data() + pool.offset(place.tensor), mean.bytes(), mean.data);

@@ -16,10 +16,10 @@
 
 namespace gradientflow::jax {
 
-class DenseExchange final : public Exchange {
+class DenseExchange final : public GradientExchange {
  public:
   // Memory in which a gradient is averaged.
-  struct Place {
+  struct GradientPlacement {
     std::optional<std::size_t> pool;  // none: where it is
     std::size_t tensor;               // index in the pool
     std::string name;                 // name in labels
@@ -29,7 +29,7 @@ class DenseExchange final : public Exchange {
   // `communicator` is for these calls alone. `places` are in the order of the operands. The first pool, if any, has
   // `marks_needed()` extra numbers; further pools have at least one.
   DenseExchange(std::shared_ptr<engine::Communicator> communicator, transport::Algorithm algorithm,
-                std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<Place> places);
+                std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<GradientPlacement> places);
 
   void run(const Buffers& buffers, bool refused) override;
 
@@ -42,7 +42,7 @@ class DenseExchange final : public Exchange {
   std::shared_ptr<engine::Communicator> communicator_;
   transport::Algorithm algorithm_;
   std::vector<std::shared_ptr<engine::GradientPool>> pools_;
-  std::vector<Place> places_;
+  std::vector<GradientPlacement> places_;
 };
 
 }  // namespace gradientflow::jax

@@ -20,10 +20,10 @@ void Channel::run(const Buffers& buffers, std::int64_t run) {
   given_[token.state] = {run, after.data, token_of(after)};
 }
 
-Exchanges::Exchanges(std::shared_ptr<Exchange> first, std::shared_ptr<Exchange> others, Meet meet)
+ExchangeSet::ExchangeSet(std::shared_ptr<GradientExchange> first, std::shared_ptr<GradientExchange> others, Meet meet)
     : first_(std::move(first)), others_(std::make_shared<Queue>(std::move(others), std::move(meet))) {}
 
-void Exchanges::run(CallFrame& frame) {
+void ExchangeSet::run(CallFrame& frame) {
   if (token_of(frame.operand(0)).state == 1) {
     first_.run(frame.buffers(), frame.run());
   } else {

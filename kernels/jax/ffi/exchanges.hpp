@@ -22,12 +22,12 @@
 namespace gradientflow::jax {
 
 // An exchange of gradients: the work of a call of `average`.
-class Exchange {
+class GradientExchange {
  public:
-  Exchange() = default;
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
-  virtual ~Exchange() = default;
+  GradientExchange() = default;
+  GradientExchange(const GradientExchange&) = delete;
+  GradientExchange& operator=(const GradientExchange&) = delete;
+  virtual ~GradientExchange() = default;
 
   // Makes a call, one at a time. Operands: the token, the gradients, further state. Results: the same, in the same
   // order. `refused`: this rank throws afterwards, and the ranks that make the same call must throw, too.
@@ -39,7 +39,7 @@ class Exchange {
 // refused. Only if both write to the same memory, XLA itself orders them, as in a loop.
 class Channel {
  public:
-  explicit Channel(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
+  explicit Channel(std::shared_ptr<GradientExchange> exchange) : exchange_(std::move(exchange)) {}
 
   void run(const Buffers& buffers, std::int64_t run);
 
@@ -50,14 +50,14 @@ class Channel {
     Token token;
   };
 
-  std::shared_ptr<Exchange> exchange_;
+  std::shared_ptr<GradientExchange> exchange_;
   std::mutex mutex_;
   std::unordered_map<std::uint32_t, Given> given_;  // last calls by the states' numbers
 };
 
 class Queue;
 
-class Exchanges {
+class ExchangeSet {
  public:
   // Communicator of the queue, and the seconds that a call waits there for its turn.
   struct Order {
@@ -66,7 +66,7 @@ class Exchanges {
   };
   using Meet = std::function<Order()>;  // collective
 
-  Exchanges(std::shared_ptr<Exchange> first, std::shared_ptr<Exchange> others, Meet meet);
+  ExchangeSet(std::shared_ptr<GradientExchange> first, std::shared_ptr<GradientExchange> others, Meet meet);
 
   void run(CallFrame& frame);
 

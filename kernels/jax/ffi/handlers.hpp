@@ -9,8 +9,8 @@ namespace gradientflow::jax {
 // results: the same. Attributes: comm (the number of a communicator), op, wire (empty for none), label.
 XLA_FFI_Error* allreduce(XLA_FFI_CallFrame* frame) noexcept;
 
-// Averages gradients. Operands and results: see Exchange. Attributes: exchanges, the number of the Exchanges, and
-// layout, the hash in their tokens.
+// Averages gradients. Operands and results: see GradientExchange. Attributes: exchanges, the number of the ExchangeSet,
+// and layout, the hash in their tokens.
 XLA_FFI_Error* average(XLA_FFI_CallFrame* frame) noexcept;
 
 }  // namespace gradientflow::jax

@@ -52,7 +52,7 @@ void Queue::serve() {
 }
 
 // Collective the first time, on ranks that have a call.
-const Exchanges::Order& Queue::order() {
+const ExchangeSet::Order& Queue::order() {
   if (!order_) {
     order_ = meet_();
   }
@@ -76,7 +76,7 @@ std::uint32_t Queue::agree_on_state() {
 }
 
 Queue::Call Queue::take(std::uint32_t state) {
-  const Exchanges::Order& order = this->order();
+  const ExchangeSet::Order& order = this->order();
   std::unique_lock lock(mutex_);
   auto found = calls_.end();
   const bool is_here = changed_.wait_for(lock, std::chrono::duration<double>(order.timeout), [&] {

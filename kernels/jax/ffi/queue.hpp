@@ -16,7 +16,7 @@ namespace gradientflow::jax {
 
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
-  Queue(std::shared_ptr<Exchange> exchange, Exchanges::Meet meet)
+  Queue(std::shared_ptr<GradientExchange> exchange, ExchangeSet::Meet meet)
       : channel_(std::move(exchange)), meet_(std::move(meet)) {}
 
   // Adds a call, which is answered once it is made.
@@ -32,14 +32,14 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   void serve();
   [[nodiscard]] bool has_calls();
-  [[nodiscard]] const Exchanges::Order& order();
+  [[nodiscard]] const ExchangeSet::Order& order();
   [[nodiscard]] std::uint32_t agree_on_state();
   [[nodiscard]] Call take(std::uint32_t state);
   [[nodiscard]] Call take_first();
 
   Channel channel_;
-  Exchanges::Meet meet_;
-  std::optional<Exchanges::Order> order_;  // used only by the serving thread
+  ExchangeSet::Meet meet_;
+  std::optional<ExchangeSet::Order> order_;  // used only by the serving thread
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Call> calls_;

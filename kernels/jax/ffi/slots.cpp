@@ -46,8 +46,8 @@ Slots<engine::Communicator>& communicators() {
   return *slots;
 }
 
-Slots<Exchanges>& all_exchanges() {
-  static auto* const slots = new Slots<Exchanges>;  // NOLINT(*-owning-memory)
+Slots<ExchangeSet>& all_exchanges() {
+  static auto* const slots = new Slots<ExchangeSet>;  // NOLINT(*-owning-memory)
   return *slots;
 }
 
@@ -57,13 +57,13 @@ std::int64_t number_of(const std::shared_ptr<engine::Communicator>& communicator
   return communicators().number_of(communicator);
 }
 
-std::int64_t number_of(const std::shared_ptr<Exchanges>& exchanges) { return all_exchanges().number_of(exchanges); }
+std::int64_t number_of(const std::shared_ptr<ExchangeSet>& exchanges) { return all_exchanges().number_of(exchanges); }
 
 std::shared_ptr<engine::Communicator> communicator_of(std::int64_t number) {
   return communicators().object_of(number, "communicator");
 }
 
-std::shared_ptr<Exchanges> exchanges_of(std::int64_t number) {
+std::shared_ptr<ExchangeSet> exchanges_of(std::int64_t number) {
   return all_exchanges().object_of(number, "transformation");
 }
 

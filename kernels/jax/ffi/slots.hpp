@@ -12,10 +12,10 @@ namespace gradientflow::jax {
 
 // Returns the number of an object, a new number at the first call. Numbers are never given twice.
 std::int64_t number_of(const std::shared_ptr<engine::Communicator>& communicator);
-std::int64_t number_of(const std::shared_ptr<Exchanges>& exchanges);
+std::int64_t number_of(const std::shared_ptr<ExchangeSet>& exchanges);
 
 // Returns the object of a number. Throws Error(closed) if it is gone.
 std::shared_ptr<engine::Communicator> communicator_of(std::int64_t number);
-std::shared_ptr<Exchanges> exchanges_of(std::int64_t number);
+std::shared_ptr<ExchangeSet> exchanges_of(std::int64_t number);
 
 }  // namespace gradientflow::jax

@@ -109,22 +109,22 @@ void Job::split(int color, int key, Group& part) {
   const std::lock_guard lock(setting_up_);
   decisive([&] {
     engine::Communicator& all = ranks(world);
-    struct Place {
+    struct Membership {
       std::int32_t color;
       std::int32_t key;
     };
-    const Place mine{color, key};
-    std::vector<Place> places(static_cast<std::size_t>(all.size()));
+    const Membership mine{color, key};
+    std::vector<Membership> places(static_cast<std::size_t>(all.size()));
     try {
       allgather(all, &mine, places.data(), sizeof mine);
     } catch (const Error& error) {
       throw Error(error.kind(),
                   std::string("the first use of a group of devices needs all ranks of the job: ") + error.what());
     }
-    std::vector<std::pair<Place, int>> members;
+    std::vector<std::pair<Membership, int>> members;
     for (std::size_t rank = 0; rank < places.size(); ++rank) {
-      const Place& place = places[rank];
-      const auto others = std::count_if(places.begin(), places.end(), [&](const Place& each) {
+      const Membership& place = places[rank];
+      const auto others = std::count_if(places.begin(), places.end(), [&](const Membership& each) {
         return each.color == place.color && each.key < place.key;
       });
       if (place.color >= 0 && others != place.key) {

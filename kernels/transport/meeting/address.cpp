@@ -126,7 +126,7 @@ std::string address_by_setting(const std::string& interface, const std::string& 
                                     "'; it has " + (there.empty() ? "none at all" : there));
 }
 
-std::optional<std::string> address_towards(const Place& place, const Until& until) {
+std::optional<std::string> address_towards(const HostPort& place, const Until& until) {
   std::vector<SocketAddress> addresses;
   try {
     addresses = resolve(place, until);
@@ -147,7 +147,7 @@ std::optional<std::string> address_towards(const Place& place, const Until& unti
 }  // namespace
 
 // Looks up in a thread, as the system may ask other hosts for many seconds, and takes no limit.
-std::vector<SocketAddress> resolve(const Place& place, const Until& until) {
+std::vector<SocketAddress> resolve(const HostPort& place, const Until& until) {
   if (const auto address = parse_address(place.host, place.port)) {
     return {*address};
   }
@@ -190,11 +190,11 @@ std::vector<SocketAddress> resolve(const Place& place, const Until& until) {
   return answer->found->addresses;
 }
 
-void await_name(const std::vector<Place>& places, const Until& until) {
+void await_name(const std::vector<HostPort>& places, const Until& until) {
   const Until soon = until.anew(names_may_come_late() ? until.remaining() : waits::known_name.seconds());
   while (true) {
     std::string causes;
-    for (const Place& place : places) {
+    for (const HostPort& place : places) {
       try {
         static_cast<void>(resolve(place, until));
         return;
@@ -235,7 +235,7 @@ std::string choose_address(const std::string& interface, const std::string& near
     return address_by_setting(interface, interface.starts_with('^') ? choose_address("auto", near, until) : "");
   }
   if (!near.empty()) {
-    for (const Place& place : parse_places(near)) {
+    for (const HostPort& place : parse_host_ports(near)) {
       if (const auto found = address_towards(place, until)) {
         return *found;
       }

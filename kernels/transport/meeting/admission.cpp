@@ -53,15 +53,15 @@ tcp::Token token_of(const std::string& secret) {
 
 }  // namespace
 
-Newcomer::Newcomer(const Config& config, const std::string& near, const Until& until)
+Joiner::Joiner(const Config& config, const std::string& near, const Until& until)
     : network_(tcp::Network::listen({.address = choose_address(config.interface, near, until),
                                      .timeout = config.timeout,
                                      .host_timeout = config.host_timeout,
                                      .congestion = config.congestion == "auto" ? "" : config.congestion})) {}
 
-std::string Newcomer::card() const { return pack({library_version(), network_->address(), network_id()}); }
+std::string Joiner::card() const { return pack({library_version(), network_->address(), network_id()}); }
 
-Newcomer::Place Newcomer::enter(const std::string& answer) const {
+Joiner::JoinedEndpoint Joiner::enter(const std::string& answer) const {
   const std::vector<std::string> parts = unpack(answer);
   if (parts.size() == 2 && parts[0] == refused) {
     throw Error(ErrorKind::mismatch, "this process cannot join the job: " + parts[1]);
@@ -81,8 +81,8 @@ Newcomer::Place Newcomer::enter(const std::string& answer) const {
           former};
 }
 
-std::unique_ptr<Endpoint> Newcomer::meet(int rank, std::vector<std::string> addresses, const std::string& secret,
-                                         const Until& until) const {
+std::unique_ptr<Endpoint> Joiner::meet(int rank, std::vector<std::string> addresses, const std::string& secret,
+                                       const Until& until) const {
   const std::string what = "a meeting of " + std::to_string(addresses.size()) + " ranks";
   std::unique_ptr<Endpoint> endpoint = network_->join(rank, std::move(addresses), token_of(secret));
   static_cast<void>(gather(*endpoint, tag_of_meeting, {nullptr, 0, what, until.seconds(), 1},
@@ -95,7 +95,7 @@ std::string objection_to(const std::string& card) {
   if (parts.empty() || parts[0] != library_version() || parts.size() != card_parts) {
     return "it runs version " + (parts.empty() ? "?" : parts[0]) + " of GradientFlow, and the job " + library_version();
   }
-  const auto address = parse_address(parse_places(parts[1]).front().host, 0);
+  const auto address = parse_address(parse_host_ports(parts[1]).front().host, 0);
   if (parts[2] != network_id() && address && address->is_loopback()) {
     return "it listens at " + parts[1] +
            ", where processes on other hosts do not reach it: set GRADIENTFLOW_INTERFACE to an interface or a network "
@@ -106,14 +106,14 @@ std::string objection_to(const std::string& card) {
 
 std::string address_on(const std::string& card) { return unpack(card).at(1); }
 
-std::string invitation_for(const Endpoint& widened, int newcomers, int number) {
+std::string invitation_for(const Endpoint& widened, int joiners, int number) {
   const Invitation invitation = widened.invitation();
   std::vector<std::string> members;
   for (const int rank : invitation.members) {
     members.push_back(std::to_string(rank));
   }
-  const auto own = invitation.members.size() - static_cast<std::size_t>(newcomers - number);
-  return pack({invited, invitation.token, std::to_string(invitation.id), members[own], std::to_string(newcomers),
+  const auto own = invitation.members.size() - static_cast<std::size_t>(joiners - number);
+  return pack({invited, invitation.token, std::to_string(invitation.id), members[own], std::to_string(joiners),
                pack(members), pack(invitation.addresses)});
 }
 

@@ -13,20 +13,20 @@
 
 namespace gradientflow::transport {
 
-class Newcomer {
+class Joiner {
  public:
   // Listens at an address that leads to `near`, as in choose_address.
-  Newcomer(const Config& config, const std::string& near, const Until& until);
+  Joiner(const Config& config, const std::string& near, const Until& until);
 
   [[nodiscard]] std::string card() const;
 
   // Joins the endpoint of the invitation, among ranks that were there before. Throws Error(mismatch) with the reason
   // after a refusal. Call it once.
-  struct Place {
+  struct JoinedEndpoint {
     std::unique_ptr<Endpoint> endpoint;
     int former = 0;  // number of earlier ranks; they come first
   };
-  [[nodiscard]] Place enter(const std::string& answer) const;
+  [[nodiscard]] JoinedEndpoint enter(const std::string& answer) const;
 
   // Returns the endpoint of the processes that listen at these addresses; this one is `rank`. All have the same
   // addresses and secret, of 32 bytes, from elsewhere. Collective. Throws Error(timeout) with the missing ranks, and
@@ -39,11 +39,11 @@ class Newcomer {
 };
 
 // For the ranks of the job. objection_to() returns why the joiner with this card cannot take part; empty if it can.
-// address_on() returns the card's address. invitation_for() answers joiner `number` of `newcomers` in `widened`;
+// address_on() returns the card's address. invitation_for() answers joiner `number` of `joiners` in `widened`;
 // refusal() refuses it.
 [[nodiscard]] std::string objection_to(const std::string& card);
 [[nodiscard]] std::string address_on(const std::string& card);
-[[nodiscard]] std::string invitation_for(const Endpoint& widened, int newcomers, int number);
+[[nodiscard]] std::string invitation_for(const Endpoint& widened, int joiners, int number);
 [[nodiscard]] std::string refusal(const std::string& why);
 
 }  // namespace gradientflow::transport

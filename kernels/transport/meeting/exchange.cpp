@@ -89,7 +89,7 @@ std::vector<std::string> unpack(const std::string& packed) {
   return texts;
 }
 
-std::vector<std::string> EndpointExchange::all(const std::string& mine, const Until& /*until*/) {
+std::vector<std::string> EndpointTextExchange::all(const std::string& mine, const Until& /*until*/) {
   const std::vector<std::uint64_t> lengths = endpoint_.allgather(std::uint64_t{mine.size()});
   const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
   std::string padded = mine;
@@ -103,7 +103,7 @@ std::vector<std::string> EndpointExchange::all(const std::string& mine, const Un
 }
 
 // End of a meeting, the same for all ranks: the first verdict set holds.
-struct StoreExchange::Verdict {
+struct StoreTextExchange::Verdict {
   ErrorKind kind = ErrorKind::internal;
   std::string error;               // empty: all have come
   std::vector<std::string> texts;  // bytes of all ranks
@@ -119,7 +119,7 @@ struct StoreExchange::Verdict {
   }
 };
 
-StoreExchange::StoreExchange(Store& store, int rank, int size, std::string prefix, bool replaces)
+StoreTextExchange::StoreTextExchange(Store& store, int rank, int size, std::string prefix, bool replaces)
     : store_(store), rank_(rank), size_(size), prefix_(std::move(prefix)), replaces_(replaces) {
   if (size < 1 || rank < 0) {
     throw Error(ErrorKind::value, "rank " + std::to_string(rank) + " of " + std::to_string(size) +
@@ -127,17 +127,17 @@ StoreExchange::StoreExchange(Store& store, int rank, int size, std::string prefi
   }
 }
 
-std::string StoreExchange::key(int meeting, const std::string& of_what) const {
+std::string StoreTextExchange::key(int meeting, const std::string& of_what) const {
   return prefix_ + "/" + std::to_string(meeting) + "/" + of_what;
 }
 
-void StoreExchange::fail(Store& store, const std::string& why, const Until& until, const std::string& prefix) {
+void StoreTextExchange::fail(Store& store, const std::string& why, const Until& until, const std::string& prefix) {
   const std::string number = store.compare_set(prefix + "/meeting", std::nullopt, "1", until).value_or("1");
   store.compare_set(prefix + "/" + number + "/verdict", std::nullopt, Verdict{ErrorKind::peer, why, {}}.packed(),
                     until);
 }
 
-std::vector<std::string> StoreExchange::all(const std::string& mine, const Until& until) {
+std::vector<std::string> StoreTextExchange::all(const std::string& mine, const Until& until) {
   open_meeting(until);
   std::optional<std::string> verdict = come(mine, until);
   if (!verdict) {
@@ -166,7 +166,7 @@ std::vector<std::string> StoreExchange::all(const std::string& mine, const Until
 // Opens the current meeting, or the next if that has ended. Meetings of a store are numbered. After a failure, a rank
 // that has not come to that meeting still enters it, and is told why, once; but not a process started after the
 // failure, which belongs to a retry.
-void StoreExchange::open_meeting(const Until& until) {
+void StoreTextExchange::open_meeting(const Until& until) {
   const std::string current = prefix_ + "/meeting";
   meeting_ = number_in(store_.compare_set(current, std::nullopt, "1", until).value_or("1"));
   while (const auto verdict = store_.look(key("verdict"), until)) {
@@ -181,7 +181,7 @@ void StoreExchange::open_meeting(const Until& until) {
 
 // Announces that this rank has come. The last rank ends the meeting, as does a rank that sees why it must fail: they
 // return the verdict.
-std::optional<std::string> StoreExchange::come(const std::string& mine, const Until& until) {
+std::optional<std::string> StoreTextExchange::come(const std::string& mine, const Until& until) {
   const std::string rank = "rank " + std::to_string(rank_);
   const std::string size = std::to_string(size_);
   const std::vector<std::string> own = {name_of_this_process(), size, rank, random_hex(), mine};
@@ -216,12 +216,12 @@ std::optional<std::string> StoreExchange::come(const std::string& mine, const Un
   return std::nullopt;
 }
 
-std::string StoreExchange::decide(const Verdict& verdict, const Until& until) {
+std::string StoreTextExchange::decide(const Verdict& verdict, const Until& until) {
   const std::string wanted = verdict.packed();
   return store_.compare_set(key("verdict"), std::nullopt, wanted, until).value_or(wanted);
 }
 
-std::string StoreExchange::collect(const Until& until) {
+std::string StoreTextExchange::collect(const Until& until) {
   std::vector<std::string> texts;
   for (int r = 0; r < size_; ++r) {
     const auto theirs = store_.look(key(std::to_string(r)), until);
@@ -230,7 +230,7 @@ std::string StoreExchange::collect(const Until& until) {
   return pack(texts);
 }
 
-std::vector<int> StoreExchange::missing(const Until& until) {
+std::vector<int> StoreTextExchange::missing(const Until& until) {
   std::vector<int> ranks;
   for (int r = 0; r < size_ && !until.over(); ++r) {
     if (!store_.look(key(std::to_string(r)), until)) {
@@ -241,7 +241,7 @@ std::vector<int> StoreExchange::missing(const Until& until) {
 }
 
 // Leaves the meeting, which has ended even if the store fails now.
-void StoreExchange::leave(bool have_met, const Until& until) {
+void StoreTextExchange::leave(bool have_met, const Until& until) {
   try {
     if (have_met) {
       store_.remove(key(std::to_string(rank_)), until);
@@ -260,7 +260,7 @@ void StoreExchange::leave(bool have_met, const Until& until) {
 
 // Waits, where the store ends with this process, until all ranks that have come know how the meeting ended, or for a
 // moment.
-void StoreExchange::await_others(int count, const Until& until) {
+void StoreTextExchange::await_others(int count, const Until& until) {
   std::optional<std::string> gone;
   do {
     gone = store_.look(key("gone"), until);
@@ -269,7 +269,7 @@ void StoreExchange::await_others(int count, const Until& until) {
 
 // Removes the values of earlier meetings, and all of this one except its end. No rank reads them any more: a rank that
 // has yet to learn of this meeting's end takes part in the next.
-void StoreExchange::clean(const Until& until) {
+void StoreTextExchange::clean(const Until& until) {
   for (const char* const what : {"first", "come", "gone"}) {
     store_.remove(key(what), until);
   }

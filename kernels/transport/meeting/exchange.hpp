@@ -11,21 +11,21 @@
 
 namespace gradientflow::transport {
 
-class Exchange {
+class TextExchange {
  public:
-  Exchange() = default;
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
-  virtual ~Exchange() = default;
+  TextExchange() = default;
+  TextExchange(const TextExchange&) = delete;
+  TextExchange& operator=(const TextExchange&) = delete;
+  virtual ~TextExchange() = default;
 
   // Returns every rank's bytes, in the order of the ranks. Collective. Throws where not all ranks come in time.
   [[nodiscard]] virtual std::vector<std::string> all(const std::string& mine, const Until& until) = 0;
 };
 
 // Exchange over an endpoint, whose own timeout holds.
-class EndpointExchange : public Exchange {
+class EndpointTextExchange : public TextExchange {
  public:
-  explicit EndpointExchange(const Endpoint& endpoint) : endpoint_(endpoint) {}
+  explicit EndpointTextExchange(const Endpoint& endpoint) : endpoint_(endpoint) {}
 
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;
 
@@ -38,10 +38,10 @@ class EndpointExchange : public Exchange {
 // meet repeatedly, in separate meetings; a rank that comes late to a failed one is told why it failed.
 //
 // `prefix` begins the names of all values. Once all have met, the store keeps only the last meeting's number and end.
-class StoreExchange : public Exchange {
+class StoreTextExchange : public TextExchange {
  public:
   // `replaces`: this process replaces an ended one, which may have come already.
-  StoreExchange(Store& store, int rank, int size, std::string prefix = "gradientflow", bool replaces = false);
+  StoreTextExchange(Store& store, int rank, int size, std::string prefix = "gradientflow", bool replaces = false);
 
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;
 

@@ -53,7 +53,7 @@ void note_failure(const std::string& why, int rank) {
   failure().why = why;
 }
 
-std::vector<Candidate> all_candidates(Exchange& exchange, const Candidate& mine, const Until& until) {
+std::vector<Candidate> all_candidates(TextExchange& exchange, const Candidate& mine, const Until& until) {
   std::vector<std::vector<std::string>> cards;
   std::vector<std::string> versions;
   const std::string card = pack({library_version(), mine.asked, std::to_string(mine.host_key), mine.host, mine.device,
@@ -74,7 +74,7 @@ std::vector<Candidate> all_candidates(Exchange& exchange, const Candidate& mine,
 // Tries connections from the first rank of each host to the first ranks of the next hosts: all, where they are few, so
 // that a firewall is found in either direction. No rank accepts these connections yet, so there are no more than a
 // queue holds. Returns the failure, the same on all ranks.
-std::string try_connections(Exchange& exchange, const std::vector<Candidate>& ranks, const Endpoint& over_tcp,
+std::string try_connections(TextExchange& exchange, const std::vector<Candidate>& ranks, const Endpoint& over_tcp,
                             const Until& until) {
   const auto me = static_cast<std::size_t>(over_tcp.rank());
   std::unordered_set<std::size_t> hosts;
@@ -115,7 +115,7 @@ std::unique_ptr<Endpoint> introduced(std::unique_ptr<Endpoint> by_mpi, const Con
   if (mine.objection.empty()) {
     mine.objection = by_mpi->can_lose_ranks() ? "MPI goes on without ranks that have died" : earlier_failure();
   }
-  EndpointExchange exchange(*by_mpi);
+  EndpointTextExchange exchange(*by_mpi);
   const std::vector<Candidate> ranks = all_candidates(exchange, mine, until);
   TransportChoice choice = choose_transport(ranks);
   if (choice.is_tcp) {

@@ -62,7 +62,7 @@ void check_cards(const std::vector<Card>& cards) {
   const auto elsewhere =
       std::find_if(cards.begin(), cards.end(), [&](const Card& each) { return each.network != cards.front().network; });
   for (std::size_t r = 0; r < cards.size() && elsewhere != cards.end(); ++r) {
-    const std::vector<Place> places = parse_places(cards[r].address);
+    const std::vector<HostPort> places = parse_host_ports(cards[r].address);
     if (const auto address = parse_address(places.front().host, 0); address && address->is_loopback()) {
       throw Unreachable(
           ErrorKind::mismatch,
@@ -74,7 +74,7 @@ void check_cards(const std::vector<Card>& cards) {
 
 // Checks addresses with a zone, such as [fe80::1%eth0]:41234. Only these may be valid on some ranks and invalid on
 // others.
-void check_zones(Exchange& exchange, const std::vector<std::string>& addresses, const Until& until) {
+void check_zones(TextExchange& exchange, const std::vector<std::string>& addresses, const Until& until) {
   if (std::none_of(addresses.begin(), addresses.end(), [](const auto& each) { return each.find('%') != each.npos; })) {
     return;
   }
@@ -107,7 +107,8 @@ void check_versions(const std::vector<std::string>& versions) {
   }
 }
 
-Introduction introduce(Exchange& exchange, int rank, const std::function<std::string()>& listen, const Until& until) {
+Introduction introduce(TextExchange& exchange, int rank, const std::function<std::string()>& listen,
+                       const Until& until) {
   Card mine;
   Introduction result;
   if (rank == 0) {

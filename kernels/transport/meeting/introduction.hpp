@@ -29,7 +29,7 @@ void check_versions(const std::vector<std::string>& versions);
 
 // Calls `listen`, which returns this rank's address, and exchanges the addresses. Throws Unreachable where `listen`
 // throws on a rank, or ranks cannot reach each other; Error(mismatch) as check_versions.
-[[nodiscard]] Introduction introduce(Exchange& exchange, int rank, const std::function<std::string()>& listen,
+[[nodiscard]] Introduction introduce(TextExchange& exchange, int rank, const std::function<std::string()>& listen,
                                      const Until& until);
 
 }  // namespace gradientflow::transport

@@ -8,7 +8,7 @@
 
 namespace gradientflow::transport {
 
-std::unique_ptr<Endpoint> meet(Exchange& exchange, int rank, const Config& config, const std::string& near,
+std::unique_ptr<Endpoint> meet(TextExchange& exchange, int rank, const Config& config, const std::string& near,
                                const Until::Check& check, bool can_lose_ranks) {
   const Until until(config.timeout, check);
   std::shared_ptr<tcp::Network> network;

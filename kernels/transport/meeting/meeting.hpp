@@ -13,7 +13,7 @@ namespace gradientflow::transport {
 
 // Returns an endpoint of all ranks. `near`: as for choose_address. `check` is called several times a second, and may
 // throw. `can_lose_ranks`: the job survives when a rank dies.
-[[nodiscard]] std::unique_ptr<Endpoint> meet(Exchange& exchange, int rank, const Config& config,
+[[nodiscard]] std::unique_ptr<Endpoint> meet(TextExchange& exchange, int rank, const Config& config,
                                              const std::string& near, const Until::Check& check = {},
                                              bool can_lose_ranks = true);
 

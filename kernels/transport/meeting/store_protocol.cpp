@@ -34,17 +34,17 @@ std::uint32_t length(std::size_t size) { return static_cast<std::uint32_t>(size)
 
 template <class Message>
 Parsed<Message> wrong() {
-  return {Parsed<Message>::State::wrong, {}, 0};
+  return {Parsed<Message>::ParseStatus::wrong, {}, 0};
 }
 
 template <class Message>
 Parsed<Message> incomplete(std::size_t needed) {
-  return {Parsed<Message>::State::incomplete, {}, needed};
+  return {Parsed<Message>::ParseStatus::incomplete, {}, needed};
 }
 
 template <class Message>
 Parsed<Message> complete(Message message, std::size_t bytes) {
-  return {Parsed<Message>::State::complete, std::move(message), bytes};
+  return {Parsed<Message>::ParseStatus::complete, std::move(message), bytes};
 }
 
 bool is_marked(std::string_view bytes, std::string_view mark) {

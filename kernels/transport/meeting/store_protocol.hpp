@@ -50,8 +50,8 @@ struct StoreAnswer {
 // Message at the beginning of received bytes.
 template <class Message>
 struct Parsed {
-  enum class State : std::uint8_t { incomplete, complete, wrong };
-  State state = State::incomplete;
+  enum class ParseStatus : std::uint8_t { incomplete, complete, wrong };
+  ParseStatus state = ParseStatus::incomplete;
   Message message = {};
   std::size_t bytes = 0;  // size of the message; where it is incomplete, the least size that it needs
 };

@@ -39,7 +39,7 @@ void set_option(int socket, int level, int option, int value) noexcept {
 }
 
 // Returns the addresses to listen at, the best first.
-std::vector<SocketAddress> addresses_to_listen_at(const Place& place) {
+std::vector<SocketAddress> addresses_to_listen_at(const HostPort& place) {
   std::vector<SocketAddress> addresses;
   for (const char* const host : {"127.0.0.1", "::1"}) {
     if (place.host == "localhost") {
@@ -89,7 +89,7 @@ Descriptor try_to_listen(const SocketAddress& address) {
 
 }  // namespace
 
-StoreServer::StoreServer(const Place& place, std::string token, const Limits& limits)
+StoreServer::StoreServer(const HostPort& place, std::string token, const Limits& limits)
     : token_(std::move(token)),
       limits_(limits),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -133,7 +133,7 @@ StoreServer::~StoreServer() {
   thread_->join();
 }
 
-void StoreServer::listen_at(const Place& place) {
+void StoreServer::listen_at(const HostPort& place) {
   int error = 0;
   for (const SocketAddress& address : addresses_to_listen_at(place)) {
     listener_ = try_to_listen(address);
@@ -188,8 +188,8 @@ void StoreServer::run() noexcept {
 
 int StoreServer::milliseconds_to_wait() const {
   std::optional<Clock::time_point> next = accepts_again_;
-  if (!strangers_.empty()) {
-    const auto end = connections_.at(*strangers_.begin()).since +
+  if (!unauthenticated_.empty()) {
+    const auto end = connections_.at(*unauthenticated_.begin()).since +
                      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits_.seconds));
     next = next ? std::min(*next, end) : end;
   }
@@ -202,8 +202,8 @@ int StoreServer::milliseconds_to_wait() const {
 
 void StoreServer::drop_late_strangers() {
   const std::chrono::duration<double> most(limits_.seconds);
-  while (!strangers_.empty() && Clock::now() - connections_.at(*strangers_.begin()).since >= most) {
-    drop(*strangers_.begin());
+  while (!unauthenticated_.empty() && Clock::now() - connections_.at(*unauthenticated_.begin()).since >= most) {
+    drop(*unauthenticated_.begin());
   }
 }
 
@@ -219,8 +219,8 @@ void StoreServer::accept_all() {
       }
       return;
     }
-    if (strangers_.size() >= limits_.strangers) {
-      drop(*strangers_.begin());
+    if (unauthenticated_.size() >= limits_.strangers) {
+      drop(*unauthenticated_.begin());
     }
     set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);  // a dead host does not say so
@@ -235,7 +235,7 @@ void StoreServer::accept_all() {
     connection.socket = std::move(socket);
     connection.since = Clock::now();
     connection.events = event.events;
-    strangers_.insert(number);
+    unauthenticated_.insert(number);
     serve(number, EPOLLIN);  // most have sent their greeting by now
   }
 }
@@ -274,12 +274,12 @@ void StoreServer::serve(std::uint64_t number, std::uint32_t events) {
 
 bool StoreServer::receive(std::uint64_t number, Connection& connection) {
   for (int i = 0; i < turns_at_once && connection.reads; ++i) {
-    const std::size_t most = connection.state == Connection::State::member ? buffer_.size() : bytes_of_a_stranger;
+    const std::size_t most = connection.state == Connection::Phase::member ? buffer_.size() : bytes_of_a_stranger;
     const ssize_t count = recv(connection.socket.get(), buffer_.data(), most, 0);
     if (count <= 0) {
       return count < 0 && (errno == EAGAIN || errno == EINTR);
     }
-    if (connection.state == Connection::State::leaving) {
+    if (connection.state == Connection::Phase::leaving) {
       continue;
     }
     const auto bytes = static_cast<std::size_t>(count);
@@ -296,8 +296,8 @@ bool StoreServer::receive(std::uint64_t number, Connection& connection) {
 }
 
 bool StoreServer::take_messages(std::uint64_t number, Connection& connection) {
-  while (connection.reads && connection.state != Connection::State::leaving && !connection.received.empty()) {
-    if (connection.state == Connection::State::stranger) {
+  while (connection.reads && connection.state != Connection::Phase::leaving && !connection.received.empty()) {
+    if (connection.state == Connection::Phase::unauthenticated) {
       const std::size_t before = connection.received.size();
       if (!admit(number, connection)) {
         return false;
@@ -308,10 +308,10 @@ bool StoreServer::take_messages(std::uint64_t number, Connection& connection) {
       continue;
     }
     Parsed<StoreRequest> parsed = parse_request(connection.received);
-    if (parsed.state == Parsed<StoreRequest>::State::wrong) {
+    if (parsed.state == Parsed<StoreRequest>::ParseStatus::wrong) {
       return false;
     }
-    if (parsed.state == Parsed<StoreRequest>::State::incomplete) {
+    if (parsed.state == Parsed<StoreRequest>::ParseStatus::incomplete) {
       return true;
     }
     connection.received.erase(0, parsed.bytes);
@@ -328,10 +328,10 @@ bool StoreServer::take_messages(std::uint64_t number, Connection& connection) {
 
 bool StoreServer::admit(std::uint64_t number, Connection& connection) {
   const Parsed<Hello> parsed = parse_hello(connection.received);
-  if (parsed.state == Parsed<Hello>::State::wrong) {
+  if (parsed.state == Parsed<Hello>::ParseStatus::wrong) {
     return false;
   }
-  if (parsed.state == Parsed<Hello>::State::incomplete) {
+  if (parsed.state == Parsed<Hello>::ParseStatus::incomplete) {
     return true;
   }
   connection.received.erase(0, parsed.bytes);
@@ -346,11 +346,11 @@ bool StoreServer::admit(std::uint64_t number, Connection& connection) {
   connection.head = encode(welcome);
   connection.reads = false;
   if (welcome.admission == Admission::granted) {
-    connection.state = Connection::State::member;
+    connection.state = Connection::Phase::member;
     admitted_.fetch_add(1, std::memory_order_relaxed);
-    strangers_.erase(number);
+    unauthenticated_.erase(number);
   } else {
-    connection.state = Connection::State::leaving;
+    connection.state = Connection::Phase::leaving;
     received_ -= connection.received.size();
     connection.received.clear();
   }
@@ -474,7 +474,7 @@ bool StoreServer::flush(Connection& connection) {
   if (connection.waits_for.empty()) {
     connection.reads = true;
   }
-  if (connection.state == Connection::State::leaving) {
+  if (connection.state == Connection::Phase::leaving) {
     shutdown(connection.socket.get(), SHUT_WR);
   }
   return true;
@@ -503,7 +503,7 @@ void StoreServer::drop(std::uint64_t number) noexcept {
     }
   }
   received_ -= connection.received.size();
-  strangers_.erase(number);
+  unauthenticated_.erase(number);
   connections_.erase(found);
 }
 

@@ -1,6 +1,6 @@
 // A store that other processes reach over TCP: one thread, which never waits for a single connection.
 //
-// A stranger is an unauthenticated connection: it has not shown the token. It may last a few seconds, and take a
+// An Unauthenticated is a connection that has not shown the token. It may last a few seconds, and take a
 // kilobyte.
 #pragma once
 
@@ -27,13 +27,13 @@ class StoreServer {
  public:
   struct Limits {
     std::size_t strangers = 128;                 // unauthenticated connections at a time; the oldest makes room
-    double seconds = 5.0;                        // time for a stranger to show the token
+    double seconds = 5.0;                        // time for a connection to show the token
     std::size_t bytes = std::size_t{256} << 20;  // keys and values; requests on their way may add as much
   };
 
   // Listens at a place: at its address, if this host has it or it is localhost, else at all addresses of this host,
   // since this host's name may mean another address here than elsewhere. Port 0: a free one. Throws Error(system).
-  StoreServer(const Place& place, std::string token, const Limits& limits);
+  StoreServer(const HostPort& place, std::string token, const Limits& limits);
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
   ~StoreServer();
@@ -49,15 +49,15 @@ class StoreServer {
   using Clock = Until::Clock;
 
   struct Connection {
-    enum class State : std::uint8_t {
-      stranger,
+    enum class Phase : std::uint8_t {
+      unauthenticated,
       member,
       leaving,  // refused: further input is thrown away until it closes, so that it can read the reason
     };
 
     Descriptor socket;
     Clock::time_point since;
-    State state = State::stranger;
+    Phase state = Phase::unauthenticated;
     bool reads = true;         // true if it may send its next request
     std::string received;      // part of a request
     std::string waits_for;     // key that it waits for; empty: none
@@ -68,7 +68,7 @@ class StoreServer {
   };
   using Connections = std::map<std::uint64_t, Connection>;  // ordered by arrival
 
-  void listen_at(const Place& place);
+  void listen_at(const HostPort& place);
   void run() noexcept;
   void serve(std::uint64_t number, std::uint32_t events);
   void accept_all();
@@ -94,7 +94,7 @@ class StoreServer {
   Descriptor epoll_;
   Descriptor stop_;  // an eventfd
   Connections connections_;
-  std::set<std::uint64_t> strangers_;  // strangers, and connections in state leaving
+  std::set<std::uint64_t> unauthenticated_;  // strangers, and connections in state leaving
   std::uint64_t next_number_ = 2;
   std::unordered_map<std::string, Value> values_;
   std::unordered_map<std::string, std::set<std::uint64_t>> waiting_;  // connections, by the key they wait for

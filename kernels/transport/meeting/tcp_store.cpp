@@ -38,7 +38,7 @@ Servers& servers() {
   return *all;
 }
 
-bool is_here(const Place& place, const Until& until) {
+bool is_here(const HostPort& place, const Until& until) {
   try {
     for (const SocketAddress& each : resolve(place, until)) {
       const auto source = source_towards(each);
@@ -51,7 +51,7 @@ bool is_here(const Place& place, const Until& until) {
   return false;
 }
 
-std::shared_ptr<StoreServer> serve_at(const Place& place, const std::string& token) {
+std::shared_ptr<StoreServer> serve_at(const HostPort& place, const std::string& token) {
   Servers& of_process = servers();
   const std::lock_guard lock(of_process.mutex);
   if (const int forks = count_forks(); of_process.forks != forks) {
@@ -111,14 +111,14 @@ bool send_all(const Descriptor& socket, const std::string& bytes, const std::str
 }  // namespace
 
 TcpStore::TcpStore(const std::string& places, bool serves, std::string token, const Until& until)
-    : places_(parse_places(places)), token_(std::move(token)), forks_(count_forks()) {
+    : places_(parse_host_ports(places)), token_(std::move(token)), forks_(count_forks()) {
   if (token_.size() > longest_token) {
     throw Error(ErrorKind::value, "the token of a store has at most " + std::to_string(longest_token) + " bytes");
   }
   if (serves) {
     serve(until);
   }
-  for (const Place& each : places_) {
+  for (const HostPort& each : places_) {
     if (each.port == 0) {
       throw Error(ErrorKind::value, "'" + each.text() + "' has no port at which a store could be reached");
     }
@@ -130,22 +130,22 @@ TcpStore::TcpStore(const std::string& places, bool serves, std::string token, co
 // Serves at the first place of this host that is free; if none seems to be here, at any. Where this job is served
 // already, it looks for no other place.
 void TcpStore::serve(const Until& until) {
-  std::vector<Place*> here;
-  for (Place& each : places_) {
+  std::vector<HostPort*> here;
+  for (HostPort& each : places_) {
     if (places_.size() == 1 || is_here(each, until)) {
       here.push_back(&each);
     }
   }
   if (here.empty()) {
-    std::transform(places_.begin(), places_.end(), std::back_inserter(here), [](Place& each) { return &each; });
+    std::transform(places_.begin(), places_.end(), std::back_inserter(here), [](HostPort& each) { return &each; });
   }
-  for (Place* const each : here) {
+  for (HostPort* const each : here) {
     try {
       server_ = serve_at(*each, token_);
       each->port = server_->port();
       return;
     } catch (const Error& error) {
-      if (error.code() != EADDRINUSE || leave_word(*each, until) || here.size() == 1) {
+      if (error.code() != EADDRINUSE || report_second_server(*each, until) || here.size() == 1) {
         throw;
       }
     }
@@ -156,7 +156,7 @@ void TcpStore::serve(const Until& until) {
 
 // Tells the store at a place, if it belongs to this job, which process could not serve beside it. Returns true if it
 // belongs.
-bool TcpStore::leave_word(const Place& place, const Until& until) {
+bool TcpStore::report_second_server(const HostPort& place, const Until& until) {
   const Until soon = until.anew(std::min(until.remaining(), waits::store_word.seconds()));
   bool is_ours = false;
   try {
@@ -189,7 +189,7 @@ void TcpStore::await_names(const Until& until) const {
 
 std::string TcpStore::address() const {
   std::string text;
-  for (const Place& each : places_) {
+  for (const HostPort& each : places_) {
     text += text.empty() ? "" : ",";
     text += each.text();
   }
@@ -246,7 +246,7 @@ std::string TcpStore::remark() {
             " of other jobs or with another token (GRADIENTFLOW_TOKEN) had to be refused";
   }
   if (std::none_of(places_.begin(), places_.end(),
-                   [](const Place& each) { return is_here(each, Until(waits::store_place.seconds())); })) {
+                   [](const HostPort& each) { return is_here(each, Until(waits::store_place.seconds())); })) {
     said += "; this process serves the store, but its host does not have the address of " + address() +
             ": the others may look for it elsewhere";
   }
@@ -284,7 +284,7 @@ std::optional<std::string> TcpStore::exchange(const StoreRequest& request, const
   }
   std::string received;
   Parsed<StoreAnswer> parsed = parse_answer(received);
-  while (parsed.state == Parsed<StoreAnswer>::State::incomplete) {
+  while (parsed.state == Parsed<StoreAnswer>::ParseStatus::incomplete) {
     if (!receive_more(socket_, received, name(), until)) {
       if (request.kind == StoreRequest::Kind::get && received.empty()) {
         socket_.close();
@@ -296,7 +296,7 @@ std::optional<std::string> TcpStore::exchange(const StoreRequest& request, const
       parsed = parse_answer(received);
     }
   }
-  if (parsed.state == Parsed<StoreAnswer>::State::wrong || parsed.bytes != received.size()) {
+  if (parsed.state == Parsed<StoreAnswer>::ParseStatus::wrong || parsed.bytes != received.size()) {
     throw Error(ErrorKind::internal, name() + " has answered what it should not");
   }
   if (parsed.message.kind == StoreAnswer::Kind::refusal) {
@@ -320,7 +320,7 @@ void TcpStore::connect(const Until& until) {
   auto pause = first_pause;
   while (true) {
     std::string causes;
-    for (const Place& place : places_) {
+    for (const HostPort& place : places_) {
       const auto cause = try_place(place, until.anew(std::min(until.remaining(), patience)));
       if (!cause) {
         return;
@@ -338,7 +338,7 @@ void TcpStore::connect(const Until& until) {
 // Each of these returns why there is no connection, or nothing if there is one now.
 
 // A refusal at the only place is final; otherwise the job may be served at another place.
-std::optional<std::string> TcpStore::try_place(const Place& place, const Until& until) {
+std::optional<std::string> TcpStore::try_place(const HostPort& place, const Until& until) {
   std::vector<SocketAddress> addresses;
   try {
     addresses = resolve(place, until);
@@ -405,7 +405,7 @@ bool TcpStore::greet(const Descriptor& socket, const std::string& name, const Un
   try {
     std::string received;
     bool is_in_time = send_all(socket, encode(Hello{.version = store_version, .token = token_}), name, until);
-    while (is_in_time && parsed.state == Parsed<Welcome>::State::incomplete) {
+    while (is_in_time && parsed.state == Parsed<Welcome>::ParseStatus::incomplete) {
       is_in_time = receive_more(socket, received, name, until);
       parsed = parse_welcome(received);
     }
@@ -420,7 +420,7 @@ bool TcpStore::greet(const Descriptor& socket, const std::string& name, const Un
     cause = "whatever listens there closes connections; it may be no store of GradientFlow";
     return false;
   }
-  if (parsed.state == Parsed<Welcome>::State::wrong) {
+  if (parsed.state == Parsed<Welcome>::ParseStatus::wrong) {
     throw Error(ErrorKind::mismatch, name + " is none of GradientFlow: something else answers there");
   }
   if (parsed.message.admission == Admission::other_version || parsed.message.version != store_version) {

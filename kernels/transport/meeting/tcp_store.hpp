@@ -19,8 +19,8 @@ namespace gradientflow::transport {
 // value delays other calls. In a forked process every call throws Error(closed).
 class TcpStore : public Store {
  public:
-  // Connects to the store. `places`: its addresses, as in parse_places; several are tried in turn, until a store admits
-  // this process. Throws Error(timeout) with the causes, Error(system) where none of their names is known,
+  // Connects to the store. `places`: its addresses, as in parse_host_ports; several are tried in turn, until a store
+  // admits this process. Throws Error(timeout) with the causes, Error(system) where none of their names is known,
   // Error(mismatch) where the store at the only place refuses the token or speaks another version. `serves`: this
   // process serves at the first place that is here and free, as long as it has a TcpStore that serves there.
   TcpStore(const std::string& places, bool serves, std::string token, const Until& until);
@@ -41,16 +41,16 @@ class TcpStore : public Store {
 
  private:
   void serve(const Until& until);
-  bool leave_word(const Place& place, const Until& until);
+  bool report_second_server(const HostPort& place, const Until& until);
   void await_names(const Until& until) const;
   std::optional<std::string> call(const StoreRequest& request, const Until& until);
   std::optional<std::string> exchange(const StoreRequest& request, const Until& until);
   void connect(const Until& until);
-  std::optional<std::string> try_place(const Place& place, const Until& until);
+  std::optional<std::string> try_place(const HostPort& place, const Until& until);
   std::optional<std::string> try_address(const SocketAddress& address, const std::string& name, const Until& soon);
   bool greet(const Descriptor& socket, const std::string& name, const Until& until, std::string& cause) const;
 
-  std::vector<Place> places_;
+  std::vector<HostPort> places_;
   std::string token_;
   std::shared_ptr<StoreServer> server_;
   int forks_;

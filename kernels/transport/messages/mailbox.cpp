@@ -56,7 +56,7 @@ Mailbox::~Mailbox() {
   close(false);
   std::vector<int> awaited;
   for (int r = 0; r < size(); ++r) {
-    if (r != rank() && peers_[static_cast<std::size_t>(r)].state == State::open) {
+    if (r != rank() && peers_[static_cast<std::size_t>(r)].state == PeerStatus::open) {
       awaited.push_back(r);
     }
   }
@@ -155,7 +155,7 @@ void Mailbox::close(bool orderly, const std::optional<Error>& reason) noexcept {
       end(transfer, given_up(*transfer, why));
     }
     if (!endpoint_->has_ended()) {
-      tell(orderly ? State::closed : State::failed, reason);
+      tell(orderly ? PeerStatus::closed : PeerStatus::failed, reason);
     }
     has_left_ = true;
     const auto callbacks = std::exchange(callbacks_, {});

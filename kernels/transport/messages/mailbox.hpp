@@ -137,16 +137,16 @@ class Mailbox {
   [[nodiscard]] int size() const noexcept { return endpoint_->size(); }
 
  private:
-  enum class State : std::int32_t { open, closed, failed, died };
+  enum class PeerStatus : std::int32_t { open, closed, failed, died };
 
   struct PeerState {  // state of another rank, as known here
-    State state = State::open;
+    PeerStatus state = PeerStatus::open;
     Clock::time_point since{};
     std::optional<Error> reason = {};  // reason why it has given up, if it gave one
     std::string how = {};              // details of its death, see Death
   };
   struct Notice {  // head of a notice; the text of the reason follows, if there is one
-    State state = State::failed;
+    PeerStatus state = PeerStatus::failed;
     ErrorKind kind = ErrorKind::peer;
   };
 
@@ -188,11 +188,11 @@ class Mailbox {
   void begin_notice(transport::Arrival& message);
   void read_notices();
   void read_notice(int source, const std::string& bytes);
-  void note(int rank, State state, std::optional<Error> reason = {}, std::string how = {});
-  void end_posted_in_vain();
+  void note(int rank, PeerStatus state, std::optional<Error> reason = {}, std::string how = {});
+  void end_unreceivable();
   void end_all(const Error& error);
   [[nodiscard]] std::optional<Error> loss(int peer, const std::string& what) const;
-  void tell(State state, const std::optional<Error>& reason);
+  void tell(PeerStatus state, const std::optional<Error>& reason);
   void attend(bool look);
   template <class Done>
   bool wait_until(const Deadline& deadline, Done done);

@@ -26,7 +26,7 @@ std::optional<Error> Mailbox::loss_of(int rank, const std::string& what) const {
 
 bool Mailbox::has_closed(int rank) const {
   const auto held = lock();
-  return peers_[static_cast<std::size_t>(rank)].state == State::closed;
+  return peers_[static_cast<std::size_t>(rank)].state == PeerStatus::closed;
 }
 
 void Mailbox::begin_notice(transport::Arrival& message) {
@@ -62,18 +62,18 @@ void Mailbox::read_notice(int source, const std::string& bytes) {
   note(source, notice.state, std::move(reason));
 }
 
-void Mailbox::note(int rank, State state, std::optional<Error> reason, std::string how) {
+void Mailbox::note(int rank, PeerStatus state, std::optional<Error> reason, std::string how) {
   PeerState& known = peers_[static_cast<std::size_t>(rank)];
-  if (known.state != State::open || rank == this->rank()) {
+  if (known.state != PeerStatus::open || rank == this->rank()) {
     return;
   }
   known = {state, Clock::now(), std::move(reason), std::move(how)};
   ++lost_;
-  end_posted_in_vain();
+  end_unreceivable();
 }
 
 // All messages of a rank have been drawn before its notice, or before it was found dead.
-void Mailbox::end_posted_in_vain() {
+void Mailbox::end_unreceivable() {
   std::erase_if(posted_, [this](const auto& transfer) {
     auto error = loss(transfer->peer_, transfer->what());
     if (!error) {
@@ -95,16 +95,16 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   }
   const PeerState& known = peers_[static_cast<std::size_t>(peer)];
   switch (known.state) {
-    case State::open:
+    case PeerStatus::open:
       return std::nullopt;
-    case State::closed:
+    case PeerStatus::closed:
       return Error(ErrorKind::peer, rank_text(peer) + " has closed " + name_ + ending());
-    case State::failed:
+    case PeerStatus::failed:
       if (known.reason) {
         return known.reason;
       }
       return Error(ErrorKind::peer, rank_text(peer) + " has given up" + ending());
-    case State::died:
+    case PeerStatus::died:
       return Error(ErrorKind::peer, Death{peer, known.how}.text() + ending());
   }
   return std::nullopt;
@@ -114,10 +114,11 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
 // rank that has closed continues: its message may still be arriving, however long that takes.
 void Mailbox::check_peers() {
   std::vector<Death> deaths = endpoint_->dead();
-  std::erase_if(
-      deaths, [this](const Death& death) { return peers_[static_cast<std::size_t>(death.rank)].state != State::open; });
+  std::erase_if(deaths, [this](const Death& death) {
+    return peers_[static_cast<std::size_t>(death.rank)].state != PeerStatus::open;
+  });
   for (int r = 0; r < size(); ++r) {
-    if (peers_[static_cast<std::size_t>(r)].state == State::open && r != rank() && !is_alive_(r)) {
+    if (peers_[static_cast<std::size_t>(r)].state == PeerStatus::open && r != rank() && !is_alive_(r)) {
       deaths.push_back({r});
     }
   }
@@ -126,7 +127,7 @@ void Mailbox::check_peers() {
     }
   }
   for (Death& death : deaths) {
-    note(death.rank, State::died, {}, std::move(death.how));
+    note(death.rank, PeerStatus::died, {}, std::move(death.how));
   }
   if (lost_ == 0) {
     return;
@@ -135,8 +136,8 @@ void Mailbox::check_peers() {
   std::erase_if(in_flight_, [&](const auto& transfer) {
     const int peer = transfer->kind_ == Request::Kind::send ? transfer->peer_ : transfer->envelope_.source;
     const PeerState& known = peers_[static_cast<std::size_t>(peer)];
-    const bool may_come = known.state == State::closed && transfer->kind_ == Request::Kind::receive;
-    if (known.state == State::open || may_come || now - known.since < waits::leave.time()) {
+    const bool may_come = known.state == PeerStatus::closed && transfer->kind_ == Request::Kind::receive;
+    if (known.state == PeerStatus::open || may_come || now - known.since < waits::leave.time()) {
       return false;
     }
     transfer->request_.give_up(std::move(transfer->owner_));
@@ -145,7 +146,7 @@ void Mailbox::check_peers() {
   });
 }
 
-void Mailbox::tell(State state, const std::optional<Error>& reason) {
+void Mailbox::tell(PeerStatus state, const std::optional<Error>& reason) {
   const Notice head{state, reason ? reason->kind() : ErrorKind::peer};
   auto notice = std::make_shared<std::string>(reinterpret_cast<const char*>(&head), sizeof head);
   if (reason) {
@@ -153,7 +154,7 @@ void Mailbox::tell(State state, const std::optional<Error>& reason) {
   }
   for (int r = 0; r < size(); ++r) {
     const bool knows = size() <= few_ranks || known_peers_[static_cast<std::size_t>(r)];
-    if (r == rank() || !knows || peers_[static_cast<std::size_t>(r)].state == State::died) {
+    if (r == rank() || !knows || peers_[static_cast<std::size_t>(r)].state == PeerStatus::died) {
       continue;
     }
     try {

@@ -36,8 +36,8 @@ void Messages::end() noexcept {
       read_notices();
     }
     for (const int r : ranks_to_tell()) {
-      const State state = peers_[static_cast<std::size_t>(r)].state;
-      if (state != State::closed && state != State::failed) {
+      const NoticeKind state = peers_[static_cast<std::size_t>(r)].state;
+      if (state != NoticeKind::closed && state != NoticeKind::failed) {
         awaited.push_back(r);
       }
     }
@@ -134,7 +134,7 @@ std::size_t Messages::wait(Request& message) {
   return bytes;
 }
 
-std::size_t Messages::wait_apart(Request& message, const std::string& what) {
+std::size_t Messages::wait_user_message(Request& message, const std::string& what) {
   Patience patience(timeout_);
   return wait(message, patience, false, [&what] { return what; });
 }
@@ -161,7 +161,7 @@ std::optional<Error> Messages::check_peers(int awaited, const std::string& what,
     return departure;
   }
   if (collective) {
-    node_->check_nobody_failed();
+    node_->check_no_rank_failed();
     node_->pulse();  // ranks of the node wait for this rank, which waits within a timeout
   }
   return find_death(awaited, what, collective);
@@ -193,7 +193,7 @@ std::optional<Error> Messages::find_death(int awaited, const std::string& what, 
 
 bool Messages::has_failed(int rank) {
   const std::lock_guard lock(peers_mutex_);
-  return peers_[static_cast<std::size_t>(rank)].state == State::failed;
+  return peers_[static_cast<std::size_t>(rank)].state == NoticeKind::failed;
 }
 
 Error Messages::failure_of(int rank, const std::string& what) {
@@ -213,7 +213,7 @@ std::optional<Error> Messages::departure_of(int rank, const std::string& what, b
   const int local = node_->local_rank_of(rank);
   const bool has_closed_in_node = is_lost && local >= 0 && node_->has_closed(local);
   const std::lock_guard lock(peers_mutex_);
-  if (peers_[static_cast<std::size_t>(rank)].state != State::closed && !has_closed_in_node) {
+  if (peers_[static_cast<std::size_t>(rank)].state != NoticeKind::closed && !has_closed_in_node) {
     return std::nullopt;
   }
   const std::string how = collective ? closing_of(signature_) : "has closed its communicator";
@@ -257,7 +257,7 @@ void Messages::take(Purpose purpose, int source, const Notice& notice) {
   PeerState& peer = peers_[static_cast<std::size_t>(source)];
   if (purpose == Purpose::roll_call) {
     peer.present = notice.call;
-    peer.asks = peer.asks || notice.state == State::asking;
+    peer.asks = peer.asks || notice.state == NoticeKind::asking;
     return;
   }
   peer.state = notice.state;
@@ -277,14 +277,14 @@ void Messages::answer_the_roll() {
       peers_[r].asks = false;
     }
   }
-  tell(asking, State::here, ErrorKind::peer, "");
+  tell(asking, NoticeKind::here, ErrorKind::peer, "");
 }
 
-void Messages::tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text) {
+void Messages::tell(const std::vector<int>& ranks, NoticeKind state, ErrorKind kind, const char* text) {
   if (ranks.empty()) {
     return;
   }
-  const bool is_leaving = state == State::closed || state == State::failed;
+  const bool is_leaving = state == NoticeKind::closed || state == NoticeKind::failed;
   const int tag = Tag(is_leaving ? Purpose::leave : Purpose::roll_call, 0).value();
   const auto notice = std::make_shared<Notice>();
   notice->state = state;
@@ -296,11 +296,11 @@ void Messages::tell(const std::vector<int>& ranks, State state, ErrorKind kind, 
   }
 }
 
-void Messages::tell_closed() noexcept { leave(State::closed, ErrorKind::peer, ""); }
+void Messages::tell_closed() noexcept { leave(NoticeKind::closed, ErrorKind::peer, ""); }
 
 void Messages::tell_failed(const Error& error) noexcept {
   gave_up_ = true;
-  leave(State::failed, error.kind(), error.what());
+  leave(NoticeKind::failed, error.kind(), error.what());
 }
 
 std::vector<int> Messages::closed() {
@@ -310,7 +310,7 @@ std::vector<int> Messages::closed() {
   const std::lock_guard lock(peers_mutex_);
   std::vector<int> ranks;
   for (std::size_t r = 0; r < peers_.size(); ++r) {
-    if (peers_[r].state == State::closed) {
+    if (peers_[r].state == NoticeKind::closed) {
       ranks.push_back(static_cast<int>(r));
     }
   }
@@ -328,7 +328,7 @@ std::vector<int> Messages::ranks_to_tell() const {
   return ranks;
 }
 
-void Messages::leave(State state, ErrorKind kind, const char* text) noexcept {
+void Messages::leave(NoticeKind state, ErrorKind kind, const char* text) noexcept {
   const std::lock_guard lock(leave_mutex_);
   if (std::exchange(told_, true)) {
     return;
@@ -348,7 +348,7 @@ std::vector<int> Messages::missing_ranks(int awaited) {
   std::vector<int> others;
   std::copy_if(participants_->begin(), participants_->end(), std::back_inserter(others),
                [&](int r) { return r != rank(); });
-  tell(others, State::asking, ErrorKind::peer, "");
+  tell(others, NoticeKind::asking, ErrorKind::peer, "");
   std::vector<int> missing;
   Patience patience(std::min(waits::roll_call.seconds(), timeout_));
   while (true) {

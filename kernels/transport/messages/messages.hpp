@@ -76,7 +76,7 @@ class Messages {
   std::size_t wait(Request& message);
 
   // Likewise for messages of users, which belong to no collective call; `what` describes it. Any thread may call.
-  std::size_t wait_apart(Request& message, const std::string& what);
+  std::size_t wait_user_message(Request& message, const std::string& what);
 
   // Throws as wait() does where a rank has given up or died. For a part of the collective call that waits elsewhere.
   void check_peers();
@@ -98,11 +98,11 @@ class Messages {
   [[nodiscard]] std::vector<int> closed();
 
  private:
-  enum class State : std::uint32_t { open, asking, here, closed, failed };
+  enum class NoticeKind : std::uint32_t { open, asking, here, closed, failed };
 
   // Message of a rank about its own state.
   struct Notice {
-    State state;
+    NoticeKind state;
     ErrorKind kind;
     std::uint32_t call;
     char text[500];
@@ -110,7 +110,7 @@ class Messages {
   static_assert(sizeof(Notice) == 512);
 
   struct PeerState {  // state of a rank of another node
-    State state = State::open;
+    NoticeKind state = NoticeKind::open;
     std::uint32_t present = 0;  // last call in which it answered the roll
     bool asks = false;          // true if it calls the roll
     ErrorKind kind = ErrorKind::peer;
@@ -135,9 +135,9 @@ class Messages {
   void read_notices();
   void take(Purpose purpose, int source, const Notice& notice);
   void answer_the_roll();
-  void leave(State state, ErrorKind kind, const char* text) noexcept;
+  void leave(NoticeKind state, ErrorKind kind, const char* text) noexcept;
   [[nodiscard]] std::vector<int> ranks_to_tell() const;  // ranks to tell when this rank leaves; they tell this one, too
-  void tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text);
+  void tell(const std::vector<int>& ranks, NoticeKind state, ErrorKind kind, const char* text);
   [[nodiscard]] std::vector<int> missing_ranks(int awaited);
 
   Endpoint* endpoint_;

@@ -37,16 +37,16 @@ std::optional<int> number_in(const char* variable) {
   return error == std::errc() && end == digits.data() + digits.size() ? std::optional(number) : std::nullopt;
 }
 
-struct Place {
+struct RankAndSize {
   int rank;
   int size;
 };
 
 // Returns the rank and size given by a launcher; nothing where it started nothing.
-std::optional<Place> place_by(const Launcher& launcher) {
+std::optional<RankAndSize> place_by(const Launcher& launcher) {
   const auto rank = number_in(launcher.rank);
   const auto size = number_in(launcher.size);
-  return rank && size && *rank >= 0 && *rank < *size ? std::optional(Place{*rank, *size}) : std::nullopt;
+  return rank && size && *rank >= 0 && *rank < *size ? std::optional(RankAndSize{*rank, *size}) : std::nullopt;
 }
 
 constexpr std::string_view alone = "give MPI_COMM_SELF where every process is to work alone";
@@ -59,7 +59,7 @@ std::string advice_for_srun(std::string_view used) {
          "batch script, or " + std::string(alone);
 }
 
-std::string started_by(std::string_view name, const Launcher& launcher, const Place& place) {
+std::string started_by(std::string_view name, const Launcher& launcher, const RankAndSize& place) {
   return std::string(name) + " started this process as rank " + std::to_string(place.rank) + " of " +
          std::to_string(place.size) + " (" + launcher.size + "), but the program uses " + library_version() +
          ", which does not know of the others and finds 1 rank: ";

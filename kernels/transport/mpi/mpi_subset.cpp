@@ -142,7 +142,7 @@ std::unique_ptr<Endpoint> MpiSubset::made_of(std::span<const int> ranks, Number 
 }
 
 std::unique_ptr<Endpoint> MpiSubset::split(int color, int key, const CheckPeers& check_peers) const {
-  const std::vector<Wish> all = gathered(Wish{color, key}, check_peers);
+  const std::vector<SplitArguments> all = gathered(SplitArguments{color, key}, check_peers);
   const int family = new_family(check_peers);
   return color < 0 ? nullptr : made_of(together(all, rank()), {.family = family});
 }
@@ -158,20 +158,20 @@ std::vector<Sign> MpiSubset::signs(const IsAlive& is_alive) {
   const std::vector<int> dead = failed();
   for (int r = 0; r < size(); ++r) {
     if ((is_alive && !is_alive(r)) || std::find(dead.begin(), dead.end(), r) != dead.end()) {
-      found.push_back({r, Standing::gone, "has died: its process has ended"});
+      found.push_back({r, Liveness::dead, "has died: its process has ended"});
     }
   }
   while (const auto word = next_at(first_tag_ + excluded_tag)) {
     excluded_by_.insert(word->envelope().source);
   }
   for (const int rank : excluded_by_) {
-    found.push_back({rank, Standing::apart, "has taken others for dead"});
+    found.push_back({rank, Liveness::excluded_us, "has taken others for dead"});
   }
   return found;
 }
 
 void MpiSubset::exclude(const Sign& lost) {
-  if (lost.standing != Standing::gone && !excluded_by_.contains(lost.rank)) {
+  if (lost.liveness != Liveness::dead && !excluded_by_.contains(lost.rank)) {
     send(lost.rank, excluded_tag, nullptr, 0, false).give_up(std::make_shared<const int>());
   }
 }

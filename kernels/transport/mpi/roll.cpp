@@ -8,13 +8,13 @@
 
 namespace gradientflow::transport {
 
-struct Roll::State {
+struct Roll::Pending {
   std::vector<int> ones, displacements, outgoing;  // arguments of this rank's scatter
   std::vector<int> words;                          // a word of each rank, or the smallest of all
   std::vector<MPI_Request> requests;               // a request for each word
 };
 
-Roll::Roll(MPI_Comm comm, Answer mine) : comm_(comm), state_(std::make_unique<State>()) {
+Roll::Roll(MPI_Comm comm, Answer mine) : comm_(comm), state_(std::make_unique<Pending>()) {
   int rank = 0;
   int size = 0;
   check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");

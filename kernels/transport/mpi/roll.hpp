@@ -35,11 +35,11 @@ class Roll {
   [[nodiscard]] std::vector<int> abandoners() const;
 
  private:
-  struct State;
+  struct Pending;
   [[nodiscard]] bool arrived(std::size_t index);
 
   MPI_Comm comm_;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<Pending> state_;
 };
 
 }  // namespace gradientflow::transport

@@ -5,7 +5,7 @@
 
 namespace gradientflow::transport {
 
-Splitting::Splitting(MPI_Comm comm, int color, int key) : state_(std::make_shared<State>()) {
+Splitting::Splitting(MPI_Comm comm, int color, int key) : state_(std::make_shared<Shared>()) {
   state_->comm = comm;
   thread_ = start_thread("a thread that splits a communicator", [state = state_, color, key] {
     state->stage.wait(Stage::ready);

@@ -28,14 +28,14 @@ class Splitting {
  private:
   enum class Stage : std::uint8_t { ready, begun, ended };
 
-  struct State {
+  struct Shared {
     MPI_Comm comm;
     MPI_Comm part = MPI_COMM_NULL;
     int code = MPI_SUCCESS;
     std::atomic<Stage> stage{Stage::ready};
   };
 
-  std::shared_ptr<State> state_;  // shared with the thread
+  std::shared_ptr<Shared> state_;  // shared with the thread
   std::thread thread_;
 };
 

@@ -183,7 +183,7 @@ class Node {
 
   // Throws Error(peer) where a rank has failed. Call it after the last step of a call that reads memory of other ranks:
   // a failed rank may have changed it.
-  void check_nobody_failed() const;
+  void check_no_rank_failed() const;
 
   // Returns an Error(peer) about a rank that `during` waits for in vain, because it has died or given up; nothing if
   // there is none. Any thread may call.
@@ -199,7 +199,7 @@ class Node {
   [[nodiscard]] std::pair<Location, std::shared_ptr<Segment>> locate(const void* address, std::size_t bytes) const;
 
   // Marks this rank closed. After close() or fail(), no rank waits for it.
-  void close() noexcept { leave(State::closed); }
+  void close() noexcept { leave(RankState::closed); }
   // Marks this rank failed. Any thread may call; the first reason counts.
   void fail(const Error& reason) noexcept;
   // Lets go of the control block and of descriptors. Call it after close(), once no call is under way.
@@ -208,7 +208,7 @@ class Node {
   void interrupt() noexcept { interrupted_.store(true); }
 
  private:
-  enum class State : std::uint32_t { open, closed, failed };
+  enum class RankState : std::uint32_t { open, closed, failed };
 
   // Event that a rank waits for: selects the word of its peers to look at.
   enum class Event { announcement, step, tasks };
@@ -234,7 +234,7 @@ class Node {
     alignas(64) std::atomic<std::uint32_t> progress;
     alignas(64) std::atomic<std::uint32_t> coming;    // number of the announcement that is about to come
     alignas(64) std::atomic<std::uint32_t> sleepers;  // number of ranks that sleep on a word of this rank
-    alignas(64) std::atomic<State> state;
+    alignas(64) std::atomic<RankState> state;
     ErrorKind reason_kind;  // kind of a failed rank's error
     std::array<char, 500> reason;
     alignas(64) std::atomic<std::uint64_t> pulse;
@@ -269,7 +269,7 @@ class Node {
   void sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline);
   void check_not_interrupted() const;
   void check_peers(Event event, std::uint32_t target) const;
-  void leave(State state) noexcept;
+  void leave(RankState state) noexcept;
   [[nodiscard]] Error death_of(int local, const Signature& during) const;
   [[nodiscard]] Error loss_of(int local, const char* how, const Signature& during) const;
   [[nodiscard]] Error failure_of(int local, const Signature& during) const;

@@ -18,14 +18,14 @@ void Node::check_peers(Event event, std::uint32_t target) const {
       continue;
     }
     const Process& process = processes_[static_cast<std::size_t>(local)];
-    const State state = flags(local).state.load(std::memory_order_acquire);
+    const RankState state = flags(local).state.load(std::memory_order_acquire);
     const bool alive = process.alive();
-    if ((alive && state == State::open) || arrived(local, part, part_done)) {
+    if ((alive && state == RankState::open) || arrived(local, part, part_done)) {
       continue;
     }
-    throw state == State::open ? death_of(local, signature_)
-    : state == State::closed   ? loss_of(local, closing_of(signature_), signature_)
-                               : failure_of(local, signature_);
+    throw state == RankState::open ? death_of(local, signature_)
+    : state == RankState::closed   ? loss_of(local, closing_of(signature_), signature_)
+                                   : failure_of(local, signature_);
   }
 }
 
@@ -35,9 +35,9 @@ void Node::check_not_interrupted() const {
   }
 }
 
-void Node::check_nobody_failed() const {
+void Node::check_no_rank_failed() const {
   for (int local = 0; local < size_; ++local) {
-    if (flags(local).state.load(std::memory_order_acquire) == State::failed) {
+    if (flags(local).state.load(std::memory_order_acquire) == RankState::failed) {
       throw failure_of(local, signature_);
     }
   }
@@ -51,7 +51,7 @@ std::optional<Error> Node::find_loss(const Signature& during) const {
     if (local == rank_) {
       continue;
     }
-    if (flags(local).state.load(std::memory_order_acquire) == State::failed) {
+    if (flags(local).state.load(std::memory_order_acquire) == RankState::failed) {
       if (flags(local).reason_kind != ErrorKind::peer) {
         return failure_of(local, during);
       }
@@ -108,11 +108,11 @@ void Node::fail(const Error& reason) noexcept {
     return;
   }
   Flags& mine = flags(rank_);
-  if (mine.state.load(std::memory_order_relaxed) == State::open) {
+  if (mine.state.load(std::memory_order_relaxed) == RankState::open) {
     mine.reason_kind = reason.kind();
     std::strncpy(mine.reason.data(), reason.what(), mine.reason.size() - 1);
   }
-  leave(State::failed);
+  leave(RankState::failed);
 }
 
 bool Node::is_alive(int local) const {
@@ -123,7 +123,7 @@ bool Node::is_alive(int local) const {
 bool Node::has_closed(int local) const {
   const std::lock_guard lock(release_mutex_);
   return is_released_ ? has_closed_[static_cast<std::size_t>(local)] != 0
-                      : flags(local).state.load(std::memory_order_acquire) == State::closed;
+                      : flags(local).state.load(std::memory_order_acquire) == RankState::closed;
 }
 
 void Node::release() noexcept {
@@ -132,7 +132,7 @@ void Node::release() noexcept {
     return;
   }
   for (int local = 0; local < size_; ++local) {
-    const bool has_closed = flags(local).state.load(std::memory_order_acquire) == State::closed;
+    const bool has_closed = flags(local).state.load(std::memory_order_acquire) == RankState::closed;
     has_closed_[static_cast<std::size_t>(local)] = has_closed ? 1 : 0;
   }
   is_released_ = true;
@@ -142,11 +142,11 @@ void Node::release() noexcept {
   }
 }
 
-void Node::leave(State state) noexcept {
+void Node::leave(RankState state) noexcept {
   if (is_released_) {
     return;
   }
-  State open = State::open;
+  RankState open = RankState::open;
   flags(rank_).state.compare_exchange_strong(open, state, std::memory_order_acq_rel);
 }
 

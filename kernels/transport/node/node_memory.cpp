@@ -68,7 +68,7 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes, Pages pages, const st
         attend();
       }
       check_not_interrupted();
-      check_nobody_failed();
+      check_no_rank_failed();
     };
     try {
       memory.populate(static_cast<std::size_t>(rank_) * stride, stride, between);

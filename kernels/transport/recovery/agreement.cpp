@@ -35,7 +35,7 @@ class Talk {
       const auto now = Clock::now();  // earlier messages are read before a rank is given up
       listen();
       look();
-      give_up_those_that_do_not_come(now);
+      give_up_silent_ranks(now);
       if (!is_one_lost_ && have_all_been_told()) {
         consensus_.propose();
       }
@@ -58,7 +58,7 @@ class Talk {
   template <class Work>
   void for_others(Work work) {
     for (int r = 0; r < endpoint_.size(); ++r) {
-      if (r != endpoint_.rank() && consensus_.members()[static_cast<std::size_t>(r)].standing == Standing::alive) {
+      if (r != endpoint_.rank() && consensus_.members()[static_cast<std::size_t>(r)].liveness == Liveness::alive) {
         work(r);
       }
     }
@@ -80,7 +80,7 @@ class Talk {
         heard_[static_cast<std::size_t>(from)] = Clock::now();
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::mismatch) {
-          consensus_.note({from, Standing::silent, error.what()});
+          consensus_.note({from, Liveness::silent, error.what()});
         } else if (error.kind() != ErrorKind::peer) {  // a lost rank shows by its sign
           throw;
         }
@@ -91,18 +91,18 @@ class Talk {
 
   void look() {
     for (const Sign& sign : endpoint_.signs(terms_.is_alive)) {
-      if (sign.standing > consensus_.members()[static_cast<std::size_t>(sign.rank)].standing) {
+      if (sign.liveness > consensus_.members()[static_cast<std::size_t>(sign.rank)].liveness) {
         consensus_.note(sign);
       }
     }
     for (const int r : terms_.left ? terms_.left() : std::vector<int>{}) {
-      consensus_.note({r, Standing::left, "has closed the communicator"});
+      consensus_.note({r, Liveness::left, "has closed the communicator"});
     }
   }
 
   // Gives up silent ranks, once they have had time to answer this rank's proposal. The fate of a lost rank shows by its
   // sign, however short the timeout is: it may have taken this rank for dead.
-  void give_up_those_that_do_not_come(Clock::time_point now) {
+  void give_up_silent_ranks(Clock::time_point now) {
     is_one_lost_ = false;
     std::vector<bool> is_lost(static_cast<std::size_t>(endpoint_.size()));
     for (const Death& death : endpoint_.dead()) {
@@ -121,7 +121,7 @@ class Talk {
     });
     for (const int r : missing) {
       consensus_.note(
-          {r, Standing::silent,
+          {r, Liveness::silent,
            "has not come to recover() within " + format_number(terms_.timeout) + " s (GRADIENTFLOW_TIMEOUT)"});
     }
   }
@@ -143,9 +143,9 @@ class Talk {
     for (int r = 0; r < endpoint_.size(); ++r) {
       const auto index = static_cast<std::size_t>(r);
       const Member& member = consensus_.members()[index];
-      if (member.standing != Standing::alive && member.standing != Standing::left && !is_excluded_[index]) {
+      if (member.liveness != Liveness::alive && member.liveness != Liveness::left && !is_excluded_[index]) {
         is_excluded_[index] = true;
-        endpoint_.exclude({r, member.standing, member.why});
+        endpoint_.exclude({r, member.liveness, member.why});
       }
     }
   }

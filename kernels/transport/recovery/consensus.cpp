@@ -16,19 +16,19 @@ constexpr std::string_view found = "found";
 constexpr std::string_view proposed = "proposed";
 constexpr std::string_view decided = "decided";
 
-struct Saying {
+struct ConsensusMessage {
   std::string kind;
   Members members;
   std::vector<std::string> values;
 };
 
-char letter_of(Standing standing) { return static_cast<char>('0' + static_cast<int>(standing)); }
+char digit_of(Liveness liveness) { return static_cast<char>('0' + static_cast<int>(liveness)); }
 
-std::string packed(const Saying& saying) {
+std::string packed(const ConsensusMessage& saying) {
   std::string standings;
   std::vector<std::string> parts{saying.kind, ""};
   for (const Member& each : saying.members) {
-    standings += letter_of(each.standing);
+    standings += digit_of(each.liveness);
     parts.push_back(each.why);
   }
   parts[1] = standings;
@@ -38,25 +38,25 @@ std::string packed(const Saying& saying) {
 
 // Adds knowledge. Returns true if `mine` has grown.
 bool add(Member& mine, const Member& known) {
-  const bool is_more = known.standing > mine.standing || (known.standing == mine.standing && known.why < mine.why);
+  const bool is_more = known.liveness > mine.liveness || (known.liveness == mine.liveness && known.why < mine.why);
   if (is_more) {
     mine = known;
   }
   return is_more;
 }
 
-Saying unpacked(const std::string& message, std::size_t size) {
+ConsensusMessage unpacked(const std::string& message, std::size_t size) {
   const std::vector<std::string> parts = unpack(message);
   const bool is_whole = parts.size() == 2 + 2 * size && parts[1].size() == size &&
                         std::all_of(parts[1].begin(), parts[1].end(), [](char each) {
-                          return each >= letter_of(Standing::alive) && each <= letter_of(Standing::apart);
+                          return each >= digit_of(Liveness::alive) && each <= digit_of(Liveness::excluded_us);
                         });
   if (!is_whole) {
     throw Error(ErrorKind::mismatch, "what came is no message of a recovery");
   }
-  Saying saying{parts[0], Members(size), {}};
+  ConsensusMessage saying{parts[0], Members(size), {}};
   for (std::size_t r = 0; r < size; ++r) {
-    saying.members[r] = {static_cast<Standing>(parts[1][r] - letter_of(Standing::alive)), parts[2 + r]};
+    saying.members[r] = {static_cast<Liveness>(parts[1][r] - digit_of(Liveness::alive)), parts[2 + r]};
   }
   saying.values.assign(parts.end() - static_cast<std::ptrdiff_t>(size), parts.end());
   return saying;
@@ -67,7 +67,7 @@ Saying unpacked(const std::string& message, std::size_t size) {
 std::vector<int> alive(const Members& members) {
   std::vector<int> ranks;
   for (std::size_t r = 0; r < members.size(); ++r) {
-    if (members[r].standing == Standing::alive) {
+    if (members[r].liveness == Liveness::alive) {
       ranks.push_back(static_cast<int>(r));
     }
   }
@@ -84,7 +84,7 @@ Consensus::Consensus(int rank, int size, std::string value)
 }
 
 void Consensus::note(const Sign& sign) {
-  if (!decision_ && add(members_[static_cast<std::size_t>(sign.rank)], {sign.standing, sign.why})) {
+  if (!decision_ && add(members_[static_cast<std::size_t>(sign.rank)], {sign.liveness, sign.why})) {
     grow();
   }
 }
@@ -103,12 +103,12 @@ void Consensus::grow() {
 
 void Consensus::hear(int from, const std::string& message) {
   const auto sender = static_cast<std::size_t>(from);
-  if (decision_ || members_[sender].standing != Standing::alive) {
+  if (decision_ || members_[sender].liveness != Liveness::alive) {
     return;
   }
-  Saying saying = unpacked(message, members_.size());
-  if (saying.members[sender].standing != Standing::alive ||
-      saying.members[static_cast<std::size_t>(rank_)].standing != Standing::alive) {
+  ConsensusMessage saying = unpacked(message, members_.size());
+  if (saying.members[sender].liveness != Liveness::alive ||
+      saying.members[static_cast<std::size_t>(rank_)].liveness != Liveness::alive) {
     throw Error(ErrorKind::mismatch, "a message of a recovery came to a rank that it takes for dead");
   }
   if (saying.kind == decided) {
@@ -132,7 +132,7 @@ void Consensus::hear(int from, const std::string& message) {
 
 bool Consensus::lacks(int rank) const {
   const auto index = static_cast<std::size_t>(rank);
-  return rank != rank_ && members_[index].standing == Standing::alive &&
+  return rank != rank_ && members_[index].liveness == Liveness::alive &&
          !(proposes_[index] && proposed_[index] == members_);
 }
 
@@ -147,7 +147,7 @@ void Consensus::advance() {
   }
   decision_ = Decision{members_, values_};
   for (std::size_t r = 0; r < members_.size(); ++r) {
-    if (members_[r].standing != Standing::alive) {
+    if (members_[r].liveness != Liveness::alive) {
       decision_->values[r].clear();
     }
   }

@@ -1,6 +1,6 @@
 // Agreement of the ranks of a broken endpoint on the survivors: its messages, without any transport.
 //
-// Every rank keeps its knowledge of all ranks, which only grows (see Standing). Whenever it has grown, the rank sends
+// Every rank keeps its knowledge of all ranks, which only grows (see Liveness). Whenever it has grown, the rank sends
 // it to all that it takes for alive, which add it to theirs. A rank proposes its knowledge once it has told the ranks
 // that it takes for dead. It decides once all that it takes for alive have proposed exactly the same. A rank that
 // decides tells all others, and a rank that is told so by a rank that it takes for alive decides the same. So no rank
@@ -16,19 +16,19 @@
 // two groups without a common rank. Before a rank of S proposes S, it has told each rank of R that it is taken for
 // dead, and has then looked for such words from R; and vice versa. A word that has been told is found by any rank that
 // looks, even by a process that was stopped meanwhile. So of a rank of S and a rank of R, the last to look has found
-// the word of its counterpart, and says so in its proposal (Standing::apart): its group does not continue.
+// the word of its counterpart, and says so in its proposal (Liveness::excluded_us): its group does not continue.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "../standing.hpp"
+#include "../liveness.hpp"
 
 namespace gradientflow::transport {
 
 struct Member {
-  Standing standing = Standing::alive;
+  Liveness liveness = Liveness::alive;
   std::string why;  // "has died: ..."; for equal standings, the first in alphabetical order counts
 
   friend bool operator==(const Member&, const Member&) = default;

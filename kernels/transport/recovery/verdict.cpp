@@ -16,7 +16,7 @@ std::string counted(std::size_t count, const char* what) {
 std::string name_of_missing(const Members& members, std::span<const int> names) {
   std::string text;
   for (std::size_t r = 0; r < members.size(); ++r) {
-    if (members[r].standing != Standing::alive && names[r] >= 0) {
+    if (members[r].liveness != Liveness::alive && names[r] >= 0) {
       text += (text.empty() ? "rank " : "; rank ") + std::to_string(names[r]) + " " + members[r].why;
     }
   }
@@ -28,9 +28,9 @@ std::string name_of_missing(const Members& members, std::span<const int> names) 
 std::vector<int> survivors(const Members& members, std::span<const int> names, std::optional<int> min_ranks) {
   std::vector<int> ranks = alive(members);
   const auto takes_part = [&](int rank) { return names[static_cast<std::size_t>(rank)] >= 0; };
-  const auto any = [&](Standing standing) {
+  const auto any = [&](Liveness liveness) {
     for (std::size_t r = 0; r < members.size(); ++r) {
-      if (members[r].standing == standing && names[r] >= 0) {
+      if (members[r].liveness == liveness && names[r] >= 0) {
         return true;
       }
     }
@@ -44,9 +44,9 @@ std::vector<int> survivors(const Members& members, std::span<const int> names, s
                 "none of the ranks that this process was to join is left: " + name_of_missing(members, names));
   }
   const auto elsewhere = std::count_if(members.begin(), members.end(), [](const Member& each) {
-    return each.standing == Standing::silent || each.standing == Standing::apart;
+    return each.liveness == Liveness::silent || each.liveness == Liveness::excluded_us;
   });
-  if (any(Standing::apart) && (!are_most || (min_ranks && elsewhere >= *min_ranks))) {
+  if (any(Liveness::excluded_us) && (!are_most || (min_ranks && elsewhere >= *min_ranks))) {
     std::vector<int> named;
     for (const int rank : ranks) {
       if (takes_part(rank)) {
@@ -61,7 +61,7 @@ std::vector<int> survivors(const Members& members, std::span<const int> names, s
     throw Error(ErrorKind::peer, "only " + left + " can go on, fewer than min_ranks=" + std::to_string(*min_ranks) +
                                      ": " + name_of_missing(members, names));
   }
-  if (!min_ranks && !are_most && any(Standing::silent)) {
+  if (!min_ranks && !are_most && any(Liveness::silent)) {
     throw Error(ErrorKind::peer,
                 "only " + left +
                     " can go on, not more than half, and not all others are known to have ended: they may go on "

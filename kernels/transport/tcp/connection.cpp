@@ -76,7 +76,7 @@ void Connection::advance(std::size_t bytes, std::vector<Sending*>& sent) {
   }
 }
 
-Connection::Outcome Connection::flush(std::vector<Sending*>& sent) {
+Connection::IoStatus Connection::flush(std::vector<Sending*>& sent) {
   while (has_to_send()) {
     std::array<iovec, most_parts> parts;
     std::size_t count = 0;
@@ -112,15 +112,15 @@ Connection::Outcome Connection::flush(std::vector<Sending*>& sent) {
       if (errno == EINTR) {
         continue;
       }
-      return errno == EAGAIN ? Outcome::blocked : Outcome::failed;
+      return errno == EAGAIN ? IoStatus::blocked : IoStatus::failed;
     }
     has_sent_ = true;
     advance(static_cast<std::size_t>(sent_bytes), sent);
     if (static_cast<std::size_t>(sent_bytes) < total) {
-      return Outcome::blocked;
+      return IoStatus::blocked;
     }
   }
-  return Outcome::done;
+  return IoStatus::done;
 }
 
 void Connection::take_unsent(std::vector<Sending*>& unsent) {
@@ -171,7 +171,7 @@ void Connection::ask_for_much() {
   }
 }
 
-Connection::Outcome Connection::read(std::span<std::byte> spill, Receiver& receiver) {
+Connection::IoStatus Connection::read(std::span<std::byte> spill, Receiver& receiver) {
   std::array<iovec, 2> parts;
   std::size_t count = 0;
   const std::size_t direct = landing_.to != nullptr ? std::min(landing_.left, most_bytes) : 0;
@@ -188,10 +188,10 @@ Connection::Outcome Connection::read(std::span<std::byte> spill, Receiver& recei
   message.msg_iovlen = count;
   const ssize_t received = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
   if (received < 0) {
-    return errno == EINTR ? Outcome::more : errno == EAGAIN ? Outcome::done : Outcome::failed;
+    return errno == EINTR ? IoStatus::more : errno == EAGAIN ? IoStatus::done : IoStatus::failed;
   }
   if (received == 0) {
-    return Outcome::closed;
+    return IoStatus::closed;
   }
   const auto bytes = static_cast<std::size_t>(received);
   const std::size_t landed = std::min(bytes, direct);
@@ -204,7 +204,7 @@ Connection::Outcome Connection::read(std::span<std::byte> spill, Receiver& recei
   }
   consume(spill.first(bytes - landed), receiver);
   ask_for_much();
-  return bytes == direct + behind ? Outcome::more : Outcome::done;
+  return bytes == direct + behind ? IoStatus::more : IoStatus::done;
 }
 
 }  // namespace gradientflow::transport::tcp

@@ -29,7 +29,7 @@ class Connection : public Watched {
     virtual void take_landed(Connection& from) = 0;                        // all expected bytes are there
   };
 
-  enum class Outcome : std::uint8_t { done, more, blocked, closed, failed };
+  enum class IoStatus : std::uint8_t { done, more, blocked, closed, failed };
 
   Connection(Descriptor socket, int peer) : Watched(Kind::connection), socket_(std::move(socket)), peer_(peer) {}
 
@@ -47,11 +47,11 @@ class Connection : public Watched {
   [[nodiscard]] bool has_sent() const noexcept { return has_sent_; }
 
   // Sends as much as possible: done, blocked, or failed with errno set. Sends that have left are added to `sent`.
-  Outcome flush(std::vector<Sending*>& sent);
+  IoStatus flush(std::vector<Sending*>& sent);
 
   // Receives all or some of the data that is there: more (call again), done, closed by the peer, or failed with errno
   // set.
-  Outcome read(std::span<std::byte> spill, Receiver& receiver);
+  IoStatus read(std::span<std::byte> spill, Receiver& receiver);
 
   // Destination of the bytes behind the last header; they are dropped where `to` is nullptr.
   struct Landing {

@@ -186,8 +186,8 @@ void Engine::handle(Watched& watched, std::uint32_t events) {
       static_cast<void>(::read(alarm_.get(), &count, sizeof count));
       break;
     }
-    case Watched::Kind::stranger:
-      greet(static_cast<Stranger&>(watched));
+    case Watched::Kind::unauthenticated:
+      greet(static_cast<Unauthenticated&>(watched));
       break;
     case Watched::Kind::connection: {
       auto& connection = static_cast<Connection&>(watched);
@@ -222,12 +222,12 @@ class Engine::Polling {
 // One thread is in epoll at a time. The rest wait until it has found something, or leaves: then the next goes in. A
 // waiting thread takes the place of a background thread, which stays away for a while, so that nothing has to be handed
 // over between the waits of one call.
-void Engine::carry_on(std::chrono::milliseconds wait, bool in_background) {
+void Engine::make_progress(std::chrono::milliseconds wait, bool in_background) {
   std::unique_lock lock(mutex_);
   const auto start = Clock::now();
   if (!in_background) {
     last_wait_ = start;
-    if (is_slept_in_ && is_for_nobody_) {
+    if (is_slept_in_ && is_in_background_) {
       wake_sleeper();
       found_.wait_for(lock, longest_handover, [this] { return !is_polled_; });
     }
@@ -240,7 +240,7 @@ void Engine::carry_on(std::chrono::milliseconds wait, bool in_background) {
     }
     return;
   }
-  is_for_nobody_ = in_background;
+  is_in_background_ = in_background;
   poll(lock, wait);
 }
 
@@ -265,7 +265,7 @@ void Engine::poll(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds 
     looked_ = now;
     look_after_peers(now);
   }
-  settle();
+  flush_queued();
   lost_.clear();
   gone_.clear();
 }
@@ -275,8 +275,8 @@ void Engine::wake_sleeper() {
   static_cast<void>(write(alarm_.get(), &one, sizeof one));
 }
 
-// Wakes sleeping threads, as something has happened outside of carry_on.
-void Engine::rouse() {
+// Wakes sleeping threads, as something has happened outside of make_progress.
+void Engine::wake_waiters() {
   if (!std::exchange(has_found_, false)) {
     return;
   }
@@ -288,7 +288,7 @@ void Engine::rouse() {
   }
 }
 
-void Engine::carry_on(int rank) {
+void Engine::make_progress(int rank) {
   Peer& other = peer(rank);
   for (std::size_t i = 0; i < other.connections.size(); ++i) {  // NOLINT(modernize-loop-convert): reading changes them
     read(*other.connections[i]);
@@ -296,11 +296,11 @@ void Engine::carry_on(int rank) {
   if (other.out != nullptr && other.out->has_to_send()) {
     flush(*other.out);
   }
-  settle();
+  flush_queued();
 }
 
 // Sends queued output, as far as the system takes it; the rest goes when there is room again.
-void Engine::settle() {
+void Engine::flush_queued() {
   while (!with_output_.empty()) {
     const int rank = with_output_.back();
     with_output_.pop_back();
@@ -317,12 +317,12 @@ bool Engine::test(const Operation& operation) {
   std::unique_lock lock(mutex_);
   const auto has_ended = [&] { return operation.has_ended.load(std::memory_order_relaxed); };
   if (!has_ended() && operation.peer != rank_) {
-    carry_on(operation.peer);
+    make_progress(operation.peer);
   }
   if (!has_ended() && !is_polled_ && Clock::now() - polled_ > longest_unpolled) {
     poll(lock, 0ms);
   }
-  rouse();
+  wake_waiters();
   return has_ended();
 }
 
@@ -348,7 +348,7 @@ void Engine::leave() noexcept {
   try {
     const auto deadline = Clock::now() + waits::leave.time();
     while (has_to_send() && Clock::now() < deadline) {
-      carry_on(1ms);
+      make_progress(1ms);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -360,7 +360,7 @@ void Engine::leave() noexcept {
       }
     }
     while (!has_left() && Clock::now() < deadline) {
-      carry_on(1ms);
+      make_progress(1ms);
     }
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory for the message
   }

@@ -80,7 +80,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   bool test(const Operation& operation);
   // Makes progress on everything, for at most `wait`, or until something has happened. `in_background`: no caller waits
   // for it, and waiting threads come first.
-  void carry_on(std::chrono::milliseconds wait, bool in_background = false);
+  void make_progress(std::chrono::milliseconds wait, bool in_background = false);
 
   [[nodiscard]] bool has_deaths() const noexcept { return deaths_.load(std::memory_order_relaxed) > 0; }
   [[nodiscard]] std::optional<std::string> death_of(int rank);  // the reason, if it is dead
@@ -136,14 +136,14 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     std::unique_ptr<Word> word;    // word of its exclusion, under way
   };
 
-  struct Stranger : Watched {
-    explicit Stranger(Descriptor accepted) : Watched(Kind::stranger), socket(std::move(accepted)) {}
+  struct Unauthenticated : Watched {
+    explicit Unauthenticated(Descriptor accepted) : Watched(Kind::unauthenticated), socket(std::move(accepted)) {}
     Descriptor socket;
     std::array<std::byte, sizeof(Greeting)> bytes{};
     std::size_t count = 0;
   };
 
-  // Called with mutex_ held. Calls made while a connection is read only queue their output: settle() sends it.
+  // Called with mutex_ held. Calls made while a connection is read only queue their output: flush_queued() sends it.
   [[nodiscard]] Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] Connection* connection_to(int rank);  // nullptr: the rank is lost
   void add_peer(std::string address);
@@ -155,24 +155,24 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   bool read(Connection& connection);  // true if more may be there
   void drain(Connection& connection);
   void handle(Watched& watched, std::uint32_t events);
-  bool accept_some();  // true if more may come
-  void meet_all();     // accepts and greets all that have come so far
-  void greet(Stranger& stranger);
-  void adopt(Stranger& stranger, const Greeting& greeting);
+  bool accept_some();           // true if more may come
+  void accept_and_greet_all();  // accepts and greets all that have come so far
+  void greet(Unauthenticated& unauthenticated);
+  void adopt(Unauthenticated& unauthenticated, const Greeting& greeting);
   void lose(Connection& connection, const std::string& how, int code = 0);
   [[nodiscard]] static Fate fate_of(int code) noexcept;
   void end_peer(int rank, Fate fate, const std::string& how);
   [[nodiscard]] std::string loss_text(int rank) const;
   [[nodiscard]] Error loss(int rank) const { return {ErrorKind::peer, loss_text(rank)}; }
   [[nodiscard]] Greeting greeting_to(int rank, Greeting::Purpose purpose = Greeting::Purpose::connect) const;
-  void find_out(int rank);
+  void probe_lost_rank(int rank);
   [[nodiscard]] bool has_told(Peer& other) const;
   void look_after_peers(Clock::time_point now);
   [[nodiscard]] bool is_silent(Connection& connection, Clock::time_point now) const;
   [[nodiscard]] bool is_host_silent(int rank, Clock::time_point now) const;
   [[nodiscard]] Clock::time_point last_chance_of(int rank, Clock::time_point now) const;
   void connect_to_awaited();
-  void rouse();  // wakes waiting threads
+  void wake_waiters();  // wakes waiting threads
   void wake_sleeper();
 
   void take_header(Connection& from, const Header& header) override;
@@ -188,9 +188,9 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   void discard(std::unique_ptr<Arrived> arrived);
   void send_to_self(const Inbox& inbox, Sending* sending, int tag, bool until_taken);
   void poll(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds wait);
-  void carry_on(int rank);
+  void make_progress(int rank);
   void note_output(int rank) { with_output_.push_back(rank); }
-  void settle();
+  void flush_queued();
   void end(Sending* sending, std::optional<Error> error = {});
   void end(Receiving& receiving, std::size_t bytes, std::optional<Error> error = {});
   void leave() noexcept;
@@ -214,20 +214,20 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   std::condition_variable found_;
   bool is_polled_ = false;         // a thread is in epoll, or about to handle its events
   bool is_slept_in_ = false;       // the thread in epoll sleeps
-  bool is_for_nobody_ = false;     // polled in the background
+  bool is_in_background_ = false;  // polled in the background
   Clock::time_point last_wait_{};  // last wait outside of the background
   int waiting_ = 0;                // threads that wait for another to find something
-  bool has_found_ = false;         // something has ended or arrived since the last rouse()
+  bool has_found_ = false;         // something has ended or arrived since the last wake_waiters()
   std::deque<Peer> peers_;         // all ranks; more may come
   std::atomic<int> deaths_{0};
   std::unordered_map<std::uint64_t, std::unique_ptr<Inbox>> inboxes_;
   std::unordered_set<std::uint64_t> open_;    // inboxes that have been opened
   std::unordered_set<std::uint64_t> closed_;  // groups closed for good
-  std::list<std::unique_ptr<Stranger>> strangers_;
-  std::vector<std::unique_ptr<Connection>> lost_;  // kept until no event can point at them any more
-  std::vector<std::unique_ptr<Stranger>> gone_;    // likewise
+  std::list<std::unique_ptr<Unauthenticated>> unauthenticated_;
+  std::vector<std::unique_ptr<Connection>> lost_;       // kept until no event can point at them any more
+  std::vector<std::unique_ptr<Unauthenticated>> gone_;  // likewise
   std::vector<Sending*> sent_;
-  std::vector<int> with_output_;  // ranks with output since settle()
+  std::vector<int> with_output_;  // ranks with output since flush_queued()
   std::vector<std::byte> spill_;
   Clock::time_point looked_{};
   Clock::time_point polled_{};

@@ -63,7 +63,7 @@ Greeting Engine::greeting_to(int rank, Greeting::Purpose purpose) const {
 }
 
 // Finds out if a rank lives that has sent nothing since its connection ended.
-void Engine::find_out(int rank) {
+void Engine::probe_lost_rank(int rank) {
   Peer& other = peer(rank);
   if (other.probe == nullptr) {
     other.probe = std::make_unique<Probe>(numeric_address(other.address), greeting_to(rank));
@@ -89,14 +89,14 @@ std::optional<Sign> Engine::sign_of(int rank, bool is_alive) {
   const std::lock_guard lock(mutex_);
   Peer& other = peer(rank);
   if (!is_alive) {
-    carry_on(rank);  // its last word may be that it has taken this rank for dead
+    make_progress(rank);  // its last word may be that it has taken this rank for dead
     if (other.fate == Fate::alive || other.fate == Fate::lost || other.fate == Fate::silent) {
       end_peer(rank, Fate::gone, "its process has ended");
       other.fate = Fate::gone;
-      rouse();
+      wake_waiters();
     }
   } else if (other.fate == Fate::lost) {
-    find_out(rank);
+    probe_lost_rank(rank);
   }
   const std::chrono::duration<double> patience(options_.host_timeout * (rank < rank_ ? patience_of_higher_rank : 1));
   const bool is_over = !is_alive || Clock::now() - other.ended > patience;
@@ -105,15 +105,16 @@ std::optional<Sign> Engine::sign_of(int rank, bool is_alive) {
       return std::nullopt;
     case Fate::left:
     case Fate::gone:
-      return Sign{rank, Standing::gone, loss_text(rank)};
+      return Sign{rank, Liveness::dead, loss_text(rank)};
     case Fate::silent:
     case Fate::excluded:
-      return Sign{rank, Standing::silent, loss_text(rank)};
+      return Sign{rank, Liveness::silent, loss_text(rank)};
     case Fate::lost:
-      return is_over ? std::optional(Sign{rank, Standing::silent, loss_text(rank)}) : std::nullopt;
+      return is_over ? std::optional(Sign{rank, Liveness::silent, loss_text(rank)}) : std::nullopt;
     case Fate::apart:
-      return is_over || other.is_excluded ? std::optional(Sign{rank, Standing::apart, "has taken others for dead"})
-                                          : std::nullopt;
+      return is_over || other.is_excluded
+                 ? std::optional(Sign{rank, Liveness::excluded_us, "has taken others for dead"})
+                 : std::nullopt;
   }
   return std::nullopt;
 }
@@ -122,20 +123,20 @@ void Engine::exclude(const Sign& lost) {
   const std::lock_guard lock(mutex_);
   Peer& other = peer(lost.rank);
   const bool may_wait_for_this = other.fate == Fate::alive || other.fate == Fate::lost || other.fate == Fate::silent;
-  if (lost.standing != Standing::gone && may_wait_for_this) {
+  if (lost.liveness != Liveness::dead && may_wait_for_this) {
     other.is_excluded = true;
     other.word = std::make_unique<Word>(
         Word{.probe = {numeric_address(other.address), greeting_to(lost.rank, Greeting::Purpose::exclude)},
              .ends = last_chance_of(lost.rank, Clock::now()),
              .needs_answer = other.fate != Fate::alive});
   }
-  const Fate fate = lost.standing == Standing::gone ? Fate::gone : Fate::excluded;
+  const Fate fate = lost.liveness == Liveness::dead ? Fate::gone : Fate::excluded;
   end_peer(lost.rank, fate, reason_in(lost.why));
   if (other.fate == Fate::lost || other.fate == Fate::silent) {
     other.fate = fate;
   }
   other.probe.reset();
-  rouse();
+  wake_waiters();
 }
 
 bool Engine::has_told_excluded() {
@@ -148,7 +149,7 @@ bool Engine::has_told_excluded() {
     all = all && other.word == nullptr;
   }
   if (all) {
-    meet_all();
+    accept_and_greet_all();
   }
   return all;
 }

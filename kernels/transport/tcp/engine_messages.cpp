@@ -50,7 +50,7 @@ void Engine::close(Inbox* inbox) noexcept {
       receiving->inbox = nullptr;
     }
   }
-  settle();
+  flush_queued();
   inboxes_.erase(id);
   open_.erase(id);
   closed_.insert(id);
@@ -85,7 +85,7 @@ Sending* Engine::send(const Inbox& inbox, int to, int tag, const void* data, std
   Sending* const sending = made.get();
   if (to == rank_) {
     send_to_self(inbox, sending, tag, until_taken);
-    rouse();
+    wake_waiters();
     return made.release();
   }
   Connection* const connection = connection_to(to);
@@ -107,7 +107,7 @@ Sending* Engine::send(const Inbox& inbox, int to, int tag, const void* data, std
   }
   if (!connection->awaits_room) {
     flush(*connection);
-    rouse();
+    wake_waiters();
   }
   return made.release();
 }
@@ -149,7 +149,7 @@ Receiving* Engine::receive(Inbox& inbox, int from, int tag, void* data, std::siz
     receiving->inbox = &inbox;
     inbox.posted[from].push_back(receiving.get());
   }
-  settle();
+  flush_queued();
   return receiving.release();
 }
 
@@ -161,7 +161,7 @@ Receiving* Engine::receive(std::unique_ptr<Arrived> arrived, void* data) {
   receiving->capacity = arrived->bytes;
   const std::lock_guard lock(mutex_);
   fill(*receiving, std::move(arrived));
-  settle();
+  flush_queued();
   return receiving.release();
 }
 
@@ -244,7 +244,7 @@ void Engine::discard(std::unique_ptr<Arrived> arrived) {
 void Engine::drop(std::unique_ptr<Arrived> arrived) noexcept {
   const std::lock_guard lock(mutex_);
   discard(std::move(arrived));
-  settle();
+  flush_queued();
 }
 
 void Engine::give_up(Sending* sending, Owner owner) noexcept {

@@ -117,51 +117,52 @@ bool Engine::accept_some() {
     }
     prepare(socket.get());
     const std::size_t most = most_strangers + peers_.size();
-    if (strangers_.size() == most) {
-      greet(*strangers_.front());
+    if (unauthenticated_.size() == most) {
+      greet(*unauthenticated_.front());
     }
-    if (strangers_.size() == most) {
-      gone_.push_back(std::move(strangers_.front()));
-      strangers_.pop_front();
+    if (unauthenticated_.size() == most) {
+      gone_.push_back(std::move(unauthenticated_.front()));
+      unauthenticated_.pop_front();
     }
-    Stranger& stranger = *strangers_.emplace_back(std::make_unique<Stranger>(std::move(socket)));
-    epoll_event event{EPOLLIN, {.ptr = static_cast<Watched*>(&stranger)}};
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stranger.socket.get(), &event);
-    greet(stranger);
+    Unauthenticated& unauthenticated =
+        *unauthenticated_.emplace_back(std::make_unique<Unauthenticated>(std::move(socket)));
+    epoll_event event{EPOLLIN, {.ptr = static_cast<Watched*>(&unauthenticated)}};
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, unauthenticated.socket.get(), &event);
+    greet(unauthenticated);
   }
   return true;
 }
 
-void Engine::meet_all() {
+void Engine::accept_and_greet_all() {
   while (accept_some()) {
   }
-  std::vector<Stranger*> waiting;
-  for (const auto& each : strangers_) {
+  std::vector<Unauthenticated*> waiting;
+  for (const auto& each : unauthenticated_) {
     waiting.push_back(each.get());
   }
-  for (Stranger* const each : waiting) {
+  for (Unauthenticated* const each : waiting) {
     greet(*each);
   }
 }
 
 // A process that shows the token belongs to the job; other connections are closed.
-void Engine::greet(Stranger& stranger) {
-  const auto place =
-      std::find_if(strangers_.begin(), strangers_.end(), [&](const auto& each) { return each.get() == &stranger; });
-  if (place == strangers_.end()) {
+void Engine::greet(Unauthenticated& unauthenticated) {
+  const auto place = std::find_if(unauthenticated_.begin(), unauthenticated_.end(),
+                                  [&](const auto& each) { return each.get() == &unauthenticated; });
+  if (place == unauthenticated_.end()) {
     return;  // dismissed meanwhile
   }
-  const ssize_t received = recv(stranger.socket.get(), stranger.bytes.data() + stranger.count,
-                                stranger.bytes.size() - stranger.count, MSG_DONTWAIT);
+  const ssize_t received = recv(unauthenticated.socket.get(), unauthenticated.bytes.data() + unauthenticated.count,
+                                unauthenticated.bytes.size() - unauthenticated.count, MSG_DONTWAIT);
   if (received < 0 && (errno == EAGAIN || errno == EINTR)) {
     return;
   }
-  stranger.count += static_cast<std::size_t>(std::max<ssize_t>(received, 0));
-  if (received > 0 && stranger.count < stranger.bytes.size()) {
+  unauthenticated.count += static_cast<std::size_t>(std::max<ssize_t>(received, 0));
+  if (received > 0 && unauthenticated.count < unauthenticated.bytes.size()) {
     return;
   }
-  const std::unique_ptr<Stranger>& kept = gone_.emplace_back(std::move(*place));
-  strangers_.erase(place);
+  const std::unique_ptr<Unauthenticated>& kept = gone_.emplace_back(std::move(*place));
+  unauthenticated_.erase(place);
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, kept->socket.get(), nullptr);
   Greeting greeting;
   if (kept->count == kept->bytes.size()) {
@@ -174,12 +175,12 @@ void Engine::greet(Stranger& stranger) {
   kept->socket.close();
 }
 
-void Engine::adopt(Stranger& stranger, const Greeting& greeting) {
+void Engine::adopt(Unauthenticated& unauthenticated, const Greeting& greeting) {
   const int rank = static_cast<int>(greeting.from);
   Peer& other = peer(rank);
   if (other.is_excluded) {
     const Header header{.kind = Header::Kind::excluded};
-    static_cast<void>(::send(stranger.socket.get(), &header, sizeof header, MSG_DONTWAIT | MSG_NOSIGNAL));
+    static_cast<void>(::send(unauthenticated.socket.get(), &header, sizeof header, MSG_DONTWAIT | MSG_NOSIGNAL));
   }
   if (greeting.purpose == Greeting::Purpose::exclude) {
     const bool has_ended = other.fate == Fate::left || other.fate == Fate::gone;
@@ -188,27 +189,27 @@ void Engine::adopt(Stranger& stranger, const Greeting& greeting) {
     other.ended = has_ended ? Clock::time_point{} : other.ended;  // nothing more is found out about it
   }
   if (other.fate != Fate::alive || other.connections.size() == most_connections) {
-    stranger.socket.close();
+    unauthenticated.socket.close();
     return;
   }
-  read(add_connection(rank, std::move(stranger.socket), false));
+  read(add_connection(rank, std::move(unauthenticated.socket), false));
 }
 
 void Engine::flush(Connection& connection) {
   if (connection.is_lost) {
     return;
   }
-  const Connection::Outcome outcome = connection.flush(sent_);
+  const Connection::IoStatus outcome = connection.flush(sent_);
   for (Sending* const sending : std::exchange(sent_, {})) {
     end(sending);
   }
-  if (outcome == Connection::Outcome::failed) {
+  if (outcome == Connection::IoStatus::failed) {
     const int code = errno;
     drain(connection);  // reads data from before the failure
     lose(connection, described(code), code);
     return;
   }
-  const bool is_blocked = outcome == Connection::Outcome::blocked;
+  const bool is_blocked = outcome == Connection::IoStatus::blocked;
   const bool is_made = connection.is_connecting && connection.has_sent();
   if (is_blocked != connection.awaits_room || is_made) {
     connection.is_connecting = connection.is_connecting && !is_made;
@@ -218,8 +219,8 @@ void Engine::flush(Connection& connection) {
 }
 
 bool Engine::read(Connection& connection) {
-  auto outcome = Connection::Outcome::more;
-  for (int turn = 0; turn < reads_at_once && outcome == Connection::Outcome::more && !connection.is_lost; ++turn) {
+  auto outcome = Connection::IoStatus::more;
+  for (int turn = 0; turn < reads_at_once && outcome == Connection::IoStatus::more && !connection.is_lost; ++turn) {
     try {
       outcome = connection.read(spill_, *this);
     } catch (const Error& error) {  // nonsense
@@ -231,13 +232,13 @@ bool Engine::read(Connection& connection) {
   if (connection.is_lost) {
     return false;
   }
-  if (outcome == Connection::Outcome::closed) {
+  if (outcome == Connection::IoStatus::closed) {
     lose(connection, "it was closed at the other end");
-  } else if (outcome == Connection::Outcome::failed) {
+  } else if (outcome == Connection::IoStatus::failed) {
     const int code = errno;
     lose(connection, described(code), code);
   }
-  return outcome == Connection::Outcome::more;
+  return outcome == Connection::IoStatus::more;
 }
 
 // Reads all data that is there.
@@ -266,7 +267,7 @@ void Engine::lose(Connection& connection, const std::string& how, int code) {
   if (std::exchange(connection.is_lost, true)) {
     return;
   }
-  meet_all();
+  accept_and_greet_all();
   const int rank = connection.peer();
   Peer& other = peer(rank);
   for (std::size_t i = 0; i < other.connections.size(); ++i) {  // NOLINT(modernize-loop-convert): reading changes them

@@ -81,7 +81,7 @@ Request TcpEndpoint::receive(int from, int tag, void* data, std::size_t bytes) {
 std::optional<Arrival> TcpEndpoint::next(std::optional<int> tag) {
   auto arrived = engine_->next(*inbox_, tag);
   if (arrived == nullptr) {
-    engine_->carry_on(0ms);
+    engine_->make_progress(0ms);
     arrived = engine_->next(*inbox_, tag);
   }
   if (arrived == nullptr) {
@@ -122,16 +122,16 @@ bool TcpEndpoint::may_have_ended(const Request& request) const noexcept {
 }
 
 bool TcpEndpoint::pause(Patience& patience) {
-  if (patience.is_for_nobody()) {
-    engine_->carry_on(longest_sleep, true);
+  if (patience.is_in_background()) {
+    engine_->make_progress(longest_sleep, true);
     return true;
   }
   if (patience.polls(spin)) {
     sched_yield();
-    engine_->carry_on(0ms);
+    engine_->make_progress(0ms);
     return false;
   }
-  engine_->carry_on(longest_sleep);
+  engine_->make_progress(longest_sleep);
   return patience.has_slept();
 }
 
@@ -173,13 +173,13 @@ std::vector<Sign> TcpEndpoint::signs(const IsAlive& is_alive) {
   std::vector<Sign> found;
   for (int r = 0; r < size(); ++r) {
     if (auto sign = engine_->sign_of(job_rank_of(r), !is_alive || is_alive(r))) {
-      found.push_back({r, sign->standing, std::move(sign->why)});
+      found.push_back({r, sign->liveness, std::move(sign->why)});
     }
   }
   return found;
 }
 
-void TcpEndpoint::exclude(const Sign& lost) { engine_->exclude({job_rank_of(lost.rank), lost.standing, lost.why}); }
+void TcpEndpoint::exclude(const Sign& lost) { engine_->exclude({job_rank_of(lost.rank), lost.liveness, lost.why}); }
 
 bool TcpEndpoint::has_told_excluded() { return engine_->has_told_excluded(); }
 
@@ -225,9 +225,9 @@ std::vector<std::byte> TcpEndpoint::allgather(const void* mine, std::size_t byte
 }
 
 std::unique_ptr<Endpoint> TcpEndpoint::split(int color, int key, const CheckPeers& check_peers) const {
-  const Wish mine{color, key};
+  const SplitArguments mine{color, key};
   const std::uint64_t id = new_id(color);
-  std::vector<Wish> all(ranks_.size());
+  std::vector<SplitArguments> all(ranks_.size());
   const auto raw = gathered(&mine, sizeof mine, "a split of", 1, check_peers);
   std::memcpy(all.data(), raw.data(), raw.size());
   std::unique_ptr<Endpoint> part_by_mpi;

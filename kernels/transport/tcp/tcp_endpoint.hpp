@@ -50,7 +50,7 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::unique_ptr<Endpoint> widen(std::span<const std::string> addresses, int first) const override;
   [[nodiscard]] Invitation invitation() const override;
   void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept override;
-  void let_go() noexcept override { engine_.reset(); }
+  void release_sockets() noexcept override { engine_.reset(); }
 
  private:
   [[nodiscard]] int group_rank_of(int rank_of_job) const;
@@ -59,7 +59,7 @@ class TcpEndpoint : public Endpoint {
   [[nodiscard]] std::vector<std::byte> gathered(const void* mine, std::size_t bytes, const std::string& what,
                                                 int timeouts, const CheckPeers& check_peers) const;
 
-  std::shared_ptr<Engine> engine_;  // empty after let_go()
+  std::shared_ptr<Engine> engine_;  // empty after release_sockets()
   bool can_lose_ranks_;
   std::vector<int> ranks_;
   std::uint64_t id_;

@@ -6,7 +6,7 @@
 namespace gradientflow::transport::tcp {
 
 struct Watched {
-  enum class Kind : std::uint8_t { listener, alarm, stranger, connection };
+  enum class Kind : std::uint8_t { listener, alarm, unauthenticated, connection };
   explicit Watched(Kind kind) : watched_kind(kind) {}
   Kind watched_kind;
 };

@@ -1,4 +1,4 @@
-#include "chunk_pool.hpp"
+#include "sparse_pool.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ void check_momentum(float momentum) {
   }
 }
 
-void check_options(DType dtype, const ChunkPool::Options& options) {
+void check_options(DType dtype, const SparsePool::Options& options) {
   check_gradients(dtype, "sparse communication");
   if (options.chunk_size == 0) {
     throw Error(ErrorKind::value, "a chunk has at least 1 element, not 0");
@@ -29,8 +29,8 @@ void check_options(DType dtype, const ChunkPool::Options& options) {
 
 }  // namespace
 
-ChunkPool::ChunkPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
-                     const Options& options)
+SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
+                       const Options& options)
     : ResidualPool("sparse gradient pool", dtype, ChunkLayout::offsets_of(counts, dtype), options.extra,
                    options.skip_nonfinite),
       options_(options),
@@ -57,14 +57,14 @@ ChunkPool::ChunkPool(Communicator& communicator, const std::vector<std::size_t>&
   sent_.resize(number);
   std::iota(sent_.begin(), sent_.end(), std::size_t{0});
   choose(std::vector<std::uint8_t>(number, 1));
-  ChunkPool::reset();
+  SparsePool::reset();
   iteration_ = options.first_iteration;
   reports_.clear();
 }
 
-ChunkPool::~ChunkPool() { close(false); }
+SparsePool::~SparsePool() { close(false); }
 
-std::string ChunkPool::description(const std::vector<std::size_t>& counts) const {
+std::string SparsePool::description(const std::vector<std::size_t>& counts) const {
   return std::to_string(tensors()) + " tensors, " + std::to_string(bytes()) + " bytes of " +
          std::string(name_of(dtype_)) + ", chunks of " + std::to_string(options_.chunk_size) + " elements, momentum " +
          format_number(static_cast<double>(options_.momentum)) + ", " + std::to_string(extra_.size()) +
@@ -75,7 +75,7 @@ std::string ChunkPool::description(const std::vector<std::size_t>& counts) const
 
 // ---- from backpropagation -------------------------------------------------------------------------------------------
 
-void ChunkPool::ready(std::size_t tensor, Stream stream) {
+void SparsePool::ready(std::size_t tensor, Stream stream) {
   std::vector<std::size_t> full;
   work_on(
       [&] {
@@ -85,13 +85,13 @@ void ChunkPool::ready(std::size_t tensor, Stream stream) {
       [&] { process(full, stream); });
 }
 
-void ChunkPool::ready_all(Stream stream) {
+void SparsePool::ready_all(Stream stream) {
   std::vector<std::size_t> full;
   work_on([&] { ready_.for_each_missing(places(), [&](std::size_t tensor) { mark(tensor, stream, full); }); },
           [&] { process(full, stream); });
 }
 
-void ChunkPool::mark(std::size_t tensor, Stream stream, std::vector<std::size_t>& full) {
+void SparsePool::mark(std::size_t tensor, Stream stream, std::vector<std::size_t>& full) {
   ready_.add(tensor);
   if (tensor == tensors()) {
     return;
@@ -106,7 +106,7 @@ void ChunkPool::mark(std::size_t tensor, Stream stream, std::vector<std::size_t>
   }
 }
 
-ChunkJob ChunkPool::job_for(std::size_t chunk) const {
+ChunkJob SparsePool::job_for(std::size_t chunk) const {
   const Span span = layout_.span_of(chunk);
   return {.chunk = chunk,
           .count = span.end - span.begin,
@@ -116,7 +116,7 @@ ChunkJob ChunkPool::job_for(std::size_t chunk) const {
           .slot = important_[chunk] != 0 ? slot_of(chunk) : nullptr};
 }
 
-void ChunkPool::process(const std::vector<std::size_t>& full, Stream stream) {
+void SparsePool::process(const std::vector<std::size_t>& full, Stream stream) {
   const auto begin = Clock::now();
   auto sending = Clock::duration::zero();
   std::vector<ChunkJob> jobs;
@@ -143,11 +143,11 @@ void ChunkPool::process(const std::vector<std::size_t>& full, Stream stream) {
 
 // ---- the end of an iteration ----------------------------------------------------------------------------------------
 
-void ChunkPool::wait(std::optional<double> timeout, double density, Stream stream) {
+void SparsePool::wait(std::optional<double> timeout, double density, Stream stream) {
   wait_within(timeout, stream, [this, next = important_count(density, chunks())] { next_ = next; });
 }
 
-void ChunkPool::complete_remaining(Stream stream) {
+void SparsePool::complete_remaining(Stream stream) {
   std::vector<std::size_t> full;
   {
     const auto lock = stop_work();
@@ -164,7 +164,7 @@ void ChunkPool::complete_remaining(Stream stream) {
 }
 
 // Sends zeros for chunks that are not full, in an iteration that is given up.
-void ChunkPool::skip_remaining(Stream stream) {
+void SparsePool::skip_remaining(Stream stream) {
   work_->order(stream);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (done_[chunk] == 0 && important_[chunk] != 0) {
@@ -176,14 +176,14 @@ void ChunkPool::skip_remaining(Stream stream) {
   ready_.add_all();
 }
 
-void ChunkPool::drop_gradients(Stream stream) {
+void SparsePool::drop_gradients(Stream stream) {
   ResidualPool::drop_gradients(stream);
   const std::lock_guard lock(mutex_);
   sent_.clear();
 }
 
 // Clears the residuals of the chunks that this iteration has sent, and keeps the new residuals of other chunks.
-void ChunkPool::keep_residuals() {
+void SparsePool::keep_residuals() {
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     important_[chunk] == 0 ? residual_.keep(chunk) : residual_.clear(chunk);
   }
@@ -191,9 +191,9 @@ void ChunkPool::keep_residuals() {
   sent_ = chunk_of_;
 }
 
-void ChunkPool::commit_residuals() { keep_residuals(); }
+void SparsePool::commit_residuals() { keep_residuals(); }
 
-void ChunkPool::choose(std::vector<std::uint8_t> important) {
+void SparsePool::choose(std::vector<std::uint8_t> important) {
   const std::lock_guard lock(mutex_);
   important_ = std::move(important);
   chunk_of_.clear();
@@ -206,7 +206,7 @@ void ChunkPool::choose(std::vector<std::uint8_t> important) {
   send_->limit(chunk_of_.size());
 }
 
-void ChunkPool::reset() {
+void SparsePool::reset() {
   ResidualPool::reset();
   std::fill(done_.begin(), done_.end(), 0);
   left_ = layout_.tensors_by_chunk();
@@ -218,7 +218,7 @@ void ChunkPool::reset() {
 
 // ---- between iterations ---------------------------------------------------------------------------------------------
 
-void ChunkPool::set_momentum(float momentum) {
+void SparsePool::set_momentum(float momentum) {
   check_between_iterations("the momentum of residuals is set");
   check_momentum(momentum);
   if (momentum > 0.0F && residual_.is_none()) {
@@ -228,20 +228,20 @@ void ChunkPool::set_momentum(float momentum) {
   work_->set_momentum(momentum);
 }
 
-void ChunkPool::set_loss_scale(double scale) {
+void SparsePool::set_loss_scale(double scale) {
   check_between_iterations("the loss scale is set");
   scale_ = inverse_of_loss_scale(scale);
   work_->set_scale(scale_);
 }
 
-void ChunkPool::clear_gradients(Stream stream) {
+void SparsePool::clear_gradients(Stream stream) {
   for (const Span& span : spans()) {
     memory_->clear(at(span.begin), (span.end - span.begin) * size_of(dtype_), stream);
   }
 }
 
-void ChunkPool::restore(std::span<const float> residual, const std::vector<std::uint8_t>& important,
-                        std::uint64_t iteration) {
+void SparsePool::restore(std::span<const float> residual, const std::vector<std::uint8_t>& important,
+                         std::uint64_t iteration) {
   const std::vector<std::size_t> flags(important.begin(), important.end());
   check_state(
       [&] {
@@ -259,11 +259,11 @@ void ChunkPool::restore(std::span<const float> residual, const std::vector<std::
 
 // ---- results --------------------------------------------------------------------------------------------------------
 
-Update ChunkPool::update(bool everywhere) const {
+Update SparsePool::update(bool everywhere) const {
   return update_of(everywhere ? std::vector<Span>{{0, elements()}} : spans());
 }
 
-void ChunkPool::take_over_means(const ChunkPool& other) {
+void SparsePool::take_over_means(const SparsePool& other) {
   ResidualPool::take_over_means(other);
   const std::lock_guard lock(mutex_);
   if (means_ != no_means) {
@@ -272,7 +272,7 @@ void ChunkPool::take_over_means(const ChunkPool& other) {
   }
 }
 
-void ChunkPool::close(bool drain) noexcept {
+void SparsePool::close(bool drain) noexcept {
   send_->close(drain);
   ResidualPool::close(drain);
 }

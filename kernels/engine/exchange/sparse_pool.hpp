@@ -1,5 +1,5 @@
-// Chunk pool: coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1). Only the important
-// chunks of its gradients are sent; the rest stays in residuals for later iterations.
+// Sparse pool: coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1). Only the
+// important chunks of its gradients are sent; the rest stays in residuals for later iterations.
 //
 // Gradients lie side by side in memory, cut into chunks of equal size. A chunk is full when all tensors that overlap it
 // are ready. A full important chunk is gathered, with its residual, into its slot of a second pool, an ordinary
@@ -32,7 +32,7 @@
 
 namespace gradientflow::engine {
 
-class ChunkPool final : public ResidualPool {
+class SparsePool final : public ResidualPool {
  public:
   struct Options {
     GradientPool::Options pool = {};  // device of the tensors included, if it is not the host
@@ -48,10 +48,10 @@ class ChunkPool final : public ResidualPool {
   // `counts`: elements of each tensor. The tensors lie in memory as in a GradientPool, so the padding between them
   // belongs to the chunks. Collective. Throws Error(type) unless `dtype` is float16, bfloat16 or float32; Error(value)
   // for a chunk size of 0 or a momentum that is not in 0..1.
-  ChunkPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
-  ChunkPool(const ChunkPool&) = delete;
-  ChunkPool& operator=(const ChunkPool&) = delete;
-  ~ChunkPool() override;
+  SparsePool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
+  SparsePool(const SparsePool&) = delete;
+  SparsePool& operator=(const SparsePool&) = delete;
+  ~SparsePool() override;
 
   [[nodiscard]] std::size_t fusion_threshold() const { return send_->fusion_threshold(); }
   [[nodiscard]] std::size_t chunk_size() const { return layout_.chunk_size(); }
@@ -84,7 +84,7 @@ class ChunkPool final : public ResidualPool {
   // with zeros for unsent ones. Throws Error(value) unless they are averaged.
   [[nodiscard]] Update update(bool everywhere) const;
 
-  void take_over_means(const ChunkPool& other);
+  void take_over_means(const SparsePool& other);
 
   // Sets the factor by which this rank's residuals are multiplied in every iteration from now on. Between iterations.
   // Throws Error(value) unless it is from 0 to 1, and 0 if the pool was made with 0.
@@ -127,7 +127,7 @@ class ChunkPool final : public ResidualPool {
   void scatter_means(Deadline deadline, Stream stream);
   void give_up(Stream stream) noexcept;
   [[nodiscard]] Error different_loss_scales() const;
-  [[nodiscard]] NonfinitePlace find_nonfinite(const std::vector<double>& norms) const;
+  [[nodiscard]] NonfiniteTensorRange find_nonfinite(const std::vector<double>& norms) const;
   void keep_residuals();
   void choose(std::vector<std::uint8_t> important);
 
