@@ -12,6 +12,7 @@ from gradientflow._location import load_core
 from gradientflow.arguments import checked_float, checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.former_names import FormerName, names_of
 
 from .base import native_communicator, native_threshold, stream_number, threshold_from
 from .residual import ResidualPool, array_of
@@ -279,6 +280,8 @@ class TopKGradientPool(ResidualPool):
         """The elements of the memory that a step uses: one row, of the first and one past the last; or no row."""
         return np.array([[0, self.nbytes // self._itemsize]] * (not self.overflowed)).reshape(-1, 2)
 
+    layer_reports = FormerName("layer_selections")
+
     @property
     def layer_selections(self) -> tuple[LayerSelection, ...]:
         """The selection of each layer in the last iteration; empty before the first, and after a failed iteration."""
@@ -323,3 +326,4 @@ def _ratios(ratios: Any) -> list[float]:
 
 
 __all__ = ["LayerSelection", "TopKGradientPool"]
+__getattr__ = names_of(__name__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gradientflow import former_names
+
 from . import methods
 from .contract import Strategy, Synchronizer
 from .exchange.arrays import ArraySynchronizer
@@ -47,3 +49,4 @@ __all__ = [
     "words_of_default_strategy",
 ]
 __all__ += methods.__all__
+__getattr__ = former_names.names_of(__name__)

@@ -15,6 +15,7 @@ from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.description import Description
 from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.former_names import FormerName
 from gradientflow.memory import numpy_dtype
 from gradientflow.pools.base import RangeReport
 
@@ -376,6 +377,8 @@ class Synchronizer(GradientMemory, Checkpointed):
     def has_gradient(self, index: int) -> bool:
         """Return True if the last update has a gradient of a tensor from residuals, though no rank computed one."""
         return False
+
+    report = FormerName("withheld")
 
     def withheld(self) -> Withheld:
         """Return gradient entries that this rank has kept back, and the time for that."""

@@ -746,6 +746,13 @@ gf_status gf_parameter_server_close(gf_parameter_server* server);
 // Frees a parameter server. If it was not closed, this rank gives up.
 void gf_parameter_server_free(gf_parameter_server* server);
 
+// ---- former names ---------------------------------------------------------------------------------------------------
+
+#define gf_pool_abandon gf_pool_rollback
+#define gf_sparse_pool_abandon gf_sparse_pool_rollback
+#define gf_top_k_pool_abandon gf_top_k_pool_rollback
+#define gf_top_k_pool_take_back gf_top_k_pool_rollback
+
 #ifdef __cplusplus
 }
 #endif

@@ -132,6 +132,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.addresses": set(),
     "gradientflow.arguments": {"gradientflow.errors"},
     "gradientflow.description": {"gradientflow.errors"},
+    "gradientflow.former_names": set(),
     "gradientflow.launcher_variables": set(),
     "gradientflow.mpi_start": {"gradientflow.launcher_variables"},
     "gradientflow._location": {"gradientflow.errors"},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradientflow import strategies
-from gradientflow.strategies import Profile, Strategy
+from gradientflow.strategies import Profile, Strategy, Synchronizer
 from gradientflow.strategies.parsing import BY_NAME
 
 
@@ -74,3 +74,12 @@ def test_every_strategy_has_its_arguments_as_attributes() -> None:
         typical = kind.typical(100)
         assert list(typical.settings) == list(inspect.signature(kind).parameters)
         assert kind(**typical.settings) == typical
+
+
+def test_former_names_work_and_warn() -> None:
+    with pytest.warns(DeprecationWarning, match=r"gradientflow\.strategies\.Report is called Withheld now"):
+        assert strategies.Report is strategies.Withheld
+    with pytest.warns(DeprecationWarning, match=r"Synchronizer\.report is called withheld now"):
+        assert Synchronizer.report is Synchronizer.withheld
+    with pytest.raises(AttributeError, match="has no attribute 'Letter'"):
+        strategies.Letter  # noqa: B018
