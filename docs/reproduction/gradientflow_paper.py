@@ -11,7 +11,7 @@ from gradientflow.model import Computation, Costs, Link, computation_of, layers_
 from gradientflow.model.cluster import hosts
 from gradientflow.model.fit import fit_nonnegative
 from gradientflow.model.pooled import chunk_traffic, dense_traffic
-from gradientflow.model.traffic import EveryStep, Exchange
+from gradientflow.model.traffic import CallSequence, EveryStep
 
 _RANKS = 8  # on each machine
 _DENSITY = 0.15  # of CSC: that of the paper's run of AlexNet to full accuracy
@@ -144,7 +144,7 @@ def _traffics(row: Row, place: int, costs: Costs) -> list[EveryStep]:
     return [replace(each, exchanges=tuple(map(_as_float16, each.exchanges))) for each in sparse]
 
 
-def _as_float16(exchange: Exchange) -> Exchange:
+def _as_float16(exchange: CallSequence) -> CallSequence:
     calls = (replace(call, dtype="float16") if call.dtype == "float32" else call for call in exchange.calls)
     return exchange._replace(calls=tuple(calls))
 

@@ -121,7 +121,7 @@ def test_a_forked_rank_is_what_python_would_have_been(
     forked, plain = ended(rank_servers.command("ending", {})), ended(python_command("ending"))
     assert (forked.returncode, forked.stdout) == (plain.returncode, plain.stdout)
     assert f"['{how}', 'x y'] __main__ {tmp_path} [0] in its environment" in forked.stdout or how == "raises"
-    assert ("at exit\nfinalised\n" in forked.stdout) == (how != "killed")
+    assert ("at exit\nfinalized\n" in forked.stdout) == (how != "killed")
     assert ("ValueError: raises" in forked.stderr) == (how == "raises")
 
 
