@@ -312,8 +312,10 @@ def _arguments(call: ast.Call, name: str) -> tuple[list[Any], dict[str, Any]]:
         except RecursionError:
             found = "nested too deep"
         except ValueError:
-            found = repr(ast.unparse(node))
-        raise ArgumentError(f"{what} of {name} is {found}: what is needed is a number, a text, or another literal")
+            found = ast.unparse(node)
+        raise ArgumentError(
+            f"{what} of {name} is {found}: what is needed is a number, a text in quotes, or another literal"
+        )
 
     if any(keyword.arg is None for keyword in call.keywords):
         raise ArgumentError(f"the arguments of {name} are given one by one, not by **")

@@ -42,6 +42,7 @@ def test_words_and_policies() -> None:
         ("ssd_sgd(alpha=1e999)", "alpha is finite"),
         ("ssd_sgd(decay=1.0)", "decay is from 0 to below 1"),
         ("ssd_sgd(epsilon=0.0)", "epsilon is above 0"),
+        ("ssgd(wire=float16)", "wire of ssgd is float16: what is needed is a number, a text in quotes"),
         ("ssgd(wire='int8')", "wire is one of float32, float16, bfloat16"),
         ("ssgd(wire='float8_e4m3')", "ssgd sends values one by one, and those of float8_e4m3 share a scale"),
         ("lags(wire='float8_e4m3')", "lags sends values one by one, .* take float32, float16 or bfloat16"),
