@@ -337,6 +337,10 @@ def check_wire(comm: gf.Communicator) -> None:
     handle.wait()
     assert np.abs(x.get() - np.mean(everyone, axis=0)).max() <= (SIZE + 1) / 64 * np.abs(everyone).max()
     assert handle.nonfinite == (0 if comm.nodes > 1 else None)
+    for wire in ("float16", "float8_e4m3"):
+        handle = comm.allreduce_async(mine(0), wire=wire)
+        handle.wait()
+        assert handle.nonfinite == (0 if comm.nodes > 1 else None)
     x.set(60_000)
     handle = comm.allreduce_async(x, "sum", wire="float16")
     handle.wait()

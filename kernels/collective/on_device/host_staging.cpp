@@ -46,10 +46,9 @@ HostStaging::~HostStaging() {
   }
 }
 
-// As on the host: only if values travel in messages. On one node they do not with hierarchical algorithms. Values that
-// share a scale are rounded on the host, where messages have it.
+// As on the host: only if values travel in messages. On one node they do not with hierarchical algorithms.
 bool HostStaging::rounds(const Signature& signature) const {
-  if (!signature.wire || !traits_of(*signature.wire).dtype) {
+  if (!signature.wire) {
     return false;
   }
   const Path path = group_.choose(on_host(signature), false).path;
@@ -63,7 +62,9 @@ Signature HostStaging::on_host(Signature signature) {
 
 std::optional<std::size_t> HostStaging::run(const Call& call) {
   const cuda::Runtime& runtime = cuda::runtime();
-  const bool rounded = rounds(call.signature);
+  std::optional<std::size_t> nonfinite = rounds(call.signature) ? std::optional<std::size_t>(0) : std::nullopt;
+  // Values that share a scale are rounded on the host, where messages have it.
+  const bool rounded = nonfinite && traits_of(*call.signature.wire).dtype;
   Call whole = call;
   whole.signature = on_host(call.signature);
   if (rounded) {
@@ -79,7 +80,6 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   runtime.record(begin_->get(), placement_of(call).stream);
   runtime.wait(down_->get(), begin_->get());
   runtime.wait(up_->get(), begin_->get());
-  std::optional<std::size_t> nonfinite;
   try {
     std::optional<CallPiece> below;  // piece that is being copied down, or has been
     for (std::size_t i = 0; i <= pieces.size(); ++i) {
@@ -92,12 +92,10 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
         const std::size_t slot = (i - 1) % slots;
         const Call piece = call_on_host(std::move(below->call), slots_[slot]);
         runtime.synchronize_event(slots_[slot].down.get());
-        std::optional<std::size_t> found = group_.run(piece).nonfinite;
-        if (rounded) {
-          found = compute::count_nonfinite(piece.output, piece.signature.dtype, piece.signature.count);
-        }
-        if (found) {
-          nonfinite = nonfinite.value_or(0) + *found;
+        const std::size_t found = group_.run(piece).nonfinite.value_or(0);
+        if (nonfinite) {
+          *nonfinite +=
+              rounded ? compute::count_nonfinite(piece.output, piece.signature.dtype, piece.signature.count) : found;
         }
         copy_up(call, *below, slot, rounded);
       }
