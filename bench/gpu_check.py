@@ -29,7 +29,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradientflow.annotations import JsonObject
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -241,7 +244,7 @@ def _count_tests(report: Path | None) -> dict[str, int]:
 # ---- the summary -----------------------------------------------------------------------------------------------------
 
 
-def _write_summary(out: Path, options: argparse.Namespace, ended: Sequence[Ended]) -> dict[str, Any]:
+def _write_summary(out: Path, options: argparse.Namespace, ended: Sequence[Ended]) -> JsonObject:
     """Write the results so far."""
     summary = {
         "machine": {
@@ -274,9 +277,9 @@ class Aim:
 def _aims(out: Path, passed: set[str]) -> Iterator[Aim]:
     """Compare the figures of this run with the targets."""
 
-    def results(name: str) -> list[dict[str, Any]]:
+    def results(name: str) -> list[JsonObject]:
         path = out / f"{name}.json"
-        found: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
+        found: list[JsonObject] = json.loads(path.read_text())["results"] if path.exists() else []
         return found if name in passed else []
 
     if kernels := results("bench-kernels"):
@@ -288,7 +291,7 @@ def _aims(out: Path, passed: set[str]) -> Iterator[Aim]:
             yield from _staging_aim(name.removeprefix("bench-").replace("-", " "), results(name))
 
 
-def _kernel_aim(results: Sequence[Mapping[str, Any]]) -> Aim:
+def _kernel_aim(results: Sequence[JsonObject]) -> Aim:
     size = max(result["bytes"] for result in results)
     ratios = {f"{r['kernel']} of {r['dtype']}": r["ratio"] for r in results if r["bytes"] == size}
     below = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if ratio < 0.9]
@@ -298,7 +301,7 @@ def _kernel_aim(results: Sequence[Mapping[str, Any]]) -> Aim:
     return Aim(f"kernels at {size} bytes, bandwidth over that of a plain copy", "0.90", text, not below)
 
 
-def _overhead_aim(results: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
+def _overhead_aim(results: Sequence[JsonObject]) -> Iterator[Aim]:
     """Compare the times that calls occupy the host, for sizes whose work on the device is short."""
     differences = []
     for size in sorted({result["bytes"] for result in results}):
@@ -310,7 +313,7 @@ def _overhead_aim(results: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
         yield Aim("1 rank, a call over raw ncclAllReduce", "under 5 us", found, median(differences) < 5)
 
 
-def _staging_aim(ranks: str, results: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
+def _staging_aim(ranks: str, results: Sequence[JsonObject]) -> Iterator[Aim]:
     """Compare the two paths without NCCL: ordinary arrays through a slot, and a pool's arrays in place."""
     times = {
         (r["bytes"], r["memory"], r["algorithm"]): r["median_us"] for r in results if r["backend"] == "gradientflow"

@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <chrono>
 #include <cstdint>
@@ -39,6 +40,8 @@ using transport::Segment;
 using Root = Rank<"root">;
 using Color = Argument<"color", "a number of 0 or more, at most 2147483647, or None", std::optional<int>>;
 using Key = Argument<"key", "a number from -2147483648 to 2147483647, or None", std::optional<int>>;
+using Ranks = py::typing::Tuple<int, py::ellipsis>;
+using Lost = py::typing::Tuple<py::typing::Tuple<int, py::str>, py::ellipsis>;
 using Counts = Argument<"counts", "a sequence of whole numbers", std::vector<std::size_t>>;
 
 void synchronize(const collective::Placement& placement) {
@@ -88,7 +91,7 @@ void keep_if_requests_are_abandoned(const Communicator& communicator, Tensors&..
 }
 
 // Returns the handle, and the owners of the tensors, to be kept alive.
-py::tuple submit(Communicator& communicator, const BoundCall& bound) {
+py::typing::Tuple<Handle, py::object, py::object> submit(Communicator& communicator, const BoundCall& bound) {
   std::shared_ptr<Handle> handle;
   {
     ReleaseGil gil;
@@ -273,13 +276,13 @@ void receive(Communicator& communicator, py::handle x, const Rank<"source">& fro
 }
 
 // Returns the new endpoint; nothing for a rank without a color.
-std::unique_ptr<BoundEndpoint> split(Communicator& communicator, const Color& color, const Key& key) {
+std::optional<std::unique_ptr<BoundEndpoint>> split(Communicator& communicator, const Color& color, const Key& key) {
   if (color.value && *color.value < 0) {
     throw Error(ErrorKind::value, "a color is a number of 0 or more, or None, not " + std::to_string(*color.value));
   }
   const WithoutGil release;
   auto part = communicator.split(color.value.value_or(-1), key.value.value_or(communicator.rank()));
-  return part == nullptr ? nullptr : std::make_unique<BoundEndpoint>(std::move(part));
+  return part == nullptr ? std::nullopt : std::optional(std::make_unique<BoundEndpoint>(std::move(part)));
 }
 
 // Records an activity of the calling thread in the timeline, if any, from `begin` to `end`, in seconds of the steady
@@ -453,19 +456,18 @@ void bind_communicator(py::module_& module) {
           py::arg("widened"), py::arg("former"), py::arg("min_ranks"), py::arg("overrides"))
       .def_property_readonly("recovered_from",
                              [](const Communicator& self) {
-                               return self.origin() ? py::object(py::tuple(py::cast(self.origin()->ranks)))
-                                                    : py::object(py::none());
+                               return self.origin() ? std::optional<Ranks>(py::cast(self.origin()->ranks))
+                                                    : std::nullopt;
                              })
-      .def_property_readonly("lost",
-                             [](const Communicator& self) {
-                               return py::tuple(py::cast(self.origin().value_or(Communicator::Origin{}).lost));
-                             })
+      .def_property_readonly(
+          "lost",
+          [](const Communicator& self) { return Lost(py::cast(self.origin().value_or(Communicator::Origin{}).lost)); })
       .def("describe", &describe)
       .def("start_timeline", &Communicator::start_timeline, py::arg("path"), py::call_guard<WithoutGil>())
       .def("stop_timeline", &Communicator::stop_timeline)
       .def("record_span", &record_span, py::arg("name"), py::arg("begin"), py::arg("end"))
-      .def("send", &send, py::arg("x"), py::arg("to"))
-      .def("receive", &receive, py::arg("x"), py::arg("from"))
+      .def("send", &send, py::arg("x"), py::arg("dest"))
+      .def("receive", &receive, py::arg("x"), py::arg("source"))
       .def("split", &split, py::arg("color"), py::arg("key"))
       .def("barrier", &meet)
       .def("barrier_init",

@@ -1,6 +1,7 @@
 // Binding of settings: gradientflow._core.config_fields() and read_config().
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <map>
 #include <string>
@@ -17,7 +18,7 @@ void bind_config(py::module_& module) {
   module.def(
       "config_fields",
       [] {
-        py::list fields;
+        py::typing::List<py::typing::Tuple<py::str, py::str, py::str, py::str, py::str>> fields;
         const Config defaults;
         for (const ConfigField& field : config_fields()) {
           fields.append(

@@ -148,11 +148,11 @@ class CopyStream {
 };
 
 // Returns nullptr if the system refuses to pin this memory: copies are then slower, but correct.
-std::unique_ptr<cuda::Pinned> pin(std::uintptr_t address, std::size_t bytes) {
+std::optional<std::unique_ptr<cuda::Pinned>> pin(std::uintptr_t address, std::size_t bytes) {
   try {
-    return bytes > 0 ? std::make_unique<cuda::Pinned>(pointer(address), bytes) : nullptr;
+    return bytes > 0 ? std::optional(std::make_unique<cuda::Pinned>(pointer(address), bytes)) : std::nullopt;
   } catch (const Error&) {
-    return nullptr;
+    return std::nullopt;
   }
 }
 

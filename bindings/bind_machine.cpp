@@ -1,6 +1,7 @@
 // Queries that need no communicator: the paths of an allreduce, the wires, the memory of the machine.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <numeric>
 #include <string>
@@ -17,12 +18,13 @@ namespace gradientflow::bindings {
 namespace {
 
 namespace py = pybind11;
+using Ways = py::typing::List<py::typing::Tuple<std::size_t, py::str, py::str>>;
 
 // Returns the paths of an allreduce of ordinary arrays between nodes with so many ranks each, by the environment's
 // settings.
-py::list ways(const std::vector<int>& node_sizes) {
+Ways ways(const std::vector<int>& node_sizes) {
   const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
-  py::list found;
+  Ways found;
   for (const auto& way :
        collective::select_for_all_sizes({.kind = transport::CallKind::allreduce,
                                          .algorithm = transport::Algorithm::automatic,

@@ -248,7 +248,7 @@ void bind_mailbox(py::module_& module) {
               found = self.next(rank_of(from), tags, until);
               return found != nullptr;
             });
-            return found;
+            return found ? std::optional(std::move(found)) : std::nullopt;
           },
           py::arg("tags"), py::arg("source") = py::none(), py::arg("timeout") = py::none())
       .def(

@@ -1,6 +1,7 @@
 // gradientflow._core.selector: the path of a call, and the ranges of a pool, on ranks that need not exist.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -43,8 +44,9 @@ class Selector {
   }
 
   // Returns (path, the algorithm between nodes, why).
-  [[nodiscard]] py::tuple path_of(const std::string& kind, std::size_t bytes, bool wire, const std::string& algorithm,
-                                  bool in_node_memory) const {
+  [[nodiscard]] py::typing::Tuple<py::str, py::str, py::str> path_of(const std::string& kind, std::size_t bytes,
+                                                                     bool wire, const std::string& algorithm,
+                                                                     bool in_node_memory) const {
     collective::Situation s = situation_;
     s.kind = transport::kind_from_name(kind);
     s.bytes = bytes;

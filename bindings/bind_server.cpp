@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <algorithm>
 #include <array>
@@ -140,8 +141,8 @@ py::array array_in(const ParameterServer& server, const std::byte* data, const p
   return array;
 }
 
-py::list gradients(const ParameterServer& server, const Timeout& timeout, const py::dtype& dtype,
-                   const py::tuple& shapes) {
+py::typing::List<py::array> gradients(const ParameterServer& server, const Timeout& timeout, const py::dtype& dtype,
+                                      const py::tuple& shapes) {
   std::vector<std::byte*> places(shapes.size());
   {
     const WithoutGil release;
@@ -149,7 +150,7 @@ py::list gradients(const ParameterServer& server, const Timeout& timeout, const 
       places[i] = server.worker().gradient(i, timeout.value);
     }
   }
-  py::list arrays;
+  py::typing::List<py::array> arrays;
   for (std::size_t i = 0; i < places.size(); ++i) {
     arrays.append(array_in(server, places[i], dtype, shapes[i], true));
   }

@@ -78,10 +78,9 @@ py::list layer_selections(const TopKPool& pool) {
 }
 
 // Returns one array for all tensors of the pool; None without momentum.
-py::object velocities(const TopKPool& pool) {
-  return pool.has_velocities()
-             ? kept_of(pool, [&](std::span<float> to) { pool.copy_velocities(to); }).cast<py::object>()
-             : py::none();
+std::optional<Floats> velocities(const TopKPool& pool) {
+  return pool.has_velocities() ? std::optional(kept_of(pool, [&](std::span<float> to) { pool.copy_velocities(to); }))
+                               : std::nullopt;
 }
 
 void restore_top_k_pool(TopKPool& pool, const Floats& residual, const Floats& velocity, const Floats& threshold,

@@ -13,10 +13,10 @@ PYBIND11_MODULE(_core, module) {
   bind_process_group(module);
   bind_mailbox(module);
   bind_meeting(module);
+  bind_optimizer(module);
   bind_gradient_pool(module);
   bind_sparse_pool(module);
   bind_top_k_pool(module);
-  bind_optimizer(module);
   bind_server(module);
   bind_policy(module);
   bind_local_updates(module);

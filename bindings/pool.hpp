@@ -4,10 +4,12 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,6 +22,13 @@
 
 namespace gradientflow::bindings {
 
+// Of each message: bytes, bytes sent, non-finite values, path, and the seconds at which it was ready, started and
+// ended.
+using Reports =
+    pybind11::typing::List<pybind11::typing::Tuple<std::size_t, std::optional<std::size_t>, std::optional<std::size_t>,
+                                                   pybind11::str, double, double, double>>;
+using AnySegment = pybind11::typing::Union<transport::Segment, collective::DeviceSegment>;
+
 using TensorIndex = Argument<"index", "the number of a tensor", std::ptrdiff_t>;
 
 // Returns the tensor at an index; as in a list, negative ones count from the end. The pool refuses an index out of
@@ -30,8 +39,9 @@ inline std::size_t tensor_at(const engine::Pool& pool, const TensorIndex& index)
 }
 
 // Returns a gradientflow._core.Segment or gradientflow._core.device.Segment.
-inline pybind11::object segment_of(const engine::PoolMemory& memory) {
-  return memory.device() ? pybind11::cast(memory.on_device()) : pybind11::cast(memory.on_host());
+inline AnySegment segment_of(const engine::PoolMemory& memory) {
+  return pybind11::reinterpret_steal<AnySegment>(
+      (memory.device() ? pybind11::cast(memory.on_device()) : pybind11::cast(memory.on_host())).release());
 }
 
 // Binds the input of a step, over the pool's own memory.
@@ -44,8 +54,8 @@ inline double seconds(engine::Times::Clock::time_point time) {
 }
 
 // Returns (bytes, bytes sent, non-finite values, path, ready, started, ended) of each message in the last iteration.
-inline pybind11::list reports_of(const engine::Pool& pool) {
-  pybind11::list found;
+inline Reports reports_of(const engine::Pool& pool) {
+  Reports found;
   for (const auto& report : pool.reports()) {
     found.append(pybind11::make_tuple(report.bytes, report.outcome.bytes_sent, report.outcome.nonfinite,
                                       report.outcome.path, seconds(report.ready), seconds(report.times.started),

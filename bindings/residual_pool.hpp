@@ -6,7 +6,9 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
+#include <tuple>
 
 #include "pool.hpp"
 
@@ -27,9 +29,9 @@ Floats kept_of(const Pool& pool, Copy copy) {
 
 // Returns the place of a gradient that was not finite: (rank or -1, first tensor, last tensor).
 template <class Pool>
-pybind11::object nonfinite_of(const Pool& pool) {
+std::optional<std::tuple<int, std::size_t, std::size_t>> nonfinite_of(const Pool& pool) {
   const auto place = pool.nonfinite();
-  return place ? pybind11::make_tuple(place->rank, place->first, place->last) : pybind11::object(pybind11::none());
+  return place ? std::optional(std::tuple(place->rank, place->first, place->last)) : std::nullopt;
 }
 
 template <class Pool>

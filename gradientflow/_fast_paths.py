@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-_definitions: set[Any] = set()
+_definitions: set[object] = set()
 
 
 def has_fast_path(method: _Method) -> _Method:

@@ -20,7 +20,7 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -115,7 +115,7 @@ def jax_library() -> Path:
 
 def build_info() -> dict[str, Any]:
     """Return the facts recorded by the build: versions, compiler, and the MPI library, if any."""
-    info: dict[str, Any] = json.loads((PACKAGE / "_build_info.json").read_text(encoding="utf-8"))
+    info: dict[str, object] = json.loads((PACKAGE / "_build_info.json").read_text(encoding="utf-8"))
     return info
 
 
@@ -144,3 +144,20 @@ def load_core() -> ModuleType:
     if mpi is not None and mpi.Is_initialized():
         core.watch_forks()
     return core
+
+
+if TYPE_CHECKING:
+    from . import _core
+
+    core = _core
+else:
+
+    class _Core:
+        """The compiled core, loaded when one of its names is first used."""
+
+        def __getattr__(self, name: str) -> object:
+            value = getattr(load_core(), name)
+            setattr(self, name, value)
+            return value
+
+    core = _Core()

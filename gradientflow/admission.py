@@ -12,12 +12,11 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from . import waits
-from ._location import load_core
+from ._location import core
 from .agreement import gather
 from .communicator import Communicator
 from .errors import CommunicationError, CommunicationTimeoutError, MismatchError, PeerError, RecoverableError
@@ -55,7 +54,9 @@ class Admission:
         True if a process other than the ranks serves the store.
     """
 
-    def __init__(self, store: Any, prefix: str, near: str, place: RankAndSize | None, *, outlives_ranks: bool) -> None:
+    def __init__(
+        self, store: core.Store, prefix: str, near: str, place: RankAndSize | None, *, outlives_ranks: bool
+    ) -> None:
         self._store = store
         self._prefix = f"{prefix}/join"
         self._missing_key = f"{prefix}/{LACKS}"
@@ -69,9 +70,9 @@ class Admission:
 
     # ---- joining: calls of the new process -----------------------------------------------------------------------
 
-    def join(self, config: Mapping[str, str]) -> Any:
+    def join(self, config: Mapping[str, str]) -> core.Communicator:
         """Request admission and wait for it; return the core's communicator, in which joiners are the last ranks."""
-        core, seconds = load_core(), float(config["timeout"])
+        seconds = float(config["timeout"])
         joiner = core.Joiner(self._near, dict(config))
         number = self._file_request(core.random_token().encode() + joiner.card)
         try:
@@ -132,7 +133,7 @@ class Admission:
             raise PeerError(why)
         self._store.remove(f"{self._prefix}/stands", waits.STORE.seconds)
         for number in numbers:
-            self._answer(number, None, load_core().refusal(_BEGINS_ANEW))
+            self._answer(number, None, core.refusal(_BEGINS_ANEW))
 
     def _outside_notes(self) -> list[bytes]:
         """Return the notes of all ranks if all are outside; else an empty list."""
@@ -173,7 +174,9 @@ class Admission:
             self._next_look = 0.0
         return found
 
-    def admit_pending(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
+    def admit_pending(
+        self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]
+    ) -> core.Communicator | None:
         """Admit all waiting joiners; return the core's communicator with them, or None if there are none. Collective.
 
         `before` is called before the old communicator is closed.
@@ -181,7 +184,7 @@ class Admission:
         requests = self._admissible_requests() if comm.rank == 0 else []
         if comm.broadcast(np.array([len(requests)]), 0)[0] == 0:
             return None
-        core, native = load_core(), comm._native
+        native = comm._native
         requests = _shared(comm, requests)
         all_ranks = comm.allgather(np.array([native.job_size(), min_ranks or 0]))
         if (all_ranks[:, 1] != all_ranks[0, 1]).any():
@@ -207,11 +210,11 @@ class Admission:
             with contextlib.suppress(CommunicationError):
                 self._store.set(f"{self._prefix}/ended", b"1", waits.STORE.seconds)
                 for request in self._unanswered():
-                    self._answer(request.number, None, load_core().refusal("it has ended"))
+                    self._answer(request.number, None, core.refusal("it has ended"))
 
     def _admissible_requests(self) -> list[_JoinRequest]:
         """Return the requests of joiners that can be admitted, and refuse all others."""
-        core, found = load_core(), []
+        found = []
         if time.monotonic() < self._next_look:
             return []
         self._next_look = time.monotonic() + waits.LOOK.seconds

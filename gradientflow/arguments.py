@@ -6,9 +6,11 @@ import math
 import numbers
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import ArgumentError, ArgumentTypeError
+
+_Kind = TypeVar("_Kind")
 
 
 def checked_int(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
@@ -33,7 +35,7 @@ def checked_int(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) ->
     return found
 
 
-def checked_float(name: str, value: Any) -> float:
+def checked_float(name: str, value: object) -> float:
     """Return a real number as a float, which may be infinite or NaN.
 
     Raises
@@ -51,7 +53,7 @@ def checked_float(name: str, value: Any) -> float:
         raise ArgumentError(f"{name} is larger than a float can be") from error
 
 
-def checked_nonnegative(name: str, value: Any) -> float:
+def checked_nonnegative(name: str, value: object) -> float:
     """Return a finite number of 0 or more.
 
     Raises
@@ -83,7 +85,7 @@ def checked_list(name: str, value: Any, what: str) -> list[Any]:
     raise ArgumentTypeError(f"{name} is a sequence of {what}, not {value!r}")
 
 
-def checked_mapping(name: str, value: Any) -> Mapping[str, Any]:
+def checked_mapping(name: str, value: object) -> Mapping[str, Any]:
     """Return a mapping, such as a state.
 
     Raises
@@ -96,7 +98,7 @@ def checked_mapping(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def checked_instance(name: str, value: Any, kind: type) -> Any:
+def checked_instance(name: str, value: object, kind: type[_Kind]) -> _Kind:
     """Return an object of a class.
 
     Raises

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ._location import load_core
+from ._location import core
+from .annotations import TensorLike
 from .device import DeviceArray
 from .device import empty as device_empty
 from .errors import ArgumentError, ArgumentTypeError, NodeMemoryError
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
+def shape_of(x: TensorLike) -> tuple[int, ...]:
     """Return the shape of an array of any framework.
 
     Raises
@@ -30,12 +29,12 @@ def shape_of(x: Any) -> tuple[int, ...]:
     return _as_numpy(x).shape
 
 
-def size_of(x: Any) -> int:
+def size_of(x: TensorLike) -> int:
     """Return the number of elements of an array of any framework."""
     return math.prod(shape_of(x))
 
 
-def new_like(x: Any, shape: tuple[int, ...]) -> Any:
+def new_like(x: TensorLike, shape: tuple[int, ...]) -> TensorLike:
     """Return a new array of `shape` with the dtype of `x`, in memory of the host or on the same device as `x`.
 
     In memory of the host it is a NumPy array; on a device a CuPy array or PyTorch tensor like `x`, else a
@@ -52,7 +51,7 @@ def new_like(x: Any, shape: tuple[int, ...]) -> Any:
     return device_empty(shape, _dtype_name(x), _device_of(x))
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     try:
         return np.empty(shape, dtype)
     except ValueError as error:
@@ -61,7 +60,7 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         raise NodeMemoryError(f"there is not enough memory for a result of shape {shape} and dtype {dtype}") from error
 
 
-def _is_on_device(x: Any) -> bool:
+def _is_on_device(x: TensorLike) -> bool:
     if isinstance(x, np.ndarray):
         return False
     if isinstance(x, DeviceArray):
@@ -71,20 +70,20 @@ def _is_on_device(x: Any) -> bool:
     return hasattr(x, "__cuda_array_interface__")
 
 
-def _device_of(x: Any) -> int | str:
+def _device_of(x: TensorLike) -> int | str:
     if isinstance(x, DeviceArray):
         return x.device
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     address = int(x.__cuda_array_interface__["data"][0])
-    return int(load_core().device.of(address)) if address else "cuda"
+    return int(core.device.of(address)) if address else "cuda"
 
 
-def _dtype_name(x: Any) -> str:
+def _dtype_name(x: TensorLike) -> str:
     return x.dtype if isinstance(x.dtype, str) else str(np.dtype(x.dtype).name)
 
 
-def _as_numpy(x: Any) -> npt.NDArray[Any]:
+def _as_numpy(x: TensorLike) -> np.ndarray:
     """Return `x` as a NumPy array, for its shape and dtype."""
     if isinstance(x, np.ndarray):
         return x

@@ -11,13 +11,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from ._fast_paths import has_fast_path, take_fast_paths
-from ._location import load_core
+from ._location import core
+from .annotations import JsonObject, TensorLike
 from .arrays import new_like, shape_of, size_of
 from .config import settings, warn_of_unknown_variables
 from .device import DeviceArray, new_array
@@ -28,6 +29,8 @@ from .mpi_library import load_mpi, start_mpi
 from .request import Request
 from .settings_file import say_what_holds, settings_file
 
+_Tensor = TypeVar("_Tensor")
+
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
@@ -37,7 +40,9 @@ class AdmissionProtocol(Protocol):
     def has_pending(self) -> bool:
         """Return True, on rank 0, if `admit_pending` would find a request to join."""
 
-    def admit_pending(self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]) -> Any:
+    def admit_pending(
+        self, comm: Communicator, min_ranks: int | None, before: Callable[[], object]
+    ) -> core.Communicator | None:
         """Admit all waiting joiners; return the core's communicator with them, or None. Collective."""
 
     def close(self) -> None:
@@ -87,19 +92,19 @@ class Communicator:
         within: Communicator | None = None,
         mpi: Any = None,
     ) -> None:
-        core = load_core()
         self._mpi = mpi
         self._config = settings(config)
         take_fast_paths(Communicator, core.Communicator)
-        self._native: Any = ranks
         self._transport_remark = ""
-        if not isinstance(ranks, core.Communicator):
+        if isinstance(ranks, core.Communicator):
+            self._native = ranks
+        else:
             endpoint = ranks
             if not isinstance(ranks, core.Endpoint):
                 self._mpi = ranks
                 endpoint = core.mpi_endpoint(address_of(ranks), self._config)
             self._transport_remark = endpoint.remark
-            self._native = core.Communicator(endpoint, self._config, within and within._native)
+            self._native = core.Communicator(endpoint, self._config, None if within is None else within._native)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
         self.local_rank: int = self._native.local_rank
@@ -222,7 +227,7 @@ class Communicator:
         release_done()
         return self._next(native)
 
-    def _next(self, native: Any) -> Communicator:
+    def _next(self, native: core.Communicator) -> Communicator:
         made = Communicator(native, self._config)
         made._transport_remark = self._transport_remark
         made._admission, self._admission = self._admission, None
@@ -313,14 +318,14 @@ class Communicator:
     @has_fast_path
     def allreduce(
         self,
-        x: Any,
+        x: _Tensor,
         op: str = "sum",
         algorithm: str = "auto",
-        out: Any = None,
+        out: _Tensor | None = None,
         wire: str | None = None,
         *,
         label: str | None = None,
-    ) -> Any:
+    ) -> _Tensor:
         """Reduce `x` over all ranks; every rank gets the result.
 
         Parameters
@@ -359,10 +364,10 @@ class Communicator:
 
     def allreduce_async(
         self,
-        x: Any,
+        x: TensorLike,
         op: str = "sum",
         algorithm: str = "auto",
-        out: Any = None,
+        out: TensorLike = None,
         wire: str | None = None,
         *,
         label: str | None = None,
@@ -373,10 +378,10 @@ class Communicator:
 
     def allreduce_init(
         self,
-        x: Any,
+        x: TensorLike,
         op: str = "sum",
         algorithm: str = "auto",
-        out: Any = None,
+        out: TensorLike = None,
         wire: str | None = None,
         *,
         label: str | None = None,
@@ -385,7 +390,7 @@ class Communicator:
         return Request(self._native.allreduce_init(x, op, wire, algorithm, label, out, x if out is None else out))
 
     @has_fast_path
-    def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Any:
+    def broadcast(self, x: _Tensor, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> _Tensor:
         """Copy the root's `x` to all ranks, in place.
 
         Parameters
@@ -407,24 +412,28 @@ class Communicator:
         self._native.broadcast(x, root, algorithm, label, None)
         return x
 
-    def broadcast_async(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Handle:
+    def broadcast_async(
+        self, x: TensorLike, root: int = 0, algorithm: str = "auto", *, label: str | None = None
+    ) -> Handle:
         """Start `broadcast` in the background."""
         return self._started(self._native.broadcast_async(x, root, algorithm, label, None), x)
 
-    def broadcast_init(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Request:
+    def broadcast_init(
+        self, x: TensorLike, root: int = 0, algorithm: str = "auto", *, label: str | None = None
+    ) -> Request:
         """Prepare `broadcast`, see `Request`."""
         return Request(self._native.broadcast_init(x, root, algorithm, label, None, x))
 
     def reduce(
         self,
-        x: Any,
+        x: TensorLike,
         root: int = 0,
         op: str = "sum",
         algorithm: str = "auto",
-        out: Any = None,
+        out: TensorLike = None,
         *,
         label: str | None = None,
-    ) -> Any:
+    ) -> TensorLike:
         """Reduce `x` over all ranks; the root gets the result, in place unless `out` is given.
 
         Parameters
@@ -453,11 +462,11 @@ class Communicator:
 
     def reduce_async(
         self,
-        x: Any,
+        x: TensorLike,
         root: int = 0,
         op: str = "sum",
         algorithm: str = "auto",
-        out: Any = None,
+        out: TensorLike = None,
         *,
         label: str | None = None,
     ) -> Handle:
@@ -468,11 +477,11 @@ class Communicator:
 
     def reduce_init(
         self,
-        x: Any,
+        x: TensorLike,
         root: int = 0,
         op: str = "sum",
         algorithm: str = "auto",
-        out: Any = None,
+        out: TensorLike = None,
         *,
         label: str | None = None,
     ) -> Request:
@@ -480,7 +489,9 @@ class Communicator:
         target = out if self._is_root(root) else None
         return Request(self._native.reduce_init(x, op, root, algorithm, label, target, x if target is None else target))
 
-    def allgather(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Any:
+    def allgather(
+        self, x: TensorLike, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
+    ) -> TensorLike:
         """Collect the `x` of all ranks on every rank.
 
         Parameters
@@ -503,25 +514,29 @@ class Communicator:
         self._native.allgather(x, algorithm, label, out)
         return out
 
-    def allgather_async(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Handle:
+    def allgather_async(
+        self, x: TensorLike, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
+    ) -> Handle:
         """Start `allgather` in the background."""
         out = self._stacked(x) if out is None else out
         return self._started(self._native.allgather_async(x, algorithm, label, out), out)
 
-    def allgather_init(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Request:
+    def allgather_init(
+        self, x: TensorLike, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
+    ) -> Request:
         """Prepare `allgather`, see `Request`."""
         out = self._stacked(x) if out is None else out
         return Request(self._native.allgather_init(x, algorithm, label, out, out))
 
     def allgatherv(
         self,
-        x: Any,
+        x: TensorLike,
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
-        out: Any = None,
+        out: TensorLike = None,
         *,
         label: str | None = None,
-    ) -> Any:
+    ) -> TensorLike:
         """Collect the `x` of all ranks, of different lengths, on every rank.
 
         Parameters
@@ -548,10 +563,10 @@ class Communicator:
 
     def allgatherv_async(
         self,
-        x: Any,
+        x: TensorLike,
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
-        out: Any = None,
+        out: TensorLike = None,
         *,
         label: str | None = None,
     ) -> Handle:
@@ -561,10 +576,10 @@ class Communicator:
 
     def allgatherv_init(
         self,
-        x: Any,
+        x: TensorLike,
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
-        out: Any = None,
+        out: TensorLike = None,
         *,
         label: str | None = None,
     ) -> Request:
@@ -573,8 +588,14 @@ class Communicator:
         return Request(self._native.allgatherv_init(x, counts, algorithm, label, out, out))
 
     def reduce_scatter(
-        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, *, label: str | None = None
-    ) -> Any:
+        self,
+        x: TensorLike,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: TensorLike = None,
+        *,
+        label: str | None = None,
+    ) -> TensorLike:
         """Reduce `x` over all ranks; rank r gets block r of the result.
 
         Blocks are cut from the flattened `x`: the first ``x.size % size`` ranks get one element more than the rest.
@@ -602,20 +623,34 @@ class Communicator:
         return out
 
     def reduce_scatter_async(
-        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, *, label: str | None = None
+        self,
+        x: TensorLike,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: TensorLike = None,
+        *,
+        label: str | None = None,
     ) -> Handle:
         """Start `reduce_scatter` in the background."""
         out = self._block(x) if out is None else out
         return self._started(self._native.reduce_scatter_async(x, op, algorithm, label, out), out)
 
     def reduce_scatter_init(
-        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, *, label: str | None = None
+        self,
+        x: TensorLike,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: TensorLike = None,
+        *,
+        label: str | None = None,
     ) -> Request:
         """Prepare `reduce_scatter`, see `Request`."""
         out = self._block(x) if out is None else out
         return Request(self._native.reduce_scatter_init(x, op, algorithm, label, out, out))
 
-    def alltoall(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Any:
+    def alltoall(
+        self, x: TensorLike, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
+    ) -> TensorLike:
         """Send block r of `x` to rank r; get a block from every rank.
 
         Parameters
@@ -639,19 +674,23 @@ class Communicator:
         self._native.alltoall(x, algorithm, label, out)
         return out
 
-    def alltoall_async(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Handle:
+    def alltoall_async(
+        self, x: TensorLike, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
+    ) -> Handle:
         """Start `alltoall` in the background."""
         out = new_like(x, shape_of(x)) if out is None else out
         return self._started(self._native.alltoall_async(x, algorithm, label, out), out)
 
-    def alltoall_init(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Request:
+    def alltoall_init(
+        self, x: TensorLike, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
+    ) -> Request:
         """Prepare `alltoall`, see `Request`."""
         out = new_like(x, shape_of(x)) if out is None else out
         return Request(self._native.alltoall_init(x, algorithm, label, out, out))
 
     def gather(
-        self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
-    ) -> Any:
+        self, x: TensorLike, root: int = 0, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
+    ) -> TensorLike:
         """Collect the `x` of all ranks on the root.
 
         Parameters
@@ -678,22 +717,28 @@ class Communicator:
         return out
 
     def gather_async(
-        self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+        self, x: TensorLike, root: int = 0, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
     ) -> Handle:
         """Start `gather` in the background."""
         out = self._on_root(x, root, out)
         return self._started(self._native.gather_async(x, root, algorithm, label, out), out)
 
     def gather_init(
-        self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+        self, x: TensorLike, root: int = 0, algorithm: str = "auto", out: TensorLike = None, *, label: str | None = None
     ) -> Request:
         """Prepare `gather`, see `Request`."""
         out = self._on_root(x, root, out)
         return Request(self._native.gather_init(x, root, algorithm, label, out, out))
 
     def scatter(
-        self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
-    ) -> Any:
+        self,
+        x: TensorLike = None,
+        root: int = 0,
+        algorithm: str = "auto",
+        out: TensorLike = None,
+        *,
+        label: str | None = None,
+    ) -> TensorLike:
         """Send block r of the root's `x` to rank r.
 
         Parameters
@@ -721,14 +766,26 @@ class Communicator:
         return out
 
     def scatter_async(
-        self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+        self,
+        x: TensorLike = None,
+        root: int = 0,
+        algorithm: str = "auto",
+        out: TensorLike = None,
+        *,
+        label: str | None = None,
     ) -> Handle:
         """Start `scatter` in the background."""
         out = self._received_block(x, root, out)
         return self._started(self._native.scatter_async(x, root, algorithm, label, out), out)
 
     def scatter_init(
-        self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+        self,
+        x: TensorLike = None,
+        root: int = 0,
+        algorithm: str = "auto",
+        out: TensorLike = None,
+        *,
+        label: str | None = None,
     ) -> Request:
         """Prepare `scatter`, see `Request`."""
         out = self._received_block(x, root, out)
@@ -749,7 +806,7 @@ class Communicator:
 
     # ---- between two ranks ---------------------------------------------------------------------------------------
 
-    def send(self, x: Any, dest: int) -> None:
+    def send(self, x: TensorLike, dest: int) -> None:
         """Send `x` to rank `dest`, which calls `recv`.
 
         Not a collective call: only the two ranks take part. Tensors from one rank to another arrive in the order in
@@ -764,7 +821,7 @@ class Communicator:
         """
         self._native.send(x, dest)
 
-    def recv(self, x: Any, source: int) -> Any:
+    def recv(self, x: _Tensor, source: int) -> _Tensor:
         """Receive a tensor from rank `source` into `x`.
 
         Parameters
@@ -886,9 +943,9 @@ class Communicator:
         count = self._native.bytes_sent
         return None if count is None else int(count)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Return a readable summary: this rank's position, the paths of allreduce, and the settings in force."""
-        facts: dict[str, Any] = self._native.describe()
+        facts: dict[str, object] = self._native.describe()
         path = settings_file().path
         return {
             **facts,
@@ -898,13 +955,13 @@ class Communicator:
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
-    def _started(self, native: tuple[Any, ...], result: Any) -> Handle:
+    def _started(self, native: tuple[core.Handle, object, object], result: object) -> Handle:
         return Handle(native[0], self._native, result, native[1:])
 
-    def _stacked(self, x: Any) -> Any:
+    def _stacked(self, x: TensorLike) -> TensorLike:
         return new_like(x, (self.size, *shape_of(x)))
 
-    def _block(self, x: Any) -> Any:
+    def _block(self, x: TensorLike) -> TensorLike:
         size = size_of(x)
         return new_like(x, (size // self.size + (self.rank < size % self.size),))
 
@@ -914,12 +971,12 @@ class Communicator:
         except TypeError as error:
             raise ArgumentTypeError(f"root is the number of a rank, not {root!r} ({type(root).__name__})") from error
 
-    def _on_root(self, x: Any, root: int, out: Any) -> Any:
+    def _on_root(self, x: TensorLike, root: int, out: TensorLike) -> TensorLike:
         if not self._is_root(root):
             return None
         return self._stacked(x) if out is None else out
 
-    def _received_block(self, x: Any, root: int, out: Any) -> Any:
+    def _received_block(self, x: TensorLike, root: int, out: TensorLike) -> TensorLike:
         if out is not None:
             return out
         if not self._is_root(root):
@@ -927,7 +984,7 @@ class Communicator:
             raise ArgumentTypeError(message)
         return new_like(x, (size_of(x) // self.size,))
 
-    def _uneven(self, x: Any, counts: Sequence[int] | None, out: Any) -> tuple[Sequence[int], Any]:
+    def _uneven(self, x: TensorLike, counts: Sequence[int] | None, out: TensorLike) -> tuple[Sequence[int], object]:
         if counts is None:
             counts = self.allgather(np.array([size_of(x)], np.int64)).ravel().tolist()
         try:
@@ -941,7 +998,7 @@ class Communicator:
         return counts, new_like(x, (sum(counts),)) if out is None else out
 
 
-def address_of(mpi: Any) -> int:
+def address_of(mpi: object) -> int:
     """Return the address of an mpi4py communicator's handle; initialize MPI if needed."""
     MPI = load_mpi()  # noqa: N806
     if MPI.Is_finalized():

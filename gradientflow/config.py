@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._location import load_core
+from ._location import core
 from .errors import ArgumentError, ArgumentTypeError, GradientFlowWarning
 from .settings_file import settings_file
 
@@ -28,7 +28,7 @@ class Field(NamedTuple):
 
 def fields() -> list[Field]:
     """Return all settings, each with its environment variable."""
-    return [Field(*entry) for entry in load_core().config_fields()]
+    return [Field(*entry) for entry in core.config_fields()]
 
 
 class Config(Mapping[str, str]):
@@ -50,7 +50,7 @@ class Config(Mapping[str, str]):
 
     def __init__(self, **overrides: str | float | bool | os.PathLike[str]) -> None:
         texts = {**_settings_of_file(), **{name: _to_text(name, value) for name, value in overrides.items()}}
-        self._values: dict[str, str] = load_core().read_config(texts)
+        self._values: dict[str, str] = core.read_config(texts)
 
     def __getitem__(self, name: str) -> str:
         """Return a setting as text."""
@@ -90,7 +90,7 @@ def settings(given: Mapping[str, str] | None) -> dict[str, str]:
 
 def unknown_variables() -> list[str]:
     """Return a sentence for each environment variable that looks like a setting but is none."""
-    return list(load_core().unknown_variables())
+    return list(core.unknown_variables())
 
 
 @cache
@@ -105,7 +105,7 @@ def _settings_of_file() -> dict[str, str]:
     found = settings_file()
     if not found.settings:
         return {}
-    read = load_core().read_config
+    read = core.read_config
     read({})  # an error in the environment is raised here, not blamed on the file
     texts = {name: _to_text(name, value) for name, value in found.settings.items()}
     try:

@@ -47,11 +47,11 @@ class Description:
     """
 
     name: ClassVar[str] = ""
-    __signature__: ClassVar[Any] = _Signature()
+    __signature__: ClassVar[object] = _Signature()
     _known_signature: ClassVar[inspect.Signature]
     not_taken: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    def __init_subclass__(cls, **arguments: object) -> None:
         """Name a class that has no name of its own."""
         super().__init_subclass__(**arguments)
         if "name" not in vars(cls):
@@ -81,7 +81,7 @@ class Description:
         return [*inspect.signature(vars(maker)["__init__"]).parameters.values()][1:]
 
     @classmethod
-    def _keywords(cls) -> dict[str, Any]:
+    def _keywords(cls) -> dict[str, object]:
         """Return the keywords, with their defaults, that the last constructor of the base classes takes."""
         return {}
 
@@ -130,7 +130,7 @@ def plain_of(description: Description) -> tuple[str, str, dict[str, Any]]:
     return kind.__module__, kind.__qualname__, description.settings
 
 
-def from_plain(base: type[Any], plain: tuple[str, str, dict[str, Any]]) -> Any:
+def from_plain(base: type[Any], plain: tuple[str, str, dict[str, object]]) -> Any:
     """Return the description that `plain_of` took apart in another process. Imports nothing.
 
     Raises
@@ -147,7 +147,7 @@ def from_plain(base: type[Any], plain: tuple[str, str, dict[str, Any]]) -> Any:
     raise ArgumentError(f"there is no {base.__name__} {name} of {module} here: import it before gradientflow.init")
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     """Return a value in words; for a function its name, which is the same on all ranks."""
     return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)
 
@@ -226,7 +226,7 @@ class Parser(Generic[Kind]):
             raise ArgumentError(f"{text!r} cannot be made: {type(error).__name__}: {error}") from error
         return made
 
-    def given(self, value: Any) -> Kind:
+    def given(self, value: object) -> Kind:
         """Return a description given as an object or in words.
 
         Raises
@@ -255,7 +255,7 @@ class Parser(Generic[Kind]):
         place, separator, call = self._text(text).strip().rpartition(".py:")
         return Path(f"{place}.py") if separator else None, call
 
-    def _text(self, words: Any) -> str:
+    def _text(self, words: object) -> str:
         if not isinstance(words, str):
             raise ArgumentTypeError(f"a {self.noun} in words is a text, not a {type(words).__name__}")
         return words
@@ -303,7 +303,7 @@ def _module(path: Path, noun: str) -> ModuleType:
     return module
 
 
-def _arguments(call: ast.Call, name: str) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(call: ast.Call, name: str) -> tuple[list[object], dict[str, object]]:
     """Return the arguments of a call; all must be literals."""
 
     def literal(node: ast.expr, what: str) -> Any:

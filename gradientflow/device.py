@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._location import load_core
+from ._location import core
 from .errors import ArgumentError, ArgumentTypeError
 from .memory import checked_bytes, checked_shape, itemsize, numpy_dtype
 
@@ -35,9 +34,16 @@ class DeviceArray:
         Number of the device.
     """
 
-    def __init__(self, owner: Any, offset: int, shape: tuple[int, ...], dtype: str, device: int) -> None:
+    def __init__(
+        self,
+        owner: core.device.Memory | core.device.Segment,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        device: int,
+    ) -> None:
         self._owner = owner
-        self._address: int = owner.address + offset
+        self._address = owner.address + offset
         self.shape = shape
         self.dtype = dtype
         self.size = math.prod(shape)
@@ -45,7 +51,7 @@ class DeviceArray:
         self.device = device
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, object]:
         """The interface, version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
         if self.dtype == "bfloat16":
             raise AttributeError("the CUDA array interface has no bfloat16; DLPack has")
@@ -72,7 +78,7 @@ class DeviceArray:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any:
+    ) -> object:
         """Return a DLPack capsule of version 0 over the memory itself.
 
         Later work in `stream` runs after the work now in the default stream.
@@ -86,17 +92,17 @@ class DeviceArray:
         if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
             raise BufferError("a DeviceArray gives its memory where it is, not a copy")
         if stream is not None and stream not in (-1, 0, _DEFAULT_STREAM):
-            load_core().device.order(self.device, _DEFAULT_STREAM, stream)
-        return load_core().device.to_dlpack(self, self._address, self.shape, self.dtype, self.device)
+            core.device.order(self.device, _DEFAULT_STREAM, stream)
+        return core.device.to_dlpack(self, self._address, self.shape, self.dtype, self.device)
 
-    def get(self) -> npt.NDArray[Any]:
+    def get(self) -> np.ndarray:
         """Return a copy in memory of the host, after the work in the default stream.
 
         bfloat16 needs the package ml_dtypes.
         """
         host = np.empty(self.shape, numpy_dtype(self.dtype))
         raw = host.reshape(-1).view(np.uint8)
-        load_core().device.read(self.device, self._address, raw, self.nbytes, _DEFAULT_STREAM)
+        core.device.read(self.device, self._address, raw, self.nbytes, _DEFAULT_STREAM)
         return host
 
     def set(self, values: npt.ArrayLike) -> DeviceArray:
@@ -106,7 +112,7 @@ class DeviceArray:
         except ValueError as error:
             raise ArgumentError(str(error)) from error
         raw = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
-        load_core().device.write(self.device, self._address, raw, self.nbytes, _DEFAULT_STREAM)
+        core.device.write(self.device, self._address, raw, self.nbytes, _DEFAULT_STREAM)
         return self
 
     def __repr__(self) -> str:
@@ -127,8 +133,8 @@ def device_number(device: str | int) -> int:
     kind, _, text = ("cuda", ":", str(device)) if isinstance(device, int) else str(device).partition(":")
     if kind != "cuda" or (text and not text.isdecimal()):
         raise ArgumentError(f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:1' and so on, or a number, not {device!r}")
-    current = int(load_core().device.current())  # raises if there is no device
-    count = int(load_core().device.count())
+    current = int(core.device.current())  # raises if there is no device
+    count = int(core.device.count())
     if text and int(text) >= count:
         raise ArgumentError(f"there is no CUDA device {text}, there are {count}")
     return int(text) if text else current
@@ -160,11 +166,11 @@ def empty(
     gradientflow.errors.NodeMemoryError
         If the device lacks memory.
     """
-    return new_array(load_core().device.allocate, shape, dtype, device)
+    return new_array(core.device.allocate, shape, dtype, device)
 
 
 def new_array(
-    allocate: Callable[[int, int], Any],
+    allocate: Callable[[int, int], core.device.Memory | core.device.Segment],
     shape: int | Sequence[int],
     dtype: npt.DTypeLike | str,
     device: str | int,

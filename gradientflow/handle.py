@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
 
-from ._location import load_core
+from ._location import core
+from .annotations import TensorLike
 from .errors import ArgumentTypeError, ClosedError, GradientFlowWarning
 
 # Handles of all calls under way: dropping a handle must not free the tensors of its call. Adding and discarding are
@@ -23,8 +23,10 @@ class Handle:
     that stream; frameworks have rules for this, for example PyTorch's ``record_stream``.
     """
 
-    def __init__(self, native: Any, communicator: Any, result: Any, tensors: tuple[Any, ...]) -> None:
-        if not isinstance(native, load_core().Handle):
+    def __init__(
+        self, native: core.Handle, communicator: core.Communicator, result: object, tensors: tuple[object, ...]
+    ) -> None:
+        if not isinstance(native, core.Handle):
             message = f"a Handle is what an asynchronous call returns; it is not made of {type(native).__name__}"
             raise ArgumentTypeError(message)
         self._native = native
@@ -63,17 +65,17 @@ class Handle:
     @property
     def done(self) -> bool:
         """True if the call has ended, with or without an error."""
-        return bool(self._native.done)
+        return self._native.done
 
     @property
     def device_done(self) -> bool:
         """True if the call has ended, also on the CUDA device if its tensors are on one."""
-        return bool(self._native.device_done)
+        return self._native.device_done
 
     @property
     def path(self) -> str | None:
         """Path of the call, as readable text; None before it is done."""
-        return str(self._native.path) if self.done else None
+        return self._native.path if self.done else None
 
     @property
     def nonfinite(self) -> int | None:
@@ -82,8 +84,7 @@ class Handle:
         Counted if values were rounded for the wire (`Communicator.allreduce` with `wire`, between nodes). None for
         other calls, and before the call is done.
         """
-        count = self._native.nonfinite if self.done else None
-        return None if count is None else int(count)
+        return self._native.nonfinite if self.done else None
 
     @property
     def bytes_sent(self) -> int | None:
@@ -91,10 +92,9 @@ class Handle:
 
         0 if the ranks share memory. None before the call is done, and if the MPI library sent the messages.
         """
-        count = self._native.bytes_sent if self.done else None
-        return None if count is None else int(count)
+        return self._native.bytes_sent if self.done else None
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> TensorLike:
         """Wait until the call is done.
 
         Parameters

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from ._location import load_core
+from ._location import core
 from .admission import Admission
 from .communicator import Communicator, address_of
 from .config import settings
@@ -28,14 +28,14 @@ from .settings_file import settings_file
 
 
 def init(
-    comm: Any = None,
+    comm: object = None,
     config: Mapping[str, str] | None = None,
     *,
     transport: str | None = None,
     meet: str | None = None,
     rank: int | None = None,
     size: int | None = None,
-    store: Any = None,
+    store: object = None,
 ) -> Communicator:
     """Make a communicator. Collective over its ranks.
 
@@ -130,9 +130,9 @@ def mpi_size() -> int | None:
     return int(mpi.COMM_WORLD.size)
 
 
-def _mpi_of_job(comm: Any) -> Any:
+def _mpi_of_job(comm: object) -> object:
     """Return the given MPI communicator, or by default that of all ranks; check that the launcher fits the library."""
-    MPI, core = load_mpi(), load_core()  # noqa: N806
+    MPI = load_mpi()  # noqa: N806
     found = MPI.COMM_WORLD if comm is None else comm
     start_mpi(MPI)
     if isinstance(found, MPI.Intracomm) and not MPI.Is_finalized():
@@ -146,12 +146,12 @@ def admission_at(way: Way, settings: Mapping[str, str]) -> Admission:
     """Return the `Admission` through which processes join a job whose ranks met at a store."""
     with reaching() if way.has_keeper else nullcontext():
         found = open_store(way, float(settings["timeout"]))
-        load_core().own_address(near(way), dict(settings))
+        core.own_address(near(way), dict(settings))
     place = way.place if way.has_keeper and way.rank is not None else None
     return Admission(found, way.prefix, near(way), place, outlives_ranks=way.agent)
 
 
-def _make(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> Communicator:
+def _make(way: Way, mpi: object, config: Mapping[str, str] | None, store: object) -> Communicator:
     """Make a communicator of all ranks that meet in the given way. Collective."""
     chosen = settings(config)
     address = None if mpi is None else address_of(mpi)
@@ -212,7 +212,7 @@ class _Use:
 _job: _SplitJob | None = None  # one per process
 
 
-def _split_job(way: Way, mpi: Any, config: Mapping[str, str] | None, store: Any) -> _SplitJob:
+def _split_job(way: Way, mpi: object, config: Mapping[str, str] | None, store: object) -> _SplitJob:
     """Split the job into ranks that compute and ranks that serve. Does not return on the latter. Collective."""
     global _job
     if _job is None:

@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ._location import load_core
+from ._location import core
 
 
 def cpu_model() -> str:
@@ -23,12 +23,12 @@ def cpu_model() -> str:
 
 def memory_limit() -> int:
     """Return the memory limit of this process's control groups, or else the machine's memory, in bytes."""
-    return int(load_core().memory()[0])
+    return int(core.memory()[0])
 
 
 def memory_available() -> int:
     """Return the available memory in bytes."""
-    return int(load_core().memory()[1])
+    return int(core.memory()[1])
 
 
 def mpi_library(text: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
-from ._location import load_core
+from ._location import core
 from .communicator import Communicator
 
 _open: weakref.WeakSet[Mailbox] = weakref.WeakSet()
@@ -123,7 +123,9 @@ def make_mailbox(communicator: Communicator, name: str) -> Mailbox:
         Name of the closed object in error messages.
     """
     native = communicator._native
-    made: Mailbox = load_core().Mailbox(native, native.split(0, None), name)
+    endpoint = native.split(0, None)
+    assert endpoint is not None
+    made = cast("Mailbox", core.Mailbox(native, endpoint, name))
     _open.add(made)
     return made
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ._location import core
 from .errors import ArgumentError, ArgumentTypeError
 
-NodeArray = npt.NDArray[Any]
+NodeArray = np.ndarray
 
 _LARGEST = 1 << 40  # bytes
 _ALIGNMENT = 64
 
 
-def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
+def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype:
     """Return a NumPy dtype by name; bfloat16 comes from the package ml_dtypes.
 
     Raises
@@ -32,7 +32,7 @@ def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
         except ImportError as error:
             message = "NumPy arrays of bfloat16 need the package ml_dtypes (`pip install ml_dtypes`)"
             raise ArgumentTypeError(message) from error
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
     try:
         return np.dtype(dtype)
@@ -65,7 +65,7 @@ def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype) -> int:
     """Return the number of bytes of an array in node memory.
 
     Raises
@@ -88,10 +88,11 @@ def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return total
 
 
-def array_over(segment: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NodeArray:
+def array_over(segment: core.Segment | NodeArray, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> NodeArray:
     """Return this rank's part of a segment, from byte `offset` on, as an array, which keeps the segment alive."""
     count = math.prod(shape)
-    return np.frombuffer(segment, dtype=dtype, count=count, offset=offset).reshape(shape)
+    found: NodeArray = np.frombuffer(segment, dtype, count, offset)  # type: ignore[arg-type]
+    return found.reshape(shape)
 
 
 def aligned_offsets(sizes: Sequence[int]) -> list[int]:

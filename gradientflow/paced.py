@@ -43,7 +43,7 @@ def step_seconds(
     weights = [random.standard_normal(shape, np.float32) for shape in own.shapes]
     fresh = [random.standard_normal(shape, np.float32) for shape in own.shapes]
     training = ArrayLoop(comm, weights, strategy)
-    optimizer: Any = None
+    optimizer: object = None
     if training.strategy.gradients != "mean" or training.strategy.step != "any":
         momentum = 0.9 if training.strategy.profile().takes_momentum else 0.0
         optimizer = SGD(training, weights, lr=1e-3, momentum=momentum)
@@ -65,7 +65,7 @@ def step_seconds(
 
 
 def times_of_steps(
-    comm: Communicator, training: ArrayLoop, fresh: Sequence[Any], computation: Computation, steps: int
+    comm: Communicator, training: ArrayLoop, fresh: Sequence[object], computation: Computation, steps: int
 ) -> list[float]:
     """Return the seconds of each step of a strategy whose ranks wait for each other in every step. Collective.
 
@@ -91,7 +91,7 @@ def times_of_steps(
     return [float(each) for each in np.diff(times)]
 
 
-def _step(training: ArrayLoop, optimizer: Any, fresh: Sequence[Any], computation: Computation) -> None:
+def _step(training: ArrayLoop, optimizer: Any, fresh: Sequence[object], computation: Computation) -> None:
     begin = time.perf_counter()
     for index, moment in enumerate(computation.ready):
         training.gradients[index][...] = fresh[index]

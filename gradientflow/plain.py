@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from .errors import ArgumentTypeError, CommunicationError
 from .memory import numpy_dtype
 
 Bytes = npt.NDArray[np.uint8]
+Plain: TypeAlias = Any  # a plain value
 
 _SMALL = 1 << 16  # largest array, in bytes, that is sent together with others
 _ALIGNMENT = 64
@@ -32,10 +33,10 @@ class Tagged:
     """A plain value that stands for something else, with a tag that tells the reader its kind."""
 
     tag: str
-    value: Any
+    value: Plain
 
 
-def pack(value: Any, what: str = "the value") -> list[Bytes]:
+def pack(value: object, what: str = "the value") -> list[Bytes]:
     """Return the parts of a plain value: its description, small arrays, and the memory of each large one.
 
     Parameters
@@ -53,7 +54,7 @@ def pack(value: Any, what: str = "the value") -> list[Bytes]:
     return _Writer(_SMALL).parts(value, what)
 
 
-def unpack(parts: Sequence[Bytes]) -> Any:
+def unpack(parts: Sequence[Bytes]) -> Plain:
     """Return the value of parts from `pack`; its arrays are views of them.
 
     Raises
@@ -67,13 +68,13 @@ def unpack(parts: Sequence[Bytes]) -> Any:
         raise CommunicationError(f"another rank has sent what is no plain value: {error}") from error
 
 
-def dump(value: Any, what: str = "the value") -> bytes:
+def dump(value: object, what: str = "the value") -> bytes:
     """Return a plain value as one bytes object; see `pack`."""
     text, arrays = _Writer(math.inf).parts(value, what)
     return b"".join((text.size.to_bytes(8, "little"), text.data, arrays.data))
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes) -> Plain:
     """Return the value of bytes from `dump`; see `unpack`."""
     end = 8 + int.from_bytes(data[:8], "little")
     return unpack([np.frombuffer(data[8:end], np.uint8), np.frombuffer(bytearray(data[end:]), np.uint8)])
@@ -85,7 +86,7 @@ class _Writer:
         self._together = bytearray()
         self._large: list[Bytes] = []
 
-    def parts(self, value: Any, what: str) -> list[Bytes]:
+    def parts(self, value: object, what: str) -> list[Bytes]:
         try:
             text = json.dumps(self._described(value, what), separators=(",", ":"))
         except RecursionError:
@@ -93,7 +94,7 @@ class _Writer:
         first = (np.frombuffer(bytearray(each), np.uint8) for each in (text.encode(), self._together))
         return [*first, *self._large]
 
-    def _described(self, value: Any, path: str) -> Any:
+    def _described(self, value: Plain, path: str) -> Plain:
         """Return a description for JSON: None, bool, str and usual numbers as they are, else a list led by its kind."""
         kind = type(value)
         if value is None or kind is bool or kind is str:
@@ -118,7 +119,7 @@ class _Writer:
         of = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
         raise ArgumentTypeError(f"{path} is a {kind.__module__}.{kind.__qualname__}{of}: ranks send {_WORDS}")
 
-    def _array(self, array: npt.NDArray[Any]) -> list[Any]:
+    def _array(self, array: np.ndarray) -> list[object]:
         is_turned = array.flags.f_contiguous and not array.flags.c_contiguous
         memory = np.ascontiguousarray(array.T if is_turned else array).reshape(-1).view(np.uint8)
         if memory.size <= self._small:
@@ -131,37 +132,37 @@ class _Writer:
         return ["turned" if is_turned else "array", _name_of(array.dtype), list(array.shape), *place]
 
 
-def _read(described: Any, arrays: Sequence[Bytes]) -> Any:
+def _read(described: object, arrays: Sequence[Bytes]) -> object:
     if not isinstance(described, list):
         return described
     word, *rest = described
     return _READERS[word](rest, arrays)
 
 
-def _read_dict(items: list[Any], arrays: Sequence[Bytes]) -> dict[Any, Any]:
+def _read_dict(items: list[Plain], arrays: Sequence[Bytes]) -> dict[object, object]:
     return {_read(key, arrays): _read(value, arrays) for key, value in items}
 
 
-def _read_array(about: list[Any], arrays: Sequence[Bytes]) -> npt.NDArray[Any]:
+def _read_array(about: list[Plain], arrays: Sequence[Bytes]) -> np.ndarray:
     name, shape, part, offset = about
     dtype = _dtype_of(name)
     size = math.prod(shape) * dtype.itemsize
     if min(size, part, offset, *shape) < 0 or offset + size > arrays[part].size:
         raise ValueError(f"an array of {name} {shape} is not in {arrays[part].size} bytes")
-    return cast("npt.NDArray[Any]", arrays[part][offset : offset + size].view(dtype).reshape(shape))
+    return cast("np.ndarray", arrays[part][offset : offset + size].view(dtype).reshape(shape))
 
 
-def _read_turned(about: list[Any], arrays: Sequence[Bytes]) -> npt.NDArray[Any]:
+def _read_turned(about: list[Plain], arrays: Sequence[Bytes]) -> np.ndarray:
     name, shape, *place = about
-    return cast("npt.NDArray[Any]", _read_array([name, shape[::-1], *place], arrays).T)
+    return cast("np.ndarray", _read_array([name, shape[::-1], *place], arrays).T)
 
 
-def _read_tagged(pair: list[Any], arrays: Sequence[Bytes]) -> Tagged:
+def _read_tagged(pair: list[object], arrays: Sequence[Bytes]) -> Tagged:
     tag, value = pair
     return Tagged(str(tag), _read(value, arrays))
 
 
-_READERS: Mapping[str, Callable[[list[Any], Sequence[Bytes]], Any]] = {
+_READERS: Mapping[str, Callable[[list[Plain], Sequence[Bytes]], object]] = {
     "int": lambda rest, _: int(rest[0], 16),
     "float": lambda rest, _: struct.unpack("<d", bytes.fromhex(rest[0]))[0],
     "bytes": lambda rest, _: bytes.fromhex(rest[0]),
@@ -175,15 +176,15 @@ _READERS: Mapping[str, Callable[[list[Any], Sequence[Bytes]], Any]] = {
 }
 
 
-def _is_number(dtype: np.dtype[Any]) -> bool:
+def _is_number(dtype: np.dtype) -> bool:
     return (dtype.kind in _KINDS and dtype.isbuiltin != 2) or dtype.name == "bfloat16"  # 2: registered by a library
 
 
-def _name_of(dtype: np.dtype[Any]) -> str:
+def _name_of(dtype: np.dtype) -> str:
     return "bfloat16" if dtype.name == "bfloat16" else dtype.str
 
 
-def _dtype_of(name: str) -> np.dtype[Any]:
+def _dtype_of(name: str) -> np.dtype:
     dtype = numpy_dtype(str(name))
     if not _is_number(dtype):
         raise ValueError(f"{name} is no dtype of numbers")

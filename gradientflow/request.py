@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ._fast_paths import has_fast_path, take_fast_paths
-from ._location import load_core
+from ._location import core
+from .annotations import TensorLike
 from .errors import ArgumentTypeError
 
 
@@ -22,8 +21,7 @@ class Request:
     Only one thread at a time may use a request.
     """
 
-    def __init__(self, native: Any) -> None:
-        core = load_core()
+    def __init__(self, native: core.PreparedCall) -> None:
         if not isinstance(native, core.PreparedCall):
             message = f"a Request is what allreduce_init returns; it is not made of {type(native).__name__}"
             raise ArgumentTypeError(message)
@@ -47,7 +45,7 @@ class Request:
         self._native.start()
 
     @has_fast_path
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> TensorLike:
         """Wait until the call has ended. Afterwards it may be started again.
 
         Parameters
@@ -76,13 +74,12 @@ class Request:
     @property
     def done(self) -> bool:
         """True if `wait` would return at once: the call has ended, with or without an error, or is not under way."""
-        return bool(self._native.done)
+        return self._native.done
 
     @property
     def nonfinite(self) -> int | None:
         """Value of `Handle.nonfinite` for the last call that was waited for."""
-        count = self._native.nonfinite
-        return None if count is None else int(count)
+        return self._native.nonfinite
 
 
 __all__ = ["Request"]

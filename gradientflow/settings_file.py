@@ -49,10 +49,10 @@ class SettingsFile:
 
     path: Path | None = None
     strategy: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    settings: Mapping[str, object] = field(default_factory=dict, hash=False)
     link: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def unless_in_environment(self) -> dict[str, Any]:
+    def unless_in_environment(self) -> dict[str, object]:
         """Return the settings that no environment variable overrides."""
         return {name: value for name, value in self.settings.items() if not os.environ.get(variable_of(name))}
 
@@ -201,7 +201,7 @@ def say_what_holds(found: SettingsFile) -> None:
         logger.warning("%s sets %s, where the program does not", found.path, ", ".join(words))
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
 
 

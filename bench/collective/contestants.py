@@ -45,7 +45,7 @@ def our_contestant(
 
 
 def _our_call(
-    comm: Communicator, case: Case, algorithm: str, wire: str, source: Any, result: Any
+    comm: Communicator, case: Case, algorithm: str, wire: str, source: object, result: object
 ) -> Callable[[], object]:
     """Bind our collective to its arrays."""
     rounding = {"wire": wire} if wire != case.dtype else {}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.memory import array_over
 
 from ..core.case import Case
 from ..core.data import Values
@@ -28,7 +29,7 @@ class LimitPeer:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._line: Any = comm._native.allocate(64)
-        self._limit: Any = load_core().limit
+        self._limit = core.limit
 
     def round_trip(self) -> float | None:
         """Measure the round trip of a cache line from rank 0 to rank 1 and back, in seconds. Collective.
@@ -53,7 +54,7 @@ class LimitPeer:
         if case.collective != "allreduce" or comm.nodes > 1 or source is not None:
             raise NotServedError("the limit is that of an allreduce in the memory of one node")
         segment = comm._native.allocate(case.bytes)
-        array = np.frombuffer(segment, case.dtype, case.count)
+        array = array_over(segment, 0, (case.count,), np.dtype(case.dtype))
         parts = [part.ctypes.data for part in segment.parts]
         workers = min(comm.size, len(comm.describe()["cores"]))
         call = self._limit.UnsynchronizedAllreduce(parts, comm.rank, workers, case.count, case.dtype, case.op)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradientflow.machine import format_size
 
@@ -13,13 +13,16 @@ from ..core.plot import OTHER_COLOR, OUR_COLORS, PEER_COLORS, plain_numbers
 from ..core.table import grouped
 from .columns import Result
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # A color for each algorithm and memory of ours, a line style for each wire.
 _OUR_MARKERS = ("o", "^", "D", "v")  # the next one each time the colors repeat
 _WIRE_STYLES = {"float16": "-.", "bfloat16": ":", "float8_e4m3": "--"}
 _LEGEND_COLUMNS = 3
 
 
-def draw(figure: Any, results: Sequence[Result]) -> str:
+def draw(figure: Figure, results: Sequence[Result]) -> str:
     """Draw all contestants of a collective over size: the call alone, and beside it the call with writing values."""
     right = [result for result in results if result.median_us]
     collective = right[0].collective if right else ""

@@ -79,7 +79,7 @@ class CollectiveSession(Session[int, Contestant, Result]):
                 on_host = contestant.mirror is None
                 yield staged(case, contestant) if self._device is not None and on_host else contestant
 
-    def open_peer(self, name: str) -> Any:
+    def open_peer(self, name: str) -> object:
         """Open a peer; for the limit also measure the round trip of a cache line, on which small calls depend."""
         if name == PREPARED:
             return PreparedPeer(self.comm)

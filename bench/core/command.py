@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradientflow.annotations import JsonObject
+
 from .plan import AUTO, PEERS, TRANSPORTS, WIRES, parse_list
 from .plot import Draw
-from .table import Layout
+from .table import AnyResult, Layout
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
     from .session import Observer, Session
 
-Page = Callable[[Sequence[Any], Mapping[str, Any], Sequence[str]], str]
+Page = Callable[[Sequence[AnyResult], JsonObject, Sequence[str]], str]
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Bench:
 
     name: str
     options: Sequence[click.Option]
-    plan: Callable[..., Any]
+    plan: Callable[..., object]
     session: Callable[[Communicator, Any, Observer | None], Session[Any, Any, Any]]
     layout: Layout
     draw: Draw
@@ -76,7 +78,7 @@ def option(
         Further arguments of `click.Option`.
     """
 
-    def value(context: click.Context, parameter: click.Parameter, typed: Any) -> Any:
+    def value(context: click.Context, parameter: click.Parameter, typed: object) -> Any:
         return typed if typed is None or read is None or "type" in further else read(typed)
 
     more = {"metavar": None if "type" in further else "LIST", **further}

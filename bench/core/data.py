@@ -8,20 +8,19 @@ comparison needs no tolerance, except on a wire whose values share a scale: ther
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 # Imported here, not at the first measurement: Cython's code drops any exception while its modules load, even Ctrl-C's.
 from numpy.random import SFC64, Generator
-from numpy.typing import NDArray
 
 from gradientflow.wires import wires
 
 from .case import Case
 from .plan import PlanError
 
-Values = NDArray[Any]
+Values = np.ndarray
 
 CHUNK = 1 << 18  # elements made and compared at a time: references of any size need a few MiB
 
@@ -160,9 +159,7 @@ def count_wrong(case: Case, source: Source, results: list[Values], over: Sequenc
     return wrong
 
 
-def count_beyond_rounding(
-    means: NDArray[Any], exact: NDArray[Any], magnitudes: NDArray[Any], ranks: int, dtype: str
-) -> int:
+def count_beyond_rounding(means: np.ndarray, exact: np.ndarray, magnitudes: np.ndarray, ranks: int, dtype: str) -> int:
     """Count the elements that differ from the exact mean by more than the possible rounding error.
 
     Parameters

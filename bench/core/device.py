@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradientflow._location import build_info, load_core
+from gradientflow._location import build_info, core
 from gradientflow.device import asarray
 
 from .case import Case
@@ -26,22 +26,22 @@ _DISTINCT = 61  # number of offsets, used in turn; a prime, to avoid periods sha
 
 def check_device(device: str) -> None:
     """Refuse a missing device, with a sentence that gives the reason."""
-    if device == "cuda" and (reason := load_core().device.unavailable_reason()):
+    if device == "cuda" and (reason := core.device.unavailable_reason()):
         raise PlanError(f"--device cuda: {reason}")
 
 
 def take_device(comm: Communicator) -> int:
     """Make a device current in this thread, and give its number; the ranks of a node take devices in turn."""
-    number: int = comm.local_rank % load_core().device.count()
-    load_core().device.use(number)
+    number: int = comm.local_rank % core.device.count()
+    core.device.use(number)
     return number
 
 
-def device_facts(device: str) -> dict[str, Any]:
+def device_facts(device: str) -> dict[str, object]:
     """Describe the device for the environment of a result file; empty for the processor."""
     if device != "cuda":
         return {}
-    devices = load_core().device
+    devices = core.device
     return {
         "device": "cuda",
         "gpu": devices.name(0),
@@ -66,7 +66,7 @@ class DevicePart:
         self._count = count
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, object]:
         """The interface of the array, with another shape."""
         return {**self._array.__cuda_array_interface__, "shape": (self._count,)}
 
@@ -143,16 +143,16 @@ def address(array: Any) -> int:
 
 def copy(target: int, source: int, size: int) -> None:
     """Queue a copy in the default stream: between host and device in either direction, or on the device."""
-    device = load_core().device
+    device = core.device
     device.copy(device.current(), target, source, size, _STREAM)
 
 
 def synchronize() -> None:
     """Wait for all work in the default stream."""
-    device = load_core().device
+    device = core.device
     device.synchronize(device.current(), _STREAM)
 
 
-def pinned(values: Values) -> Any:
+def pinned(values: Values) -> object:
     """Pin host memory for the lifetime of the returned object; None if pinning is impossible."""
-    return load_core().device.pin(address(values), values.nbytes)
+    return core.device.pin(address(values), values.nbytes)

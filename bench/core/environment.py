@@ -6,13 +6,13 @@ import contextlib
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradientflow.annotations import JsonObject
 from gradientflow.launch import cores
 from gradientflow.machine import cpu_model, memory_limit, mpi_library, package_version
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 def describe_environment(
     comm: Communicator, arguments: list[str], hosts: Hosts, load: Load | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Describe this run from the view of rank 0: the "environment" of a result file.
 
     `arguments` are the command line without the program's name.
     """
     mpi: Any = sys.modules.get("mpi4py.MPI")  # absent in a job over TCP, where importing it would start MPI
     facts = comm.describe()
-    environment: dict[str, Any] = {
+    environment: JsonObject = {
         "cpu": cpu_model(),
         "cores": cores(frozenset(facts["cores"])),
         "memory_GiB": round(memory_limit() / 2**30, 1),
@@ -61,7 +61,7 @@ def describe_environment(
     return environment
 
 
-def environment_lines(environment: Mapping[str, Any]) -> list[str]:
+def environment_lines(environment: JsonObject) -> list[str]:
     """Describe the environment of figures in a few lines, with a final remark if ranks had to share cores."""
     ranks = environment["ranks_on_this_machine"]
     lines = [
@@ -98,7 +98,7 @@ def readable(date: str) -> str:
     return date.replace("T", " ").replace("+00:00", " UTC")
 
 
-def _place(environment: Mapping[str, Any]) -> str:
+def _place(environment: JsonObject) -> str:
     """Name the nodes, and also the hosts if there are several or they differ from the nodes."""
     nodes, hosts = environment["nodes"], environment["hosts"]
     if nodes == hosts == 1:

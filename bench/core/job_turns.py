@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradientflow.annotations import JsonObject
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 
@@ -46,10 +47,10 @@ class JobPlace:
         return module_command("gradientflow.cli", ["netlab", *hosts, *how])
 
 
-def run_turn(place: JobPlace, told: Mapping[str, Any], module: str = "gradientflow.bench.jax.rank") -> dict[str, Any]:
+def run_turn(place: JobPlace, told: Mapping[str, Any], module: str = "gradientflow.bench.jax.rank") -> JsonObject:
     """Run one job of a module with the settings `told`; return the output of rank 0."""
     program = module_command(module, [json.dumps(told)])
-    figures: dict[str, Any] = found_by(place.command(program), told["contestant"])
+    figures: JsonObject = found_by(place.command(program), told["contestant"])
     return figures
 
 

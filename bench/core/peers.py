@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -118,7 +118,7 @@ class NotServedError(Exception):
     """A contestant cannot run a case; the message gives the reason. Raised on all ranks alike."""
 
 
-def mirrored(case: Case, source: Any, result: Any) -> Mirror:
+def mirrored(case: Case, source: object, result: object) -> Mirror:
     """Give arrays on the device images in host memory."""
     image = np.empty(case.input_count, case.dtype)
     return Mirror(source, result, image, image if result is source else np.empty(case.result_count, case.dtype))
@@ -202,7 +202,7 @@ class MpiPeer:
 
 def then_divide(call: Callable[[], object], result: Values, ranks: int) -> Callable[[], object]:
     """Follow a sum with the division that makes it a mean, for libraries that have no mean."""
-    divide: Any = np.floor_divide if result.dtype.kind in "iu" else np.divide
+    divide = np.floor_divide if result.dtype.kind in "iu" else np.divide
 
     def mean() -> None:
         call()

@@ -42,7 +42,7 @@ class Plan:
     peers: tuple[str, ...] = ()
 
     @property
-    def blocks(self) -> Sequence[Any]:
+    def blocks(self) -> Sequence[object]:
         """The blocks, measured in order; all contestants of a block are interleaved."""
         raise NotImplementedError
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gradientflow.annotations import JsonObject
 
 from .environment import environment_lines
+from .table import AnyResult
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
 
 OUR_COLORS = ("#0b5fa5", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
 PEER_COLORS = {"mpi": "#d1495b", "gloo": "#e28413", "nccl": "#76b900"}
@@ -14,10 +20,10 @@ OTHER_COLOR = "#555555"
 
 _CHARACTERS_PER_INCH = 14
 
-Draw = Callable[[Any, Sequence[Any]], str]
+Draw = Callable[[Any, Sequence[AnyResult]], str]
 
 
-def save_plot(path: str, draw: Draw, results: Sequence[Any], environment: Mapping[str, Any]) -> None:
+def save_plot(path: str, draw: Draw, results: Sequence[AnyResult], environment: JsonObject) -> None:
     """Draw results and write the picture, with the environment above it.
 
     Parameters
@@ -46,7 +52,9 @@ def save_plot(path: str, draw: Draw, results: Sequence[Any], environment: Mappin
         figure.savefig(path, dpi=140)
 
 
-def plain_numbers(axis: Any, *, steps: Sequence[int] = (1, 2, 5), show: Callable[[float], str] = "{:g}".format) -> None:
+def plain_numbers(
+    axis: Axis, *, steps: Sequence[int] = (1, 2, 5), show: Callable[[float], str] = "{:g}".format
+) -> None:
     """Label a logarithmic axis with plain numbers instead of powers.
 
     Parameters

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
+
+from gradientflow.annotations import JsonObject
 
 from .environment import describe_environment, environment_lines
 from .plot import save_plot
 from .results import write_csv, write_json
+from .table import AnyResult
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -80,11 +83,11 @@ def open_console(file: TextIO, columns: int) -> Console:
     return Console(file=file, force_terminal=columns > 0, width=columns or None)
 
 
-def report(comm: Communicator, bench: Bench, outcome: RunOutcome[Any], output: Output) -> None:
+def report(comm: Communicator, bench: Bench, outcome: RunOutcome[AnyResult], output: Output) -> None:
     """Show and write, on rank 0, the results of a measurement."""
     if comm.rank != 0:
         return
-    environment: Mapping[str, Any] = {
+    environment: JsonObject = {
         **describe_environment(comm, output.arguments, outcome.hosts, outcome.load),
         **outcome.facts,
     }

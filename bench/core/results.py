@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gradientflow.annotations import JsonObject
 from gradientflow.machine import format_size
 
 from .case import COLLECTIVES, Case
 from .measure import Times
 from .peers import OURS
-from .table import Column, bandwidth, name, percentage, ratios, shown
+from .table import AnyResult, Column, bandwidth, name, percentage, ratios, shown
 
 _PEERS_NOTE = "The last columns are the peer's time over ours: below 1 we are slower."
 
@@ -103,7 +103,7 @@ class BandwidthResult(ContestantResult):
     busbw_GBps: float | None = field(metadata=shown("busbw", "GB/s", bandwidth))  # noqa: N815
 
 
-def quantiles(nanoseconds: NDArray[Any] | None) -> dict[str, Any]:
+def quantiles(nanoseconds: np.ndarray | None) -> JsonObject:
     """Give the times of `TimedResult`; None without samples."""
     if nanoseconds is None:
         return dict.fromkeys(("median_us", "min_us", "p95_us"))
@@ -118,7 +118,7 @@ def gigabytes_per_second(nbytes: float, microseconds: float | None) -> float | N
 
 def shared(
     case: Case, contestant: Any, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Give the fields of `ContestantResult` except for the device; times are ignored if there are wrong elements."""
     times = None if wrong else times
     link_seconds = None if times is None else link_seconds
@@ -135,7 +135,7 @@ def shared(
     }
 
 
-def shared_with_bandwidth(case: Case, *arguments: Any) -> dict[str, Any]:
+def shared_with_bandwidth(case: Case, *arguments: Any) -> JsonObject:
     """Give the fields of `BandwidthResult`, from the arguments of `shared`."""
     found = shared(case, *arguments)
     factors = {"algbw_GBps": 1.0, "busbw_GBps": COLLECTIVES[case.collective].bus_factor(case.ranks)}
@@ -149,7 +149,7 @@ SIZE = name("size", lambda result: format_size(result.bytes) if result.bytes els
 BACKEND = name("", lambda result: "ours" if result.backend == OURS else result.backend)
 
 
-def transport_column(results: Sequence[Any]) -> Column:
+def transport_column(results: Sequence[AnyResult]) -> Column:
     """Make the column of our transport, shown if there are several transports."""
     several = len({result.transport for result in results if result.transport is not None}) > 1
     return name("transport", lambda result: result.transport or "", shown=several)
@@ -161,8 +161,8 @@ def wire_column(results: Sequence[ContestantResult]) -> Column:
 
 
 def over_peers(
-    results: Sequence[Any],
-    block: Callable[[Any], object],
+    results: Sequence[AnyResult],
+    block: Callable[[AnyResult], object],
     heading: str = "{} / ours",
     *,
     filled: bool = True,
@@ -173,7 +173,7 @@ def over_peers(
     beside = {(block(result), result.backend): result for result in results}
 
     def compared(peer: str) -> Column:
-        def find(result: Any) -> Any:
+        def find(result: AnyResult) -> object:
             return beside.get((block(result), peer)) if result.backend == OURS else None
 
         return ratios(heading.format(peer), find, filled=filled, note=note)
@@ -187,9 +187,9 @@ def over_peers(
 
 def write_json(
     path: str,
-    environment: Mapping[str, Any],
-    results: Sequence[Any],
-    others: Mapping[str, Sequence[Any]] | None = None,
+    environment: Mapping[str, object],
+    results: Sequence[object],
+    others: Mapping[str, Sequence[object]] | None = None,
 ) -> None:
     """Write an object ``{"environment": ..., "results": [...]}``, with further results under the names in `others`."""
     tables = {"results": results, **(others or {})}
@@ -198,7 +198,7 @@ def write_json(
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def write_csv(path: str, results: Sequence[Any]) -> None:
+def write_csv(path: str, results: Sequence[object]) -> None:
     """Write a line of names, and one for each result; values other than numbers and text are written as JSON."""
     rows = [dict(result.row()) if hasattr(result, "row") else record(result) for result in results]
     with Path(path).open("w", encoding="utf-8", newline="") as file:
@@ -208,7 +208,7 @@ def write_csv(path: str, results: Sequence[Any]) -> None:
             writer.writerow({name: _cell(value) for name, value in row.items()})
 
 
-def record(result: Any) -> dict[str, Any]:
+def record(result: AnyResult) -> JsonObject:
     """Give the record of a result for a result file: its `record()`, or its fields, identifying ones before figures."""
     if hasattr(result, "record"):
         return dict(result.record())
@@ -217,11 +217,11 @@ def record(result: Any) -> dict[str, Any]:
     return {item.name: values[item.name] for item in ordered}
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     return json.dumps(_finite(value), default=repr) if isinstance(value, Mapping | list | tuple) else value
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Replace numbers that are not finite, such as a diverged loss, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

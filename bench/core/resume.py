@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradientflow.annotations import JsonObject
 from gradientflow.whole_file import whole_file
 
 from .objects import from_root
@@ -45,13 +46,13 @@ class ResumeFile:
 
     def __init__(self, comm: Communicator, path: str | None, conditions: Mapping[str, str]) -> None:
         self.started_at: list[str] = []
-        self._parts: dict[str, Any] = {}
+        self._parts: JsonObject = {}
         self._path = Path(path) if path is not None and comm.rank == 0 else None
         if self._path is not None:
             self._open(self._path, dict(conditions))
         self.started_at, self._parts = from_root(comm, (self.started_at, self._parts))
 
-    def part(self, name: str, measure: Callable[[], Any]) -> Any:
+    def part(self, name: str, measure: Callable[[], object]) -> Any:
         """Return a part of the measurement from the file, equal on all ranks, or measure it. Collective.
 
         Parameters
@@ -91,7 +92,7 @@ class ResumeFile:
         with _told(path), whole_file(path) as file:  # drops an incomplete last line
             file.write("".join(json.dumps(record) + "\n" for record in records).encode())
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _write(self, record: Mapping[str, object]) -> None:
         if self._path is None:
             return
         with _told(self._path), self._path.open("a", encoding="utf-8") as file:
@@ -109,7 +110,7 @@ def _told(path: Path) -> Iterator[None]:
         raise PlanError(f"{path} cannot be written, and holds what was kept before: {error}") from error
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[JsonObject]:
     """Give the complete lines of a file; none if the file is missing or empty."""
     refusal = PlanError(f"{path} is no file that --resume has written: give it another one")
     try:

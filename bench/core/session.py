@@ -108,7 +108,7 @@ class RunOutcome(Generic[R]):
     results: list[R] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     load: Load | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     others: dict[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
@@ -123,7 +123,7 @@ class RunOutcome(Generic[R]):
             self.remarks.append(sentence)
 
 
-def open_transports(comm: Communicator, plan: Any) -> dict[str, Communicator]:
+def open_transports(comm: Communicator, plan: object) -> dict[str, Communicator]:
     """Give the communicators of the transports that a plan compares, all of the same ranks, including `comm`."""
     own = str(comm.describe()["transport"])
     wanted = [own if name == AUTO else name for name in getattr(plan, "transports", (AUTO,))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.box import Box
 from rich.console import Console
@@ -17,6 +17,8 @@ _MIN_PLAIN_WIDTH = 100
 _RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 
 Cell = Text | str
+
+AnyResult: TypeAlias = Any  # a result of any bench
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Column:
     """
 
     heading: str
-    text: Callable[[Any], Cell]
+    text: Callable[[AnyResult], Cell]
     kind: str = "figure"
     shown: bool = True
     justify: Any = "right"
@@ -51,7 +53,7 @@ class Column:
     note: str = ""
 
 
-def name(heading: str, text: str | Callable[[Any], str], **options: Any) -> Column:
+def name(heading: str, text: str | Callable[[AnyResult], str], **options: Any) -> Column:
     """Make a column that identifies contestants: an attribute, or the result of a callable."""
     show = text if callable(text) else lambda result: str(getattr(result, text))
     return Column(heading, show, "name", **{"justify": "left", **options})
@@ -60,7 +62,7 @@ def name(heading: str, text: str | Callable[[Any], str], **options: Any) -> Colu
 def figure(
     heading: str,
     unit: str,
-    value: str | Callable[[Any], float | None],
+    value: str | Callable[[AnyResult], float | None],
     show: Callable[[float | None], str],
     *,
     shown: bool = True,
@@ -73,12 +75,14 @@ def figure(
 
 def shown(
     heading: str, unit: str = "", show: Callable[[float | None], str] | None = None, note: str = ""
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Give the metadata of a dataclass's figure: its column; without `show` it is a time, in the table's unit."""
     return {"heading": heading, "unit": unit, "show": show, "note": note}
 
 
-def columns_of(kind: type, results: Sequence[Any], *names: str, time: str = "us", when: bool = True) -> list[Column]:
+def columns_of(
+    kind: type, results: Sequence[AnyResult], *names: str, time: str = "us", when: bool = True
+) -> list[Column]:
     """Make the columns of fields declared with `shown` that any result has; all columns if all results are wrong."""
     declared: dict[str, Any] = {item.name: item.metadata for item in fields(kind)}
 
@@ -91,10 +95,10 @@ def columns_of(kind: type, results: Sequence[Any], *names: str, time: str = "us"
     return [column(name) for name in names]
 
 
-def ratios(heading: str, beside: Callable[[Any], Any], *, filled: bool = True, note: str = "") -> Column:
+def ratios(heading: str, beside: Callable[[AnyResult], AnyResult], *, filled: bool = True, note: str = "") -> Column:
     """Make a column of speedups of results over their counterparts, if they have any."""
 
-    def text(result: Any) -> Cell:
+    def text(result: AnyResult) -> Cell:
         other = beside(result)
         if other is None:
             return ""
@@ -120,12 +124,12 @@ class Layout:
         Headings of columns to leave out, in this order, if a terminal is too narrow for all.
     """
 
-    columns: Callable[[Sequence[Any], bool], Sequence[Column]]
-    block: Callable[[Any], object]
-    legend: Callable[[Sequence[Any], bool], str]
+    columns: Callable[[Sequence[AnyResult], bool], Sequence[Column]]
+    block: Callable[[AnyResult], object]
+    legend: Callable[[Sequence[AnyResult], bool], str]
     dispensable: Sequence[str] = ()
 
-    def print(self, results: Sequence[Any], console: Console, *, with_cpu: bool = False) -> None:
+    def print(self, results: Sequence[object], console: Console, *, with_cpu: bool = False) -> None:
         """Print all results in order, blocks together, with as many columns as fit."""
         table = self.table(results, with_cpu=with_cpu)
         least = _MIN_PLAIN_WIDTH  # a pipe has no width
@@ -139,12 +143,12 @@ class Layout:
         console.width = max(least, _width(table, console))
         console.print(table)
 
-    def explain(self, results: Sequence[Any], *, with_cpu: bool = False) -> str:
+    def explain(self, results: Sequence[object], *, with_cpu: bool = False) -> str:
         """Explain the columns of the table of these results."""
         notes = (column.note for column in self.columns(results, with_cpu) if column.shown)
         return " ".join(filter(None, dict.fromkeys([self.legend(results, with_cpu), *notes])))
 
-    def table(self, results: Sequence[Any], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
+    def table(self, results: Sequence[AnyResult], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
         """Lay out the results, without the columns of the given headings."""
         columns = [column for column in self.columns(results, with_cpu) if column.shown]
         columns = [column for column in columns if column.heading.partition("\n")[0] not in without]
@@ -162,15 +166,15 @@ class Layout:
         return table
 
 
-def grouped(results: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+def grouped(results: Sequence[object], key: Callable[[AnyResult], object]) -> dict[Any, list[AnyResult]]:
     """Group the results by a key, in their order."""
-    found: dict[Any, list[Any]] = {}
+    found: dict[Any, list[AnyResult]] = {}
     for result in results:
         found.setdefault(key(result), []).append(result)
     return found
 
 
-def cells_of(result: Any, columns: Sequence[Column]) -> list[Cell]:
+def cells_of(result: AnyResult, columns: Sequence[Column]) -> list[Cell]:
     """Give the cells of a result; a wrong one has no figures."""
     if not result.wrong:
         return [column.text(result) for column in columns]

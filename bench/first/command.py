@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -23,6 +23,9 @@ from ..core.job_turns import JobPlace, run_turn, turns
 from ..core.plan import PlanError, parse_sizes
 from ..core.table import empty_table
 from ..train.perceptrons import SHAPES
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _GLOO = "ddp-gloo"
 _TRAINED = {"ddp-gradientflow": "DDP", "dense": "optimizer", "csc": "csc", "lags": "lags"}
@@ -105,7 +108,7 @@ def _psum(place: JobPlace, gradients: Sequence[int]) -> dict[str, float]:
     return {format_size(size): mine / peer for size, mine, peer in zip(gradients, ours, theirs, strict=True)}
 
 
-def _table(place: JobPlace, figures: dict[str, dict[str, float]]) -> Any:
+def _table(place: JobPlace, figures: dict[str, dict[str, float]]) -> Table:
     hosts = f"{place.hosts} hosts at {place.rate}" if place.hosts else f"{place.ranks} ranks of one node"
     has_psum = any(_PSUM in each for each in figures.values())
     headings = ["gradients", "alone\nms", "DDP Gloo\nms", *_TRAINED.values(), *(["psum\nof JAX"] if has_psum else [])]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from gradientflow.machine import format_size
 
@@ -47,7 +46,9 @@ class FusionResult(BandwidthResult):
     bytes_copied: int = field(metadata=shown("copied", "MiB", lambda count: f"{count / 2**20:.1f}" if count else "0"))
 
 
-def summarize_step(case: Case, model: Model, contestant: FusionContestant, copied: int, *measured: Any) -> FusionResult:
+def summarize_step(
+    case: Case, model: Model, contestant: FusionContestant, copied: int, *measured: object
+) -> FusionResult:
     """Make the result of a contestant that has copied `copied` bytes, from the arguments of `core.results.shared`."""
     return FusionResult(
         method=contestant.method,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradientflow.machine import format_size
 
@@ -14,12 +14,16 @@ from ..core.table import grouped
 from .columns import FusionResult
 from .contestants import COPY_FUSION, PER_TENSOR, POOL_FUSION
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _COLORS = {PER_TENSOR: "#7a4fb5", COPY_FUSION: "#d1495b", POOL_FUSION: "#0b5fa5"}
 _BAR = 0.4
 _COLUMNS = 2
 
 
-def draw(figure: Any, results: Sequence[FusionResult]) -> str:
+def draw(figure: Figure, results: Sequence[FusionResult]) -> str:
     """Draw, for each model, the time of a step of each contestant: alone, and with writing the gradients."""
     right = [result for result in results if result.median_us]
     models = grouped(right, lambda result: result.model)
@@ -32,7 +36,7 @@ def draw(figure: Any, results: Sequence[FusionResult]) -> str:
     return "Medians of the slowest rank's times."
 
 
-def _draw_model(axes: Any, model: str, results: Sequence[FusionResult]) -> None:
+def _draw_model(axes: Axes, model: str, results: Sequence[FusionResult]) -> None:
     places = range(len(results))
     alone = [(result.median_us or 0.0) / 1e3 for result in results]
     filled = [(result.refill_median_us or 0.0) / 1e3 for result in results]

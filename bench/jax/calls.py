@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from gradientflow.annotations import JsonObject
+
 _ROUNDS = 30
 
 
-def measure(told: dict[str, Any]) -> dict[str, Any]:
+def measure(told: JsonObject) -> JsonObject:
     """Time all calls in turns; give the median of each in microseconds, by its name."""
     import jax
     import jax.numpy as jnp
 
     from gradientflow.jax import allreduce, average
 
-    def step(update: Callable[..., Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
+    def step(update: Callable[..., object]) -> tuple[Callable[[], Any], JsonObject]:
         """Make a call that passes a state on, and gives updates in place of gradients."""
         compiled = jax.jit(update, donate_argnums=1)
-        kept: dict[str, Any] = {}
+        kept: JsonObject = {}
 
         def call() -> Any:
             updates, kept["state"] = compiled(value, kept["state"])

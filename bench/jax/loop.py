@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from gradientflow.annotations import JsonObject
+
 from .rank import Ranks, part_of
 
 
-def measure(told: dict[str, Any]) -> dict[str, Any]:
+def measure(told: JsonObject) -> JsonObject:
     """Count wrong results."""
     import jax
 

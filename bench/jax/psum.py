@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from gradientflow.annotations import JsonObject
+
 from .rank import Ranks, part_of
 
 _INPUTS = 4
 _LEAST = 8
 
 
-def measure(told: dict[str, Any]) -> dict[str, Any]:
+def measure(told: JsonObject) -> JsonObject:
     """Verify and time each size; give median, minimum and 95th percentile in microseconds, and wrong elements."""
     import jax
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradientflow.launch import jax_variables
 
 from ..core.job_turns import MARK
 
-Array = NDArray[Any]
+Array = np.ndarray
 
 
 def main() -> None:
@@ -53,7 +52,7 @@ class Ranks:
         parts = [self._jax.device_put(own)]
         return self._jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
 
-    def compiled(self, function: Callable[[Any], Any], *, whole: bool = False) -> Any:
+    def compiled(self, function: Callable[[Any], object], *, whole: bool = False) -> Any:
         """Compile a function of each rank's part; a result that is `whole` is equal on all ranks."""
         specs = {"in_specs": self._spread, "out_specs": self._whole if whole else self._spread}
         return self._jax.jit(self._jax.shard_map(function, mesh=self._mesh, check_vma=False, **specs))

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import gradientflow as gf
+from gradientflow.annotations import JsonObject
 
-Array = NDArray[Any]
+Array = np.ndarray
 
 _SIZES = (784, 2048, 2048, 10)
 _BATCH, _BATCHES, _RATE = 32, 8, 0.01
 _STEPS = 4  # steps of a turn
 
 
-def measure(told: dict[str, Any]) -> dict[str, Any]:
+def measure(told: JsonObject) -> JsonObject:
     """Time the steps; give medians over turns in milliseconds, and the number of wrong weights."""
     with gf.init() as comm:
         rng = np.random.default_rng([told["seed"], 1])
@@ -54,7 +54,7 @@ def measure(told: dict[str, Any]) -> dict[str, Any]:
                 taken = np.full(1, time.perf_counter() - began)
                 comm.allreduce(taken, op="max")
                 times[name].append(float(taken[0]) / _STEPS * 1e3)
-        found: dict[str, dict[str, Any]] = {
+        found: dict[str, JsonObject] = {
             name: {"median_ms": float(np.median(each)), "turns": each} for name, each in times.items()
         }
         for name in ("jax", "pytorch"):
@@ -94,13 +94,13 @@ def _jax(comm: Any, weights: Any, batches: Any, *, averaged: bool) -> Contestant
     if averaged:
         optimizer = optax.chain(average("dense", comm=comm), optimizer)
 
-    def loss(weights: Any, x: Any, labels: Any) -> Any:
+    def loss(weights: Any, x: Any, labels: object) -> Any:
         for matrix, bias in weights[:-1]:
             x = jnp.tanh(x @ matrix.T + bias)  # smooth: with a kink, rounding would change the steps
         scores = x @ weights[-1][0].T + weights[-1][1]
         return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
 
-    def step(weights: Any, state: Any, x: Any, labels: Any) -> Any:
+    def step(weights: Any, state: object, x: Any, labels: object) -> Any:
         updates, state = optimizer.update(jax.grad(loss)(weights, x, labels), state, weights)
         return optax.apply_updates(weights, updates), state
 

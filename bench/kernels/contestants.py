@@ -142,7 +142,7 @@ def _prepared() -> Any:
 
 
 def _on_both(
-    name: str, dtype: str, fields: Callable[[Sequence[int], int], Sequence[Any]]
+    name: str, dtype: str, fields: Callable[[Sequence[int], int], Sequence[object]]
 ) -> tuple[Callable[[str, Sequence[int], int], float | None], Callable[[Sequence[int], int], Launch]]:
     """Give `call` and `prepare` of a kernel that takes the same fields on the CPU and on a device."""
     return (
@@ -261,7 +261,7 @@ def _momentum_step(dtype: str, copy: str | None) -> Kernel:
         weight = values["weight"] - rate["outer_rate"] * momentum
         return Expected({"weight": weight, "momentum": momentum} | ({"parameter": weight} if copy else {}))
 
-    def fields(at: Sequence[int], count: int) -> Sequence[Any]:
+    def fields(at: Sequence[int], count: int) -> Sequence[object]:
         parameter = (at[3], copy) if copy else (0, dtype)
         return at[0], at[1], dtype, at[2], count, *parameter, *_RATES.values()
 

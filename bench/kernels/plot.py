@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradientflow.machine import format_size
 
@@ -11,11 +11,15 @@ from ..core.plot import OTHER_COLOR
 from ..core.table import grouped
 from .columns import KernelResult
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _COLORS = {"float32": "#0b5fa5", "float16": "#2a9d8f", "bfloat16": "#7a4fb5"}
 _COPY_COLOR = "#d1495b"
 
 
-def draw(figure: Any, results: Sequence[KernelResult]) -> str:
+def draw(figure: Figure, results: Sequence[KernelResult]) -> str:
     """Draw the bandwidth of each kernel, and of the copy, for each size."""
     right = [result for result in results if result.bandwidth_GBps]
     sizes = grouped(right, lambda result: result.bytes)
@@ -32,7 +36,7 @@ def draw(figure: Any, results: Sequence[KernelResult]) -> str:
     return "Medians."
 
 
-def _draw(axes: Any, size: int, kernels: Sequence[tuple[str, str]], results: Sequence[KernelResult]) -> None:
+def _draw(axes: Axes, size: int, kernels: Sequence[tuple[str, str]], results: Sequence[KernelResult]) -> None:
     places = [kernels.index((result.kernel, result.dtype)) for result in results]
     bars = axes.barh(
         places,

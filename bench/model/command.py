@@ -14,6 +14,7 @@ import click
 import numpy as np
 from rich.console import Console
 
+from gradientflow.annotations import JsonObject
 from gradientflow.model import Call, Cluster, Costs, Link, computation_of, layers_of, predict
 from gradientflow.model.cluster import TRANSPORTS
 from gradientflow.model.fit import Measurement, Point, fit_link
@@ -101,7 +102,7 @@ def model(
     ]
     link = fit_link(measurements)
     console.print(f"fitted on 2 and 3 hosts at 1gbit: {link}\n", soft_wrap=True)
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     cases = [Case(4, delay=delay) for delay in delays] or _CASES
     if delays:
         _report_delays(cases, transport, console)
@@ -143,7 +144,7 @@ def model(
     return 0
 
 
-def measurement_of(plain: dict[str, Any]) -> Measurement:
+def measurement_of(plain: JsonObject) -> Measurement:
     """Return a measurement from the result of `asdict`, after a round trip through JSON."""
 
     def points(name: str) -> tuple[Point, ...]:
@@ -153,7 +154,7 @@ def measurement_of(plain: dict[str, Any]) -> Measurement:
     return Measurement(**{**plain, **whole})
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def _plain(row: dict[str, object]) -> dict[str, object]:
     return {**row, "case": str(row["case"])}
 
 
@@ -175,7 +176,7 @@ def _report_delays(cases: Sequence[Case], transport: str, console: Console) -> N
         )
 
 
-def _print(console: Console, rows: list[dict[str, Any]]) -> None:
+def _print(console: Console, rows: list[JsonObject]) -> None:
     table = empty_table(("hosts", "model", "strategy"), ("predicted ms", "measured", "spread", "error"))
     for row in rows:
         table.add_row(
@@ -197,7 +198,7 @@ def _print(console: Console, rows: list[dict[str, Any]]) -> None:
         soft_wrap=True,
     )
     named = 0
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[JsonObject]] = {}
     for row in rows:
         groups.setdefault((str(row["case"]), row["model"]), []).append(row)
     for group in groups.values():

@@ -41,7 +41,7 @@ class Case:
         return f"{self.hosts} hosts, {self.rate}{late}{slow}"
 
 
-def run_on_hosts(case: Case, transport: str, told: dict[str, Any], console: Console) -> Any:
+def run_on_hosts(case: Case, transport: str, told: dict[str, object], console: Console) -> Any:
     """Run a job on emulated hosts, and return the findings of its rank 0.
 
     Raises

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from gradientflow.annotations import JsonObject
 from gradientflow.communicator import Communicator
 from gradientflow.model import Computation
 from gradientflow.paced import times_of_steps
@@ -23,7 +24,7 @@ _TURNS = 2
 _CASES = (Case(4, "200mbit"), Case(4), Case(4, "10gbit"))
 
 
-def race(comm: Communicator, computation: Computation) -> dict[str, Any]:
+def race(comm: Communicator, computation: Computation) -> JsonObject:
     """Measure `auto` from its first step on, between turns of each candidate. Collective."""
     random = np.random.default_rng(comm.rank)
     fresh = [random.standard_normal(shape, np.float32) for shape in computation.shapes]

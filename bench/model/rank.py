@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import gradientflow as gf
+from gradientflow.annotations import JsonObject
 from gradientflow.model import computation_of, layers_of
 from gradientflow.model.fit import measure
 from gradientflow.paced import step_seconds
@@ -18,7 +19,7 @@ from .lossless import race
 
 def main() -> None:
     """Measure calls, or steps of strategies."""
-    told: dict[str, Any] = json.loads(sys.argv[1])
+    told: JsonObject = json.loads(sys.argv[1])
     with gf.init() as comm:
         found: Any
         if told["measure"] == "link":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradientflow.machine import format_size
 
@@ -12,8 +12,11 @@ from ..core.plot import OTHER_COLOR, OUR_COLORS, PEER_COLORS, plain_numbers
 from ..core.table import grouped
 from .columns import ServerResult
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def draw(figure: Any, results: Sequence[ServerResult]) -> str:
+
+def draw(figure: Figure, results: Sequence[ServerResult]) -> str:
     """Draw, for each number of servers, the time of a push and pull against the size."""
     right = [result for result in results if result.median_us]
     numbers = grouped(right, lambda result: result.servers)

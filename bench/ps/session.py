@@ -33,7 +33,7 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
         super().__init__(comm, plan, *observers, **further)
         self._places: list[str] = from_all(comm, socket.gethostname())
 
-    def open_peer(self, name: str) -> Any:
+    def open_peer(self, name: str) -> object:
         """Open a peer. Collective."""
         if name == "rpc":
             from .rpc import RpcServers  # imports PyTorch, which takes a second or two
@@ -68,7 +68,7 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
         """Give the steps, which write to the present gradient buffer."""
         writers: dict[int, Callable[[Any], None]] = {}
 
-        def refill(values: Any) -> None:
+        def refill(values: object) -> None:
             turn = contestant.turn
             if turn not in writers:
                 writers[turn] = writer(contestant.gradient, block_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradientflow.machine import format_size
 
@@ -13,8 +13,12 @@ from ..core.table import grouped
 from .columns import SparseResult
 from .contestants import CSC
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def draw(figure: Any, results: Sequence[SparseResult]) -> str:
+
+def draw(figure: Figure, results: Sequence[SparseResult]) -> str:
     """Draw, for each model, step time and bytes sent by a rank against density; dense ones as horizontal lines."""
     right = [result for result in results if result.median_us]
     models = grouped(right, lambda result: result.model)
@@ -35,7 +39,7 @@ def _megabytes(result: SparseResult) -> float:
     return (sent or 0) / 1e6
 
 
-def _draw(axes: Any, results: Sequence[SparseResult], height: Callable[[SparseResult], float]) -> None:
+def _draw(axes: Axes, results: Sequence[SparseResult], height: Callable[[SparseResult], float]) -> None:
     sparse = [result for result in results if result.method == CSC]
     lines = grouped(sparse, lambda result: (result.chunk_size, result.wire))
     for number, ((chunk_size, wire), found) in enumerate(lines.items()):

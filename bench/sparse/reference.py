@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,7 +136,7 @@ class Reference:
         mean = np.where(sent, total / ranks, 0.0)
         return Iteration(mean, magnitude / ranks, np.where(own, ranks * self._norms(mean), norms))
 
-    def _norms(self, values: NDArray[Any]) -> Doubles:
+    def _norms(self, values: np.ndarray) -> Doubles:
         if not len(values):
             return np.zeros(0, np.float64)
         starts = np.arange(0, len(values), self._size)

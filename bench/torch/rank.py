@@ -95,7 +95,7 @@ def _wrong(comm: Communicator, timed: Timed, seed: int) -> int:
     return int((found != wanted).sum())
 
 
-def _times(comm: Communicator, contestants: list[Timed], rounds: int, calls: int) -> Iterator[np.ndarray[Any, Any]]:
+def _times(comm: Communicator, contestants: list[Timed], rounds: int, calls: int) -> Iterator[np.ndarray]:
     """Time calls in turns; yield the microseconds of each contestant, with the time of the slowest rank."""
     found: list[list[list[float]]] = [[] for _ in contestants]
     for number in range(rounds):

@@ -202,7 +202,7 @@ def _data_parallel(model: nn.Module, entry: Entry) -> nn.Module:
     return module
 
 
-def _as_it_is(_: Any, bucket: Any) -> Any:
+def _as_it_is(_: object, bucket: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

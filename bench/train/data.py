@@ -9,14 +9,13 @@ import hashlib
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.plan import PlanError
 
-Array = NDArray[Any]
+Array = np.ndarray
 
 CHARACTERS = 98  # printable ASCII, tab, line end, and a last one for the rest
 WINDOW = 32  # characters in a sample of the language model
@@ -98,7 +97,7 @@ def digits(width: int = 8) -> Data:
     """
     from sklearn.datasets import load_digits
 
-    bunch: Any = load_digits()
+    bunch = load_digits()
     images = (bunch.images / 16).astype(np.float32)
     if width != images.shape[1]:
         to_width = _interpolation(images.shape[1], width)

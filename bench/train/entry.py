@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gradientflow.strategies import SSGD, Strategy
 from gradientflow.strategies.parsing import BY_NAME
@@ -108,7 +107,7 @@ class Entry:
         return Profile(is_lossless=True) if self.strategy is None else self.strategy.profile()
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The arguments of the strategy."""
         return {} if self.strategy is None else self.strategy.settings
 

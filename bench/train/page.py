@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from jinja2 import Environment
+
+from gradientflow.annotations import JsonObject
 
 from ..core.environment import environment_lines, readable
 from ..core.table import Column, cells_of, grouped, name
@@ -97,7 +98,7 @@ _LEFT_OUT = {
 }
 
 
-def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], remarks: Sequence[str]) -> str:
+def page_of(results: Sequence[TrainResult], environment: JsonObject, remarks: Sequence[str]) -> str:
     """Make the page of the results of all models, including wrong ones."""
     models = grouped(results, lambda result: result.model)
     ways = len({result.entry for result in results if not result.entry.is_reference})
@@ -132,7 +133,7 @@ def _checked(results: Sequence[TrainResult]) -> str:
     return text + (f"WRONG, and without figures: {', '.join(bad)}." if bad else "All of it was right.")
 
 
-def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) -> dict[str, Any]:
+def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) -> JsonObject:
     first, colors = results[0], colors_of(result.entry for result in everything)
     columns = [column for column in LAYOUT.columns(everything, False) if column.shown]
     left_out = _LEFT_OUT | ({"reported\nMB"} if any(column.heading == "sent\nMB" for column in columns) else set())

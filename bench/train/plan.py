@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import Dense, Strategy, default_strategy, parse_strategies
@@ -346,7 +345,7 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
         raise PlanError(f"{option} takes whole numbers separated by commas, not {text!r}") from None
 
 
-def _with(strategy: Strategy, **arguments: Any) -> Strategy:
+def _with(strategy: Strategy, **arguments: object) -> Strategy:
     """Copy a strategy with other arguments."""
     return type(strategy)(**{**strategy.settings, **arguments})
 
@@ -356,7 +355,7 @@ def _usual_strategies() -> list[Strategy]:
     return list(dict.fromkeys([*parse_strategies(STRATEGIES), default_strategy()]))
 
 
-def _variants(strategy: Strategy, option: str, argument: str, values: Sequence[Any]) -> list[Strategy]:
+def _variants(strategy: Strategy, option: str, argument: str, values: Sequence[object]) -> list[Strategy]:
     """Copy a strategy with each of these values of an argument; without values, give the strategy itself."""
     if not values:
         return [strategy]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..core.plot import plain_numbers
 from ..core.table import grouped
@@ -11,12 +11,16 @@ from .colors import colors_of
 from .entry import NONE, Entry
 from .results import TrainResult, milliseconds
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _LOGARITHMIC_FROM = 4  # least ratio of the largest loss to the smallest
 _DARK = "#333333"
 _EXPOSED = 0.35  # opacity of the part of a step that is not computation
 
 
-def draw(figure: Any, results: Sequence[TrainResult]) -> str:
+def draw(figure: Figure, results: Sequence[TrainResult]) -> str:
     """Draw, for each model, the held-out loss over time and the steps; or loss and accuracy.
 
     Loss and accuracy are drawn over steps, or with stragglers over time.
@@ -49,7 +53,7 @@ def _is_delayed(result: TrainResult) -> bool:
 
 
 def _draw_curves(
-    axes: Any, results: Sequence[TrainResult], colors: Mapping[Entry, str], across: str, upwards: str
+    axes: Axes, results: Sequence[TrainResult], colors: Mapping[Entry, str], across: str, upwards: str
 ) -> None:
     for result in results:
         for number, run in enumerate(result.runs):
@@ -65,14 +69,14 @@ def _draw_curves(
     axes.grid(visible=True, alpha=0.3)
 
 
-def _scale_losses(axes: Any, results: Sequence[TrainResult]) -> None:
+def _scale_losses(axes: Axes, results: Sequence[TrainResult]) -> None:
     losses = [point.loss for result in results for run in result.runs for point in run.curve]
     if max(losses) > _LOGARITHMIC_FROM * min(losses) > 0:
         axes.set_yscale("log")
         plain_numbers(axes.yaxis)
 
 
-def _draw_steps(axes: Any, results: Sequence[TrainResult], colors: Mapping[Entry, str]) -> None:
+def _draw_steps(axes: Axes, results: Sequence[TrainResult], colors: Mapping[Entry, str]) -> None:
     """Draw the steps as bars, paler beyond the step without communication; a line extends to the 95th percentile."""
     figures = [result.figures for result in results if result.figures is not None]
     alone = next(each.step_median_ms for each, it in zip(figures, results, strict=True) if it.entry == Entry(NONE))

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradientflow.annotations import JsonObject
+
 from ..core.plan import threshold_bytes
 from ..core.table import megabytes, shown
 from .entry import Entry, Optimizer
@@ -282,7 +284,7 @@ class TrainResult:
         values = [getattr(run.curve[-1], name) for run in self.runs if run.curve]
         return None if None in values or not values else float(np.mean(values))
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """Give the record for a JSON file."""
         entry, figures = self.entry, self.figures
         return {
@@ -311,7 +313,7 @@ class TrainResult:
             "wrong": self.wrong,
         }
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """Give the line of a CSV file: only the ends of the curves, as means over the seeds."""
         record = {name: value for name, value in self.record().items() if name not in ("runs", "scale", "wrong")}
         record |= {f"final_{name}": self.at_end(name) for name in ("loss", "accuracy", "seconds", "sent")}
@@ -319,7 +321,7 @@ class TrainResult:
         return {**record, **efficiencies, "seeds": len(self.runs), "wrong": self.wrong}
 
 
-def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Give the arguments of a strategy in the form of result files."""
     found = {name: value for name, value in arguments.items() if name != "fusion_threshold"}
     if "fusion_threshold" in arguments:

@@ -124,7 +124,7 @@ class TrainSession(Session[str, Any, TrainResult]):
                 self.outcome.remark(f"WRONG: {task.name}, {entry.name}: {wrong[entry]} errors.")
             self.outcome.results.append(self._result(task, entry, turns, runs[entry], wrong[entry]))
 
-    def _train(self, task: Task, seed: int, entries: Sequence[Entry]) -> dict[str, Any]:
+    def _train(self, task: Task, seed: int, entries: Sequence[Entry]) -> dict[str, object]:
         """Train all contestants from one seed; give the measurements as JSON data."""
         contestants = [self._make(entry, task, seed) for entry in entries]
         pace, remarks = self._pace(task, seed)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gradientflow.annotations import JsonObject
 
 FORWARD, BACKWARD, UPDATE = range(3)
 
@@ -86,14 +87,14 @@ class JointTurn:
     iterations_per_second: float | None = None
     sent_in_all: float | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Give the turn as JSON data."""
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> JointTurn:
+    def of(cls, plain: Mapping[str, object]) -> JointTurn:
         """Make a turn from the result of `plain`."""
-        values: dict[str, Any] = {
+        values: JsonObject = {
             name: np.array(value) if isinstance(value, list) else value for name, value in plain.items()
         }
         return cls(**values)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.policies import Policy, simulate
 
 from ..core.table import Column, Layout, columns_of, name, shown
@@ -52,8 +52,8 @@ def measure_decisions(policy: Policy, workers: int, seed: int) -> DecisionResult
     events = simulate(policy, list(durations), until=float(_PUSHES), keep_events=True).events
     pushes = [event for event in events if event.kind == "push"]
     who, when = [event.worker for event in pushes], [event.seconds for event in pushes]
-    decide = load_core().time_decisions  # each in nanoseconds
-    runs = [decide(policy.start(workers), who, when) for _ in range(_REPEATS)]
+    decide = core.time_decisions  # each in nanoseconds
+    runs = [decide(core.checked_policy(policy.start(workers), workers), who, when) for _ in range(_REPEATS)]
     taken = np.min(runs, axis=0) / 1e3  # the minimum leaves out disturbances by other programs
     return DecisionResult(
         policy=repr(policy),

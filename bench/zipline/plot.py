@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..core.table import grouped
 from .columns import ZiplineResult
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def draw(figure: Any, results: Sequence[ZiplineResult]) -> str:
+
+def draw(figure: Figure, results: Sequence[ZiplineResult]) -> str:
     """Draw the time of each search over the number of workers, for each lookahead."""
     right = [result for result in results if result.median_us is not None]
     lookaheads = grouped(right, lambda result: result.lookahead)

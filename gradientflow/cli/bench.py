@@ -126,7 +126,7 @@ class BenchCommand(click.Command):
             report(comm, self._bench, outcome, output)
         return 1 if outcome.wrong else 0
 
-    def _measure_in_job(self, plan: Any, output: Output) -> int:
+    def _measure_in_job(self, plan: object, output: Output) -> int:
         """Measure as a rank of a job; an exception on one rank ends the job."""
         die_with_parent(signal.SIGKILL)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import click
 
@@ -26,7 +25,7 @@ class LazyCommand(click.Command):
         self._load = load
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
     ) -> click.Context:
         """Make the context of the command itself; click then uses that command."""
         return self._load().make_context(info_name, args, parent, **extra)

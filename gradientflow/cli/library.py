@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gradientflow import _location
+from gradientflow.annotations import JsonObject
 from gradientflow.launch import MPICH, OPEN_MPI
 
 PACKAGE = _location.PACKAGE
 
 
-def build_info() -> dict[str, Any]:
+def build_info() -> JsonObject:
     """Return the facts recorded by the build; empty if it recorded none."""
     try:
         return _location.build_info()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -12,6 +12,9 @@ from gradientflow.errors import ArgumentError
 from gradientflow.model import NETWORKS, Computation, Prediction, computation_of, layers_of
 from gradientflow.model.units import seconds_of
 from gradientflow.strategies import Strategy
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Result = TypeVar("Result")
 
@@ -64,7 +67,7 @@ def effect_of(strategy: Strategy) -> str:
 
 def table_of(
     predictions: Sequence[Prediction], strategies: Sequence[Strategy], measured: dict[str, float] | None = None
-) -> Any:
+) -> Table:
     """Return the table of predictions, the shortest step first, with measured steps if there are any."""
     headings = ["step ms", *(["measured"] if measured else []), "waits ms", "own ms", "speed", "sent MB", "extra MB"]
     table = plain_table(["strategy"], headings)

@@ -7,12 +7,12 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.annotations import JsonObject
 from gradientflow.cli.picture import require_matplotlib
 from gradientflow.cli.table import plain_table, print_table
 from gradientflow.errors import ArgumentError
@@ -110,7 +110,7 @@ def _table(found: dict[str, Simulation]) -> Table:
     return table
 
 
-def _figures(run: Simulation) -> dict[str, Any]:
+def _figures(run: Simulation) -> JsonObject:
     waited, total = sum(run.waited), sum(run.waited) + sum(run.computed)
     times = sum(run.staleness)
     return {
@@ -134,7 +134,7 @@ def _histogram(staleness: Sequence[int]) -> str:
     return "".join(_BLOCKS[math.ceil(count / most * len(_BLOCKS)) - 1] if count else " " for count in bins)
 
 
-def _write(path: str, runs: list[dict[str, Any]]) -> None:
+def _write(path: str, runs: list[dict[str, object]]) -> None:
     try:
         Path(path).write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -19,6 +19,9 @@ from gradientflow.model import Cluster, Costs, Link, Prediction, computation_of_
 from gradientflow.model.cluster import TRANSPORTS
 from gradientflow.policies import as_stragglers
 from gradientflow.strategies import parse_strategies
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _MOST_RANKS = 1_000_000
 
@@ -120,7 +123,7 @@ def _up_to(number: int) -> list[int]:
     return [*(2**power for power in range((number - 1).bit_length())), number]
 
 
-def _overview(results: dict[int, list[Prediction]]) -> Any:
+def _overview(results: dict[int, list[Prediction]]) -> Table:
     table = plain_table(["step ms with so many hosts"], [f"{number:,}" for number in results])
     rows = zip(*results.values(), strict=True)
     for row in sorted(rows, key=lambda each: each[-1].step.seconds):

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gradientflow.annotations import JsonObject
 from gradientflow.errors import ArgumentError
 
-Event = dict[str, Any]
+Event = JsonObject
 Interval = tuple[float, float]  # microseconds
 
 # Names written by the core.
@@ -268,7 +268,7 @@ def read_events(path: str) -> list[Event]:
     return content
 
 
-def _events_until_cut_off(path: str, text: str) -> Any:
+def _events_until_cut_off(path: str, text: str) -> object:
     """Read an array that has no end, and may have an incomplete last line."""
     if not text.startswith("["):
         raise TimelineError(f"{path} is no timeline: it is not JSON")
@@ -278,7 +278,7 @@ def _events_until_cut_off(path: str, text: str) -> Any:
     raise TimelineError(f"{path} is damaged: more than its last line is incomplete")
 
 
-def _is_event(event: Any) -> bool:
+def _is_event(event: object) -> bool:
     if not isinstance(event, dict) or not all(name in event for name in ("ph", "name", "pid")):
         return False
     if event["ph"] == _METADATA:
@@ -288,5 +288,5 @@ def _is_event(event: Any) -> bool:
     return _is_time(event.get("ts")) and "tid" in event
 
 
-def _is_time(value: Any) -> bool:
+def _is_time(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -29,6 +29,9 @@ from gradientflow.model import Computation, Costs, Fit, Prediction, measure_link
 from gradientflow.paced import step_seconds
 from gradientflow.settings_file import NAME, VARIABLE, SettingsFile, read_settings_file, write_settings_file
 from gradientflow.strategies import Strategy, parse_strategies
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _BLOCKS = 3
 _LEAST_STEPS = 5
@@ -119,7 +122,7 @@ def tune(
     return 0
 
 
-def _points(fit: Fit) -> Any:
+def _points(fit: Fit) -> Table:
     table = plain_table((), ("allreduce, bytes", "measured us", "fitted", "difference"))
     for point, residual in zip(fit.measurement.points, fit.residuals, strict=True):
         fitted = point.seconds * (1 + residual)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import jax
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.communicator import Communicator
 from gradientflow.job import init
 
@@ -40,7 +40,7 @@ def close_after_programs(comm: Communicator) -> None:
 def number_of(comm: Communicator) -> int:
     """Return a communicator's number for programs. The communicator waits for programs before it closes."""
     close_after_programs(comm)
-    return int(load_core().jax.number_of(comm._native))
+    return int(core.jax.number_of(comm._native))
 
 
 __all__ = ["close_after_programs", "communicator_of", "number_of", "wait_for_programs"]

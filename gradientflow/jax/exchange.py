@@ -11,9 +11,8 @@ from typing import Any, cast
 from weakref import WeakMethod
 
 import numpy as np
-import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ClosedError, NonFiniteError
 from gradientflow.memory import itemsize
@@ -30,7 +29,7 @@ _LARGE = 1 << 18
 _NONCE = slice(2, 4)  # part of a token: zero in a state of init()
 _FRESH = b""  # stands for the token of such a state
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 # There is no optimizer to ask. Only csc needs one, for the factor by which residuals decay; unless csc sets the factor
 # itself, residuals do not decay.
@@ -64,12 +63,12 @@ class GradientExchange:
         self.layout = layout
         self._states = states
         self._comm = comm
-        self.native = load_core().jax.Exchange(held_weakly(WeakMethod(self._run)))
+        self.native = core.jax.Exchange(held_weakly(WeakMethod(self._run)))
         self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint64).copy()  # different for each state returned
         self._loaded: bytes | None = _FRESH  # token of the state in the synchronizer
         self._bound: Synchronizer | None = None
         self._kept: object = None  # objects that the native exchange uses
-        self._placed: Any = None  # gradients of the synchronizer, whose addresses are in _addresses
+        self._placed: object = None  # gradients of the synchronizer, whose addresses are in _addresses
         self._addresses: list[int] = []
 
     def _load(self, synchronizer: Synchronizer, token: Array, operands: Sequence[int]) -> None:
@@ -96,7 +95,7 @@ class GradientExchange:
         if self._bound is None:
             self._bound = self._bind()
         synchronizer = self._bound
-        copy = load_core().jax.copy
+        copy = core.jax.copy
         token = np.empty(TOKEN, np.uint32)
         copy([operands[0]], [token.ctypes.data], [token.nbytes])
         behind = 1 + len(self.layout)
@@ -122,15 +121,15 @@ class GradientExchange:
         gradients: Sequence[int],
         means: Sequence[int],
     ) -> None:
-        core, phase = load_core().jax, Phase.HANDING_OVER
+        phase = Phase.HANDING_OVER
         try:
             synchronizer.begin(Iteration(lambda _: _SETTINGS))
-            core.write_marks(count, refused, synchronizer.extra)
+            core.jax.write_marks(count, refused, synchronizer.extra)
             if synchronizer.gradient_source.startswith("elsewhere"):
                 for index, address in enumerate(gradients):
                     synchronizer.ready(index, None, address)
             else:
-                core.copy(gradients, self._places(), self._gradient_bytes)
+                core.jax.copy(gradients, self._places(), self._gradient_bytes)
                 for index in range(len(gradients)):
                     synchronizer.ready(index)
             synchronizer.flush()
@@ -141,8 +140,8 @@ class GradientExchange:
         except BaseException:
             synchronizer.rollback(phase)
             raise
-        core.check_marks(count, synchronizer.extra)
-        core.copy(self._places(), means, self._gradient_bytes)
+        core.jax.check_marks(count, synchronizer.extra)
+        core.jax.copy(self._places(), means, self._gradient_bytes)
         synchronizer.after_step()
 
     def _places(self) -> list[int]:
@@ -155,12 +154,12 @@ class GradientExchange:
 
     def _bind(self) -> Synchronizer:
         """Bind the strategy to the tensors. Collective."""
-        layout = replace(self.layout, extra=load_core().jax.marks_needed())
+        layout = replace(self.layout, extra=core.jax.marks_needed())
         return bind_together(self.strategy, self._comm(), layout, cast("Tensors", _Streams()))
 
     def _prepare_dense(self, strategy: PoolStrategy) -> None:
         """Prepare the pools that average all gradients without Python. Collective."""
-        core, layout, comm = load_core().jax, self.layout, self._comm()
+        layout, comm = self.layout, self._comm()
         places: list[tuple[int | None, int, str, str | None]] = [
             (None, 0, name, strategy.wire_of(dtype)) for name, dtype in zip(layout.names, layout.dtypes, strict=True)
         ]
@@ -171,16 +170,16 @@ class GradientExchange:
                 continue
             for place, index in enumerate(small):
                 places[index] = (len(pools), place, layout.names[index], None)
-            extra = 1 if pools else core.marks_needed()
+            extra = 1 if pools else core.jax.marks_needed()
             pools.append(strategy.make_pool(comm, [layout.shapes[index] for index in small], dtype, extra=extra))
         self.native.use_dense(comm._native, strategy.algorithm, [pool._native for pool in pools], places)
         self._kept = (comm, pools)
 
 
-def held_weakly(method: WeakMethod[Callable[..., Any]]) -> Callable[..., Any]:
+def held_weakly(method: WeakMethod[Callable[..., object]]) -> Callable[..., Any]:
     """Return a function that calls a method. The core, which its object holds, must not keep the object alive."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: object) -> Any:
         found = method()
         if found is None:
             raise ClosedError("the transformation with which the program was compiled is gone")

@@ -9,7 +9,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.agreement import require_same
 from gradientflow.communicator import Communicator
 from gradientflow.errors import MismatchError
@@ -44,13 +44,14 @@ class LayoutExchanges:
     """
 
     def __init__(self, strategy: Strategy, layout: Layout, comm: Callable[[], Communicator], place: int) -> None:
-        core = load_core().jax
         self.layout = layout
         self.states = StateFormat(strategy, layout)
         self._meeting = meeting = _Meeting(strategy, comm, place)
         self._first = GradientExchange(strategy, layout, self.states, meeting.part_of_first_state)
         self._others = GradientExchange(strategy, layout, self.states, meeting.part_of_other_states)
-        self._native = core.Exchanges(self._first.native, self._others.native, held_weakly(WeakMethod(meeting.order)))
+        self._native = core.jax.Exchanges(
+            self._first.native, self._others.native, held_weakly(WeakMethod(meeting.order))
+        )
         self.number: int = self._native.number
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.errors import ArgumentError
 
 # Dtypes that JAX has without 64-bit support.
@@ -17,10 +17,10 @@ _KNOWN = ("float32", "float16", "bfloat16", "int32", "uint32", "int8", "uint8", 
 _TEXT_FOR_CHANGES = 1024  # spare bytes by which the text may grow, beside those for each tensor
 _TEXT_FOR_TENSOR = 64
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 
-def pack(state: Mapping[str, Any]) -> tuple[list[Array], bytes]:
+def pack(state: Mapping[str, object]) -> tuple[list[Array], bytes]:
     """Return the arrays in the lists of a state, such as residuals, and the rest as text.
 
     Names of tensors are left out, and so are arrays without elements, which some checkpoints reject: `unpack` takes
@@ -31,7 +31,7 @@ def pack(state: Mapping[str, Any]) -> tuple[list[Array], bytes]:
     return [_as_stored(array) for array in arrays if array.size], json.dumps(rest, separators=(",", ":")).encode()
 
 
-def unpack(arrays: Sequence[Array], text: bytes, like: Mapping[str, Any]) -> dict[str, Any]:
+def unpack(arrays: Sequence[Array], text: bytes, like: Mapping[str, object]) -> StateDict:
     """Return the state that has been packed; `like` is a state of the same synchronizer."""
     known: list[Array] = []
     _split(like, known)
@@ -59,7 +59,7 @@ def padded(text: bytes, room: int) -> bytes:
     return text.ljust(room)
 
 
-def _split(value: Any, arrays: list[Array]) -> Any:
+def _split(value: object, arrays: list[Array]) -> Any:
     if isinstance(value, Mapping):
         return {key: _split(each, arrays) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -78,7 +78,7 @@ def _split(value: Any, arrays: list[Array]) -> Any:
     raise ArgumentError(message)
 
 
-def _joined(value: Any, arrays: Any) -> Any:
+def _joined(value: object, arrays: TensorLike) -> Any:
     if isinstance(value, list):
         return [_joined(each, arrays) for each in value]
     if not isinstance(value, dict):

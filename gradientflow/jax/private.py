@@ -12,7 +12,7 @@ try:
     from jax._src import core, dispatch, distributed, effects
     from jax.interpreters import mlir
 
-    abstract_token: Any = core.abstract_token
+    abstract_token: object = core.abstract_token
 except (ImportError, AttributeError) as error:
     raise ImportError(untried(installed_version() or "") or "gradientflow.jax needs JAX: pip install jax") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import ArgumentError
 
 from .communicators import wait_for_programs
@@ -20,7 +20,7 @@ def by_itself(primitive: Any, *parameters: str) -> Callable[..., Any]:
     """Return a function that calls a primitive outside `jax.jit`: one-call programs, also under `jax.disable_jit`."""
     program = jax.jit(primitive.bind, static_argnames=parameters)
 
-    def call(*operands: Any, **values: Any) -> Any:
+    def call(*operands: object, **values: Any) -> Any:
         with jax.disable_jit(False):
             return program(*operands, **values)
 
@@ -30,8 +30,7 @@ def by_itself(primitive: Any, *parameters: str) -> Callable[..., Any]:
 @cache
 def register() -> None:
     """Register the handlers of the core with XLA."""
-    core = load_core().jax
-    for name, handler in core.handlers().items():
+    for name, handler in core.jax.handlers().items():
         jax.ffi.register_ffi_target(name, handler, platform="cpu")
     atexit.register(_end)
 
@@ -39,7 +38,7 @@ def register() -> None:
 def _end() -> None:
     """End calls before Python ends, and before communicators are closed at exit: XLA's threads need both."""
     wait_for_programs()  # other ranks may wait for their calls
-    load_core().jax.end_calls()
+    core.jax.end_calls()
     forget_failed_calls()
 
 
@@ -59,7 +58,7 @@ class Calls:
         self.needs = needs
 
 
-def check_program(context: Any, calls: Calls) -> None:
+def check_program(context: object, calls: Calls) -> None:
     """Add calls to a program that is being lowered.
 
     Raises

@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from gradientflow.annotations import TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.wires import check_wire
@@ -27,8 +28,13 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def allreduce(
-    x: Any, op: str = "sum", *, wire: str | None = None, comm: Communicator | None = None, label: str | None = None
-) -> Any:
+    x: TensorLike,
+    op: str = "sum",
+    *,
+    wire: str | None = None,
+    comm: Communicator | None = None,
+    label: str | None = None,
+) -> TensorLike:
     """Reduce arrays over the ranks, also inside `jax.jit`; every rank gets the result. Collective.
 
     An ordered effect keeps the order of the calls in a program, and in programs that one thread starts in succession.
@@ -91,7 +97,7 @@ def allreduce(
     )
 
 
-def _reduce(x: Any, op: str, wire: str | None, comm: Communicator, label: str) -> Any:
+def _reduce(x: TensorLike, op: str, wire: str | None, comm: Communicator, label: str) -> Any:
     x = jax.numpy.asarray(x)
     dtype = x.dtype.name
     known = _FLOATS if op == "mean" else _DTYPES
@@ -122,7 +128,7 @@ _primitive.def_impl(by_itself(_primitive, "op", "wire", "comm", "label"))
 _primitive.def_effectful_abstract_eval(lambda x, **_: (x, {_effect}))
 
 
-def _lower(context: Any, x: Any, *, op: str, wire: str, comm: int, label: str) -> list[Any]:
+def _lower(context: Any, x: TensorLike, *, op: str, wire: str, comm: int, label: str) -> list[Any]:
     check_program(context, Calls("allreduce"))
     shapes = [abstract_token, context.avals_in[0]]
     rule = jax.ffi.ffi_lowering("gradientflow_allreduce", has_side_effect=True, operand_output_aliases={1: 1})
@@ -149,13 +155,13 @@ def _differentiate(primals: Any, tangents: Any, **parameters: Any) -> tuple[Any,
     return result, _primitive.bind(tangent, **_relabeled(parameters, "tangent"))
 
 
-def _transpose(cotangent: Any, x: Any, **parameters: Any) -> list[Any]:
+def _transpose(cotangent: object, x: TensorLike, **parameters: Any) -> list[object]:
     if isinstance(cotangent, ad.Zero):
         return [cotangent]
     return [_primitive.bind(cotangent, **_relabeled(parameters, "transposed"))]
 
 
-def _relabeled(parameters: dict[str, Any], how: str) -> dict[str, Any]:
+def _relabeled(parameters: dict[str, TensorLike], how: str) -> dict[str, object]:
     return {**parameters, "label": f"{parameters['label']} {how}"}
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import StateDict
 from gradientflow.config import settings as settings_of
 from gradientflow.strategies import Layout, Strategy
 from gradientflow.training.alone import alone
@@ -19,7 +18,7 @@ from .packing import pack, padded, room_for, unpack
 
 TOKEN = 5  # length in uint32 numbers: see kernels/jax/ffi/token.hpp
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 
 class StateFormat:
@@ -67,18 +66,18 @@ class StateFormat:
         arrays, text = self.first
         return [each.nbytes for each in (*arrays, text)]
 
-    def read(self, addresses: Sequence[int], like: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, addresses: Sequence[int], like: Mapping[str, object]) -> StateDict:
         """Return the state at these addresses; `like` is a state of the same synchronizer."""
         arrays, text = self.first
         arrays, text = [np.empty_like(each) for each in arrays], np.empty_like(text)
-        load_core().jax.copy(addresses, [each.ctypes.data for each in (*arrays, text)], self.sizes)
+        core.jax.copy(addresses, [each.ctypes.data for each in (*arrays, text)], self.sizes)
         return unpack(arrays, text.tobytes(), like)
 
-    def write(self, state: Mapping[str, Any], addresses: Sequence[int]) -> None:
+    def write(self, state: Mapping[str, object], addresses: Sequence[int]) -> None:
         """Write a state to addresses."""
         arrays, text = pack(state)
         stored = [*arrays, np.frombuffer(padded(text, self.sizes[-1]), np.uint8)]
-        load_core().jax.copy([each.ctypes.data for each in stored], addresses, self.sizes)
+        core.jax.copy([each.ctypes.data for each in stored], addresses, self.sizes)
 
 
 __all__ = ["TOKEN", "StateFormat"]

@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
+from gradientflow.annotations import TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.strategies import Layout, Strategy, as_strategy, default_strategy
@@ -32,7 +33,7 @@ except ImportError:
     class GradientTransformation(NamedTuple):  # type: ignore[no-redef]
         """A transformation of gradients, as in Optax: a pair of functions."""
 
-        init: Callable[[Any], Any]
+        init: Callable[[Any], object]
         update: Callable[..., tuple[Any, Any]]
 
 
@@ -50,7 +51,7 @@ class AverageState(NamedTuple):
     """
 
     token: Any
-    arrays: tuple[Any, ...] = ()
+    arrays: tuple[TensorLike, ...] = ()
     rest: Any = ()
 
 
@@ -116,7 +117,7 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
             made[layout] = LayoutExchanges(found, layout, lambda: communicator_of(comm), place)
         return made[layout]
 
-    def init(params: Any) -> AverageState:
+    def init(params: object) -> AverageState:
         states = exchanges_for(_layout_of(params)).states
         arrays, rest = states.first
         as_jax = jax.numpy.array  # copies, which can be donated
@@ -125,7 +126,7 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
         states.made += not isinstance(token, jax.core.Tracer)
         return AverageState(token, tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
 
-    def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
+    def update(updates: object, state: AverageState, params: object = None) -> tuple[TensorLike, AverageState]:
         del params
         if not isinstance(state, AverageState):
             message = f"update of average gets the state of its init() or of its last update, not {state!r:.60}"
@@ -156,7 +157,7 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
     return GradientTransformation(init, update)
 
 
-def _layout_of(tree: Any) -> Layout:
+def _layout_of(tree: object) -> Layout:
     """Return the layout of the leaves that have elements."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     # Flax passes its variables to init, and their values to update.
@@ -173,11 +174,11 @@ def _layout_of(tree: Any) -> Layout:
     )
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: object) -> Any:
     return leaf if hasattr(leaf, "size") else jax.numpy.asarray(leaf)  # weights may be Python numbers
 
 
-def _check_state(states: StateFormat, token: Any, kept: Sequence[Any]) -> None:
+def _check_state(states: StateFormat, token: object, kept: Sequence[object]) -> None:
     arrays, rest = states.first
     needed = [*arrays, rest] if len(rest) else arrays
     given = [_as_array(each) for each in (token, *kept)]
@@ -202,19 +203,19 @@ _primitive.def_impl(by_itself(_primitive, "exchanges", "layout"))
 _primitive.def_abstract_eval(lambda *operands, **_: operands)
 
 
-def _lower(context: Any, *operands: Any, exchanges: int, layout: int) -> Any:
+def _lower(context: object, *operands: object, exchanges: int, layout: int) -> Any:
     check_program(context, Calls("average", _exchanges[exchanges]))
     aliases = {index: index for index in range(len(operands))}
     rule = jax.ffi.ffi_lowering("gradientflow_average", operand_output_aliases=aliases)
     return rule(context, *operands, exchanges=np.int64(exchanges), layout=np.int64(layout))
 
 
-def _refuse_vmap(arguments: Any, dimensions: Any, **parameters: Any) -> NoReturn:
+def _refuse_vmap(arguments: object, dimensions: object, **parameters: Any) -> NoReturn:
     message = "gradientflow.jax.average is not for jax.vmap: average outside of it gradients with one axis more"
     raise ArgumentError(message)
 
 
-def _refuse_derivative(primals: Any, tangents: Any, **parameters: Any) -> NoReturn:
+def _refuse_derivative(primals: object, tangents: object, **parameters: Any) -> NoReturn:
     raise ArgumentError("gradientflow.jax.average has no derivative: differentiate through gradientflow.jax.allreduce")
 
 

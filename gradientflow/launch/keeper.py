@@ -13,9 +13,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import GradientFlowError
 from gradientflow.meeting.stores import TOKEN
 from gradientflow.meeting.way import LACKS, OUTSIDE, PREFIX
@@ -27,7 +26,7 @@ def main() -> int:
     """Serve the store at the given address until the input ends; return 69 if this is impossible."""
     address, *reasons = sys.argv[1:]
     try:
-        store = load_core().TcpStore(address, True, _SECONDS, os.environ.get(TOKEN, ""))
+        store = core.TcpStore(address, True, _SECONDS, os.environ.get(TOKEN, ""))
     except GradientFlowError as error:
         print(f"gradientflow: the ranks cannot meet at {address}: {error}", file=sys.stderr, flush=True)
         return os.EX_UNAVAILABLE
@@ -40,7 +39,7 @@ def main() -> int:
     return 0
 
 
-def _refuse(store: Any, why: str, outside: Mapping[int, str]) -> None:
+def _refuse(store: core.Store, why: str, outside: Mapping[int, str]) -> None:
     """Tell all later processes why the ranks cannot meet, and which ranks are outside; the first reason is kept."""
     store.compare_set(f"{PREFIX}/{LACKS}", None, why.encode())
     for rank, said in outside.items():

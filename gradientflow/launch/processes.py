@@ -37,13 +37,14 @@ import threading
 import time
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 sys.path += [_FOLDER, os.path.dirname(_FOLDER)]
 
 if TYPE_CHECKING:
     from gradientflow import waits
+    from gradientflow.annotations import JsonObject
 
     from .output import Output, Stream
 else:
@@ -116,7 +117,7 @@ class Member:
         else:
             self.process.kill()
 
-    def send_job(self, job: dict[str, Any]) -> None:
+    def send_job(self, job: dict[str, object]) -> None:
         """Send a launcher its job."""
         self._tell(json.dumps(job))
 
@@ -136,7 +137,7 @@ class Member:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
 
-    def take_notes(self) -> list[dict[str, Any]]:
+    def take_notes(self) -> list[JsonObject]:
         """Return a launcher's new notes about its ranks."""
         notes, self._taken = self.output.notes[self._taken :], len(self.output.notes)
         return [json.loads(note) for note in notes if note]
@@ -195,7 +196,7 @@ class Helper:
 class Keeper(Helper):
     """The helper process that keeps the store where ranks meet."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: JsonObject) -> None:
         super().__init__("that keeps the store of the job")
         self._command, self._environment = job["keeper"], {**os.environ, _TOKEN: job["environment"][_TOKEN]}
         self._process = self._start()
@@ -219,7 +220,7 @@ class Keeper(Helper):
 class Nursery(Helper):
     """The fork server: the helper process that has imported a job's modules and forks its ranks."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: JsonObject) -> None:
         super().__init__(f"that ranks{job.get('where', '')} are forked from")
         _, *arguments = job["command"]
         program = "" if arguments[0].startswith("-") else arguments[0]
@@ -250,7 +251,7 @@ class Nursery(Helper):
 class Members:
     """The processes of a job."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: JsonObject) -> None:
         self._job = job
         self._output = Output()
         self._parent = job.get("parent", os.getppid())
@@ -365,7 +366,7 @@ class Members:
         """True if output of this host's ranks could not be forwarded."""
         return self._output.is_lost and "where" not in self._job
 
-    def _take(self, note: dict[str, Any]) -> None:
+    def _take(self, note: JsonObject) -> None:
         """Handle a note about ranks."""
         if "failed" in note:
             self._fail(Failure(*note["failed"]), again=note["again"])
@@ -405,7 +406,7 @@ class Members:
             for member in self._running:
                 member.forbid_restarts()
 
-    def _tell(self, note: dict[str, Any]) -> bool:
+    def _tell(self, note: dict[str, object]) -> bool:
         """Send a note to the launcher that started this one; return False if this is the first launcher."""
         if mark := self._job.get("mark"):
             with contextlib.suppress(OSError):
@@ -484,7 +485,7 @@ class Members:
             return member.name
         return f"{member.name} (process {member.process.pid}{self._job.get('where', '')})"
 
-    def _start(self, number: int, described: dict[str, Any]) -> None:
+    def _start(self, number: int, described: JsonObject) -> None:
         launcher, own_job, processors = os.getpid(), described.get("job"), _processors(self._job, described)
         name = f"host {described['host']}" if own_job else f"rank {described['rank']}"
         if self.status != 0:
@@ -575,7 +576,7 @@ def main() -> int:
             deadline = now + waits.ASKED_TO_END.seconds
 
 
-def _read_job() -> dict[str, Any]:
+def _read_job() -> JsonObject:
     """Read the job from the input, and report its arrival to the sender. Later the end of the input ends this process.
 
     A thread reads further lines: numbers of signals to raise, or an empty line, which forbids restarts.
@@ -583,7 +584,7 @@ def _read_job() -> dict[str, Any]:
     lines = _lines_of_input()
     if not (text := next(lines, b"")):
         sys.exit(_NOT_STARTED)
-    job: dict[str, Any] = json.loads(text)
+    job: JsonObject = json.loads(text)
     os.write(1, job["mark"].encode() + b"\n")
 
     def follow() -> None:
@@ -613,14 +614,14 @@ def _end_with_this() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def _draw_token(job: dict[str, Any]) -> None:
+def _draw_token(job: JsonObject) -> None:
     """Give the ranks of a job a common token, unless they have one. In a command line, other users could read it."""
     token = os.urandom(32).hex()
     for each in [job, *(member["job"] for member in job["members"] if "job" in member)]:
         each.setdefault("environment", {}).setdefault(_TOKEN, token)
 
 
-def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:
+def _environment(job: JsonObject, member: JsonObject) -> dict[str, str]:
     """Return a member's environment, without ``torchrun``'s marks of the processes it started: that is another job."""
     outer = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     if "rank" not in member:
@@ -633,7 +634,7 @@ def _environment(job: dict[str, Any], member: dict[str, Any]) -> dict[str, str]:
     return environment
 
 
-def _ranks(described: dict[str, Any]) -> list[int]:
+def _ranks(described: JsonObject) -> list[int]:
     """Return the ranks of a member: its own rank, or the ranks of its host."""
     return [each["rank"] for each in described["job"]["members"]] if "job" in described else [described["rank"]]
 
@@ -659,7 +660,7 @@ def _ending(status: int) -> str:
     return f"ended with exit status {status}" if status >= 0 else f"was ended by {_name(-status)}"
 
 
-def _processors(job: dict[str, Any], member: dict[str, Any]) -> Set[int] | None:
+def _processors(job: dict[str, object], member: dict[str, object]) -> Set[int] | None:
     """Return the processors that a member gets; None if it is not bound."""
     if "rank" not in member or job.get("bind", "none") == "none":
         return None

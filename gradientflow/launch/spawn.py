@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gradientflow.errors import ArgumentError, ArgumentTypeError, PeerError
 
@@ -21,11 +21,13 @@ from .scratch import scratch_folder
 from .spawned import CALL, CallOutcome, EndedError, dump, read_outcome
 from .tcp import GRACE_SECONDS, job_here, tcp_command
 
+_Result = TypeVar("_Result")
+
 _REPORT = "report"
 _ENDING_SECONDS = GRACE_SECONDS + 10.0  # longer than the launcher takes to end all ranks
 
 
-def spawn(function: Callable[..., Any], ranks: int, *args: Any, jax: bool = False) -> list[Any]:
+def spawn(function: Callable[..., _Result], ranks: int, *args: object, jax: bool = False) -> list[_Result]:
     """Call a function on new ranks of this machine, and return the results of all ranks.
 
     The ranks are processes, and form a job over TCP and node memory: `gradientflow.init` in the function returns their

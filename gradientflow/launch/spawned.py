@@ -59,7 +59,7 @@ class CallOutcome:
         return pickle.loads(self.value) if self.value else None
 
 
-def dump(value: Any) -> bytes:
+def dump(value: object) -> bytes:
     """Pickle a value, including functions and classes that another process cannot import."""
     file = io.BytesIO()
     cloudpickle.dump(value, file)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gradientflow.annotations import JsonObject
 from gradientflow.arguments import checked_int, checked_list
 from gradientflow.meeting import SERVERS
 from gradientflow.meeting.variables import join_address
@@ -107,7 +107,7 @@ def job_here(
     return TcpJob(program, [_THIS_MACHINE] * (ranks + servers), servers, label=label, bind=bind)
 
 
-def tcp_command(job: TcpJob, **more: Any) -> list[str]:
+def tcp_command(job: TcpJob, **more: object) -> list[str]:
     """Return the command line that starts a job.
 
     Parameters
@@ -136,7 +136,7 @@ def tcp_command(job: TcpJob, **more: Any) -> list[str]:
     return launcher_command({**more, **told})
 
 
-def kept_store(job: TcpJob, variables: Mapping[str, str]) -> dict[str, Any]:
+def kept_store(job: TcpJob, variables: Mapping[str, str]) -> JsonObject:
     """Return the launcher's entries for restarts: their number, and the command of the process that keeps the store."""
     if job.min_ranks is None:
         return {}
@@ -146,15 +146,15 @@ def kept_store(job: TcpJob, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def launcher_command(told: Mapping[str, Any]) -> list[str]:
+def launcher_command(told: Mapping[str, object]) -> list[str]:
     """Return the command line of the launcher with its job."""
     text = json.dumps(told)
     return [*LAUNCHER[:-1], *(text[start : start + _LONGEST] for start in range(0, len(text), _LONGEST))]
 
 
-def rank_members(job: TcpJob) -> list[dict[str, Any]]:
+def rank_members(job: TcpJob) -> list[JsonObject]:
     """Return the launcher's entries for the ranks of a job, by rank."""
-    members: list[dict[str, Any]] = []
+    members: list[dict[str, object]] = []
     started: dict[str, int] = {}
     for rank, host in enumerate(job.hosts):
         command = {"command": [*job.agent, host, shlex.join(job.program)]} if job.agent else {}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 
 from .given_store import core_store
 from .stores import open_store
@@ -13,7 +12,7 @@ from .variables import RankAndSize
 from .way import PREFIX, Way
 
 
-def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int | None = None) -> Any:
+def meet(way: Way, settings: Mapping[str, str], *, store: object = None, mpi: int | None = None) -> core.Endpoint:
     """Meet all ranks of a job, through MPI or over TCP. Collective.
 
     Parameters
@@ -33,7 +32,7 @@ def meet(way: Way, settings: Mapping[str, str], *, store: Any = None, mpi: int |
         Endpoint of all ranks.
     """
     if mpi is not None:
-        return load_core().introduced(mpi, {**settings, "transport": way.transport})
+        return core.introduced(mpi, {**settings, "transport": way.transport})
     if store is not None:
         return meet_by(core_store(store, serve=way.serves), way.place, settings, near(way))
     found = open_store(way, float(settings["timeout"])) if way.at else None
@@ -49,14 +48,14 @@ def near(way: Way) -> str:
 
 
 def meet_by(
-    exchange: Any,
+    exchange: object,
     place: RankAndSize,
     settings: Mapping[str, str],
     towards: str = "",
     prefix: str = PREFIX,
     *,
     replaces: bool = False,
-) -> Any:
+) -> core.Endpoint:
     """Meet all ranks through a store. Collective.
 
     Parameters
@@ -74,4 +73,4 @@ def meet_by(
     replaces : bool, default False
         True if this process replaces a failed one, which may have used the store.
     """
-    return load_core().meet(place.rank, place.size, exchange, towards, dict(settings), prefix, replaces)
+    return core.meet(place.rank, place.size, exchange, towards, dict(settings), prefix, replaces)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import ArgumentTypeError
 
 from .variables import join_address
@@ -12,7 +10,7 @@ from .variables import join_address
 _NEEDED = ("set", "add", "compare_set")
 
 
-def core_store(store: Any, *, serve: bool) -> Any:
+def core_store(store: object, *, serve: bool) -> core.Store:
     """Return a store of the core that uses the given store; a store of the core is returned as it is.
 
     Parameters
@@ -29,7 +27,6 @@ def core_store(store: Any, *, serve: bool) -> Any:
     gradientflow.errors.ArgumentTypeError
         If it lacks a required method.
     """
-    core = load_core()
     if isinstance(store, core.Store):
         return store
     if missing := [name for name in _NEEDED if not callable(getattr(store, name, None))]:
@@ -41,13 +38,13 @@ def core_store(store: Any, *, serve: bool) -> Any:
     return core.PythonStore(store, f"the {type(_inner(store)).__name__}{address and f' at {address}'}", serve)
 
 
-def address_of_store(store: Any) -> str:
+def address_of_store(store: object) -> str:
     """Return a store's address, such as that of PyTorch's TCP store, as ``host:port``; empty if it has none."""
     host, port = (getattr(_inner(store), name, None) for name in ("host", "port"))
     return join_address(host, port) if isinstance(host, str) and isinstance(port, int) else ""
 
 
-def _inner(store: Any) -> Any:
+def _inner(store: object) -> object:
     """Return the store below stores that only add a prefix to the keys."""
     while (below := getattr(store, "underlying_store", None)) is not None:
         store = below

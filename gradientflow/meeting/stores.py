@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 
 from .way import MASTER, Way
 
 TOKEN = "GRADIENTFLOW_TOKEN"  # secret that guards the store
 
 # Open stores by process and way: a forked process may share neither its parent's connection nor a server's threads.
-_opened: dict[tuple[int, Way], Any] = {}
+_opened: dict[tuple[int, Way], core.Store] = {}
 
 
-def open_store(way: Way, timeout: float) -> Any:
+def open_store(way: Way, timeout: float) -> core.Store:
     """Return the store at which the ranks of a job meet, as a store of the core.
 
     At MASTER_ADDR and MASTER_PORT it uses PyTorch's store if PyTorch is installed, so that ``init_process_group`` finds
@@ -40,12 +39,12 @@ def open_store(way: Way, timeout: float) -> Any:
     return _opened[key]
 
 
-def _open(way: Way, timeout: float) -> Any:
+def _open(way: Way, timeout: float) -> core.Store:
     if way.name == MASTER and (way.agent or importlib.util.find_spec("torch") is not None):
         from .torch_store import open_torch_store
 
         return open_torch_store(way, timeout)
     at = ",".join(way.at)
     if at.startswith("file://"):
-        return load_core().FileStore(at.removeprefix("file://"), timeout)
-    return load_core().TcpStore(at, way.serves, timeout, way.password(os.environ.get(TOKEN, "")))
+        return core.FileStore(at.removeprefix("file://"), timeout)
+    return core.TcpStore(at, way.serves, timeout, way.password(os.environ.get(TOKEN, "")))

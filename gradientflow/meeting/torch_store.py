@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import CommunicationError
 
 from .variables import split_address
 from .way import Way
 
 
-def open_torch_store(way: Way, timeout: float) -> Any:
+def open_torch_store(way: Way, timeout: float) -> core.PythonStore:
     """Connect to the store, which ``torchrun`` or else rank 0 serves. Several users in a process share it.
 
     Returns
@@ -30,7 +30,7 @@ def open_torch_store(way: Way, timeout: float) -> Any:
     dist: Any = torch.distributed  # its annotations lack names from C++
     host, port = split_address(way.at[0], "MASTER_ADDR:MASTER_PORT")
     try:
-        load_core().await_name(way.at[0], timeout)
+        core.await_name(way.at[0], timeout)
         store = dist.TCPStore(
             host,
             port,
@@ -45,4 +45,4 @@ def open_torch_store(way: Way, timeout: float) -> Any:
             reason += "; another rank 0, another job or another program serves there"
         message = f"the ranks cannot meet at PyTorch's store, at {way.at[0]} (MASTER_ADDR and MASTER_PORT): {reason}"
         raise CommunicationError(message) from None  # the rest of PyTorch's message lists its calls in C++
-    return load_core().PythonStore(store, f"PyTorch's store at {way.at[0]}", way.serves)
+    return core.PythonStore(store, f"PyTorch's store at {way.at[0]}", way.serves)

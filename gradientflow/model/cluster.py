@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import JsonObject
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.config import Config
@@ -55,7 +56,7 @@ class Cluster:
     @classmethod
     def of(cls, comm: Communicator) -> Cluster:
         """Return the cluster of a communicator's ranks."""
-        facts: dict[str, Any] = comm.describe()
+        facts: JsonObject = comm.describe()
         return cls(tuple(len(each) for each in facts["nodes"]), facts["transport"], facts["settings"])
 
     @property
@@ -79,9 +80,9 @@ class Cluster:
         return np.repeat(np.arange(len(self.nodes)), self.nodes)
 
     @cached_property
-    def selector(self) -> Any:
+    def selector(self) -> core.selector.Selector:
         """The selector of the core for this cluster."""
-        return load_core().selector.Selector(list(self.nodes), self.transport, dict(Config(**self.settings)))
+        return core.selector.Selector(list(self.nodes), self.transport, dict(Config(**self.settings)))
 
     def __str__(self) -> str:
         """Return the cluster in words, such as "4 hosts x 8 ranks"."""

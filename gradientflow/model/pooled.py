@@ -6,9 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil, prod
-from typing import Any
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.memory import itemsize
 from gradientflow.pools.base import native_threshold
 
@@ -66,15 +65,14 @@ def dense_traffic(
     computation: Computation, nodes: int, fusion_threshold: float | str, wire: str | None, algorithm: str
 ) -> EveryStep:
     """Return the traffic of a gradient pool: an allreduce of each range."""
-    core = load_core().selector
     counts = counts_of(computation)
     width, wire = itemsize(computation.dtype), _wire_of(computation, wire)
     sizes = [count * width for count in counts]
-    threshold = _threshold(fusion_threshold, core.automatic_threshold(sum(sizes), nodes))
+    threshold = _threshold(fusion_threshold, core.selector.automatic_threshold(sum(sizes), nodes))
     return EveryStep(
         tuple(
             CallSequence((Call("allreduce", sum(counts[begin:end]), computation.dtype, wire, algorithm),), end)
-            for begin, end in core.fuse(sizes, threshold)
+            for begin, end in core.selector.fuse(sizes, threshold)
         )
     )
 
@@ -89,7 +87,6 @@ def chunk_traffic(
     algorithm: str,
 ) -> EveryStep:
     """Return the traffic of a sparse pool: important chunks, located anywhere, and then the norms of all chunks."""
-    core = load_core()
     ends = list(accumulate(counts_of(computation)))
     parameters = ends[-1] if ends else 0
     size = min(chunk_size, max(1, parameters))
@@ -128,13 +125,12 @@ def top_k_traffic(
     overlap: bool = True,
 ) -> EveryStep:
     """Return the traffic of a top-k pool: entries of layers that travel together, or whole layers if smaller."""
-    core = load_core().selector
     counts = counts_of(computation)
-    default = core.entries_bytes if len(cluster.nodes) > 1 else _NO_LIMIT
+    default = core.selector.entries_bytes if len(cluster.nodes) > 1 else _NO_LIMIT
     dtype, wire = computation.dtype, _wire_of(computation, wire)
     values = wire if wire is not None and len(cluster.nodes) > 1 else dtype
     least = _threshold(merge_bytes, default)
-    messages = core.top_k_messages(counts, list(layers), list(ratios), cluster.ranks, dtype, values, least)
+    messages = core.selector.top_k_messages(counts, list(layers), list(ratios), cluster.ranks, dtype, values, least)
     ends = list(accumulate(layers))  # tensors
     exchanges = []
     received = 0.0
@@ -142,7 +138,7 @@ def top_k_traffic(
         first = ends[begin - 1] if begin else 0
         last = ends[end - 1] if end else 0
         elements = sum(counts[first:last])
-        call: Any = Call("allgather", nbytes, "uint8", in_node_memory=False)
+        call = Call("allgather", nbytes, "uint8", in_node_memory=False)
         if dense:
             call = Call("allreduce", elements, dtype, wire, algorithm)
         else:

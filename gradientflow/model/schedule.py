@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import itemsize
 from gradientflow.wires import Wire, wires
@@ -108,7 +108,7 @@ class _Schedules:
     def __init__(self, cluster: Cluster, count: int, element: int, wire: Wire, in_node_memory: bool) -> None:
         self.cluster, self.count, self.element, self.wire = cluster, count, element, wire
         self.is_staged = cluster.largest_node > 1 and not in_node_memory
-        self.core = load_core().selector
+        self.core = core.selector
         self.nodes = len(cluster.nodes)
         self.segment = cluster.selector.segment_bytes
 

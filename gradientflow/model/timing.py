@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow._location import core
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.pools.gradient import GradientPool
@@ -64,8 +65,9 @@ def average_pool(pool: GradientPool) -> None:
     """Average a pool, and wait until its device is done."""
     pool.ready()
     pool.wait()
-    if pool.device is not None:  # to read a byte, the host waits for the device
-        DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
+    segment = pool._native.segment
+    if pool.device is not None and not isinstance(segment, core.Segment):
+        DeviceArray(segment, 0, (1,), "uint8", pool.device).get()  # reading a byte makes the host wait for the device
 
 
 __all__ = ["average_pool", "median_seconds_of"]

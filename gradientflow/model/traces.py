@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradientflow.annotations import JsonObject
 from gradientflow.errors import ArgumentError
 
 from .computation import Computation
 
-Event = dict[str, Any]
+Event = JsonObject
 
 _READY = re.compile(r"tensor (\d+) ready")
 _WAIT = "wait for gradients"

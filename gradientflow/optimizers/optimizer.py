@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.arguments import checked_list, checked_mapping, checked_nonnegative
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
@@ -26,7 +27,7 @@ Gradients = GradientPool | SparseGradientPool | ArrayLoop
 Rate = float | Callable[[int], float]
 
 
-def state_array(native: Any, name: str, index: int) -> Any:
+def state_array(native: core.Optimizer, name: str, index: int) -> TensorLike:
     """Return the "momentum", "mean_square" or "master" array of tensor `index`, in the native optimizer's memory.
 
     It is a NumPy array, or on a device a `DeviceArray`.
@@ -37,12 +38,12 @@ def state_array(native: Any, name: str, index: int) -> Any:
     return DeviceArray(floats, 0, (floats.size,), "float32", floats.device)
 
 
-def _copied(array: Any) -> Any:
+def _copied(array: TensorLike) -> TensorLike:
     """Return a copy in host memory."""
     return array.copy() if isinstance(array, np.ndarray) else array.get()
 
 
-def _overwrite(array: Any, values: Any) -> None:
+def _overwrite(array: TensorLike, values: TensorLike) -> None:
     if isinstance(array, np.ndarray):
         array[...] = values
     else:
@@ -59,7 +60,7 @@ class _Optimizer:
     def __init__(
         self,
         gradients: Gradients,
-        parameters: Sequence[Any],
+        parameters: Sequence[TensorLike],
         lr: Rate,
         momentum: float,
         weight_decay: float,
@@ -94,10 +95,12 @@ class _Optimizer:
         self._rate_inside = trust > 0 or source.rate_in_momentum
         self.parameters = list(parameters)
         counts = [int(np.prod(shape)) for shape in source.shapes]
-        self._places: dict[int, tuple[Any, int]] = {}  # (native optimizer, index there) by index of the parameter
+        self._places: dict[
+            int, tuple[TensorLike, int]
+        ] = {}  # (native optimizer, index there) by index of the parameter
         self._natives = []
         for _, indices in source.groups:
-            native = load_core().Optimizer([counts[index] for index in indices], self._rate_inside, source.device)
+            native = core.Optimizer([counts[index] for index in indices], self._rate_inside, source.device)
             self._natives.append(native)
             for place, index in enumerate(indices):
                 native.set_parameter(place, self.parameters[index])
@@ -139,7 +142,7 @@ class _Optimizer:
         """Number of steps skipped because a gradient was not finite; only with a loss scale."""
         return 0 if self.loss_scale is None else self.loss_scale.overflows
 
-    def step(self, stream: Any = None) -> bool:
+    def step(self, stream: object = None) -> bool:
         """Make a step with the gradients, after `wait` of the pool or loop. Return True if it was made.
 
         If no rank called ready for a tensor in a loop, the tensor and its momentum or Adam's moments stay as they are.
@@ -173,7 +176,7 @@ class _Optimizer:
         self._source.stepped(skipped)
         return not skipped
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return copies of momentum or Adam's moments, and of master weights, with the loss scale and step count.
 
         Arrays are NumPy arrays, also for an optimizer on a CUDA device. Only 16-bit parameters have master weights.
@@ -183,11 +186,11 @@ class _Optimizer:
         """
         return self._state(_copied)
 
-    def live_state(self) -> dict[str, Any]:
+    def live_state(self) -> StateDict:
         """Return the state itself, valid until the next step: arrays in host memory are not copied."""
         return self._state(lambda array: array if isinstance(array, np.ndarray) else array.get())
 
-    def _state(self, shown: Callable[[Any], Any]) -> dict[str, Any]:
+    def _state(self, shown: Callable[[Any], Any]) -> StateDict:
         count = len(self.parameters)
         return {
             "steps": self.steps,
@@ -196,14 +199,14 @@ class _Optimizer:
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
         }
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return a state equal on all ranks, which any number of ranks can load. Collective.
 
         If the strategy of a loop lets each rank train by itself, arrays are means over the ranks.
         """
         return self._source.consolidated(self.state_dict())
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load a state. 16-bit parameters are set to the rounded master weights.
 
         Raises
@@ -225,17 +228,17 @@ class _Optimizer:
             self._source.set_scale()
 
     @property
-    def hyperparameters(self) -> dict[str, Any]:
+    def hyperparameters(self) -> StateDict:
         """The learning rate, unless it is a function of the step, and the remaining numbers that can be changed."""
         return {name: value for name in self._numbers if not callable(value := getattr(self, name))}
 
     @hyperparameters.setter
-    def hyperparameters(self, numbers: Mapping[str, Any]) -> None:
+    def hyperparameters(self, numbers: Mapping[str, object]) -> None:
         for name, value in numbers.items():
             setattr(self, name, value)
 
     @property
-    def masters(self) -> dict[int, Any]:
+    def masters(self) -> dict[int, TensorLike]:
         """The master weights, by the index of their 16-bit parameter, empty parameters included."""
         found = {index: self._array("master", index) for index in range(len(self.parameters))}
         return {
@@ -263,11 +266,11 @@ class _Optimizer:
             comm.broadcast(master, root)
         self.steps = int(comm.broadcast(np.array([self.steps]), root)[0])
 
-    def _array(self, name: str, index: int) -> Any:
+    def _array(self, name: str, index: int) -> TensorLike:
         native, place = self._places[index]
         return state_array(native, name, place)
 
-    def _check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def _check_state_dict(self, state: State) -> None:
         keys = {"steps", "rate_inside", *self._arrays, *self._counts, "master", "loss_scale"}
         if set(checked_mapping("a state", state)) != keys:
             has = ", ".join(sorted(keys))
@@ -329,7 +332,7 @@ class SGD(_Optimizer):
     def __init__(
         self,
         gradients: Gradients,
-        parameters: Sequence[Any],
+        parameters: Sequence[TensorLike],
         lr: Rate,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -362,7 +365,7 @@ class LARS(_Optimizer):
     def __init__(
         self,
         gradients: Gradients,
-        parameters: Sequence[Any],
+        parameters: Sequence[TensorLike],
         lr: Rate,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
@@ -409,7 +412,7 @@ class Adam(_Optimizer):
     def __init__(
         self,
         gradients: Gradients,
-        parameters: Sequence[Any],
+        parameters: Sequence[TensorLike],
         lr: Rate = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -439,10 +442,10 @@ class Adam(_Optimizer):
     def _note_updates(self, indices: Iterable[int]) -> None:
         self._updates.update(indices)
 
-    def _state(self, shown: Callable[[Any], Any]) -> dict[str, Any]:
+    def _state(self, shown: Callable[[Any], Any]) -> StateDict:
         return {**super()._state(shown), "updates": [self._updates[index] for index in range(len(self.parameters))]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: State) -> None:  # noqa: D102
         super().load_state_dict(state)
         self._updates = Counter(dict(enumerate(map(int, state["updates"]))))
 
@@ -470,7 +473,7 @@ class AdamW(Adam):
     def __init__(
         self,
         gradients: Gradients,
-        parameters: Sequence[Any],
+        parameters: Sequence[TensorLike],
         lr: Rate = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.errors import ArgumentError
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.pools.sparse import SparseGradientPool
@@ -35,12 +36,12 @@ class PoolSource:
         self._pool = pool
         self._updates_every_weight = not (pool.corrects_momentum and correction)
         self.rate_in_momentum = pool.corrects_momentum and correction
-        self.shapes: Sequence[Any] = pool.shapes
+        self.shapes: Sequence[tuple[int, ...]] = pool.shapes
         self.groups: Groups = [(pool.dtype, range(len(pool.shapes)))]
         self.device = pool.device
         self.loss_scale = LossScale.of(loss_scale)
 
-    def start(self, optimizer: Any, settings: SettingsOf) -> None:
+    def start(self, optimizer: object, settings: SettingsOf) -> None:
         """Bind the loss scale to the optimizer, once this is constructed."""
         if self.loss_scale is None:
             return
@@ -59,13 +60,13 @@ class PoolSource:
         """Return True: gradients that are not ready in a pool count as zeros."""
         return True
 
-    def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
+    def updates(self, stream: object) -> tuple[tuple[TensorLike, ...], Kind]:
         """Return the pool's update, and the decision to apply or skip the step."""
         update = self._pool.update(self._updates_every_weight)
         skipped = self.loss_scale is not None and self._pool.has_nonfinite(stream)
         return (update,), "skipped" if skipped else "apply"
 
-    def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:
+    def consolidated(self, state: dict[str, object]) -> StateDict:
         """Return the optimizer's state unchanged: all ranks make the same steps."""
         return state
 
@@ -92,7 +93,7 @@ class LoopSource:
             raise ArgumentError("a training loop has its loss scale: give it to ArrayLoop")
         self._loop = loop
         self.rate_in_momentum = loop.strategy.step == "core_rate_in_momentum"
-        self.shapes: Sequence[Any] = loop.layout.shapes
+        self.shapes: Sequence[tuple[int, ...]] = loop.layout.shapes
         self.groups: Groups = loop.layout.groups
         self.device = None
         self.loss_scale = loop.loss_scale
@@ -110,17 +111,17 @@ class LoopSource:
     def set_scale(self) -> None:
         """Do nothing: each iteration begins with the current loss scale."""
 
-    def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
+    def updates(self, stream: object) -> tuple[tuple[TensorLike, ...], Kind]:
         """Return the update of each dtype, and its kind: to apply, to skip, or already written by the strategy."""
         update = self._loop.update
         if update is None:
             raise ArgumentError("there are no gradients for a step: wait() first, once in each iteration")
         return update.gradients, "skipped" if self._loop.overflowed else update.kind
 
-    def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:
+    def consolidated(self, state: dict[str, object]) -> StateDict:
         """Return a state of the optimizer that is equal on all ranks. Collective."""
         are_same = self._loop.strategy.gradients == "mean"
-        return state if are_same else cast("dict[str, Any]", consolidated(self._loop.comm, state, means=True))
+        return state if are_same else cast("StateDict", consolidated(self._loop.comm, state, means=True))
 
     def stepped(self, overflowed: bool) -> None:
         """Tell the loop that the step was made or skipped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.arguments import checked_int
 from gradientflow.errors import ArgumentError
 
@@ -18,7 +18,7 @@ class NativePolicy(Policy):
 
     def start(self, workers: int) -> RunningPolicy:
         """Return a new running policy for this number of workers."""
-        make: Any = getattr(load_core().RunningPolicy, self.name)
+        make: Any = getattr(core.RunningPolicy, self.name)
         running: RunningPolicy = make(checked_int("workers", workers, 1), *self.settings.values())
         return running
 
@@ -91,9 +91,7 @@ class DSSP(NativePolicy):
 
     def start(self, workers: int) -> RunningPolicy:
         """Return a new running policy for this number of workers."""
-        make: Any = load_core().RunningPolicy.dssp
-        running: RunningPolicy = make(checked_int("workers", workers, 1), self.low, self.high, self.judged == "all")
-        return running
+        return core.RunningPolicy.dssp(checked_int("workers", workers, 1), self.low, self.high, self.judged == "all")
 
 
 class ElasticBSP(NativePolicy):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from gradientflow.description import Parser
 
@@ -29,7 +28,7 @@ def parse_policies(text: str) -> list[Policy]:
     return _PARSER.parse_all(text)
 
 
-def as_policy(policy: Any) -> Policy:
+def as_policy(policy: object) -> Policy:
     """Return a policy given as an object or in words.
 
     Raises

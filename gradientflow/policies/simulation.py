@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.arguments import checked_float, checked_list
 
 from .parsing import as_policy
@@ -62,7 +62,7 @@ class Simulation:
 
 
 def simulate(
-    policy: Any, durations: Sequence[Any], *, until: float = math.inf, keep_events: bool = False
+    policy: object, durations: Sequence[object], *, until: float = math.inf, keep_events: bool = False
 ) -> Simulation:
     """Simulate workers whose iterations take given times; everything else takes no time.
 
@@ -87,14 +87,14 @@ def simulate(
     """
     rows = [np.ascontiguousarray(row, dtype=np.float64) for row in checked_list("durations", durations, "sequences")]
     running = as_policy(policy).start(len(rows))
-    found = load_core().simulate_policy(running, rows, checked_float("until", until), keep_events)
+    found = core.simulate_policy(running, rows, checked_float("until", until), keep_events)
     events = [Event(*event) for event in found.pop("events")]
     return Simulation(events=events, **found)
 
 
-def checked(running: Any, workers: int) -> RunningPolicy:
+def checked(running: object, workers: int) -> RunningPolicy:
     """Return a running policy wrapped as in a server, so that invalid events and answers raise."""
-    policy: RunningPolicy = load_core().checked_policy(running, workers)
+    policy: RunningPolicy = core.checked_policy(running, workers)
     return policy
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +75,7 @@ class Stragglers(Description):
         return np.asarray(found, dtype=np.float64)
 
 
-def _positive(name: str, value: Any) -> float:
+def _positive(name: str, value: object) -> float:
     found = checked_float(name, value)
     if not 0 < found < np.inf:
         raise ArgumentError(f"{name} is more than 0, not {value}")
@@ -86,7 +85,7 @@ def _positive(name: str, value: Any) -> float:
 _PARSER: Parser[Stragglers] = Parser(Stragglers, "straggler model", (Stragglers,))
 
 
-def as_stragglers(value: Any) -> Stragglers:
+def as_stragglers(value: object) -> Stragglers:
     """Return a straggler model given as an object or in words.
 
     Parameters

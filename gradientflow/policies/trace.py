@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.arguments import checked_float, checked_int, checked_list
 from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, GradientFlowError
@@ -88,7 +88,7 @@ class Trace:
         head = json.dumps({"workers": self.workers, "policy": self.policy, "began": self.began})
         Path(path).write_text(f'{head[:-1]}, "events": [\n{lines}\n]}}\n', encoding="utf-8")
 
-    def difference(self, policy: Any = None) -> Difference | None:
+    def difference(self, policy: object = None) -> Difference | None:
         """Replay the events with a policy, and return the first event that it answers differently.
 
         Parameters
@@ -136,7 +136,7 @@ class Trace:
 
     def happened(self) -> Simulation:
         """Return the recorded run in the form of a simulation's result."""
-        found = load_core().account_of(self.workers, self.events, self._start)
+        found = core.account_of(self.workers, self.events, self._start)
         events = [Event(*event) for event in found.pop("events")]
         return Simulation(computed=[sum(row) for row in self.durations()], events=events, **found)
 
@@ -162,7 +162,7 @@ class Trace:
         return self.events[0].seconds if self.events else 0.0
 
 
-def trace_of(simulation: Simulation, policy: Any) -> Trace:
+def trace_of(simulation: Simulation, policy: object) -> Trace:
     """Return the trace of a simulation that was made with `keep_events`."""
     return Trace(len(simulation.pushes), words_of(as_policy(policy)), simulation.events, began=0.0)
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._fast_paths import has_fast_path
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import TensorLike
 from gradientflow.arguments import checked_instance, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray, device_number
@@ -74,7 +75,7 @@ class BasePool:
         The wire dtype, as given.
     """
 
-    _native: Any
+    _native: core.GradientPool | core.SparsePool | core.TopKPool
     device: int | None = None
 
     def _prepare(
@@ -90,7 +91,7 @@ class BasePool:
         self.dtype: str = "bfloat16" if is_bfloat16 else element.name
         return [math.prod(shape) for shape in self._shapes]
 
-    def _adopt(self, native: Any) -> None:
+    def _adopt(self, native: core.GradientPool | core.SparsePool | core.TopKPool) -> None:
         """Take over a pool of the core, with its memory."""
         self._native = native
         self.extra: npt.NDArray[np.float64] = native.extra
@@ -99,9 +100,11 @@ class BasePool:
         self.offsets: tuple[int, ...] = tuple(native.offset(i) for i in range(len(self._shapes)))
 
     def _array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NodeArray | DeviceArray:
-        if self.device is not None:
-            return DeviceArray(self._native.segment, offset, shape, dtype, self.device)
-        return array_over(self._native.segment, offset, shape, numpy_dtype(dtype))
+        segment = self._native.segment
+        if isinstance(segment, core.Segment):
+            return array_over(segment, offset, shape, numpy_dtype(dtype))
+        assert self.device is not None
+        return DeviceArray(segment, offset, shape, dtype, self.device)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -109,7 +112,7 @@ class BasePool:
         return tuple(self._shapes)
 
     @cached_property
-    def views(self) -> tuple[Any, ...]:
+    def views(self) -> tuple[TensorLike, ...]:
         """One array per tensor, in the order given, zero-filled at first.
 
         NumPy arrays in memory of the host (bfloat16 needs the package ml_dtypes); `gradientflow.device.DeviceArray` on
@@ -124,7 +127,7 @@ class BasePool:
         """Tell whether tensor `index` is ready in this iteration."""
         return bool(self._native.is_ready(index))
 
-    def zero(self, stream: Any = None) -> None:
+    def zero(self, stream: object = None) -> None:
         """Zero the gradients that the last iteration left in the views. Between iterations.
 
         `stream` is as in `ready`.
@@ -132,7 +135,7 @@ class BasePool:
         self._native.zero(stream_number(stream))
 
     @has_fast_path
-    def ready(self, index: int | None = None, stream: Any = None) -> None:
+    def ready(self, index: int | None = None, stream: object = None) -> None:
         """Mark tensor `index` as final for this iteration; without an index, all remaining tensors. From any thread.
 
         Parameters
@@ -155,7 +158,7 @@ class BasePool:
         else:
             self._native.ready(index, stream_number(stream))
 
-    def rollback(self, stream: Any = None) -> None:
+    def rollback(self, stream: object = None) -> None:
         """Undo the iteration under way, for example after an exception; or else the last, if no step will use it.
 
         Other ranks get zeros for tensors that are not ready on this rank. Gradients are not averaged then, and
@@ -217,7 +220,7 @@ class BasePool:
         self._native.close(kind is None)
 
 
-def native_communicator(comm: Any) -> Any:
+def native_communicator(comm: object) -> core.Communicator:
     """Return the core's object of a communicator.
 
     Raises
@@ -228,7 +231,7 @@ def native_communicator(comm: Any) -> Any:
     return checked_instance("comm", comm, Communicator)._native
 
 
-def stream_number(stream: Any) -> int:
+def stream_number(stream: object) -> int:
     """Return CUDA's number of a stream, given as this number, as a stream of CuPy or PyTorch, or None for the default.
 
     Raises
@@ -264,7 +267,7 @@ def native_threshold(threshold: Any, name: str = "fusion_threshold") -> int | No
             return None
         if threshold.lower() in ("inf", "infinity"):
             return NO_LIMIT
-        return int(load_core().parse_bytes(threshold))
+        return int(core.parse_bytes(threshold))
     try:
         number = float(min(threshold, NO_LIMIT))
     except TypeError as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gradientflow._fast_paths import has_fast_path, take_fast_paths
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import TensorLike
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.memory import itemsize
@@ -116,6 +116,8 @@ class GradientPool(BasePool):
     loss_scale = 1.0  # factor by which gradients are too large: nothing depends on it
     nonfinite_tensors: tuple[int, range] | None = None
 
+    _native: core.GradientPool
+
     def __init__(
         self,
         comm: Communicator,
@@ -128,7 +130,6 @@ class GradientPool(BasePool):
         *,
         extra: int = 0,
     ) -> None:
-        core = load_core()
         take_fast_paths(GradientPool, core.GradientPool)
         native = native_communicator(comm)
         counts = self._prepare(shapes, dtype, device)
@@ -177,7 +178,7 @@ class GradientPool(BasePool):
         self._take_ranges()
 
     @has_fast_path
-    def wait(self, timeout: float | None = None, stream: Any = None) -> None:
+    def wait(self, timeout: float | None = None, stream: object = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.
 
         Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
@@ -201,7 +202,7 @@ class GradientPool(BasePool):
         """
         self._native.wait(timeout, stream_number(stream))
 
-    def update(self, everywhere: bool = True) -> Any:
+    def update(self, everywhere: bool = True) -> TensorLike:
         """Return the input of a step of the core's optimizers: all gradients.
 
         Raises
@@ -216,11 +217,11 @@ class GradientPool(BasePool):
         """The elements of the memory that hold gradients: one row, of the first and one past the last."""
         return np.array([[0, self.nbytes // itemsize(self.dtype)]])
 
-    def has_nonfinite(self, stream: Any = None) -> bool:
+    def has_nonfinite(self, stream: object = None) -> bool:
         """Return True if a gradient in memory is infinite or NaN, by `count_nonfinite`."""
         return self.count_nonfinite(stream) > 0
 
-    def count_nonfinite(self, stream: Any = None) -> int:
+    def count_nonfinite(self, stream: object = None) -> int:
         """Return the number of elements of gradients in memory that are infinite or NaN.
 
         On a CUDA device the host waits for the work in `stream`.

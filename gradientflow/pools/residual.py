@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow._location import core
+from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
@@ -22,6 +23,7 @@ _FORMAT = 1  # format of state dicts
 class ResidualPool(BasePool, ABC):
     """The base class of `SparseGradientPool` and `TopKGradientPool`."""
 
+    _native: core.SparsePool | core.TopKPool
     _comm: Communicator
     _kind: str  # name of the kind of pool, for messages
     _kept: tuple[str, ...] = ("residuals",)  # entries of a state that are arrays by tensor
@@ -35,7 +37,7 @@ class ResidualPool(BasePool, ABC):
     def skip_nonfinite(self, skip: bool) -> None:
         self._native.skip_nonfinite = bool(skip)
 
-    def has_nonfinite(self, stream: Any = None) -> bool:
+    def has_nonfinite(self, stream: object = None) -> bool:
         """Return True if the last iteration was dropped because a gradient was not finite."""
         return self.overflowed
 
@@ -93,18 +95,18 @@ class ResidualPool(BasePool, ABC):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> dict[str, object]:
         """Return the entries of a state other than rank, iteration and the arrays by tensor."""
 
     @abstractmethod
-    def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
+    def _restore(self, state: Mapping[str, object], kept: Sequence[npt.NDArray[np.float32]]) -> None:
         """Load a checked state; `kept` has its arrays by tensor, laid out as the gradients. Collective."""
 
     @abstractmethod
-    def _check_own_state(self, state: Mapping[str, Any]) -> None:
+    def _check_own_state(self, state: Mapping[str, object]) -> None:
         """Check the entries of a state that `_own_state` returns."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return this rank's checkpoint: residuals, velocities if any, the next selection, and the iteration.
 
         Between iterations. Each rank has to save and load its own state. For another number of ranks, or another
@@ -112,7 +114,7 @@ class ResidualPool(BasePool, ABC):
         """
         return self._state(self._comm.rank, {name: list(getattr(self, name)) for name in self._kept})
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return residuals, and velocities if any, summed over the ranks, and the iteration. Collective.
 
         The same on all ranks. Any number of ranks can load it: each then has the mean over the ranks that saved it.
@@ -125,11 +127,11 @@ class ResidualPool(BasePool, ABC):
                 self._comm.allreduce(each.reshape(-1), "sum")
         return self._state(None, kept)
 
-    def _state(self, rank: int | None, kept: dict[str, Any]) -> dict[str, Any]:
+    def _state(self, rank: int | None, kept: StateDict) -> StateDict:
         own = self._own_state()
         return {"format": _FORMAT, "rank": rank, "ranks": self._comm.size, "iteration": self.iteration, **own, **kept}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state of `state_dict` of the same rank, or of `consolidated_state_dict`. Between iterations.
 
         Collective: all ranks load states of the same iteration.
@@ -169,11 +171,11 @@ class ResidualPool(BasePool, ABC):
         """
         self._native.set_residuals(self._flat(residuals, "the residuals"), 0)
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, object]) -> None:
         """Raise the error that `load_state_dict` would raise for this rank's state; change nothing."""
         self._checked_state(state)
 
-    def _checked_state(self, state: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
+    def _checked_state(self, state: Mapping[str, object]) -> list[npt.NDArray[np.float32]]:
         """Check a state; return its arrays by tensor, each laid out as the gradients."""
         if not isinstance(state, Mapping):
             raise ArgumentTypeError(f"a state is a dictionary, not a {type(state).__name__}")
@@ -191,7 +193,7 @@ class ResidualPool(BasePool, ABC):
         saved_by = checked_int("ranks", state["ranks"], 1)
         return [each / np.float32(saved_by) for each in kept] if state["rank"] is None else kept
 
-    def _flat(self, residual: Any, what: str) -> npt.NDArray[np.float32]:
+    def _flat(self, residual: object, what: str) -> npt.NDArray[np.float32]:
         """Check arrays by tensor; return them in one array, laid out as the gradients."""
         if not isinstance(residual, Sequence | np.ndarray):
             message = f"{what} is a sequence of arrays, one for each tensor, not a {type(residual).__name__}"
@@ -216,7 +218,7 @@ class ResidualPool(BasePool, ABC):
         return 4 if self.dtype == "float32" else 2
 
 
-def array_of(name: str, values: Any) -> npt.NDArray[Any]:
+def array_of(name: str, values: TensorLike) -> np.ndarray:
     """Return an array of real numbers or flags."""
     try:
         array = np.asarray(values)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import State, TensorLike
 from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -124,7 +124,7 @@ class SparseGradientPool(ResidualPool):
         first_iteration = checked_int("first_iteration", first_iteration, 0)
         self.density_at(first_iteration + 1)  # raises before anything is made
         self._adopt(
-            load_core().SparsePool(
+            core.SparsePool(
                 native,
                 counts,
                 self.dtype,
@@ -144,6 +144,7 @@ class SparseGradientPool(ResidualPool):
         self.chunks: int = self._native.chunks
 
     corrects_momentum = True  # residuals carry the momentum of gradients that are not sent
+    _native: core.SparsePool
     _kind = "sparse gradient pool"
 
     @property
@@ -164,10 +165,10 @@ class SparseGradientPool(ResidualPool):
             If it is not above 0 and at most 1.
         """
         density = checked_float("density", self._density(iteration) if callable(self._density) else self._density)
-        load_core().important_count(density, 1)  # raises unless the density is valid
+        core.important_count(density, 1)  # raises unless the density is valid
         return density
 
-    def wait(self, timeout: float | None = None, stream: Any = None) -> None:
+    def wait(self, timeout: float | None = None, stream: object = None) -> None:
         """Wait until the views have the mean gradients where they were sent, and start the next iteration.
 
         Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
@@ -196,7 +197,7 @@ class SparseGradientPool(ResidualPool):
         """
         self._native.wait(timeout, self.density_at(self.iteration + 1), stream_number(stream))
 
-    def update(self, everywhere: bool = False) -> Any:
+    def update(self, everywhere: bool = False) -> TensorLike:
         """Return the input of a step of the core's optimizers: the chunks sent, or all, with zeros for the rest.
 
         Raises
@@ -233,16 +234,16 @@ class SparseGradientPool(ResidualPool):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> dict[str, object]:
         return {"chunk_size": self.chunk_size, "important": self.important}
 
-    def _check_own_state(self, state: Mapping[str, Any]) -> None:
+    def _check_own_state(self, state: Mapping[str, object]) -> None:
         important = array_of("important", state["important"])
         if important.ndim != 1 or not np.isin(important, (0, 1)).all():
             raise ArgumentError(f"important is a row of True and False, not {state['important']!r}")
         checked_int("chunk_size", state["chunk_size"], 1)
 
-    def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
+    def _restore(self, state: State, kept: Sequence[npt.NDArray[np.float32]]) -> None:
         """Load a checked state; if its chunks differ from the pool's, the next iteration sends everything."""
         important = np.asarray(state["important"]).astype(np.uint8)
         is_same = state["chunk_size"] == self.chunk_size and len(important) == self.chunks

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.arguments import checked_float, checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -166,6 +167,7 @@ class TopKGradientPool(ResidualPool):
     """
 
     corrects_momentum = False  # the pool itself does so: the optimizer uses the means as they are
+    _native: core.TopKPool
     _kind = "top-k gradient pool"
 
     def __init__(
@@ -200,7 +202,7 @@ class TopKGradientPool(ResidualPool):
             else [checked_int("layers", each, 1) for each in checked_list("layers", layers, "numbers")]
         )
         self._adopt(
-            load_core().TopKPool(
+            core.TopKPool(
                 native,
                 counts,
                 self.dtype,
@@ -233,7 +235,7 @@ class TopKGradientPool(ResidualPool):
     def ratios(self, ratios: Ratios) -> None:
         self._native.ratios = _ratios(ratios)
 
-    def wait(self, timeout: float | None = None, stream: Any = None) -> None:
+    def wait(self, timeout: float | None = None, stream: object = None) -> None:
         """Wait until the views have the means of the entries that ranks have sent, and start the next iteration.
 
         Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
@@ -265,7 +267,7 @@ class TopKGradientPool(ResidualPool):
         """
         self._native.wait(timeout, stream_number(stream))
 
-    def update(self, everywhere: bool = True) -> Any:
+    def update(self, everywhere: bool = True) -> TensorLike:
         """Return the input of a step of the core's optimizers: all gradients, with zeros where none was sent.
 
         Raises
@@ -295,22 +297,22 @@ class TopKGradientPool(ResidualPool):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return the sums over the ranks of residuals and velocities, and the iteration. Collective.
 
         As in `SparseGradientPool`. It has no thresholds, which are each rank's own: they are found again.
         """
         return {**super().consolidated_state_dict(), "thresholds": np.zeros(0, np.float32)}
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> dict[str, object]:
         return {"thresholds": np.asarray(self._native.thresholds, np.float32)}
 
-    def _check_own_state(self, state: Mapping[str, Any]) -> None:
+    def _check_own_state(self, state: Mapping[str, object]) -> None:
         thresholds = array_of("thresholds", state["thresholds"])
         if thresholds.ndim != 1 or not (np.isfinite(thresholds) & (thresholds >= 0)).all():
             raise ArgumentError(f"thresholds is a row of numbers of 0 or more, not {state['thresholds']!r}")
 
-    def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
+    def _restore(self, state: State, kept: Sequence[npt.NDArray[np.float32]]) -> None:
         """Load a checked state; if its layers differ from the pool's, thresholds are found again."""
         thresholds = np.asarray(state["thresholds"], np.float32)
         if state["rank"] is None or len(thresholds) != len(self.ratios):

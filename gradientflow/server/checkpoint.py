@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.arguments import checked_int, checked_list, checked_mapping
 from gradientflow.errors import ArgumentError
 from gradientflow.whole_file import whole_file
@@ -33,7 +33,7 @@ def by_tensor(elements: Array, shapes: Shapes) -> list[Array]:
     return [each.reshape(shape) for each, shape in zip(np.split(elements, ends), shapes, strict=True)]
 
 
-def rows_of(state: Mapping[str, Any], optimizer: ServerOptimizer, shapes: Shapes) -> list[Array]:
+def rows_of(state: Mapping[str, object], optimizer: ServerOptimizer, shapes: Shapes) -> list[Array]:
     """Return the arrays and counts of a state, each with one element per weight, as the core takes them.
 
     Raises
@@ -57,7 +57,7 @@ def rows_of(state: Mapping[str, Any], optimizer: ServerOptimizer, shapes: Shapes
     return rows + [_spread(name, given.get(name), shapes) for name in optimizer.counts]
 
 
-def _spread(name: str, counts: Any, shapes: Shapes) -> Array:
+def _spread(name: str, counts: object, shapes: Shapes) -> Array:
     """Return an array with one element per weight: the count of the weight's tensor."""
     found = [checked_int(name, each) for each in checked_list(name, counts, "whole numbers")]
     if len(found) != len(shapes):
@@ -65,9 +65,9 @@ def _spread(name: str, counts: Any, shapes: Shapes) -> Array:
     return np.repeat(np.array(found, np.float32), [math.prod(shape) for shape in shapes])
 
 
-def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+def write(path: str | os.PathLike[str], state: Mapping[str, object]) -> None:
     """Write a state to a file, atomically."""
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, TensorLike] = {}
     for name, value in state.items():
         if isinstance(value, list):
             arrays.update({f"{name}.{i:06}": each for i, each in enumerate(value)})
@@ -77,9 +77,9 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
         np.savez(file, **arrays)
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read(path: str | os.PathLike[str]) -> StateDict:
     """Read a state from a file that `write` made."""
-    state: dict[str, Any] = {}
+    state: StateDict = {}
     with open(path, "rb") as file:
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, Mapping):

@@ -90,7 +90,7 @@ class Adam(ServerOptimizer):
 _PARSER: Parser[ServerOptimizer] = Parser(ServerOptimizer, "optimizer", (Adam, LARS, SGD), runs_files=False)
 
 
-def as_server_optimizer(optimizer: Any) -> ServerOptimizer:
+def as_server_optimizer(optimizer: object) -> ServerOptimizer:
     """Return an optimizer given as an object or in words.
 
     Raises

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow.agreement import failing_together, on_rank_0
+from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.arguments import checked_float, checked_instance, checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.description import words_of
@@ -110,7 +111,7 @@ class ParameterServer:
     def __init__(
         self,
         comm: Communicator,
-        weights: Sequence[Any],
+        weights: Sequence[TensorLike],
         policy: Policy | str = "bsp",
         optimizer: ServerOptimizer | str = "sgd",
         servers: int | None = None,
@@ -200,7 +201,7 @@ class ParameterServer:
         found: list[NodeArray] = self._native.gradients(timeout, numpy_dtype(self.wire), self.shapes)
         return found
 
-    def ready(self, index: int, gradient: Any, stream: Any = None) -> None:
+    def ready(self, index: int, gradient: TensorLike, stream: object = None) -> None:
         """Copy the gradient of tensor `index` into the current push; the first one begins it. From any thread.
 
         A gradient that is already in its array from `gradients` is not copied. Waits while pushes before the last one
@@ -230,11 +231,11 @@ class ParameterServer:
 
     def push(
         self,
-        settings: Any,
+        settings: object,
         loss_scale: float = 1.0,
         skip: bool | str = False,
         *,
-        gradients: Sequence[Any] | None = None,
+        gradients: Sequence[TensorLike] | None = None,
         nonfinite: int | None = None,
     ) -> Push:
         """Complete and send the current push.
@@ -274,11 +275,11 @@ class ParameterServer:
 
     def push_pull(
         self,
-        settings: Any,
+        settings: object,
         loss_scale: float = 1.0,
         skip: bool | str = False,
         *,
-        gradients: Sequence[Any] | None = None,
+        gradients: Sequence[TensorLike] | None = None,
         nonfinite: int | None = None,
         exact: bool = False,
     ) -> tuple[Push, Pull]:
@@ -312,10 +313,10 @@ class ParameterServer:
 
     def _push(
         self,
-        settings: Any,
+        settings: object,
         loss_scale: float,
         skip: bool | str,
-        gradients: Sequence[Any] | None,
+        gradients: Sequence[TensorLike] | None,
         nonfinite: int | None,
         pull: bool | None,
     ) -> tuple[int, int]:
@@ -352,11 +353,11 @@ class ParameterServer:
         """
         return self._pull(self._native.pull(bool(exact)), bool(exact))
 
-    def pull_into(self, arrays: Sequence[Any], exact: bool = False, timeout: float | None = None) -> None:
+    def pull_into(self, arrays: Sequence[TensorLike], exact: bool = False, timeout: float | None = None) -> None:
         """Pull, wait, and copy all tensors into `arrays`."""
         self.pull(exact).take_all(arrays, timeout)
 
-    def finish(self, arrays: Sequence[Any] | None = None, timeout: float | None = None) -> None:
+    def finish(self, arrays: Sequence[TensorLike] | None = None, timeout: float | None = None) -> None:
         """Wait until all workers have finished and all pushes are applied; then take the exact weights.
 
         Afterwards the policy starts again, with all workers. Collective over the workers, which may have pushed
@@ -388,13 +389,13 @@ class ParameterServer:
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
-    def state_dict(self, timeout: float | None = None) -> dict[str, Any]:
+    def state_dict(self, timeout: float | None = None) -> StateDict:
         """Return the servers' weights and optimizer state, by tensor, in float32. Not collective.
 
         The state includes all pushes of this worker, as a pull does. A push of another worker that is applied meanwhile
         may be in the parts of only some servers; under "bsp" there are no such pushes.
         """
-        state: dict[str, Any] = {"format": checkpoint.FORMAT, "optimizer": repr(self.optimizer)}
+        state: StateDict = {"format": checkpoint.FORMAT, "optimizer": repr(self.optimizer)}
         for place, name in enumerate(self.optimizer.arrays):
             state[name] = checkpoint.by_tensor(self._native.save(place, timeout), self.shapes)
         for place, name in enumerate(self.optimizer.counts, len(self.optimizer.arrays)):
@@ -402,7 +403,7 @@ class ParameterServer:
             state[name] = [np.array(each.max(initial=0), np.int64) for each in of_weights]
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state from `state_dict`, of any number of servers. Collective: the state of rank 0 counts.
 
         Raises
@@ -562,7 +563,7 @@ class ParameterServer:
         self.close(kind is None)
 
 
-def _checked_weights(index: int, given: Any) -> npt.NDArray[np.float32]:
+def _checked_weights(index: int, given: object) -> npt.NDArray[np.float32]:
     if not isinstance(given, np.ndarray) or given.dtype != np.float32:
         kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
         raise ArgumentTypeError(f"weights are NumPy arrays of float32, but number {index} is {kind}")

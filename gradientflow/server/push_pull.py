@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from gradientflow._location import core
+from gradientflow.annotations import TensorLike
 from gradientflow.arguments import checked_int, checked_list
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import NodeArray, numpy_dtype
@@ -21,7 +22,7 @@ class Push:
         After `wait` has returned "skipped": rank and tensor of a gradient that was not finite, if the rank named it.
     """
 
-    def __init__(self, native: Any, number: int) -> None:
+    def __init__(self, native: core.ParameterServer, number: int) -> None:
         self._native = native
         self.number = number
         self.nonfinite: tuple[int, int] | None = None
@@ -64,7 +65,9 @@ class Push:
 class Pull:
     """Weights on their way from the servers. Valid until the next pull."""
 
-    def __init__(self, native: Any, number: int, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
+    def __init__(
+        self, native: core.ParameterServer, number: int, shapes: tuple[tuple[int, ...], ...], dtype: str
+    ) -> None:
         self._native = native
         self._shapes = shapes
         self._dtype = dtype
@@ -92,7 +95,7 @@ class Pull:
         """
         self._native.wait_for_pull(self.number, timeout)
 
-    def take(self, index: int, weights: Any, timeout: float | None = None) -> None:
+    def take(self, index: int, weights: TensorLike, timeout: float | None = None) -> None:
         """Copy the weights of tensor `index` as they come.
 
         Parameters
@@ -154,7 +157,7 @@ class Pull:
         )
         return found
 
-    def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
+    def take_all(self, arrays: Sequence[TensorLike], timeout: float | None = None) -> None:
         """Copy the weights of all tensors as they come, as `take` does, without a `wait` before."""
         found = checked_list("arrays", arrays, "arrays")
         if len(found) != len(self._shapes):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradientflow import waits
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, GradientFlowError, PeerError
 from gradientflow.mailbox import make_mailbox
@@ -66,7 +66,7 @@ class ServerRanks:
         self._channel = _Channel(everyone)
         self._closed = False
 
-    def start(self, comm: Communicator, arguments: tuple[Any, ...]) -> None:
+    def start(self, comm: Communicator, arguments: tuple[object, ...]) -> None:
         """Tell all servers to make a parameter server; the workers make it afterwards. Collective over the workers.
 
         Raises
@@ -93,7 +93,7 @@ class ServerRanks:
                 self._tell("close", ())
             self._channel.close()
 
-    def _tell(self, kind: str, arguments: tuple[Any, ...]) -> None:
+    def _tell(self, kind: str, arguments: tuple[object, ...]) -> None:
         for server in self._servers:
             self._channel.send(server, dump((kind, arguments), f"the parameter server to {kind}"))
 
@@ -128,7 +128,7 @@ def serve(everyone: Communicator, workers: int) -> None:
     channel = _Channel(everyone)
     open_ = set(range(workers))
     threads: list[threading.Thread] = []
-    natives: list[Any] = []
+    natives: list[core.ParameterServer] = []
     try:
         while open_:
             found = _next_command(channel, open_)
@@ -173,7 +173,7 @@ def _next_command(channel: _Channel, workers: set[int]) -> tuple[int, bytes] | N
     return found
 
 
-def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) -> None:
+def _end(threads: list[threading.Thread], natives: list[core.ParameterServer], *, orderly: bool) -> None:
     """Close the servers, after a grace period in which they can end by themselves and tell the workers why."""
     for thread in threads:
         thread.join(waits.SERVER_ENDS.seconds)
@@ -181,10 +181,10 @@ def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) 
         native.close(orderly)
 
 
-def make_native(everyone: Communicator, workers: int | None, arguments: tuple[Any, ...]) -> Any:
+def make_native(everyone: Communicator, workers: int | None, arguments: tuple[Any, ...]) -> core.ParameterServer:
     """Make a parameter server of the core. Collective over workers and servers."""
     counts, servers, threshold, wire, names, shapes, policy, replicas, optimizer = arguments
-    return load_core().ParameterServer(
+    return core.ParameterServer(
         everyone._native,
         counts,
         workers,
@@ -200,7 +200,7 @@ def make_native(everyone: Communicator, workers: int | None, arguments: tuple[An
     )
 
 
-def _plain(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _plain(arguments: tuple[Any, ...]) -> tuple[object, ...]:
     """Return the arguments of `make_native` as plain values; the policy becomes its class's name and its settings."""
     from gradientflow.description import plain_of  # imported here, as jobs without servers have no policies
 
@@ -208,7 +208,7 @@ def _plain(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*others, plain_of(policy), replicas, optimizer)
 
 
-def _from_plain(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _from_plain(arguments: tuple[Any, ...]) -> tuple[object, ...]:
     from gradientflow.description import from_plain
     from gradientflow.policies import Policy
 
@@ -216,7 +216,7 @@ def _from_plain(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*others, from_plain(Policy, policy), replicas, optimizer)
 
 
-def _run(native: Any) -> None:
+def _run(native: core.ParameterServer) -> None:
     try:
         native.serve()
     except GradientFlowError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow._location import core
 from gradientflow.agreement import gather
 from gradientflow.communicator import Communicator
 from gradientflow.errors import CommunicationError
@@ -52,7 +53,7 @@ class Recovery:
         The whole state, on ranks that have it.
     """
 
-    def __init__(self, native: Any, rows: int, elements: int, *, in_step: bool) -> None:
+    def __init__(self, native: core.ParameterServer, rows: int, elements: int, *, in_step: bool) -> None:
         self._native = native
         self._rows = rows
         self._elements = elements

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -24,9 +22,9 @@ class SettingRows:
 
     def __init__(self, tensors: int) -> None:
         self._tensors = tensors
-        self._last: tuple[Any, npt.NDArray[np.float32]] = (None, np.empty(0, np.float32))
+        self._last: tuple[object, npt.NDArray[np.float32]] = (None, np.empty(0, np.float32))
 
-    def rows(self, settings: Any) -> npt.NDArray[np.float32]:
+    def rows(self, settings: object) -> npt.NDArray[np.float32]:
         """Check settings and return a row for each.
 
         Raises

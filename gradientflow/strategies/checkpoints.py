@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gradientflow.annotations import StateDict
+
 
 class Checkpointed:
     """The part of `Synchronizer` for checkpoints, and for a synchronizer that replaces another.
@@ -17,7 +19,7 @@ class Checkpointed:
         """True if it has state beside the weights."""
         return bool(self.state_dict())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return this rank's state beside the weights. Between iterations; does not communicate.
 
         It has arrays, numbers, text, None, lists, and dictionaries with text as keys. Arrays have the same shapes at
@@ -27,17 +29,17 @@ class Checkpointed:
         """
         return {}
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return a state that any number of ranks can load, the same on all. Collective."""
         return {}
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, object]) -> None:
         """Raise the error that `load_state_dict` would raise on this rank; change nothing."""
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: Mapping[str, object] | None) -> None:
         """Load a state, or reset without one. Between iterations; collective."""
 
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+    def summary(self, state: Mapping[str, object]) -> dict[str, str]:
         """Return, as text, the values that have to be the same in the states that the ranks load."""
         return {}
 

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.annotations import TensorLike
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.description import Description
@@ -81,7 +82,7 @@ class Strategy(Description, ABC):
     is_plain_mean: bool = False
     options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         for name in self.options:
             value = options.pop(name, OPTIONS[name].default)
             OPTIONS[name].check(value)
@@ -90,7 +91,7 @@ class Strategy(Description, ABC):
             raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {min(options)!r}")
 
     @classmethod
-    def _keywords(cls) -> dict[str, Any]:
+    def _keywords(cls) -> dict[str, object]:
         return {name: OPTIONS[name].default for name in cls.options}
 
     def profile(self) -> Profile:
@@ -278,7 +279,7 @@ class Synchronizer(GradientMemory, Checkpointed):
         self.settings, self.loss_scale, self.skips_nonfinite = Iteration()
 
     @cached_property
-    def weights(self) -> list[Any]:  # noqa: D102 (an attribute, made when it is first read)
+    def weights(self) -> list[TensorLike]:  # noqa: D102 (an attribute, made when it is first read)
         return list(self.layout.weights)
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
@@ -305,7 +306,7 @@ class Synchronizer(GradientMemory, Checkpointed):
         """Prepare for an iteration, before its first gradient; without communication."""
 
     @abstractmethod
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
+    def ready(self, index: int, stream: object = None, elsewhere: int | None = None) -> None:
         """Take a gradient, which is final for this iteration once the work now in the stream is done.
 
         If `gradient_source` allows it, the gradient may lie at the address `elsewhere`, dense and in the order of its
@@ -314,11 +315,11 @@ class Synchronizer(GradientMemory, Checkpointed):
         """
 
     @abstractmethod
-    def flush(self, stream: Any = None) -> None:
+    def flush(self, stream: object = None) -> None:
         """Take all gradients that are not ready, and `extra`, as they are."""
 
     @abstractmethod
-    def wait(self, stream: Any = None) -> Update:
+    def wait(self, stream: object = None) -> Update:
         """End the iteration: wait until the gradients, or weights, for the step are there.
 
         A `Survivable` raises a `RecoverableError` of `begin`, `ready` or `flush` here again: a training loop that
@@ -341,7 +342,7 @@ class Synchronizer(GradientMemory, Checkpointed):
         return True
 
     @abstractmethod
-    def rollback(self, phase: Phase, stream: Any = None) -> None:
+    def rollback(self, phase: Phase, stream: object = None) -> None:
         """Undo the iteration, now in `phase`, so that state, such as residuals, is as before it.
 
         In AVERAGED, `wait` has ended it, no step has used its update, and all ranks undo it. In every other phase this

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.annotations import TensorLike
 from gradientflow.device import DeviceArray
 from gradientflow.memory import itemsize
 
@@ -34,24 +34,24 @@ class GradientMemory(ABC):
         return [[0, self.memory(group).nbytes // itemsize(self.layout.groups[group][0])]]
 
     @abstractmethod
-    def zero(self, group: int, stream: Any = None) -> None:
+    def zero(self, group: int, stream: object = None) -> None:
         """Zero the gradients of a dtype that the last update has left. Between iterations."""
 
     @property
-    def gradients(self) -> tuple[Any, ...]:
+    def gradients(self) -> tuple[TensorLike, ...]:
         """The gradients, one array a tensor, in their places."""
         return self._places
 
     @cached_property
-    def _places(self) -> tuple[Any, ...]:
-        arrays: list[Any] = [None] * len(self.layout)
+    def _places(self) -> tuple[TensorLike, ...]:
+        arrays: list[TensorLike] = [None] * len(self.layout)
         for group, (_, indices) in enumerate(self.layout.groups):
             for index, array in zip(indices, self._arrays(group), strict=True):
                 arrays[index] = array
         return tuple(arrays)
 
     @abstractmethod
-    def _arrays(self, group: int) -> Sequence[Any]:
+    def _arrays(self, group: int) -> Sequence[object]:
         """Return the gradients of a dtype as arrays."""
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
+from gradientflow.annotations import TensorLike
 from gradientflow.errors import ArgumentError
 
 
@@ -35,7 +35,7 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     device: str | int = "cpu"
-    weights: tuple[Any, ...] = ()
+    weights: tuple[TensorLike, ...] = ()
     extra: int = 0
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Layout:
             raise ArgumentError(f"a layout of {len(self.names)} tensors has {len(self.weights)} weights")
 
     @classmethod
-    def of(cls, weights: Sequence[Any], names: Sequence[str] | None = None, device: str | int = "cpu") -> Layout:
+    def of(cls, weights: Sequence[TensorLike], names: Sequence[str] | None = None, device: str | int = "cpu") -> Layout:
         """Return the layout of weights that are arrays, in the order in which backpropagation reaches them.
 
         Parameters

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,9 +65,7 @@ class NodeWeights:
 
     def parts(self, nbytes: int) -> Bytes:
         """Return new zero-filled memory of the node: a row of at least so many bytes for each rank. Collective."""
-        segment: Any = self.node._native.allocate(max(1, nbytes))
-        parts: Bytes = segment.parts
-        return parts
+        return self.node._native.allocate(max(1, nbytes)).parts
 
     def weights(self, group: int) -> Bytes:
         """Return new memory for the weights of a dtype, the same on all ranks of the node. Collective."""

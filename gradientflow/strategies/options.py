@@ -20,7 +20,7 @@ class Option(NamedTuple):
         Raises if a value is not allowed.
     """
 
-    default: Any
+    default: object
     check: Callable[[Any], object]
 
 

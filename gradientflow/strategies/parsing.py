@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gradientflow.description import Parser
 from gradientflow.errors import ArgumentError
@@ -42,7 +41,7 @@ def parse_strategy(text: str) -> Strategy:
     return _PARSER.parse(text)
 
 
-def as_strategy(strategy: Any) -> Strategy:
+def as_strategy(strategy: object) -> Strategy:
     """Return a strategy that is given as a `Strategy` or as text.
 
     Raises

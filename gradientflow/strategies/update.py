@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from gradientflow.annotations import TensorLike
 from gradientflow.errors import ArgumentError
 
 Kind = Literal["apply", "written", "skipped"]
@@ -27,7 +28,7 @@ class Update:
     """
 
     kind: Kind
-    gradients: tuple[Any, ...] = ()
+    gradients: tuple[TensorLike, ...] = ()
 
 
 class AdamSettings(NamedTuple):
@@ -149,7 +150,7 @@ class Withheld(NamedTuple):
         Seconds that this rank spent in the last iteration on selecting and gathering entries to send, if known.
     """
 
-    residuals: Sequence[Any] = ()
+    residuals: Sequence[TensorLike] = ()
     decay: float = 1.0
     bookkeeping_seconds: float | None = None
 

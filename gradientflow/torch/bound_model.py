@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ class BoundModel:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: Any,
+        optimizer: torch.optim.Optimizer,
         loop: Loop,
         gradients: ParameterGradients,
         fused_step: FusedStep | None,
@@ -157,7 +156,7 @@ class BoundModel:
             yield
         torch.autograd.graph.increment_version(self.gradients.parameters)
 
-    def join(self, optimizer: Any) -> AbstractContextManager[None]:
+    def join(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
         """Allow the ranks different numbers of iterations of this DistributedOptimizer in a ``with`` block."""
         if self.loop.synchronizer.shared is not None:
             raise ArgumentError("join() does not go with share='node': every rank makes a part of every step")

@@ -6,11 +6,12 @@ import itertools
 from collections import ChainMap, UserDict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 
+from gradientflow.annotations import State, StateDict
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
@@ -31,7 +32,7 @@ _COMMON, _OWN = "common", "own"  # named tensors equal on all ranks, and this ra
 class Checkpoint:
     """Returns and loads the state of a bound model, of its optimizer, and of the core if it makes the step."""
 
-    def __init__(self, bound: BoundModel, optimizer: Any, fused_step: FusedStep | None) -> None:
+    def __init__(self, bound: BoundModel, optimizer: torch.optim.Optimizer, fused_step: FusedStep | None) -> None:
         self._bound = bound
         self._loop = bound.loop
         self._optimizer = optimizer
@@ -41,7 +42,7 @@ class Checkpoint:
         kind = f"{strategy.name} with {type(optimizer).__name__}, the learning rate {rate} of momentum"
         self._training = TrainingState(bound.loop, kind)
 
-    def own(self, by_name: bool) -> dict[str, Any]:
+    def own(self, by_name: bool) -> StateDict:
         """Return this rank's state dict. Does not communicate.
 
         With `by_name`, the state of a parameter also holds the states of strategy and core, as named tensors, not
@@ -54,11 +55,11 @@ class Checkpoint:
             whole["state"] = self._with_names(state["state"], own)
         return whole
 
-    def common(self) -> dict[str, Any]:
+    def common(self) -> StateDict:
         """Return the part of the state dict that is equal on all ranks. Does not communicate."""
         return self._with(self._of_optimizer(), with_tensors(self._training.common()) | self._of_core())
 
-    def consolidated(self) -> dict[str, Any]:
+    def consolidated(self) -> StateDict:
         """Return a state dict equal on all ranks, which any number of ranks can load. Collective."""
         state, of_core = self._of_optimizer(), self._of_core()
         own = self._training.consolidated()
@@ -66,7 +67,7 @@ class Checkpoint:
             state, of_core = _consolidated(self._loop.comm, state, of_core)
         return self._with(state, with_tensors(own) | of_core)
 
-    def load(self, state_dict: dict[str, Any]) -> None:
+    def load(self, state_dict: dict[str, object]) -> None:
         """Load a state dict. Collective if the strategy has a state."""
         problem: ArgumentError | None = None
         try:
@@ -88,27 +89,27 @@ class Checkpoint:
             check()
         self._load(state_dict, own)
 
-    def check_common(self, state_dict: dict[str, Any]) -> None:
+    def check_common(self, state_dict: dict[str, object]) -> None:
         """Raise unless `load_common` can load a state dict. Changes nothing."""
         _check_groups(self._optimizer, state_dict)
         self._check(state_dict, _own(state_dict))
 
-    def load_common(self, state_dict: dict[str, Any]) -> None:
+    def load_common(self, state_dict: dict[str, object]) -> None:
         """Load a state dict, except for the state of the strategy. Does not communicate."""
         own = _own(state_dict)
         self._check(state_dict, own)
         self._load(state_dict, own)
 
-    def _of_optimizer(self) -> dict[str, Any]:
+    def _of_optimizer(self) -> StateDict:
         if self._fused_step is not None:
             self._fused_step.check_whole()
-        state: dict[str, Any] = self._optimizer.state_dict()
+        state: StateDict = self._optimizer.state_dict()
         return state
 
-    def _of_core(self) -> dict[str, Any]:
+    def _of_core(self) -> StateDict:
         return _NO_STATE if self._fused_step is None else self._fused_step.state()
 
-    def _with(self, state: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    def _with(self, state: dict[str, object], own: dict[str, object]) -> StateDict:
         """Return the optimizer's state, with the states of core and strategy if there are any."""
         if self._fused_step is None and not own["synchronizer"]:
             return state
@@ -116,7 +117,7 @@ class Checkpoint:
 
     # ---- by name -------------------------------------------------------------------------------------------------
 
-    def _names_by(self, numbers: Iterable[Any]) -> dict[Any, str]:
+    def _names_by(self, numbers: Iterable[object]) -> dict[Any, str]:
         """Return the names of the trained parameters, by the keys that a state dict uses for parameters."""
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
         pairs = zip(numbers, parameters, strict=False)
@@ -165,7 +166,7 @@ class Checkpoint:
             if "step" in of_one:
                 of_one["step"] = of_one["step"] * 0
 
-    def _with_names(self, of_each: Mapping[int, Any], own: dict[str, Any]) -> dict[int, Any]:
+    def _with_names(self, of_each: Mapping[int, Any], own: StateDict) -> dict[int, Any]:
         """Return the states of parameters, with `own` as named tensors in the holder's.
 
         Only the strategy's state differs between ranks. If the strategy lets each rank train by itself, all state
@@ -187,7 +188,7 @@ class Checkpoint:
         holder = next(number for number, name in names.items() if name == self._holder)
         return {**whole, holder: {**whole[holder], _KEY: entries}}
 
-    def _without_names(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _without_names(self, state_dict: StateDict) -> StateDict:
         """Return a state dict with a top-level entry made from its named tensors.
 
         Collective if the strategy has a state, and another number of ranks has saved it.
@@ -206,7 +207,7 @@ class Checkpoint:
             alone["state"] = {number: optimizer[name] for number, name in names.items() if name in optimizer}
         return {**alone, _KEY: own}
 
-    def _own_of(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+    def _own_of(self, entries: Mapping[str, object]) -> StateDict:
         """Return this rank's state in named tensors; if saved by another number of ranks, a state for any number."""
         comm = self._loop.comm
         states, saved_by = states_of(entries)
@@ -222,14 +223,14 @@ class Checkpoint:
 
     # ---- loading -------------------------------------------------------------------------------------------------
 
-    def _check(self, state_dict: dict[str, Any], own: dict[str, Any] | None) -> None:
+    def _check(self, state_dict: dict[str, object], own: dict[str, object] | None) -> None:
         """Raise unless a state dict can be loaded."""
         if self._fused_step is not None:
             _check_groups(self._optimizer, state_dict)
         if own is not None:
             self._training.check(own)
 
-    def _load(self, state_dict: dict[str, Any], own: dict[str, Any] | None) -> None:
+    def _load(self, state_dict: dict[str, object], own: StateDict | None) -> None:
         """Load a checked state dict, except for the state of the strategy."""
         load_alone(self._optimizer, state_dict)
         self._training.load_loss_scale(own)
@@ -254,12 +255,12 @@ class NamedState(UserDict[torch.Tensor, Any]):
         True if nothing was trained yet.
     """
 
-    def __init__(self, optimizer: Any, checkpoint: Checkpoint, is_new: bool) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint, is_new: bool) -> None:
         self.data = optimizer.state
         self._checkpoint = checkpoint
         self._is_new = is_new
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Reduce to the plain state of the optimizer, for copies and pickles."""
         return self.data.__reduce_ex__(protocol)
 
@@ -281,13 +282,13 @@ class NamedState(UserDict[torch.Tensor, Any]):
         return self.data.values()
 
 
-def load_alone(optimizer: Any, state_dict: dict[str, Any]) -> None:
+def load_alone(optimizer: torch.optim.Optimizer, state_dict: dict[str, object]) -> None:
     """Load a state dict into an optimizer, ignoring the states of strategy and core."""
     state_dict = without_names(state_dict)
     optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
 
 
-def without_names(state_dict: dict[str, Any]) -> dict[str, Any]:
+def without_names(state_dict: StateDict) -> StateDict:
     """Return a state dict without named tensors in the states of parameters."""
     states = {
         number: {key: value for key, value in of_one.items() if key != _KEY}
@@ -296,13 +297,13 @@ def without_names(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {**state_dict, "state": {number: of_one for number, of_one in states.items() if of_one}}
 
 
-def _own(state_dict: dict[str, Any]) -> dict[str, Any] | None:
+def _own(state_dict: StateDict) -> StateDict | None:
     """Return the states of strategy and core in a state dict, the strategy's with arrays."""
-    own: dict[str, Any] | None = state_dict.get(_KEY)
+    own: StateDict | None = state_dict.get(_KEY)
     return own if own is None else {**own, "synchronizer": with_arrays(own.get("synchronizer"))}
 
 
-def with_tensors(state: Any) -> Any:
+def with_tensors(state: object) -> Any:
     """Return the state with tensors in place of arrays."""
     if isinstance(state, np.ndarray):
         if state.dtype.name == "bfloat16":
@@ -315,7 +316,7 @@ def with_tensors(state: Any) -> Any:
     return state
 
 
-def with_arrays(state: Any) -> Any:
+def with_arrays(state: object) -> Any:
     """Return the state with arrays, on the host, in place of tensors."""
     if isinstance(state, torch.Tensor):
         on_host = state.detach().cpu()
@@ -329,7 +330,7 @@ def with_arrays(state: Any) -> Any:
     return state
 
 
-def _consolidated(comm: Communicator, state: dict[str, Any], of_core: dict[str, Any]) -> tuple[Any, Any]:
+def _consolidated(comm: Communicator, state: dict[str, object], of_core: dict[str, object]) -> tuple[Any, Any]:
     """Return an optimizer's state, and the core's part of it, equal on all ranks. Collective.
 
     Floating-point tensors except "step", such as momentum, are means over the ranks; the rest is rank 0's.
@@ -340,7 +341,7 @@ def _consolidated(comm: Communicator, state: dict[str, Any], of_core: dict[str, 
     return {**those, "state": with_tensors(those["state"])}, with_tensors(core)
 
 
-def _with_means(state: Any, key: object = None) -> Any:
+def _with_means(state: object, key: object = None) -> Any:
     """Return the state with arrays in place of the tensors to average: all floating-point tensors except "step"."""
     if isinstance(state, Mapping):
         return {name: _with_means(value, name) for name, value in state.items()}
@@ -352,13 +353,13 @@ def _with_means(state: Any, key: object = None) -> Any:
     return (on_host if on_host.dtype is torch.float64 else on_host.float()).numpy()
 
 
-def _of_all(states: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def _of_all(states: State, parameters: Mapping[str, torch.Tensor]) -> StateDict:
     """Return states with zeros for each parameter without one: this rank has not trained it, other ranks may have."""
     if not states:
         return {}
     name, pattern = next(iter(states.items()))
 
-    def zeros(value: Any, parameter: torch.Tensor) -> Any:
+    def zeros(value: object, parameter: torch.Tensor) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         is_like_parameter = value.shape == parameters[name].shape
@@ -370,16 +371,16 @@ def _of_all(states: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -
     }
 
 
-def _of_trained(states: Mapping[str, Any]) -> dict[str, Any]:
+def _of_trained(states: State) -> StateDict:
     """Return the states that are not all zeros."""
 
-    def has_been_trained(state: Mapping[str, Any]) -> bool:
+    def has_been_trained(state: Mapping[str, object]) -> bool:
         return any(bool(value.any()) for value in state.values() if isinstance(value, torch.Tensor))
 
     return {name: state for name, state in states.items() if has_been_trained(state)}
 
 
-def _check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
+def _check_groups(optimizer: torch.optim.Optimizer, state_dict: State) -> None:
     """Raise unless a PyTorch optimizer can load this state dict."""
     saved = [group["params"] for group in state_dict["param_groups"]]
     wanted = [group["params"] for group in optimizer.param_groups]
@@ -392,7 +393,7 @@ def _check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
             raise ArgumentError(f"the state is of another model: a {name} has shape {shapes}")
 
 
-def _buffers(optimizer: Any, state_dict: Mapping[str, Any]) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+def _buffers(optimizer: torch.optim.Optimizer, state_dict: State) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
     """Return (parameter, name, tensor) of each momentum, and each moment of Adam, in this state dict."""
     saved = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import TensorLike
 from gradientflow.errors import ArgumentError
 
 Stream = Any  # torch.cuda.Stream, or None for the host
@@ -76,7 +77,7 @@ def shared(tensor: torch.Tensor) -> Any:
     return tensor
 
 
-def tensor_over(array: Any, dtype: torch.dtype) -> torch.Tensor:
+def tensor_over(array: TensorLike, dtype: torch.dtype) -> torch.Tensor:
     """Return a flat tensor that shares the memory of an array of the core, and keeps it alive."""
     of_host = isinstance(array, np.ndarray)
     if array.nbytes == 0:
@@ -137,7 +138,7 @@ def as_default(device: torch.device) -> Iterator[None]:
     if stream == 0:
         yield
         return
-    order = load_core().device.order
+    order = core.device.order
     order(device.index, stream, 0)
     try:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from torch.autograd import forward_ad
@@ -22,23 +22,23 @@ class DirectLayer:
     """
 
     ordinary: ClassVar[Any]  # class of the layer that it replaces
-    weight: Any
+    weight: torch.Tensor
 
-    def serves(self, x: Any) -> bool:
+    def serves(self, x: torch.Tensor) -> bool:
         """Tell if `compute` supports this input, with bitwise equal results."""
         raise NotImplementedError
 
-    def compute(self, x: Any, gradients: ParameterGradients) -> Any:
+    def compute(self, x: torch.Tensor, gradients: ParameterGradients) -> torch.Tensor:
         """Compute the ordinary layer's output; its backward pass writes to `gradients.place_to_overwrite`."""
         raise NotImplementedError
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Compute the ordinary layer's output."""
         if torch.compiler.is_compiling() or not (self._is_plain(input) and self.serves(input)):
-            return self.ordinary.forward(self, input)
+            return self.ordinary.forward(self, input)  # type: ignore[no-any-return]
         return self.compute(input, self.__dict__[_TARGET])
 
-    def _is_plain(self, x: Any) -> bool:
+    def _is_plain(self, x: torch.Tensor) -> bool:
         return (
             torch.is_grad_enabled()
             and type(x) is torch.Tensor
@@ -53,14 +53,14 @@ class DirectLayer:
     def _get_name(self) -> str:
         return str(self.ordinary.__name__)
 
-    def _ordinary(self) -> dict[str, Any]:
+    def _ordinary(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != _TARGET}
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Reduce to an ordinary layer with the same parameters, for copies and pickles."""
         return self.ordinary.__new__, (self.ordinary,), self._ordinary()
 
-    def __prepare_scriptable__(self) -> Any:
+    def __prepare_scriptable__(self) -> object:
         """Give `torch.jit.script` an ordinary layer with the same parameters."""
         layer = self.ordinary.__new__(self.ordinary)
         layer.__dict__.update(self._ordinary())

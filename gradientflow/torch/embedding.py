@@ -15,20 +15,22 @@ from .gradients import ParameterGradients
 
 _Function: Any = torch.autograd.Function
 _Embedding: Any = torch.nn.Embedding
-_backward: Any = torch.ops.aten.embedding_dense_backward
+_backward = torch.ops.aten.embedding_dense_backward
 
 
 class _Direct(_Function):  # type: ignore[misc]
     """`torch.nn.functional.embedding` with bitwise equal results: rows are summed in the same order."""
 
     @staticmethod
-    def forward(ctx: Any, indices: Any, weight: Any, padding: int | None, gradients: ParameterGradients) -> Any:
+    def forward(
+        ctx: Any, indices: torch.Tensor, weight: torch.Tensor, padding: int | None, gradients: ParameterGradients
+    ) -> Any:
         ctx.save_for_backward(indices)
         ctx.weight, ctx.padding, ctx.gradients = weight, padding, gradients
         return functional.embedding(indices, weight, padding)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (indices,) = ctx.saved_tensors
         place = ctx.gradients.place_to_overwrite(ctx.weight, gradient.dtype)
         if place is None:
@@ -48,7 +50,7 @@ class DirectEmbedding(DirectLayer, _Embedding):  # type: ignore[misc]
 
     ordinary: ClassVar[Any] = _Embedding
 
-    def serves(self, x: Any) -> bool:
+    def serves(self, x: torch.Tensor) -> bool:
         """Tell if the gradient is dense, and the plain sum over the looked-up rows."""
         return (
             x.dtype in (torch.int64, torch.int32)
@@ -56,6 +58,6 @@ class DirectEmbedding(DirectLayer, _Embedding):  # type: ignore[misc]
             and not (self.sparse or self.scale_grad_by_freq or self.max_norm is not None)
         )
 
-    def compute(self, x: Any, gradients: ParameterGradients) -> Any:
+    def compute(self, x: torch.Tensor, gradients: ParameterGradients) -> torch.Tensor:
         """Look up rows."""
-        return _Direct.apply(x, self.weight, self.padding_idx, gradients)
+        return _Direct.apply(x, self.weight, self.padding_idx, gradients)  # type: ignore[no-any-return]

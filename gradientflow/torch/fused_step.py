@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.optimizers.optimizer import state_array
 from gradientflow.pools.base import stream_number
@@ -38,7 +38,7 @@ class _Weights:
     name: str
     parameter: torch.Tensor
     strides: tuple[int, ...]
-    native: Any
+    native: core.Optimizer
     index: int
     address: int = 0
     version: int = _NEVER  # version of the parameter after the last step
@@ -77,7 +77,7 @@ class FusedStep:
         The checks on shared weights; None if the ranks of a node do not share them.
     """
 
-    def __init__(self, optimizer: Any, strategy: Strategy, model: torch.nn.Module) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, strategy: Strategy, model: torch.nn.Module) -> None:
         self._optimizer = optimizer
         is_lars = type(optimizer) is LARS
         self._model = model
@@ -88,7 +88,7 @@ class FusedStep:
         self._rate_inside = in_momentum or is_lars
         self._momentum_in_state = is_lars or not in_momentum
         self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # names of arrays, by keys of the state
-        self._natives: list[Any] = []
+        self._natives: list[core.Optimizer] = []
         self._weights: list[list[_Weights]] = []  # parameters by dtype, as in the layout
 
     def lay_out(self, gradients: ParameterGradients, layout: Layout, shared: NodeWeights | None) -> None:
@@ -102,7 +102,7 @@ class FusedStep:
         device = pool_device(gradients.device)
         for group, (_, indices) in enumerate(layout.groups):
             counts = [layout.counts[index] for index in indices]
-            native = load_core().Optimizer(counts, self._rate_inside, None if device == "cpu" else device)
+            native = core.Optimizer(counts, self._rate_inside, device if isinstance(device, int) else None)
             all_weights = []
             for place, index in enumerate(indices):
                 parameter, view = gradients.parameters[index], gradients.views[index]
@@ -116,7 +116,7 @@ class FusedStep:
             self._natives.append(native)
             self._weights.append(all_weights)
 
-    def masters(self, layout: Layout) -> dict[int, Any]:
+    def masters(self, layout: Layout) -> dict[int, torch.Tensor]:
         """Return the master weights of all 16-bit parameters, by their indices in the layout."""
         found = {}
         for (_, indices), all_weights in zip(layout.groups, self._weights, strict=True):
@@ -163,8 +163,8 @@ class FusedStep:
 
     def _prepared(self) -> list[list[Settings | None]]:
         """Give the core buffers and weights for the step. Return the settings of each parameter."""
-        for group in self._optimizer.param_groups:
-            _check_group(group)
+        for each_group in self._optimizer.param_groups:
+            _check_group(each_group)
         group_of = {id(parameter): group for group in self._optimizer.param_groups for parameter in group["params"]}
         settings: list[list[Settings | None]] = []
         for each in self._weights:
@@ -354,7 +354,9 @@ class FusedStep:
             self._set_master(new, old.master)
 
 
-def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, fused: bool | None) -> str | None:
+def why_fused(
+    optimizer: torch.optim.Optimizer, strategy: Strategy, loss_scale: LossScale | None, fused: bool | None
+) -> str | None:
     """Return the reason why the core makes the step, or None if the optimizer makes it."""
     if strategy.step != "any" or loss_scale is not None:
         reason = str(strategy) if strategy.step != "any" else "loss_scale"
@@ -366,9 +368,11 @@ def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, 
     return "LARS" if fused is None and type(optimizer) is LARS else None
 
 
-def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, torch.Tensor], reason: str) -> None:
+def check_can_step(
+    optimizer: torch.optim.Optimizer, strategy: Strategy, parameters: Mapping[str, torch.Tensor], reason: str
+) -> None:
     """Raise unless `FusedStep` can make this optimizer's step for these parameters."""
-    possible: dict[Any, str] = {torch.optim.SGD: "torch.optim.SGD", LARS: "gradientflow.torch.LARS"}
+    possible: dict[object, str] = {torch.optim.SGD: "torch.optim.SGD", LARS: "gradientflow.torch.LARS"}
     if strategy.step != "core_rate_in_momentum" and strategy.gradients != "consumed":
         possible |= {torch.optim.Adam: "torch.optim.Adam", torch.optim.AdamW: "torch.optim.AdamW"}
     if type(optimizer) not in possible:
@@ -397,7 +401,7 @@ def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
     return parameter.numel() == 0 or all(size == 1 or stride == wanted for size, stride, wanted in places)
 
 
-def settings_of_parameter(optimizer: Any, parameter: torch.Tensor) -> Settings:
+def settings_of_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Settings:
     """Return the optimizer's settings for a parameter in the next step."""
     for group in optimizer.param_groups:
         if any(parameter is each for each in group["params"]):
@@ -411,7 +415,7 @@ def settings_of_group(group: Mapping[str, Any]) -> Settings:
     return Settings(rate, momentum, decay, trust)
 
 
-def _check_group(group: Mapping[str, Any]) -> None:
+def _check_group(group: Mapping[str, object]) -> None:
     """Raise if a parameter group asks for a feature that the core lacks."""
     for name in ("nesterov", "dampening", "amsgrad", "differentiable"):
         if group.get(name):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from gradientflow.annotations import TensorLike
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.memory import numpy_dtype
 from gradientflow.strategies import Layout, Settings, Synchronizer
@@ -357,7 +358,7 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     return found
 
 
-def _weights(parameter: torch.Tensor) -> Any:
+def _weights(parameter: torch.Tensor) -> TensorLike:
     """Return a flat view of a parameter: on the host a NumPy array, if NumPy has the dtype."""
     flat = parameter.detach().as_strided((parameter.numel(),), (1,))
     if not devices.is_on_host(flat):

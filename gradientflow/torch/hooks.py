@@ -21,7 +21,7 @@ _NO_TASK = -1
 _ACCUMULATING = Phase.ACCUMULATING  # kept here for speed: read for each gradient
 
 _current_task: Callable[[], int] = torch._C._current_graph_task_id  # gives the backward pass that runs in this thread
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_current_node: Callable[[], object] = torch._C._current_autograd_node
 _queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradientflow.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 _Optimizer: Any = torch.optim.Optimizer
 
@@ -45,7 +48,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
@@ -53,7 +56,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Add a parameter group; missing settings get the defaults."""
         settings = {**self.defaults, **param_group}
         for name in ("lr", "weight_decay", "trust"):
@@ -64,7 +67,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Make a step.
 
         Parameters
@@ -83,7 +86,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         return loss
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
-        gradient: Any = parameter.grad
+        gradient = parameter.grad
         decay, rate = group["weight_decay"], group["lr"]
         if group["trust"] > 0:
             # Float64 can hold the squares of all float32 values, without overflow or underflow.

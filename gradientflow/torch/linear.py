@@ -21,13 +21,15 @@ class _Direct(_Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Any, bias: Any, weight: Any, gradients: ParameterGradients) -> Any:
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, weight: torch.Tensor, gradients: ParameterGradients
+    ) -> Any:
         ctx.save_for_backward(x, weight if ctx.needs_input_grad[0] else None)
         ctx.weight, ctx.gradients = weight, gradients
         return functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         flat, rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         of_x = flat.mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
@@ -44,10 +46,10 @@ class DirectLinear(DirectLayer, _Linear):  # type: ignore[misc]
 
     ordinary: ClassVar[Any] = _Linear
 
-    def serves(self, x: Any) -> bool:
+    def serves(self, x: torch.Tensor) -> bool:
         """Tell if x is a contiguous batch of vectors with the dtype of the weight."""
         return bool(x.is_contiguous() and x.dim() > 1 and x.dtype is self.weight.dtype)
 
-    def compute(self, x: Any, gradients: ParameterGradients) -> Any:
+    def compute(self, x: torch.Tensor, gradients: ParameterGradients) -> torch.Tensor:
         """Compute ``x @ weight.T + bias``."""
-        return _Direct.apply(x, self.bias, self.weight, gradients)
+        return _Direct.apply(x, self.bias, self.weight, gradients)  # type: ignore[no-any-return]

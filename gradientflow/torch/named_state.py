@@ -22,7 +22,7 @@ from .of_rank import OfRank
 _OUTLINE, _NUMBERS = "outline", "numbers"
 
 
-def named(state: Any, rank: int = 0, ranks: int = 1) -> dict[str, OfRank]:
+def named(state: object, rank: int = 0, ranks: int = 1) -> dict[str, OfRank]:
     """Return named tensors with a state: one rank's, or one equal on all ranks.
 
     Tensors and numbers may differ between ranks, but not shapes, dtypes and outlines.
@@ -73,7 +73,7 @@ def _digest(outline: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(outline, digest_size=7).digest(), "little")
 
 
-def _outline(value: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Any:
+def _outline(value: object, tensors: list[torch.Tensor], numbers: list[int]) -> object:
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, str):
@@ -97,7 +97,7 @@ def _outline(value: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Any
     )
 
 
-def _filled(outline: Any, tensors: Mapping[str, torch.Tensor | None], numbers: list[int]) -> Any:
+def _filled(outline: object, tensors: Mapping[str, torch.Tensor | None], numbers: list[int]) -> object:
     if isinstance(outline, list):
         return [_filled(each, tensors, numbers) for each in outline]
     if not isinstance(outline, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -47,7 +47,7 @@ class OfRank(_Tensor):  # type: ignore[misc]
         """Return 0, as for a number: `set_state_dict` refuses other tensors that are not all on one device."""
         return 0
 
-    def new_empty(self, *shape: Any, **settings: Any) -> Any:
+    def new_empty(self, *shape: object, **settings: object) -> Any:
         """Return memory for a copy of this part, for example for `async_save`."""
         return super().new_empty(*shape, **settings).as_subclass(OfRank)
 
@@ -84,7 +84,7 @@ class OfRank(_Tensor):  # type: ignore[misc]
 
     # ---- copies --------------------------------------------------------------------------------------------------
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Reduce to a plain tensor, for pickles."""
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
@@ -110,7 +110,7 @@ class _Size(list[int]):
         self._part.find(saved)
         return False
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         """Reduce to a `torch.Size`, for pickles."""
         return torch.Size, (tuple(self),)
 

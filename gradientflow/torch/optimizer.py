@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gradientflow.agreement import failing_together
+from gradientflow.annotations import StateDict
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
 from gradientflow.job import init
@@ -267,7 +268,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return groups
 
     @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+    def param_groups(self, groups: list[dict[str, object]]) -> None:
         self._inner.param_groups = groups
 
     @property
@@ -281,7 +282,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def state(self, state: Any) -> None:
         self._inner.state = state
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state dict of the optimizer; it and the wrapped optimizer can load each other's.
 
         An entry "gradientflow" has the state of the strategy, and of the core if it makes the step. State of the
@@ -292,7 +293,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
             self._check_open()
         return self._inner.state_dict() if self._checkpoint is None else self._checkpoint.own(bool(self.state))
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return a state dict equal on all ranks, which any number of ranks can load. Collective.
 
         It has the sum of the residuals over the ranks; each loading rank takes the mean over the ranks that saved it.
@@ -301,7 +302,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         self._check_open()
         return self._inner.state_dict() if self._checkpoint is None else self._checkpoint.consolidated()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Load a state dict of a DistributedOptimizer, or of the wrapped optimizer.
 
         Collective if the strategy has a state, such as residuals; otherwise one rank may load alone, and then call
@@ -323,7 +324,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
             self._checkpoint.load(state_dict)
         self._is_new = False
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Add parameters of the model, for example once they are no longer frozen. Collective.
 
         As in the constructor, rank 0's values are broadcast, or values are compared.
@@ -418,7 +419,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         """Return text that names the wrapped optimizer."""
         return f"DistributedOptimizer over {self._inner!r}"
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> object:
         """Refuse to be pickled or copied."""
         raise ArgumentTypeError("a DistributedOptimizer cannot be pickled or copied: take its state_dict()")
 
@@ -460,7 +461,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         assert self._bound is not None
         return self._bound.loop
 
-    def _replica(self, with_weights: bool) -> Any:
+    def _replica(self, with_weights: bool) -> object:
         """Return parameters, the state that is equal on all ranks, and this rank's buffers."""
         assert self._bound is not None
         assert self._checkpoint is not None
@@ -573,7 +574,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
             self._comm.__exit__(kind, value, traceback)
 
 
-def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any) -> None:
+def _check_types(optimizer: object, model: object, comm: object, accumulation_steps: object) -> None:
     """Check the arguments of DistributedOptimizer, except for the strategy's."""
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer):
         message = f"the optimizer is a {type(optimizer).__name__}: what is needed is an optimizer of torch.optim"

@@ -27,7 +27,7 @@ _PACK_BYTES = 16 << 20  # smaller tensors are broadcast together, up to about th
 _ALIGNMENT = 16  # bytes, enough for any dtype
 
 
-def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Communicator | None = None) -> None:
+def broadcast_parameters(module_or_state_dict: object, root: int = 0, *, comm: Communicator | None = None) -> None:
     """Broadcast the root's parameters and buffers to all ranks, in place. Collective.
 
     Parameters
@@ -64,7 +64,9 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
     shared_model.accept_broadcast()
 
 
-def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicator | None = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root: int = 0, *, comm: Communicator | None = None
+) -> None:
     """Broadcast the root's optimizer state: momentum and the like, learning rates and other settings. Collective.
 
     State of a strategy that differs between ranks, such as residuals, is not broadcast.
@@ -161,7 +163,7 @@ def _check_root(comm: Communicator, root: int) -> None:
         raise ArgumentError(f"root {root} is not a rank: ranks are 0 to {comm.size - 1}")
 
 
-def _named_tensors(source: Any) -> dict[str, torch.Tensor]:
+def _named_tensors(source: object) -> dict[str, torch.Tensor]:
     """Return the tensors to broadcast by name, after checks; of a module, every tensor once."""
     if isinstance(source, torch.nn.Module):
         tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}

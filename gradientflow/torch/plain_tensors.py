@@ -26,7 +26,7 @@ def to_plain(state: Any) -> Any:
     return state
 
 
-def from_plain(state: Any) -> Any:
+def from_plain(state: object) -> Any:
     """Return a state of `to_plain` with tensors again, on the host."""
     if isinstance(state, Tagged):
         return _tensor(state)

@@ -28,7 +28,7 @@ def register() -> None:
     dist.init_process_group = distributed.init_process_group = _finding_ranks(distributed.init_process_group)
 
 
-def _create(options: Any, backend_options: Any) -> Any:
+def _create(options: object, backend_options: object) -> object:
     from .process_group import create
 
     return create(options, backend_options)
@@ -39,7 +39,7 @@ def _finding_ranks(init_process_group: Callable[..., None]) -> Callable[..., Non
     signature = inspect.signature(init_process_group)
 
     @functools.wraps(init_process_group)
-    def wrapper(*args: Any, **kwargs: Any) -> None:
+    def wrapper(*args: object, **kwargs: object) -> None:
         given = signature.bind(*args, **kwargs).arguments
         if _is_meant(given.get("backend")):
             given.update(_found(given))
@@ -48,7 +48,7 @@ def _finding_ranks(init_process_group: Callable[..., None]) -> Callable[..., Non
     return wrapper
 
 
-def _is_meant(backend: Any) -> bool:
+def _is_meant(backend: object) -> bool:
     """Tell if a backend, such as "gradientflow" or "cpu:gradientflow,cuda:nccl", is or includes this one."""
     return BACKEND in [part.rpartition(":")[2] for part in str(backend).lower().split(",")]
 

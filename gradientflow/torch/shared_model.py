@@ -25,7 +25,7 @@ class _Hook:
     def __call__(self, *_: object) -> None:
         self._function()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Hook, ()
 
 

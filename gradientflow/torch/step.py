@@ -20,14 +20,14 @@ _Optimizer: Any = torch.optim.Optimizer
 class Step:
     """Makes steps with the gradients of a bound model, by an optimizer, or by `fused_step` in its place. Collective."""
 
-    def __init__(self, bound: BoundModel, optimizer: Any, fused_step: FusedStep | None) -> None:
+    def __init__(self, bound: BoundModel, optimizer: torch.optim.Optimizer, fused_step: FusedStep | None) -> None:
         self._bound = bound
         self._loop = bound.loop
         self._optimizer = optimizer
         self._fused_step = fused_step
         self._hooked_step = _Optimizer.profile_hook_step(self._step_of_core)
 
-    def __call__(self, closure: Callable[[], Any] | None) -> Any:
+    def __call__(self, closure: Callable[[], object] | None) -> Any:
         """Make a step, or skip it. Return the optimizer's result, or the mean loss of `closure`."""
         self._check(closure)
         if self._fused_step is not None:
@@ -64,7 +64,7 @@ class Step:
             and all(float(group.get("lr", 0)) == 0 for group in groups)
         )
 
-    def _check(self, closure: Callable[[], Any] | None) -> None:
+    def _check(self, closure: Callable[[], object] | None) -> None:
         """Raise if gradients were changed after they were sent, or a closure would change them."""
         strategy, progress, problem = self._loop.strategy, self._loop.progress, ""
         if strategy.gradients == "consumed" and closure is not None:
@@ -76,7 +76,7 @@ class Step:
         if closure is not None and self._loop.batches.are_uneven:
             raise ArgumentError("step(closure) does not work inside join(): other ranks may be out of batches")
 
-    def _apply(self, step: Callable[[], Any]) -> Any:
+    def _apply(self, step: Callable[[], object]) -> object:
         """Make the step, unless gradients are not finite or the strategy has made it."""
         update = self._loop.progress.update
         result = None
@@ -94,7 +94,7 @@ class Step:
         mean = float(self._loop.comm.allreduce(np.array(loss.item() if is_tensor else float(loss)), "mean"))
         return loss.detach().new_tensor(mean) if is_tensor else mean
 
-    def _step_of_core(self, _: Any) -> None:
+    def _step_of_core(self, _: object) -> None:
         assert self._fused_step is not None
         assert self._loop.progress.update is not None
         loss_scale = self._loop.loss_scale

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
@@ -16,21 +15,23 @@ from .parameters import is_lazy
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # The DistributedOptimizer of each parameter, by the id of the parameter.
-_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_owners: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
 
 
-def reserve(parameters: Iterable[torch.Tensor], owner: Any) -> None:
+def reserve(parameters: Iterable[torch.Tensor], owner: object) -> None:
     """Reserve parameters for a DistributedOptimizer."""
     _owners.update({id(parameter): owner for parameter in parameters})
 
 
-def release(owner: Any) -> None:
+def release(owner: object) -> None:
     """End the reservations of a DistributedOptimizer."""
     for key in [key for key, each in _owners.items() if each is owner]:
         del _owners[key]
 
 
-def trained_parameters(optimizer: Any, model: torch.nn.Module, owner: Any) -> dict[str, torch.Tensor]:
+def trained_parameters(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, owner: object
+) -> dict[str, torch.Tensor]:
     """Return the parameters to train by name.
 
     Raises unless they can be trained, are all in the optimizer, and belong to no DistributedOptimizer but `owner`; or

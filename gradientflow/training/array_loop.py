@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from gradientflow.agreement import require_same
+from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.plain import Plain
 from gradientflow.strategies import (
     Explanation,
     Layout,
@@ -39,10 +41,10 @@ class Optimizer(Protocol):
         Numbers that can be changed while it is used, such as the learning rate.
     """
 
-    hyperparameters: Any
+    hyperparameters: object
 
     @property
-    def masters(self) -> Mapping[int, Any]:
+    def masters(self) -> Mapping[int, TensorLike]:
         """Float32 master weights, by the index of their tensor of 16 bits."""
 
     def round_masters(self) -> None:
@@ -51,10 +53,10 @@ class Optimizer(Protocol):
     def update_masters(self) -> None:
         """Set master weights to their weights of 16 bits wherever these were changed."""
 
-    def live_state(self) -> dict[str, Any]:
+    def live_state(self) -> StateDict:
         """Return the state, whose arrays may change with the next step."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state."""
 
     def broadcast_state(self, comm: Communicator, root: int) -> None:
@@ -108,7 +110,7 @@ class ArrayLoop(OverRanks):
     def __init__(
         self,
         comm: Communicator,
-        weights: Sequence[Any],
+        weights: Sequence[TensorLike],
         strategy: Strategy | str | None = None,
         *,
         loss_scale: LossScale | float | str | None = None,
@@ -164,7 +166,7 @@ class ArrayLoop(OverRanks):
         return self._loop.layout
 
     @property
-    def gradients(self) -> tuple[Any, ...]:
+    def gradients(self) -> tuple[TensorLike, ...]:
         """The arrays for the gradients, one per tensor; after `wait` they hold the gradients for the step."""
         return self._loop.synchronizer.gradients
 
@@ -237,7 +239,7 @@ class ArrayLoop(OverRanks):
         with join(self._loop, self._broadcast):
             yield
 
-    def _replica(self, with_weights: bool) -> Any:
+    def _replica(self, with_weights: bool) -> object:
         """Return weights, the optimizer's state and numbers, and the loss scale."""
         scale = self._loop.loss_scale
         return (
@@ -246,7 +248,7 @@ class ArrayLoop(OverRanks):
             None if scale is None else scale.state_dict(),
         )
 
-    def _load_replica(self, replica: Any, is_new: bool) -> None:
+    def _load_replica(self, replica: Plain, is_new: bool) -> None:
         """Load it; hyperparameters on a new rank only, since a rank ahead may have set its own for the next step."""
         weights, optimizer, scale = replica
         for mine, theirs in zip(self._loop.layout.weights, weights or (), strict=weights is not None):
@@ -306,15 +308,15 @@ class ArrayLoop(OverRanks):
         """Close the loop; after an exception without waiting for communication under way."""
         self._close(orderly=kind is None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return this rank's checkpoint of strategy and loss scale. Does not communicate."""
         return self._state.own()
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return a state that any number of ranks can load, the same on all. Collective."""
         return self._state.consolidated()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state. Collective.
 
         Raises
@@ -353,7 +355,7 @@ class _Arrays:
     stream = None
 
     def __init__(self) -> None:
-        self._gradients: Sequence[Any] = ()
+        self._gradients: Sequence[TensorLike] = ()
         self.present: list[bool] = []  # flags of tensors that have a gradient since the last exchange
 
     def attach(self, synchronizer: Synchronizer) -> list[int]:

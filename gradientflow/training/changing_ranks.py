@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import RecoverableError
+from gradientflow.plain import Plain
 from gradientflow.strategies import Survivable
 
 from .alone import alone
@@ -22,8 +23,8 @@ _Made = TypeVar("_Made")
 class Replica(NamedTuple):
     """State that is the same on all ranks, beside the strategy's: weights, optimizer state and so on."""
 
-    state: Callable[[bool], Any]  # returns the state as a plain value; True: with weights
-    load: Callable[[Any, bool], object]  # loads another rank's state; True: all of it, on a rank that begins
+    state: Callable[[bool], object]  # returns the state as a plain value; True: with weights
+    load: Callable[[Plain, bool], object]  # loads another rank's state; True: all of it, on a rank that begins
 
 
 class ChangingRanks(FixedRanks):
@@ -163,7 +164,7 @@ class ChangingRanks(FixedRanks):
             self._use(made)
         return not trains_on
 
-    def _greet(self, made: Communicator, entries: Mapping[str, str], changing: Any, lasting: Any = None) -> None:
+    def _greet(self, made: Communicator, entries: Mapping[str, str], changing: object, lasting: object = None) -> None:
         """Send joining ranks of a communicator, if any, their state in advance, from its rank 0.
 
         ``{}`` and None are no state, only the message for which `_take_prefetched` waits: `catching_up` gives it later.

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gradientflow.agreement import failing_together, gather
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
-from gradientflow.plain import Tagged, dump, load
+from gradientflow.plain import Plain, Tagged, dump, load
 
 Path = tuple[object, ...]  # keys and indices that lead to an array
-Arrays = dict[Path, npt.NDArray[Any]]
+Arrays = dict[Path, np.ndarray]
 
 
 _ARRAY = "array"  # tag of an array's placeholder, which has shape and dtype
 
 
-def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
+def consolidated(comm: Communicator, state: object, *, means: bool) -> Plain:
     """Return a state that is the same on all ranks. Collective.
 
     Values that are not arrays come from rank 0. Entries that rank 0 lacks, such as the momentum of a parameter that it
@@ -45,7 +43,7 @@ def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
     return _filled(comm if means else None, _merged(everyone), (), arrays)
 
 
-def of_any_rank(comm: Communicator, states: Sequence[Any], saved_by: int) -> Any:
+def of_any_rank(comm: Communicator, states: Sequence[object], saved_by: int) -> Plain:
     """Return a state that is the same on all ranks, merged from the states of other ranks. Collective.
 
     Arrays of floats are means over the ranks that saved them, as in `Synchronizer.consolidated_state_dict`; all else
@@ -76,7 +74,7 @@ def of_any_rank(comm: Communicator, states: Sequence[Any], saved_by: int) -> Any
     return _without_rank(consolidated(comm, mine, means=True))
 
 
-def _sum(states: Sequence[Any], factor: float) -> Any:
+def _sum(states: Sequence[Plain], factor: float) -> Plain:
     """Return the sum of the arrays of floats in these states, times `factor`, with all else from the first."""
     first = states[0]
     if isinstance(first, Mapping):
@@ -89,7 +87,7 @@ def _sum(states: Sequence[Any], factor: float) -> Any:
     return first
 
 
-def _without_rank(state: Any) -> Any:
+def _without_rank(state: object) -> Plain:
     """Return a state of means marked as that of one rank which has consolidated its own."""
     if isinstance(state, Mapping):
         rank = {"rank": None, "ranks": 1} if {"rank", "ranks"} <= set(state) else {}
@@ -97,7 +95,7 @@ def _without_rank(state: Any) -> Any:
     return [_without_rank(each) for each in state] if isinstance(state, list) else state
 
 
-def _outline(value: Any, path: Path, arrays: Arrays) -> Any:
+def _outline(value: object, path: Path, arrays: Arrays) -> Plain:
     """Return the state with placeholders for arrays; the arrays go to `arrays`."""
     if isinstance(value, np.ndarray):
         arrays[path] = value
@@ -109,7 +107,7 @@ def _outline(value: Any, path: Path, arrays: Arrays) -> Any:
     return value
 
 
-def _merged(outlines: Sequence[Any]) -> Any:
+def _merged(outlines: Sequence[object]) -> Plain:
     """Return the first rank's outline, with the dictionary entries that only other ranks have."""
     first = next((each for each in outlines if each is not None), None)
     if not isinstance(first, dict):
@@ -119,7 +117,7 @@ def _merged(outlines: Sequence[Any]) -> Any:
     return {key: _merged([each[key] for each in those if key in each]) for key in keys}
 
 
-def _filled(comm: Communicator | None, outline: Any, path: Path, arrays: Arrays) -> Any:
+def _filled(comm: Communicator | None, outline: object, path: Path, arrays: Arrays) -> Plain:
     """Return the state with arrays for placeholders: means over the ranks, or without `comm` this rank's arrays."""
     if isinstance(outline, dict):
         return {key: _filled(comm, each, (*path, key), arrays) for key, each in outline.items()}

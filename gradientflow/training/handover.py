@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
-from gradientflow.plain import Bytes, pack, unpack
+from gradientflow.plain import Bytes, Plain, pack, unpack
 
 
-def hand_over(comm: Communicator, value: Any) -> Any:
+def hand_over(comm: Communicator, value: object) -> Plain:
     """Return the value of rank 0. Collective."""
     return hand_over_parts(comm, pack(value, "the state") if comm.rank == 0 else [], value)
 
 
-def hand_over_parts(comm: Communicator, parts: list[Bytes], value: Any, root: int = 0) -> Any:
+def hand_over_parts(comm: Communicator, parts: list[Bytes], value: object, root: int = 0) -> Plain:
     """Return the value of rank `root`, which passes its parts. Collective."""
     count = int(comm.broadcast(np.array([len(parts)]), root)[0])
     sizes = comm.broadcast(np.array([each.size for each in parts] or [0] * count), root)
@@ -34,7 +33,7 @@ def hand_over_parts(comm: Communicator, parts: list[Bytes], value: Any, root: in
 
 
 @contextmanager
-def handing_over(comm: Communicator, value: Any) -> Iterator[Future[Any]]:
+def handing_over(comm: Communicator, value: object) -> Iterator[Future[Plain]]:
     """Transfer the value of rank 0 during a ``with`` block, ending once it is there; then close the communicator."""
     with comm, ThreadPoolExecutor(1) as executor:
         future = executor.submit(hand_over, comm, value)
@@ -54,7 +53,7 @@ def send(comm: Communicator, parts: Sequence[Bytes], dest: int) -> None:
         comm.send(each, dest)
 
 
-def receive(comm: Communicator, source: int) -> Any:
+def receive(comm: Communicator, source: int) -> Plain:
     """Return the value that a rank sends."""
     count = int(comm.recv(np.zeros(1, np.int64), source)[0])
     parts = _room(comm.recv(np.zeros(count, np.int64), source))

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 from gradientflow.agreement import failing_together
+from gradientflow.annotations import State
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.strategies import Layout, Strategy, Synchronizer
@@ -76,7 +76,7 @@ class Loop:
         self._overlap = Overlap(self.comm if layout.device == "cpu" else None)
         self.on_new_order: Callable[[], object] = lambda: None
         self.settings: SettingsOf = tensors.settings
-        self._masters: dict[str, Any] = {}  # master weights, by tensor name
+        self._masters: dict[str, object] = {}  # master weights, by tensor name
         self._round_masters: Callable[[], object] = lambda: None
         self._update_masters: Callable[[], object] = lambda: None  # takes over 16-bit weights that the user has changed
         self._sent: int | None = None  # bytes that the synchronizer had sent by the last step
@@ -392,7 +392,7 @@ class Loop:
 
     def use_masters(
         self,
-        masters: Mapping[int, Any],
+        masters: Mapping[int, object],
         round_masters: Callable[[], object],
         update_masters: Callable[[], object],
     ) -> None:
@@ -409,7 +409,7 @@ class Loop:
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def load(self, state: Mapping[str, Any] | None, order_is_known: bool) -> None:
+    def load(self, state: State | None, order_is_known: bool) -> None:
         """Load a state of the synchronizer, with its order of tensors; without one, reset. Collective."""
         self.abandon()
         self.progress.reset()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import weakref
-from collections.abc import Mapping
-from typing import Any
 
+from gradientflow.annotations import State, StateDict
 from gradientflow.arguments import checked_float, checked_int, checked_mapping
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
@@ -50,9 +49,9 @@ class LossScale:
         self.value = _checked(initial)
         self.overflows = 0
         self._good_steps = 0
-        self._owner: weakref.ref[Any] | None = None
+        self._owner: weakref.ref[object] | None = None
 
-    def bind(self, optimizer: Any) -> None:
+    def bind(self, optimizer: object) -> None:
         """Reserve the scale for one optimizer, as long as that exists: each step may change it.
 
         Raises
@@ -102,11 +101,11 @@ class LossScale:
             self._good_steps = 0
             self.value = min(_LARGEST, self.value * 2)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the scale, the count of overflows, and the steps since the last overflow or growth."""
         return {"value": self.value, "overflows": self.overflows, "good_steps": self._good_steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load a state."""
         if not {"value", "overflows", "good_steps"} <= set(checked_mapping("a state", state)):
             raise ArgumentError("this is not the state of a LossScale")

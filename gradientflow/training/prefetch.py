@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import GradientFlowError
-from gradientflow.plain import pack
+from gradientflow.plain import Plain, pack
 
 from .handover import receive, send
 
@@ -24,7 +23,7 @@ class StatePrefetch:
         self._copying: list[threading.Thread] = []
         self._giving: list[threading.Thread] = []
 
-    def begin(self, comm: Communicator, changing: Any, lasting: Any) -> None:
+    def begin(self, comm: Communicator, changing: object, lasting: object) -> None:
         """Begin to give values to the joining ranks, the last ranks of a communicator.
 
         Parameters
@@ -37,7 +36,7 @@ class StatePrefetch:
             Value that does not change until the joining ranks take part: its arrays are not copied.
         """
         self.end()
-        parts, copies = (pack(changing, "the state"), pack(lasting, "the state")), list[Any]()
+        parts, copies = (pack(changing, "the state"), pack(lasting, "the state")), list[Plain]()
         copying = threading.Thread(target=lambda: copies.extend(each.copy() for each in parts[0]), daemon=True)
 
         def give(newcomer: int) -> None:
@@ -63,7 +62,7 @@ class StatePrefetch:
             self._giving.pop().join()
 
 
-def take_prefetched(comm: Communicator) -> tuple[Any, Any]:
+def take_prefetched(comm: Communicator) -> tuple[Plain, Plain]:
     """Return the values that rank 0 gives: `changing` and `lasting`."""
     changing = receive(comm, 0)
     return changing, receive(comm, 0)

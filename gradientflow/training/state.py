@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 from gradientflow.agreement import failing_together, require_same
+from gradientflow.annotations import State, StateDict
 from gradientflow.errors import ArgumentError
 
 from .consolidation import consolidated
@@ -24,24 +25,24 @@ class TrainingState:
         self._loop = loop
         self._kind = kind
 
-    def own(self) -> dict[str, Any]:
+    def own(self) -> StateDict:
         """Return this rank's state. Does not communicate."""
         self._loop.take_weights()
         with self._loop.tensors.default_stream():
             return self._with(self._loop.synchronizer.state_dict())
 
-    def common(self) -> dict[str, Any]:
+    def common(self) -> StateDict:
         """Return the state that is the same on all ranks, without the strategy's. Does not communicate."""
         return self._with(None)
 
-    def consolidated(self) -> dict[str, Any]:
+    def consolidated(self) -> StateDict:
         """Return a state that any number of ranks can load, the same on all. Collective."""
         self._loop.take_weights()
         with self._loop.tensors.default_stream():
             state = self._with(self._loop.synchronizer.consolidated_state_dict())
-        return cast("dict[str, Any]", consolidated(self._loop.comm, state, means=False))
+        return cast("StateDict", consolidated(self._loop.comm, state, means=False))
 
-    def _with(self, of_synchronizer: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _with(self, of_synchronizer: Mapping[str, object] | None) -> StateDict:
         scale = self._loop.loss_scale
         return {
             "of": self._kind,
@@ -56,7 +57,7 @@ class TrainingState:
         layout = self._loop.layout
         return {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def check(self, state: State) -> None:
         """Raise unless a state is of this kind and of a model with these tensors."""
         missing = _KEYS - set(state)
         if missing:
@@ -77,7 +78,7 @@ class TrainingState:
         if state["synchronizer"] is not None:
             self._loop.synchronizer.check_state_dict(state["synchronizer"])
 
-    def load(self, state: Mapping[str, Any] | None, check: Callable[[], object]) -> None:
+    def load(self, state: State | None, check: Callable[[], object]) -> None:
         """Load the strategy's part of a state; without one, reset the strategy. Collective.
 
         `check` raises unless this rank can load the state. Nothing is changed if it raises on any rank, or if the
@@ -91,7 +92,7 @@ class TrainingState:
         require_same(self._loop.comm, "states", entries)
         self._loop.load(own, state is not None and bool(state["order_is_known"]))
 
-    def load_loss_scale(self, state: Mapping[str, Any] | None) -> None:
+    def load_loss_scale(self, state: State | None) -> None:
         """Load the loss scale of a state."""
         scale = self._loop.loss_scale
         if state is not None and state["loss_scale"] is not None and scale is not None:

@@ -247,13 +247,15 @@ class Survival(ChangingRanks):
         own = Standing(self.role, *exchanges, self._last.value, self.numbers.next, self.has_state)
         return [Standing(*each) for each in self.comm.allgather(np.array(own)).tolist()]
 
-    def _gift(self, synchronizer: Survivable, found: Plan) -> Any:
+    def _gift(self, synchronizer: Survivable, found: Plan) -> object:
         """Return the state that late ranks get from this rank."""
         everyone_takes = synchronizer.in_step  # otherwise only ranks that begin
         replica = self._replica.state(everyone_takes) if everyone_takes or found.gives_replica else None
         return replica, astuple(self.membership), synchronizer.shared_state(found.gives_arrays)
 
-    def _take(self, synchronizer: Survivable, first: Standing, replica: Any, membership: Any, shared: Any) -> None:
+    def _take(
+        self, synchronizer: Survivable, first: Standing, replica: object, membership: Any, shared: object
+    ) -> None:
         begins = self.role < Role.MEMBER
         if first.last == Phase.AVERAGED.value and not begins:  # otherwise this rank has sent nothing
             synchronizer.commit()

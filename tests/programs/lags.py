@@ -25,7 +25,7 @@ from support import (
 )
 
 import gradientflow as gf
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import ArgumentError, MismatchError
 from gradientflow.optimizers import SGD
 from gradientflow.strategies import LayerMonitor, parse_strategy
@@ -165,7 +165,7 @@ def check_densities(comm: gf.Communicator) -> None:
             exchange(training, [np.arange(1, 101)], [0])
             report = training.synchronizer.pools[0].layer_selections[0]  # type: ignore[attr-defined]
             assert report.k == report.sent == hundredths
-        assert load_core().k_of(100, 100 / hundredths) == hundredths
+        assert core.k_of(100, 100 / hundredths) == hundredths
 
 
 def check_a_largest_ratio_below_the_number_of_ranks(comm: gf.Communicator) -> None:

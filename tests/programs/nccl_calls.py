@@ -31,11 +31,11 @@ from support import (
 )
 
 import gradientflow as gf
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.device import DeviceArray, asarray
 from gradientflow.errors import ArgumentError
 
-DEVICE = RANK % load_core().device.count()
+DEVICE = RANK % core.device.count()
 COUNTS = (0, 1, SIZE, 37, 1000 * SIZE, 5003)
 ROUNDING = {"float16": 3e-3, "bfloat16": 3e-2, "float32": 1e-6, "float64": 1e-14}
 NCCL = {"algorithm": "nccl"}
@@ -251,7 +251,7 @@ def refusals() -> None:
         "is NCCL 2.13.4; GradientFlow needs 2.14.0 or newer": ({}, {"NCCL_EMULATOR_VERSION": "21304"}),
         "rank 1 has NCCL 2": ({}, {"NCCL_EMULATOR_VERSION": f"2280{RANK}"}),
     }
-    if load_core().device.count() < SIZE:
+    if core.device.count() < SIZE:
         cases = {"have the same device": ({}, {})}
     for reason, (config, variables) in cases.items():
         os.environ.update(variables)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import gradientflow.device
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.model import fit
 from gradientflow.pools.base import BasePool
 from gradientflow.pools.gradient import GradientPool
@@ -61,7 +61,7 @@ class EmulatedTensor:
     def __dlpack__(self, **_: Any) -> Any:
         tensor = self._tensor
         assert tensor.is_contiguous()
-        return load_core().device.to_dlpack(tensor, tensor.data_ptr(), list(tensor.shape), _NAMES[tensor.dtype], 0)
+        return core.device.to_dlpack(tensor, tensor.data_ptr(), list(tensor.shape), _NAMES[tensor.dtype], 0)
 
 
 class EmulatedStream:
@@ -179,7 +179,7 @@ def _emulate() -> None:
     for name, function in replaced.items():
         assert callable(getattr(devices, name))
         setattr(devices, name, function)
-    load_core().PlainCalls.fast_paths.clear()  # those of the process group, which would find the tensors on the host
+    core.PlainCalls.fast_paths.clear()  # those of the process group, which would find the tensors on the host
     call_time._REDUCED = 64, 1024  # an emulated device is slow
     explanation.SIZES, fit._PASSED_ON = (64, 1024), 1024
     for owner, names in (

@@ -130,6 +130,7 @@ def wrong_includes(root: Path) -> list[str]:
 PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.errors": set(),
     "gradientflow.addresses": set(),
+    "gradientflow.annotations": set(),
     "gradientflow.arguments": {"gradientflow.errors"},
     "gradientflow.description": {"gradientflow.errors"},
     "gradientflow.former_names": set(),
@@ -148,8 +149,13 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "gradientflow.whole_file",
     },
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location", "gradientflow.settings_file"},
-    "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
-    "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._fast_paths"},
+    "gradientflow.handle": {"gradientflow.errors", "gradientflow._location", "gradientflow.annotations"},
+    "gradientflow.request": {
+        "gradientflow.errors",
+        "gradientflow._location",
+        "gradientflow._fast_paths",
+        "gradientflow.annotations",
+    },
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.wires": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.plain": {"gradientflow.errors", "gradientflow.memory"},
@@ -157,6 +163,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.launch": {
         "gradientflow.errors",
         "gradientflow._location",
+        "gradientflow.annotations",
         "gradientflow.arguments",
         "gradientflow.launcher_variables",
         "gradientflow.meeting",
@@ -165,7 +172,10 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     },
     "gradientflow.device": {"gradientflow.errors", "gradientflow._location", "gradientflow.memory"},
 }
-PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
+PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {
+    "gradientflow.device",
+    "gradientflow.annotations",
+}
 PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {
     "gradientflow.launch",
     "gradientflow.meeting",
@@ -225,10 +235,10 @@ PYTHON_LAYERS["gradientflow.model"] = PYTHON_LAYERS["gradientflow.pools"] | {
 }
 # The rooms of the strategies, from below.
 STRATEGIES = "gradientflow.strategies"
-PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors"}
-PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors"}
+PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors", "gradientflow.annotations"}
+PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors", "gradientflow.annotations"}
 PYTHON_LAYERS[f"{STRATEGIES}.node_weights"] = PYTHON_LAYERS["gradientflow.pools"] | {f"{STRATEGIES}.layout"}
-PYTHON_LAYERS[f"{STRATEGIES}.checkpoints"] = set()
+PYTHON_LAYERS[f"{STRATEGIES}.checkpoints"] = {"gradientflow.annotations"}
 PYTHON_LAYERS[f"{STRATEGIES}.gradient_memory"] = PYTHON_LAYERS[f"{STRATEGIES}.node_weights"]
 PYTHON_LAYERS[f"{STRATEGIES}.options"] = PYTHON_LAYERS["gradientflow.pools"] | {"gradientflow.pools"}
 PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
@@ -261,7 +271,11 @@ PYTHON_LAYERS["gradientflow.paced"] = PYTHON_LAYERS["gradientflow.optimizers"] |
 # The process group knows of no training: only of communicators.
 PROCESS_GROUP = "gradientflow.torch.process_group"
 PYTHON_LAYERS["gradientflow.torch.names"] = set()
-PYTHON_LAYERS["gradientflow.torch.devices"] = {"gradientflow.errors", "gradientflow._location"}
+PYTHON_LAYERS["gradientflow.torch.devices"] = {
+    "gradientflow.annotations",
+    "gradientflow.errors",
+    "gradientflow._location",
+}
 PYTHON_LAYERS[PROCESS_GROUP] = {
     "gradientflow._fast_paths",
     "gradientflow._location",

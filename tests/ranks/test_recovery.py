@@ -17,7 +17,7 @@ import pytest
 from jobs import ENDS_WITHOUT_MPI, Finished, outside_environment
 from pace import scaled
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 
 Start = Callable[..., "Ranks"]
 
@@ -26,7 +26,7 @@ class Ranks:
     """Processes that run tests/programs/recover.py with `left` and `min_ranks`."""
 
     def __init__(self, program: Sequence[str], size: int, left: int, min_ranks: int = 0, **settings: object) -> None:
-        meet = load_core().TcpStore("127.0.0.1:0", serve=True).address  # a port that is free again: rank 0 serves there
+        meet = core.TcpStore("127.0.0.1:0", serve=True).address  # a port that is free again: rank 0 serves there
         environment = outside_environment() | {
             f"GRADIENTFLOW_{name.upper()}": str(value) for name, value in settings.items()
         }

@@ -14,7 +14,7 @@ import pytest
 from jobs import Finished, Job, outside_environment, python_command
 from pace import scaled
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.launch import module_command
 from gradientflow.launch.tcp import launcher_command
 
@@ -201,7 +201,7 @@ raise ValueError
     ],
 )
 def test_a_rank_says_by_its_exit_status_that_it_cannot_reach_the_job(obstacle: str, error: str, status: int) -> None:
-    store = load_core().TcpStore("127.0.0.1:0", True, token="right")
+    store = core.TcpStore("127.0.0.1:0", True, token="right")
     place = {"GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "2", "GRADIENTFLOW_RESTARTS": "1"}
     place |= {"GRADIENTFLOW_MEET": store.address, "GRADIENTFLOW_TOKEN": "wrong" if obstacle == "token" else "right"}
     if obstacle == "address":
@@ -268,7 +268,7 @@ def test_a_new_process_comes_by_itself(barrier: str) -> None:
 
     Where a rank recovers while another admits, both go on together, and the newcomer is let in the next time.
     """
-    meet = load_core().TcpStore("127.0.0.1:0", serve=True).address
+    meet = core.TcpStore("127.0.0.1:0", serve=True).address
     members = [start("-c", MEMBERS, meet, str(rank), barrier) for rank in range(2)]
     for each in members:
         assert each.stdout is not None
@@ -282,7 +282,7 @@ def test_a_new_process_comes_by_itself(barrier: str) -> None:
 
 @pytest.mark.thorough
 def test_nobody_lets_it_in() -> None:
-    store = load_core().TcpStore("127.0.0.1:0", serve=True)
+    store = core.TcpStore("127.0.0.1:0", serve=True)
     code = "import sys, gradientflow as gf; gf.join(sys.argv[1], gf.Config(timeout=1))"
     ended = subprocess.run(
         [sys.executable, "-c", code, store.address], capture_output=True, text=True, timeout=60, check=False

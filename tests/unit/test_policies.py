@@ -14,7 +14,7 @@ import pytest
 from policy_references import DSSPReference, ElasticReference
 
 import gradientflow as gf
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.description import from_plain, plain_of
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.plain import dump, load
@@ -36,7 +36,7 @@ NOTHING = Answer()
 
 def checked(running: Any, workers: int) -> Any:
     """Return a running policy as a server asks it."""
-    return load_core().checked_policy(running, workers)
+    return core.checked_policy(running, workers)
 
 
 class Says(Policy):

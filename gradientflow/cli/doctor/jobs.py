@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from gradientflow.annotations import JsonObject
 from gradientflow.cli.job import TIMED_OUT, Job, run_job
 from gradientflow.cli.library import built_with
 from gradientflow.launch import (
@@ -85,7 +85,7 @@ def _try(command: Sequence[str], environment: Mapping[str, str], *, by_mpi: bool
     return judge(json.loads(report))
 
 
-def judge(report: dict[str, Any]) -> list[Check]:
+def judge(report: JsonObject) -> list[Check]:
     """Return the checks that follow from a report of ``gradientflow.cli.doctor.probe``."""
     found = [Check("start", "ok", f"{report['ranks']} ranks")]
     for memory, words in (("pool", "node memory"), ("array", "ordinary arrays")):

@@ -8,7 +8,7 @@ import os
 import socket
 
 from gradientflow import waits
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError, MismatchError
 from gradientflow.meeting.stores import TOKEN
 from gradientflow.meeting.variables import split_address
@@ -74,7 +74,7 @@ def _nobody(place: str, host: str, port: int) -> Check:
 
 def _somebody(place: str) -> Check:
     try:
-        load_core().TcpStore(place, timeout=waits.PLACE_ANSWERS.seconds, token=os.environ.get(TOKEN, ""))
+        core.TcpStore(place, timeout=waits.PLACE_ANSWERS.seconds, token=os.environ.get(TOKEN, ""))
     except MismatchError as error:
         return Check(place, "warn", "reached: a store of GradientFlow of another job", str(error))
     except CommunicationTimeoutError:

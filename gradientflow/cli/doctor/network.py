@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.config import Config
 from gradientflow.errors import GradientFlowError
 from gradientflow.job import asked_transport
@@ -34,8 +34,8 @@ def meeting() -> list[Check]:
 def address_towards(place: str, *, by_mpi: bool = False) -> Check:
     """Report the address at which ranks would reach this host; unless `by_mpi`, on the route to the meeting point."""
     try:
-        interface = load_core().choice_between_hosts(dict(Config()))[2] if by_mpi else Config()["interface"]
-        address = load_core().own_address(place, {**Config(), "interface": interface})
+        interface = core.choice_between_hosts(dict(Config()))[2] if by_mpi else Config()["interface"]
+        address = core.own_address(place, {**Config(), "interface": interface})
     except (GradientFlowError, ValueError) as error:
         return Check("address of this host", "warn", "not known", str(error))
     why = f"it leads to {place}" if place else "the default route's"
@@ -48,7 +48,7 @@ def mpi_between_hosts() -> Check:
     """Report the transport of messages in an MPI job on several hosts like this one."""
     name = "MPI between hosts"
     try:
-        transport, why, _ = load_core().choice_between_hosts(dict(Config(transport=asked_transport())))
+        transport, why, _ = core.choice_between_hosts(dict(Config(transport=asked_transport())))
     except (GradientFlowError, ValueError) as error:
         return Check(name, "warn", "not known", str(error))
     return Check(name, "ok", f"messages over {transport.upper()}: {why}")
@@ -56,7 +56,7 @@ def mpi_between_hosts() -> Check:
 
 def between_hosts() -> list[Check]:
     """Report the path that an allreduce would take between hosts, with the reason."""
-    ways = load_core().ways
+    ways = core.ways
     layouts = (("2 hosts", [1, 1]), ("4 hosts", [1] * 4), ("2 hosts of 2 ranks", [2, 2]), ("4 hosts of 8", [8] * 4))
     try:
         return [Check(name, "ok", words_of_paths(ways(node_sizes))) for name, node_sizes in layouts]

@@ -9,7 +9,7 @@ import platform
 import re
 from pathlib import Path
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.cli.library import PACKAGE, build_info, built_with, keep_mpi_unstarted
 from gradientflow.errors import GradientFlowError
 from gradientflow.jax.mpi_names import jaxlib_library, missing_names
@@ -118,7 +118,7 @@ def _jax() -> Check:
 def _cuda() -> Check:
     name = "CUDA kernels"
     try:
-        devices = load_core().device
+        devices = core.device
         built = devices.built()
     except (ImportError, GradientFlowError) as error:  # no core, or an invalid setting
         return Check(name, "warn", "not known", str(error))

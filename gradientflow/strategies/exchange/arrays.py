@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.strategies.contract import Strategy, Synchronizer, require_one_of
@@ -76,7 +76,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         self.comm = self._parent._own_part(0)
         self._sent_before: int | None = 0  # bytes sent through communicators that it has left
         self._lock = threading.RLock()
-        self._before: dict[str, Any] | None = None  # state before the iteration
+        self._before: StateDict | None = None  # state before the iteration
         self._is_ready: list[bool] = []
         self._next = 0  # next tensor to be handed over
         self._phase = Phase.IDLE  # IDLE, HANDING_OVER, or WAIT_FAILED once a moment of the iteration has failed
@@ -85,7 +85,7 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
-    def gradient_ready(self, index: int, gradient: Any) -> object:
+    def gradient_ready(self, index: int, gradient: TensorLike) -> object:
         """Take a gradient that is final."""
 
     def backward_done(self) -> Kind | None:
@@ -111,7 +111,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         """Return the first tensor whose gradient is not finite after the exchange."""
         return first_nonfinite(self.gradients)
 
-    def state_before(self) -> dict[str, Any]:
+    def state_before(self) -> StateDict:
         """Return copies of the state that `gradient_ready` and `backward_done` may change: all in `state_names`."""
         return {name: _mapped(getattr(self, name), np.copy) for name in self.state_names}
 
@@ -126,7 +126,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         finally:
             self.comm = comm
 
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: object = None, elsewhere: int | None = None) -> None:  # noqa: D102
         with self._lock, self._in_iteration():
             if self._is_ready[index]:
                 raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
@@ -148,12 +148,12 @@ class ArraySynchronizer(PlacedSynchronizer):
                 "changes the gradient in its place"
             )
 
-    def flush(self, stream: Any = None) -> None:  # noqa: D102
+    def flush(self, stream: object = None) -> None:  # noqa: D102
         for index, is_ready in enumerate(self._is_ready):
             if not is_ready:
                 self.ready(index, stream)
 
-    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+    def wait(self, stream: object = None) -> Update:  # noqa: D102
         self.flush(stream)
         with self._in_iteration():
             kind = self.backward_done() or "apply"
@@ -220,7 +220,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             self._take(self._before)
             self._before = None
 
-    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+    def rollback(self, phase: Phase, stream: object = None) -> None:  # noqa: D102
         if self._phase is not Phase.IDLE or phase is Phase.AVERAGED:
             self._restore()
         if phase is Phase.AVERAGED:
@@ -263,8 +263,8 @@ class ArraySynchronizer(PlacedSynchronizer):
         self._phase = Phase.IDLE
         self._found = None
 
-    def _native_updates(self) -> tuple[Any, ...]:
-        update = load_core().Update
+    def _native_updates(self) -> tuple[TensorLike, ...]:
+        update = core.Update
         return tuple(
             update(memory, dtype, offsets)
             for memory, (dtype, _), offsets in zip(self._memory, self.layout.groups, self._offsets, strict=True)
@@ -272,30 +272,30 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return this rank's attributes in `state_names`, and its weights where they differ between ranks."""
         return self._state(self.comm.rank, np.copy)
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return the same, with arrays of floats averaged over the ranks, all else as on rank 0. Collective."""
         return self._state(None, self._averaged)
 
-    def _averaged(self, array: npt.NDArray[Any]) -> Any:
+    def _averaged(self, array: np.ndarray) -> TensorLike:
         is_whole = array.dtype.kind in "iub"
         return self.comm.broadcast(array.copy()) if is_whole else self.comm.allreduce(array.copy(), "mean")
 
-    def _entries(self) -> dict[str, Any]:
+    def _entries(self) -> StateDict:
         """Return the entries of a state, by name."""
         entries = {name: getattr(self, name) for name in self.state_names}
         if self.strategy.gradients != "mean" and self.layout.weights:
             entries["weights"] = list(self.weights)
         return entries
 
-    def _state(self, rank: int | None, taken: Callable[[Any], Any]) -> dict[str, Any]:
+    def _state(self, rank: int | None, taken: Callable[[Any], Any]) -> StateDict:
         entries = {name: _mapped(value, taken) for name, value in self._entries().items()}
         return {"names": list(self.layout.names), "rank": rank, "ranks": self.comm.size, **entries} if entries else {}
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: State) -> None:
         """Raise unless the state has the attributes in `state_names`, and is for this rank and these tensors."""
         entries = self._entries()
         if not entries:
@@ -308,7 +308,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             if _shapes(value) != _shapes(self._in_order(state[name], state["names"])):
                 raise ArgumentError(f"the state is of another model: its {name} have other shapes")
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Load a state; without one, the strategy's initial state. Collective."""
         if state is not None:
             self._take({name: self._in_order(state[name], state["names"]) for name in self._entries()})
@@ -343,7 +343,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         is_per_tensor = isinstance(value, list) and len(value) == len(names)
         return in_order(value, names, self.layout) if is_per_tensor else value
 
-    def _take(self, values: Mapping[str, Any]) -> None:
+    def _take(self, values: Mapping[str, TensorLike]) -> None:
         """Set entries of the state: arrays in place, everything else as a copy."""
         entries = self._entries()
         for name, value in values.items():
@@ -360,7 +360,7 @@ class ArraySynchronizer(PlacedSynchronizer):
                 number = isinstance(mine, bool | int | float) and value is not None
                 setattr(self, name, type(mine)(value) if number else _mapped(value, np.copy))
 
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+    def summary(self, state: Mapping[str, object]) -> dict[str, str]:
         """Return the numbers of a state, which are the same on all ranks."""
         values = {name: state[name] for name in self.state_names}
         return {name: str(value) for name, value in values.items() if not isinstance(value, list | np.ndarray)}
@@ -384,14 +384,14 @@ class _RefusingCommunicator:
         return value
 
 
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+def _mapped(value: object, function: Callable[[Any], object]) -> Any:
     """Return an attribute with a function applied to each of its arrays."""
     if isinstance(value, np.ndarray):
         return function(value)
     return [_mapped(each, function) for each in value] if isinstance(value, list) else value
 
 
-def _shapes(value: Any) -> Any:
+def _shapes(value: object) -> Any:
     """Return the shapes of the arrays of an attribute, nested as they are."""
     if isinstance(value, list):
         return [_shapes(each) for each in value]

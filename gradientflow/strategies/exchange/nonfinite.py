@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import TensorLike
 from gradientflow.errors import NonFiniteError
 
 ALONE = "this rank has skipped its step; the others go on"  # outcome if ranks are not in step
@@ -15,15 +15,15 @@ ALONE = "this rank has skipped its step; the others go on"  # outcome if ranks a
 _NARROW = ("float16", "bfloat16", "float32")  # dtypes that the core checks
 
 
-def is_finite(array: Any) -> bool:
+def is_finite(array: TensorLike) -> bool:
     """Tell whether all elements of a contiguous array are finite."""
     name = array.dtype.name
     if name in _NARROW:
-        return not load_core().local_updates.count_nonfinite(array.ctypes.data, name, array.size)
+        return not core.local_updates.count_nonfinite(array.ctypes.data, name, array.size)
     return bool(np.isfinite(array).all())
 
 
-def first_nonfinite(arrays: Iterable[Any]) -> int | None:
+def first_nonfinite(arrays: Iterable[TensorLike]) -> int | None:
     """Return the index of the first array that is not finite, or None."""
     return next((index for index, array in enumerate(arrays) if not is_finite(array)), None)
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from gradientflow.annotations import StateDict
 from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, GradientFlowError
@@ -19,6 +19,7 @@ from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Call, Costs
 from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import EveryFewSteps, Traffic
+from gradientflow.plain import Plain
 from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Phase
@@ -27,7 +28,7 @@ from .nonfinite import first_nonfinite, is_finite, nonfinite_error
 from .state import in_order
 from .survivable import SurvivableArrays
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 _NOT_DUE = -1
 _PASSES = 10 * 4  # bytes of memory for each weight
@@ -66,7 +67,7 @@ class PeriodicStrategy(Strategy):
         ("density", "ratio"), "sparse_loco is the method that sends the largest changes of weights and keeps the rest"
     )
 
-    def __init__(self, period: int, **options: Any) -> None:
+    def __init__(self, period: int, **options: object) -> None:
         super().__init__(**options)
         self.period = checked_int("period", period, 1)
 
@@ -212,11 +213,11 @@ class PeriodicSynchronizer(SurvivableArrays):
             common[...] = mean
             weight[...] = mean
 
-    def state_before(self) -> dict[str, Any]:
+    def state_before(self) -> StateDict:
         """Return nothing: the state changes only after the step."""
         return {}
 
-    def rollback(self, phase: Phase, stream: Any = None) -> None:
+    def rollback(self, phase: Phase, stream: object = None) -> None:
         """Undo the iteration; after a failed exchange, give up pending exchanges, too."""
         if phase is Phase.STEP_FAILED:
             self._under_way.clear()
@@ -316,14 +317,14 @@ class PeriodicSynchronizer(SurvivableArrays):
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
-    def shared_state(self, with_arrays: bool) -> Any:
+    def shared_state(self, with_arrays: bool) -> object:
         """Return the results of the exchanges that have ended, and the values that ranks that begin lack."""
         self.prepare()
         arrays = ("common", "velocity") if self.strategy.outer_momentum else ("common",)
         names = ("steps", "exchanges", "due", *(arrays if with_arrays else ()))
         return {"names": self.layout.names, **{name: getattr(self, name) for name in names}}
 
-    def catch_up(self, state: Any, begins: bool) -> None:
+    def catch_up(self, state: Plain, begins: bool) -> None:
         """Take the common weights of a rank that is ahead, mixed with this rank's share of its own.
 
         This rank has missed the first of the pending exchanges, and perhaps after all of these the end of training.
@@ -343,12 +344,12 @@ class PeriodicSynchronizer(SurvivableArrays):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state, after pending exchanges."""
         self._wait_for_all()
         return super().state_dict()
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return a state for any number of ranks, with the mean of their weights. Collective."""
         self._wait_for_all()
         return super().consolidated_state_dict()

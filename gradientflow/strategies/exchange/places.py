@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,10 +59,10 @@ class PlacedSynchronizer(Synchronizer):
     def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
         return self._offsets[group]
 
-    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+    def zero(self, group: int, stream: object = None) -> None:  # noqa: D102
         self._memory[group][...] = 0
 
-    def _arrays(self, group: int) -> Sequence[Any]:
+    def _arrays(self, group: int) -> Sequence[object]:
         dtype, indices = self.layout.groups[group]
         return [
             array_over(self._memory[group], offset, self.layout.shapes[index], numpy_dtype(dtype))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.annotations import TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, GradientFlowError, NonFiniteError
@@ -77,7 +78,7 @@ class PoolStrategy(Strategy):
         )
 
     @abstractmethod
-    def pool_options(self, tensors: int) -> dict[str, Any]:
+    def pool_options(self, tensors: int) -> dict[str, object]:
         """Return further arguments for a pool of so many tensors."""
 
     def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
@@ -131,28 +132,28 @@ class PoolSynchronizer(Survivable):
     def spans(self, group: int) -> list[list[int]]:  # noqa: D102
         return cast("list[list[int]]", self.pools[group].spans.tolist())
 
-    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+    def zero(self, group: int, stream: object = None) -> None:  # noqa: D102
         self.pools[group].zero(stream)
 
-    def _arrays(self, group: int) -> Sequence[Any]:
+    def _arrays(self, group: int) -> Sequence[TensorLike]:
         return cast("Sequence[Any]", self.pools[group].views)
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: object = None, elsewhere: int | None = None) -> None:  # noqa: D102
         # This is `ready` of pools/base.py. In GradientPool an object of the core, made in
         # bindings/bind_gradient_pool.cpp, has replaced it (see gradientflow/_fast_paths.py): it serves calls without a
         # stream, and passes all others on to `ready`.
         pool, place = self._place_of[index]
         pool.ready(place, stream)
 
-    def flush(self, stream: Any = None) -> None:  # noqa: D102
+    def flush(self, stream: object = None) -> None:  # noqa: D102
         if len(self.extra):
             self.pools[0].extra[:] = self.extra
         for pool in self.pools:
             pool.ready(stream=stream)
 
-    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+    def wait(self, stream: object = None) -> Update:  # noqa: D102
         errors = [error for group in range(len(self.pools)) if (error := self._wait_for(group, stream)) is not None]
         for error in errors:
             if not isinstance(error, NonFiniteError):
@@ -177,7 +178,7 @@ class PoolSynchronizer(Survivable):
             if pool.dtype in theirs:
                 pool._native.take_over_means(theirs[pool.dtype]._native)
 
-    def _wait_for(self, group: int, stream: Any) -> GradientFlowError | None:
+    def _wait_for(self, group: int, stream: object) -> GradientFlowError | None:
         """Wait for one pool. Return its error, so that the iteration is ended in all pools."""
         try:
             self.pools[group].wait(stream=stream)
@@ -187,7 +188,7 @@ class PoolSynchronizer(Survivable):
             return error
         return None
 
-    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+    def rollback(self, phase: Phase, stream: object = None) -> None:  # noqa: D102
         if phase is Phase.AVERAGED:
             self._undo(stream)
         elif phase is not Phase.WAIT_FAILED or not self._undo_if_failed(stream):
@@ -195,19 +196,19 @@ class PoolSynchronizer(Survivable):
             if errors:
                 raise errors[0]
 
-    def _undo(self, stream: Any) -> None:
+    def _undo(self, stream: object) -> None:
         """Undo the iteration that has ended in all pools; a dropped or failed iteration has changed nothing."""
         for pool in self.pools:
             pool.rollback(stream)
 
-    def _undo_if_failed(self, stream: Any = None) -> bool:
+    def _undo_if_failed(self, stream: object = None) -> bool:
         """Undo, in all pools, an iteration that `wait` could not end in some; return True if there is one."""
         has_failed = any(pool.has_failed for pool in self.pools)
         if has_failed:
             self._undo(stream)
         return has_failed
 
-    def _give_up(self, pool: Any, stream: Any) -> GradientFlowError | None:
+    def _give_up(self, pool: Any, stream: object) -> GradientFlowError | None:
         """Give up the iteration of one pool. Return its error, so that it is given up in all pools."""
         number = len(pool.shapes)
         try:

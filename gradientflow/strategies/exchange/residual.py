@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.update import Withheld
@@ -25,10 +26,10 @@ class ResidualSynchronizer(PoolSynchronizer):
         The entries of a pool's state that do not hold for other tensors, with their initial values.
     """
 
-    initial_state: ClassVar[Mapping[str, Any]] = {}
+    initial_state: ClassVar[State] = {}
 
     @property
-    def residuals(self) -> tuple[Any, ...]:
+    def residuals(self) -> tuple[TensorLike, ...]:
         """The residuals of this rank, one array for each tensor."""
         pairs = zip(self.layout.groups, self.pools, strict=True)
         found = {
@@ -54,18 +55,18 @@ class ResidualSynchronizer(PoolSynchronizer):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the states of this rank's pools."""
         return self._state(methodcaller("state_dict"))
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return the states of the pools with residuals summed over the ranks, the same on all ranks. Collective."""
         return self._state(methodcaller("consolidated_state_dict"))
 
-    def _state(self, state_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def _state(self, state_of: Callable[[Any], StateDict]) -> StateDict:
         return {"names": list(self.layout.names), "pools": {pool.dtype: state_of(pool) for pool in self.pools}}
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: State) -> None:
         """Raise unless the state is for these tensors, in any order."""
         check_keys(self.strategy.name, ("names", "pools"), state)
         order = {name: number for number, name in enumerate(state["names"])}
@@ -79,7 +80,7 @@ class ResidualSynchronizer(PoolSynchronizer):
             arrays = {key: [there[key][place] for place in places] for key in _arrays_by_tensor(there)}
             pool.check_state_dict({**there, **arrays})
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Load a state with the tensors in this order, or reset to zero residuals without one. Collective."""
         for pool in self.pools:
             if state is None:
@@ -89,7 +90,7 @@ class ResidualSynchronizer(PoolSynchronizer):
             else:
                 pool.load_state_dict(state["pools"][pool.dtype])
 
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+    def summary(self, state: State) -> dict[str, str]:
         """Return iteration and order of a state, and further values on which the ranks agree."""
         entries = {"the order of gradients": ", ".join(state["names"])}
         for dtype, pool in state["pools"].items():
@@ -97,7 +98,7 @@ class ResidualSynchronizer(PoolSynchronizer):
             entries |= self._summary_of(dtype, pool)
         return entries
 
-    def _summary_of(self, dtype: str, state: Mapping[str, Any]) -> dict[str, str]:
+    def _summary_of(self, dtype: str, state: Mapping[str, object]) -> dict[str, str]:
         """Return the values in a pool's state that have to be the same on all ranks."""
         return {}
 
@@ -110,7 +111,7 @@ class ResidualSynchronizer(PoolSynchronizer):
         other._undo_if_failed()
         own = max((pool.iteration for pool in other.pools), default=0)
         iteration = int(self.comm.allreduce(np.array([own]), "max")[0])
-        there: dict[str, dict[str, Any]] = {}
+        there: dict[str, StateDict] = {}
         for (_, indices), pool in zip(other.layout.groups, other.pools, strict=True):
             names, state = [other.layout.names[i] for i in indices], pool.state_dict()
             for key in _arrays_by_tensor(state):
@@ -125,7 +126,7 @@ class ResidualSynchronizer(PoolSynchronizer):
         super().take_over(other)
 
 
-def _arrays_by_tensor(state: Mapping[str, Any]) -> list[str]:
+def _arrays_by_tensor(state: Mapping[str, object]) -> list[str]:
     """Return the keys of a pool's state whose values have an array for each tensor."""
     return [key for key in ("residuals", "velocities") if key in state]
 

@@ -6,12 +6,12 @@ import ctypes
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import State, StateDict
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, NonFiniteError
@@ -67,7 +67,7 @@ class ServedStrategy(Strategy):
     ) | {"algorithm": "pushes and pulls are no allreduce"}
 
     def __init__(
-        self, *, servers: int | None = None, optimizer: str = "sgd", replicas: int = 0, **options: Any
+        self, *, servers: int | None = None, optimizer: str = "sgd", replicas: int = 0, **options: object
     ) -> None:
         super().__init__(**options)
         check_single(self.wire, self.name)
@@ -92,9 +92,7 @@ class ServedStrategy(Strategy):
         counts = counts_of(computation)
         width = itemsize(self.wire or computation.dtype)
         threshold = native_threshold(self.fusion_threshold)
-        ranges = load_core().selector.fuse(
-            [count * width for count in counts], _RANGE if threshold is None else threshold
-        )
+        ranges = core.selector.fuse([count * width for count in counts], _RANGE if threshold is None else threshold)
         return Served(
             tuple((sum(counts[begin:end]) * width, end) for begin, end in ranges),
             servers=self.servers or 0,
@@ -134,7 +132,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
                 message = f"{strategy.name}: {name} is {dtype}: servers have float32, for gradients of up to 32 bits"
                 raise ArgumentTypeError(message)
         super().__init__(comm, layout, strategy)
-        self._core = load_core().local_updates
+        self._core = core.local_updates
         self._is_zero = [True] * len(layout.groups)  # flags of dtypes whose memory is zero
         self._groups = [0] * len(layout)
         for group, (_, indices) in enumerate(layout.groups):
@@ -169,7 +167,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
-    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+    def zero(self, group: int, stream: object = None) -> None:  # noqa: D102
         if not self._is_zero[group]:
             self._memory[group][...] = 0
             self._is_zero[group] = True
@@ -202,7 +200,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         if not self._servers_know:
             self._initialize_servers()
 
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: object = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._is_ready[index]:
             raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
         dtype, count = self.layout.dtypes[index], self.layout.counts[index]
@@ -215,7 +213,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         if elsewhere is None or self.keeps_gradients:
             self._is_zero[self._groups[index]] = False
 
-    def flush(self, stream: Any = None) -> None:  # noqa: D102
+    def flush(self, stream: object = None) -> None:  # noqa: D102
         self.pushes += 1
         if self.pulls_with(self.pushes):
             self._end_pull()
@@ -223,7 +221,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         else:
             self._pending = self.server.push(self._settings, self._scale, nonfinite=self._found)
 
-    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+    def wait(self, stream: object = None) -> Update:  # noqa: D102
         if self._pending is None:
             self.flush(stream)
         push, found, used = self._pending, self._found, self._is_ready
@@ -256,7 +254,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         """Take the servers' weights."""
         self._take_pull()
 
-    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+    def rollback(self, phase: Phase, stream: object = None) -> None:  # noqa: D102
         if phase is Phase.HANDING_OVER:  # the servers wait for a push
             self.pushes += 1
             self.server.push(self._settings, self._scale, "abandoned")
@@ -399,11 +397,11 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state of the servers, which holds for any number of ranks."""
         return {"names": list(self.layout.names), "pushes": self.pushes, "server": self.server.state_dict()}
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return the state of the servers once they have applied the pushes of all ranks. Collective."""
         self.server.state_dict()  # makes the servers apply the pushes of this rank
         self.comm.barrier()
@@ -411,12 +409,12 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self.comm.barrier()
         return state
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, object]) -> None:
         """Raise unless the state is for these tensors."""
         check_keys(self.strategy.name, ("names", "pushes", "server"), state)
         check_names(self.layout, state)
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Load a state; without one, begin again with the weights of rank 0. Collective."""
         self._end_pull()
         self.restart()
@@ -450,7 +448,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
                     mine[name] = in_order(theirs[name], other.layout.names, self.layout, value)
             self.server.load_state_dict(mine)
 
-    def _in_order(self, state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    def _in_order(self, state: State, names: Sequence[str]) -> dict[str, object]:
         """Return a state with its tensors in the order of the layout."""
         return {
             key: in_order(value, names, self.layout) if _is_per_tensor(value, len(names)) else value
@@ -465,7 +463,7 @@ def _servers_of(strategy: ServedStrategy, comm: Communicator) -> int | None:
     return min(strategy.servers, comm.size)
 
 
-def _is_per_tensor(value: Any, tensors: int) -> bool:
+def _is_per_tensor(value: object, tensors: int) -> bool:
     return isinstance(value, list) and len(value) == tensors and all(isinstance(each, np.ndarray) for each in value)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import itemsize
@@ -90,20 +89,20 @@ class SharedGradients(PlacedSynchronizer, Survivable):
         """Raise: a rank that dies leaves its slice half written."""
         _refuse_survival()
 
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: object = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._is_ready[index]:
             raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
         self._is_ready[index] = True
 
-    def flush(self, stream: Any = None) -> None:
+    def flush(self, stream: object = None) -> None:
         """Leave gradients that are not ready as they are: zeros."""
 
-    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+    def wait(self, stream: object = None) -> Update:  # noqa: D102
         overflowed = self.skips_nonfinite and not self._is_finite()
         return Update("skipped") if self._exchange_numbers(overflowed) else self.update()
 
     def update(self) -> Update:  # noqa: D102
-        update = load_core().Update
+        update = core.Update
         return Update(
             "apply",
             tuple(
@@ -112,7 +111,7 @@ class SharedGradients(PlacedSynchronizer, Survivable):
             ),
         )
 
-    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+    def rollback(self, phase: Phase, stream: object = None) -> None:  # noqa: D102
         if phase not in (Phase.AVERAGED, Phase.WAIT_FAILED):
             self._exchange_numbers(False)
 
@@ -128,7 +127,7 @@ class SharedGradients(PlacedSynchronizer, Survivable):
         return bool(status[-1])
 
     def _is_finite(self) -> bool:
-        count = load_core().local_updates.count_nonfinite
+        count = core.local_updates.count_nonfinite
         return not any(
             count(memory.ctypes.data, dtype, memory.nbytes // itemsize(dtype))
             for memory, (dtype, _) in zip(self._memory, self.layout.groups, strict=True)
@@ -141,7 +140,7 @@ def bind_shared(comm: Communicator, layout: Layout, strategy: PoolStrategy) -> S
         raise ArgumentError(
             f"share='node' is for weights in memory of the host, and the tensors are on CUDA device {layout.device}"
         )
-    kind: Any = SharedGradients if comm.nodes == 1 else SharedPools
+    kind = SharedGradients if comm.nodes == 1 else SharedPools
     synchronizer: Synchronizer = kind(comm, replace(layout, weights=()), strategy)  # they will move to node memory
     return synchronizer
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow import device
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import aligned_offsets, itemsize
@@ -52,15 +53,15 @@ class StagedSynchronizer(Synchronizer):
         The synchronizer that does the work.
     """
 
-    host: Any
+    host: TensorLike
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         super().__init__(comm, layout, strategy)
-        self._core = load_core().device
+        self._core = core.device
         self._device = device.device_number(layout.device)
         self._copies = self._core.CopyStream(self._device)
         self._memory: list[device.DeviceArray] = []
-        self._pinned: list[Any] = []
+        self._pinned: list[object] = []
         self.weights = list(layout.weights) if strategy.gradients != "mean" else []
         self._mirrors = self._make_mirrors() if self.weights else []
         self._take_weights(_DEFAULT_STREAM)
@@ -76,10 +77,10 @@ class StagedSynchronizer(Synchronizer):
             raise
         self._takes_weights = True  # True until a step is made: every iteration then copies weights to the host
         self._phase = Phase.IDLE  # IDLE, HANDING_OVER or HANDED_OVER
-        self._queue: deque[tuple[int | None, Any]] = deque()  # gradients on their way to the host; None: weights
+        self._queue: deque[tuple[int | None, TensorLike]] = deque()  # gradients on their way to the host; None: weights
         self._is_ready: set[int] = set()
 
-    def _make_mirrors(self) -> list[npt.NDArray[Any]]:
+    def _make_mirrors(self) -> list[np.ndarray]:
         """Make places on the host for the weights: float32 for weights of 16 bits, like their master weights."""
         sizes = [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self._kinds, strict=True)]
         offsets = aligned_offsets(sizes)
@@ -129,7 +130,7 @@ class StagedSynchronizer(Synchronizer):
         memory = self._memory[group]
         self._core.clear(self._device, memory._address, memory.nbytes, stream or _DEFAULT_STREAM)
 
-    def _arrays(self, group: int) -> Sequence[Any]:
+    def _arrays(self, group: int) -> Sequence[object]:
         dtype, indices = self.layout.groups[group]
         return [
             device.DeviceArray(self._memory[group]._owner, offset, self.layout.shapes[index], dtype, self._device)
@@ -154,7 +155,7 @@ class StagedSynchronizer(Synchronizer):
         while self._queue and self._queue[0][1].happened:
             self._hand_over()
 
-    def flush(self, stream: Any = None) -> None:  # noqa: D102
+    def flush(self, stream: object = None) -> None:  # noqa: D102
         self._begin(stream)
         for index, (below, _, nbytes) in enumerate(self._copies_to_host):
             if index not in self._is_ready:
@@ -182,7 +183,7 @@ class StagedSynchronizer(Synchronizer):
         return self.update()
 
     def update(self) -> Update:  # noqa: D102
-        native = load_core().Update
+        native = core.Update
         groups = enumerate(self.layout.groups)
         return Update("apply", tuple(native(self._memory[g], dtype, self.offsets(g)) for g, (dtype, _) in groups))
 
@@ -196,7 +197,7 @@ class StagedSynchronizer(Synchronizer):
         with self._giving_weights():
             self.host.after_step()
 
-    def rollback(self, phase: Phase, stream: Any = None) -> None:  # noqa: D102
+    def rollback(self, phase: Phase, stream: object = None) -> None:  # noqa: D102
         if phase is not Phase.AVERAGED:
             self._copies.wait()
             if self._queue and self._queue[0][0] is None:
@@ -276,7 +277,7 @@ class StagedSynchronizer(Synchronizer):
         self._copies.follow(stream)
         for index, (weight, mirror) in enumerate(zip(self.weights, self._mirrors, strict=True)):
             address, dtype = self._core.place_of(weight)
-            below: npt.NDArray[Any] = mirror
+            below: np.ndarray = mirror
             if "16" in dtype:
                 below = np.empty(len(mirror), np.uint16)
                 rounded[index] = below, dtype
@@ -302,11 +303,11 @@ class StagedSynchronizer(Synchronizer):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    def state_dict(self) -> StateDict:  # noqa: D102
         self._take_weights_to_save()
         return self.host.state_dict()  # type: ignore[no-any-return]
 
-    def consolidated_state_dict(self) -> dict[str, Any]:  # noqa: D102
+    def consolidated_state_dict(self) -> StateDict:  # noqa: D102
         self._take_weights_to_save()
         return self.host.consolidated_state_dict()  # type: ignore[no-any-return]
 
@@ -315,7 +316,7 @@ class StagedSynchronizer(Synchronizer):
         if self.weights and (self.strategy.gradients == "local" or self._phase is Phase.IDLE):
             self._take_weights(_DEFAULT_STREAM)
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, object] | None) -> None:  # noqa: D102
         self._take_weights(_DEFAULT_STREAM)
         with self._giving_weights():
             self.host.load_state_dict(state)

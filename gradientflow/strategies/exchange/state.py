@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gradientflow.annotations import State, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.layout import Layout
 
 
-def check_keys(name: str, needed: Iterable[str], state: Mapping[str, Any]) -> None:
+def check_keys(name: str, needed: Iterable[str], state: Mapping[str, object]) -> None:
     """Raise unless a state of the strategy of this name has these keys."""
     missing = set(needed) - set(state)
     if missing:
         raise ArgumentError(f"this is not the state of {name}: it has no {', '.join(sorted(missing))}")
 
 
-def check_names(layout: Layout, state: Mapping[str, Any]) -> None:
+def check_names(layout: Layout, state: State) -> None:
     """Raise unless a state has the tensors of the layout, in any order."""
     if sorted(state["names"]) != sorted(layout.names):
         raise ArgumentError("the state is of another model, whose tensors have other names")
 
 
-def check_rank(comm: Communicator, state: Mapping[str, Any]) -> None:
+def check_rank(comm: Communicator, state: Mapping[str, object]) -> None:
     """Raise unless a state is of this rank, and of as many ranks."""
     mine, theirs = (comm.rank, comm.size), (state["rank"], state["ranks"])
     if mine != theirs:
@@ -33,7 +34,9 @@ def check_rank(comm: Communicator, state: Mapping[str, Any]) -> None:
         )
 
 
-def in_order(values: Sequence[Any], names: Sequence[str], layout: Layout, instead: Sequence[Any] | None = None) -> Any:
+def in_order(
+    values: Sequence[TensorLike], names: Sequence[str], layout: Layout, instead: Sequence[object] | None = None
+) -> Any:
     """Return a list with an item for each tensor of `names`, in the order of the layout.
 
     Tensors that `names` lacks get the items of `instead`.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from gradientflow.communicator import Communicator
+from gradientflow.plain import Plain
 from gradientflow.strategies.contract import Synchronizer, require_one_of
 
 from .arrays import ArraySynchronizer
@@ -62,14 +63,14 @@ class Survivable(Synchronizer):
     def commit(self) -> None:
         """Commit the iteration whose `wait` has failed: other ranks applied it, this rank's gradients included."""
 
-    def shared_state(self, with_arrays: bool) -> Any:
+    def shared_state(self, with_arrays: bool) -> object:
         """Return the state that equals on all ranks with the same number of `exchanges`.
 
         It is a plain value: None, numbers, text, arrays of NumPy, and lists, tuples and dicts of these. Arrays stay as
         they are until the next exchange. Without arrays it is for a rank that begins, and has them already.
         """
 
-    def catch_up(self, state: Any, begins: bool) -> None:
+    def catch_up(self, state: Plain, begins: bool) -> None:
         """Take the `shared_state` of a rank on which more `exchanges` have ended; all of it on a rank that begins.
 
         Unless this rank begins, the results include the data that it has sent.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -51,7 +51,7 @@ class TopKStrategy(PoolStrategy):
 
     options = ("wire", "algorithm")
 
-    def __init__(self, ratio: float, *, warmup: int = 0, monitor: int = False, **options: Any) -> None:
+    def __init__(self, ratio: float, *, warmup: int = 0, monitor: int = False, **options: object) -> None:
         super().__init__(**options)
         check_single(self.wire, self.name)
         self.final_ratio = checked_ratio("ratio", ratio)
@@ -75,7 +75,7 @@ class TopKStrategy(PoolStrategy):
         """Make top-k pools, one for each dtype. Collective."""
         return TopKSynchronizer(comm, layout, self)
 
-    def pool_options(self, tensors: int) -> dict[str, Any]:
+    def pool_options(self, tensors: int) -> dict[str, object]:
         """Return ratio and layers of pools, and the attributes named like their arguments."""
         own = {name: getattr(self, name) for name in _POOL_OPTIONS if hasattr(self, name)}
         return {"ratios": self.ratio_at(0), "layers": self.layers(tensors), **own}
@@ -155,7 +155,7 @@ class TopKSynchronizer(ResidualSynchronizer):
         super().prepare()
         self._ramp()
 
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: object = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if elsewhere is None:
             super().ready(index, stream)
         else:
@@ -168,7 +168,7 @@ class TopKSynchronizer(ResidualSynchronizer):
             if set(pool.ratios) != {ratio}:
                 pool.ratios = [ratio] * len(pool.ratios)
 
-    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+    def wait(self, stream: object = None) -> Update:  # noqa: D102
         self._monitor.reset()
         update = super().wait(stream)
         every = int(self.strategy.monitor)
@@ -207,7 +207,7 @@ class TopKSynchronizer(ResidualSynchronizer):
                 self.layout.names[tensors[0]],
                 f"{elements:,}",
                 f"{ratio:,.6g}",
-                f"{load_core().k_of(elements, ratio):,}",
+                f"{core.k_of(elements, ratio):,}",
             ]
             last = ["-"] * 3
             if selections[pool]:
@@ -218,7 +218,7 @@ class TopKSynchronizer(ResidualSynchronizer):
         return ["layer", "elements", "ratio", "k", "sent\nlast", "as\nlast", "selecting\nms"], rows
 
 
-def checked_selection(selection: Any) -> str:
+def checked_selection(selection: object) -> str:
     """Return the way to find the largest entries: "sampled" or "exact".
 
     Raises
@@ -231,7 +231,7 @@ def checked_selection(selection: Any) -> str:
     return str(selection)
 
 
-def checked_ratio(name: str, ratio: Any) -> float:
+def checked_ratio(name: str, ratio: object) -> float:
     """Return a compression ratio as a float.
 
     Raises

@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.annotations import State, StateDict
 from gradientflow.arguments import checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -84,7 +84,7 @@ class Auto(PoolStrategy):
     fusion_threshold = "auto"
     wire = None
 
-    def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, **options: Any) -> None:
+    def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, **options: object) -> None:
         super().__init__(**options)
         self.allow = (allow,) if isinstance(allow, str) else tuple(checked_list("allow", allow, "wires"))
         narrow = [name for name in wires() if name != "float32"]
@@ -110,7 +110,7 @@ class Auto(PoolStrategy):
         """Make gradient pools, one for each dtype. Collective."""
         return AutoSynchronizer(comm, layout, self)
 
-    def pool_options(self, tensors: int) -> dict[str, Any]:
+    def pool_options(self, tensors: int) -> dict[str, object]:
         """Return the fusion threshold of pools until the choice is made."""
         return {"fusion_threshold": self.fusion_threshold}
 
@@ -220,16 +220,16 @@ class AutoSynchronizer(PoolSynchronizer):
             self._begun, self._before = now, self._now
             self._moments[:] = np.nan
 
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: object = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self.choice is None:
             self._moments[index] = time.perf_counter()
         super().ready(index, stream, elsewhere)
 
-    def flush(self, stream: Any = None) -> None:  # noqa: D102
+    def flush(self, stream: object = None) -> None:  # noqa: D102
         self._flushed = time.perf_counter()
         super().flush(stream)
 
-    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+    def wait(self, stream: object = None) -> Update:  # noqa: D102
         update = super().wait(stream)
         if self.choice is None and self._best is None and self._begun is not None:
             moments = np.where(np.isnan(self._moments), self._flushed, self._moments)
@@ -334,7 +334,7 @@ class AutoSynchronizer(PoolSynchronizer):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the choice, its measurements, and the numbers of ranks and nodes for which it was made."""
         return {
             "choice": None if self.choice is None else [self.choice.fusion_threshold, self.choice.wire],
@@ -345,11 +345,11 @@ class AutoSynchronizer(PoolSynchronizer):
             "backward_seconds": self.backward_seconds,
         }
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return the same: another number of ranks chooses again."""
         return self.state_dict()
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: State) -> None:
         """Raise unless it has a choice."""
         if state and not set(self.state_dict()) <= set(state):
             raise ArgumentError("this is not the state of auto: it has no choice")
@@ -358,7 +358,7 @@ class AutoSynchronizer(PoolSynchronizer):
             native_threshold(threshold)
             self.strategy.dense(threshold, wire)
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Take the choice of a state if it is allowed and for as many ranks and nodes; otherwise choose again."""
         self._use(self._dense)
         self._measure_anew()
@@ -367,12 +367,12 @@ class AutoSynchronizer(PoolSynchronizer):
             if choice.wire in (None, *self.strategy.allow):
                 self._take(state, choice)
 
-    def _take(self, state: Mapping[str, Any], choice: Dense) -> None:
+    def _take(self, state: State, choice: Dense) -> None:
         self.compute_seconds, self.backward_seconds = state["compute_seconds"], state["backward_seconds"]
         self.choice, self.why = choice, state["why"]
         self._use(choice)
 
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+    def summary(self, state: Mapping[str, object]) -> dict[str, str]:
         """Return the choice, and the numbers of ranks and nodes for which it was made."""
         return {"the choice": " ".join(str(state.get(name)) for name in ("choice", "ranks", "nodes"))}
 

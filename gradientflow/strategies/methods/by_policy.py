@@ -21,7 +21,7 @@ class PolicyStrategy(ServedStrategy):
 
     kind: ClassVar[type[policies.Policy]]
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: object, **options: Any) -> None:
         known = inspect.signature(self.kind).parameters
         policy = self.kind(*arguments, **{name: options.pop(name) for name in [*options] if name in known})
         super().__init__(**options)

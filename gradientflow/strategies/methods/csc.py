@@ -7,10 +7,11 @@ import math
 import numbers
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from gradientflow.annotations import State
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.model.computation import Computation
@@ -73,7 +74,7 @@ class CSC(PoolStrategy):
         momentum: float | None = None,
         warmup: int = 0,
         correction: bool = True,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__(**options)
         if not callable(density):
@@ -102,7 +103,7 @@ class CSC(PoolStrategy):
         """Make sparse gradient pools, one for each dtype. Collective."""
         return ChunkSynchronizer(comm, layout, self)
 
-    def pool_options(self, tensors: int) -> dict[str, Any]:
+    def pool_options(self, tensors: int) -> dict[str, object]:
         """Return the arguments of pools: density, with the warm-up, momentum and so on."""
         return {
             "density": self.density_at,
@@ -127,7 +128,7 @@ class ChunkSynchronizer(ResidualSynchronizer):
     """Sparse pools, whose residuals decay with the momentum of the optimizer unless the strategy has one."""
 
     strategy: CSC
-    initial_state: ClassVar[Mapping[str, Any]] = {"important": []}
+    initial_state: ClassVar[State] = {"important": []}
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: CSC) -> None:
         super().__init__(comm, layout, strategy)
@@ -173,7 +174,7 @@ class ChunkSynchronizer(ResidualSynchronizer):
 
     _momentum_before = -1.0
 
-    def _summary_of(self, dtype: str, state: Mapping[str, Any]) -> dict[str, str]:
+    def _summary_of(self, dtype: str, state: Mapping[str, object]) -> dict[str, str]:
         chosen = hashlib.sha256(np.asarray(state["important"], np.uint8).tobytes()).hexdigest()[:8]
         return {f"the choice of {dtype} chunks": f"{state['chunk_size']} elements each, {chosen}"}
 

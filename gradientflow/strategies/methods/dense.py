@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.model.computation import Computation
@@ -35,7 +33,7 @@ class Dense(PoolStrategy):
     pool = GradientPool
     is_identity_on_one_rank = True
 
-    def __init__(self, *, share: str | None = None, **options: Any) -> None:
+    def __init__(self, *, share: str | None = None, **options: object) -> None:
         super().__init__(**options)
         if share not in (None, "node"):
             raise ArgumentError(f"share is 'node' or None, not {share!r}")
@@ -56,7 +54,7 @@ class Dense(PoolStrategy):
         """Return the allreduces of fused gradients."""
         return dense_traffic(computation, len(costs.cluster.nodes), self.fusion_threshold, self.wire, self.algorithm)
 
-    def pool_options(self, tensors: int) -> dict[str, Any]:
+    def pool_options(self, tensors: int) -> dict[str, object]:
         """Return the fusion threshold of pools."""
         return {"fusion_threshold": self.fusion_threshold}
 

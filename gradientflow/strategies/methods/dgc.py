@@ -67,7 +67,7 @@ class DGC(TopKStrategy):
         """Make top-k pools, one for each dtype. Collective."""
         return DGCSynchronizer(comm, layout, self)
 
-    def pool_options(self, tensors: int) -> dict[str, Any]:
+    def pool_options(self, tensors: int) -> dict[str, object]:
         """Return the arguments of a pool; a momentum of 0 becomes None."""
         return {**super().pool_options(tensors), "momentum": self.momentum or None}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gradientflow.arguments import checked_float, checked_int
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.periodic import PeriodicStrategy
@@ -48,7 +46,7 @@ class DiLoCo(PeriodicStrategy):
         fragments: int = 1,
         delay: int = 0,
         mixing: float | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__(period, **options)
         self._apply_later(delay, mixing)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow._location import load_core
+from gradientflow._location import core
+from gradientflow.annotations import State, StateDict
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, GradientFlowError
 from gradientflow.handle import Handle
@@ -19,6 +19,7 @@ from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Call, Costs
 from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import InBackground, Traffic
+from gradientflow.plain import Plain
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
 from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_zeros
@@ -101,7 +102,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         for name, dtype in zip(layout.names, layout.dtypes, strict=True):
             if dtype == "float64":
                 raise ArgumentError(f"hpsgd is for weights of float32, float16 and bfloat16, and {name} is float64")
-        self._steps = load_core().local_updates
+        self._steps = core.local_updates
         # Rounds have a communicator of their own: they may wait long for other ranks.
         self._background, self._foreground = comm._own_part(0), comm._own_part(0)
         self.rounds = self.counter = 0
@@ -148,15 +149,15 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         if self._weights_were_written():
             raise self._written()
 
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: object = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._at[index] is not None:
             raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
         self._at[index] = self._addresses[index] if elsewhere is None else elsewhere
 
-    def flush(self, stream: Any = None) -> None:
+    def flush(self, stream: object = None) -> None:
         """Do nothing: a tensor that is not ready has no gradient, and its weights stay as they are."""
 
-    def wait(self, stream: Any = None) -> Update:
+    def wait(self, stream: object = None) -> Update:
         """Train on the replica, or start a round if the last is done. Does not wait."""
         places, self._at = self._at, [None] * len(self._at)
         if self.skips_nonfinite and self._first_nonfinite(places) is not None:
@@ -174,7 +175,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
-    def rollback(self, phase: Phase, stream: Any = None) -> None:
+    def rollback(self, phase: Phase, stream: object = None) -> None:
         """Give up the iteration: nothing of it has been used yet."""
         self._at = [None] * len(self._at)
 
@@ -394,7 +395,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         """Return the index of the first tensor whose gradient is not finite, or None."""
         count = self._steps.count_nonfinite
         triples = zip(places, self.layout.dtypes, self.layout.counts, strict=True)
-        found = (index for index, (place, *what) in enumerate(triples) if place is not None and count(place, *what))
+        found = (i for i, (place, dtype, n) in enumerate(triples) if place is not None and count(place, dtype, n))
         return next(found, None)
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
@@ -403,13 +404,13 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         """Keep the sums that are sent from now on."""
         self._sent = np.empty_like(self._common)
 
-    def shared_state(self, with_arrays: bool) -> Any:
+    def shared_state(self, with_arrays: bool) -> object:
         """Return the common weights, and the number of rounds that have led to them."""
         common = [self._common[part] for part in self._parts] if self.counter else list(self.weights)
         rounds = self.rounds - self._has_mean
         return {"names": self.layout.names, "common": common, "rounds": rounds, "exchanges": self.exchanges}
 
-    def catch_up(self, state: Any, begins: bool) -> None:
+    def catch_up(self, state: Plain, begins: bool) -> None:
         """Take the common weights of a rank that is ahead; this rank's sums since then stay."""
         for index, common in enumerate(in_order(state["common"], state["names"], self.layout)):
             self._weight(index)[...] = common
@@ -433,7 +434,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
             for index, part in enumerate(self._parts):
                 _swap(self._weight(index), self._common[part])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the number of rounds: after `finish` there is no other state.
 
         Raises
@@ -445,15 +446,15 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
             raise _busy("a checkpoint")
         return {"rounds": self.rounds}
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return the same."""
         return self.state_dict()
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, object]) -> None:
         """Raise unless it is a state of hpsgd."""
         check_keys("hpsgd", ["rounds"], state)
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Load a state. Collective.
 
         If a rank has loaded weights before, gradients under way are dropped, and ranks that have loaded none take its
@@ -474,7 +475,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
                 self._foreground.broadcast(self._weight(index), int(were_written.argmax()))
         self.rounds = 0 if state is None else int(state["rounds"])
 
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+    def summary(self, state: Mapping[str, object]) -> dict[str, str]:
         """Return the number of rounds."""
         return {"the number of rounds": str(state["rounds"])}
 

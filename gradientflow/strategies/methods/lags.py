@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.annotations import State, StateDict
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -177,7 +178,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
     def _ramp(self) -> None:
         """Keep the fitted ratios."""
 
-    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+    def wait(self, stream: object = None) -> Update:  # noqa: D102
         update = super().wait(stream)
         if update.kind == "apply":
             self._note_times()
@@ -288,11 +289,11 @@ class AdaptiveSynchronizer(TopKSynchronizer):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the states of this rank's pools, the ratios, and the iteration of the next fit."""
         return {**super().state_dict(), "ratios": list(self.ratios), "next_fit": self._next_fit}
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: State) -> None:
         """Raise unless the state is for these tensors, in any order."""
         super().check_state_dict(state)
         if "ratios" not in state:
@@ -302,7 +303,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         if len(ratios) != len(self.layout):
             raise ArgumentError(f"the state has {len(ratios)} ratios for {len(self.layout)} tensors")
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Load a state. Without one, or with a consolidated one, the ratios are fitted again. Collective."""
         super().load_state_dict(state)
         self._computing.clear()
@@ -318,7 +319,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         self.ratios = [float(self.strategy.max_ratio)] * len(self.layout)
         self._next_fit = self.iterations + max(1, self.strategy.warmup)
 
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+    def summary(self, state: State) -> dict[str, str]:
         """Return iteration, order and ratios of a state."""
         ratios = ", ".join(f"{each:.6g}" for each in state.get("ratios", ()))
         return {**super().summary(state), "the ratios": ratios, "the next fit": str(state.get("next_fit"))}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gradientflow.strategies.exchange.periodic import PeriodicStrategy
 
 
@@ -30,7 +28,7 @@ class LocalSGD(PeriodicStrategy):
 
     options = ("wire",)
 
-    def __init__(self, period: int = 8, *, delay: int = 0, mixing: float | None = None, **options: Any) -> None:
+    def __init__(self, period: int = 8, *, delay: int = 0, mixing: float | None = None, **options: object) -> None:
         super().__init__(period, **options)
         self._apply_later(delay, mixing)
 

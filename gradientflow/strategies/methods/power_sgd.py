@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.annotations import TensorLike
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.model.computation import Computation
@@ -52,7 +51,7 @@ class PowerSGD(Strategy):
     options = ("wire",)
     wire: str | None
 
-    def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0, **options: Any) -> None:
+    def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0, **options: object) -> None:
         super().__init__(**options)
         self.rank = checked_int("rank", rank, 1)
         self.warmup = checked_int("warmup", warmup)
@@ -118,7 +117,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
             for part, (_, columns, rank) in zip(_cut(self._second, right), self._sizes, strict=True)
         ]
 
-    def gradient_ready(self, index: int, gradient: Any) -> None:
+    def gradient_ready(self, index: int, gradient: TensorLike) -> None:
         """Project a gradient."""
         flat, rank = gradient.reshape(-1), self._sizes[index][2]
         if self.steps < self.strategy.warmup:
@@ -191,7 +190,7 @@ def _matrix(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
     return (rows, columns, rank) if rank and 2 * rank * (rows + columns) < rows * columns else (0, 0, 0)
 
 
-def _cut(array: Any, counts: list[int] | tuple[int, ...]) -> list[Floats]:
+def _cut(array: TensorLike, counts: list[int] | tuple[int, ...]) -> list[Floats]:
     """Cut an array into parts of so many entries."""
     return np.split(np.asarray(array), np.cumsum(counts)[:-1]) if counts else []
 

@@ -10,6 +10,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Costs
 from gradientflow.model.traffic import Nothing, Traffic
+from gradientflow.plain import Plain
 from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
 from gradientflow.strategies.exchange.survivable import Meeting, SurvivableArrays
@@ -70,11 +71,11 @@ class PSGDSynchronizer(SurvivableArrays):
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
-    def shared_state(self, with_arrays: bool) -> Any:
+    def shared_state(self, with_arrays: bool) -> object:
         """Return the weights, which are the same once they have been averaged."""
         return {"names": self.layout.names, "weights": list(self.weights), "exchanges": self.exchanges}
 
-    def catch_up(self, state: Any, begins: bool) -> None:
+    def catch_up(self, state: Plain, begins: bool) -> None:
         """Take the weights of a rank that has the mean."""
         self._take({"weights": self._in_order(state["weights"], state["names"])})
         self.exchanges = state["exchanges"]

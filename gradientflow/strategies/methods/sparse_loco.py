@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +12,7 @@ from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Call, Costs
 from gradientflow.model.pooled import counts_of
 from gradientflow.model.traffic import EveryFewSteps, Traffic
+from gradientflow.plain import Plain
 from gradientflow.strategies.exchange.nonfinite import is_finite
 from gradientflow.strategies.exchange.periodic import PeriodicStrategy, PeriodicSynchronizer
 from gradientflow.strategies.layout import Layout
@@ -52,7 +51,7 @@ class SparseLoCo(PeriodicStrategy):
         | {"wire": "what it sends has two bits already", "outer_momentum": "the residuals take its place"}
     )
 
-    def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95, **options: Any) -> None:
+    def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95, **options: object) -> None:
         super().__init__(period, **options)
         if not checked_float("outer_rate", outer_rate) > 0:
             raise ArgumentError(f"outer_rate is above 0, not {outer_rate!r}")
@@ -83,7 +82,7 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
         self.residuals = [np.zeros(count, np.float32) for count in layout.counts]
         self._left: list[Floats] = []  # residuals that the exchange under way will leave
 
-    def begin_exchange(self, fragment: int, differences: npt.NDArray[Any]) -> None:
+    def begin_exchange(self, fragment: int, differences: np.ndarray) -> None:
         """Exchange at once the largest entries of residuals plus differences.
 
         The residuals do not change if a value of any rank is not finite: that rank then sends NaNs.
@@ -117,7 +116,7 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
         for residual, values in zip(self.residuals, self._left, strict=True):
             residual[...] = values
 
-    def catch_up(self, state: Any, begins: bool) -> None:
+    def catch_up(self, state: Plain, begins: bool) -> None:
         """Keep as residuals the entries not sent in the exchange that other ranks have ended."""
         was_sent = self._pending() and state["exchanges"] > self.exchanges
         if was_sent and all(is_finite(values) for values in self._left):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradientflow.annotations import State, StateDict
 from gradientflow.arguments import checked_float, checked_int, checked_nonnegative
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -200,7 +201,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             update(index, has_pulled)
         self._has_pre_weights = True
 
-    def rollback(self, phase: Phase, stream: Any = None) -> None:
+    def rollback(self, phase: Phase, stream: object = None) -> None:
         """Give up the iteration: its round changes nothing."""
         super().rollback(phase, stream)
         if phase is Phase.HANDING_OVER and not self.pulls_with(self.pushes):
@@ -236,7 +237,7 @@ class DelayedSynchronizer(ServedSynchronizer):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state of the servers, and this rank's own."""
         self._see_rounds()
         return {
@@ -249,7 +250,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             **{name: [np.copy(each) for each in values] for name, values in self._entries().items()},
         }
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
+    def consolidated_state_dict(self) -> StateDict:
         """Return the state of the servers, which any number of workers can load. Collective."""
         self._see_rounds()
         return super().consolidated_state_dict()
@@ -259,7 +260,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         entries = {"weights": self.weights, "pre_weights": self.pre_weights, "mean_squares": self.mean_squares}
         return {name: values for name, values in entries.items() if values}
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, object]) -> None:
         """Raise unless the state is for these tensors, and for this rank or any."""
         super().check_state_dict(state)
         if state.get("rank") is None:
@@ -268,7 +269,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         if not {*self._entries(), "is_pulling", "was_skipped", "has_pre_weights"} <= set(state):
             raise ArgumentError(f"the state is of another local update than {self.strategy.local_update}")
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Load a state; without one, begin again with the weights of rank 0. Collective."""
         is_own = state is not None and state.get("rank") is not None
         if state is not None and not is_own:
@@ -285,7 +286,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         if state["is_pulling"]:
             self._begin_pull()
 
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+    def summary(self, state: Mapping[str, object]) -> dict[str, str]:
         """Return the pushes of a state, and its kind: for one rank, or for any."""
         return {"pushes": str(state["pushes"]), "kind": "for any rank" if state.get("rank") is None else "of its rank"}
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 
 
 class Cost(Protocol):
@@ -38,7 +38,7 @@ class Stage:
 
     def entries(self, ratio: float) -> int:
         """Return the number of elements that are sent with a ratio."""
-        return sum(load_core().k_of(count, ratio) for count in self.elements)
+        return sum(core.k_of(count, ratio) for count in self.elements)
 
 
 def adaptive_ratio(stage: Stage, dense: Cost, sparse: Cost, ranks: int, max_ratio: float) -> float:

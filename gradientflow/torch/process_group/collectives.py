@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.communicator import Communicator
 from gradientflow.config import Config
 from gradientflow.errors import GradientFlowError
@@ -40,10 +39,10 @@ class Collectives:
         Object of the core that makes the usual calls, past the methods of the group.
     """
 
-    def __init__(self, ranks: Callable[[Config], Any], settings: Config, context: WorkContext) -> None:
+    def __init__(self, ranks: Callable[[Config], core.Endpoint], settings: Config, context: WorkContext) -> None:
         with context.explaining():
             self.communicator = Communicator(ranks(settings), settings)
-        self.plain = load_core().PlainCalls(self.communicator._native, NAMES, context, EndedWork, profiler_enabled)
+        self.plain = core.PlainCalls(self.communicator._native, NAMES, context, EndedWork, profiler_enabled)
         self._callback_communicator: Communicator | None = None  # made when a callback needs it
         self._ranks = ranks
         self._settings = settings

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.communicator import address_of
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -24,12 +24,13 @@ from gradientflow.torch.names import BACKEND
 
 from .group import ProcessGroup
 from .members import Members
+from .options import Options
 from .rendezvous import Rendezvous, is_by_mpi, way_of_job
 
 dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
 
 
-def create(options: Any, backend_options: Any) -> ProcessGroup:
+def create(options: Options, backend_options: object) -> ProcessGroup:
     """Make a process group; called by ``torch.distributed`` on the members of the group.
 
     In an MPI job the ranks meet through MPI, and exchange messages like the ranks of `gradientflow.init`. Else they do
@@ -55,7 +56,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     return ProcessGroup(place, members, options.timeout, options.group_id, towards)
 
 
-def _by_mpi(options: Any) -> Members:
+def _by_mpi(options: Options) -> Members:
     MPI = load_mpi()  # noqa: N806
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise ArgumentError(f"the backend {BACKEND} needs an MPI that was initialized with MPI_THREAD_MULTIPLE")
@@ -76,22 +77,22 @@ def _by_mpi(options: Any) -> Members:
         everybody.Free()
     address, asked = address_of(mpi), asked_transport()
 
-    def meet(settings: Config) -> Any:
-        return load_core().introduced(address, {**settings, "transport": asked})
+    def meet(settings: Config) -> core.Endpoint:
+        return core.introduced(address, {**settings, "transport": asked})
 
     return Members(RankAndSize(mpi.rank, mpi.size), ranks, meet, lambda: MPI.Is_finalized() or mpi.Free())
 
 
-def _by_store(options: Any, place: RankAndSize, towards: str) -> Members:
+def _by_store(options: Options, place: RankAndSize, towards: str) -> Members:
     ranks: Sequence[int] = list(options.global_ranks_in_group) or range(place.size)
     return Members(place, ranks, partial(_meet, options.store, place, towards))
 
 
-def _meet(store: Any, place: RankAndSize, towards: str, settings: Config) -> Any:
+def _meet(store: object, place: RankAndSize, towards: str, settings: Config) -> core.Endpoint:
     return meet_by(core_store(store, serve=place.rank == 0), place, settings, towards)
 
 
-def _towards(store: Any) -> str:
+def _towards(store: object) -> str:
     """Return where the ranks meet on the network, if known from the store, the job, or PyTorch's variables."""
     address = address_of_store(store)
     if address and not _is_loopback(address):  # rank 0 may know a store by a loopback address, others by another one

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.torch import devices
 
 PlainFuture: Any = torch.futures.Future  # untyped: PyTorch leaves parts of it without annotations
@@ -80,7 +80,7 @@ class FutureThread:
             task()
 
     def _serve(self) -> None:
-        load_core().begin_callbacks()
+        core.begin_callbacks()
         while (task := self._tasks.get()) is not None:
             task()
             del task  # else its tensors would live until the next task
@@ -99,7 +99,7 @@ class Future(PlainFuture):  # type: ignore[misc]
         self._thread = thread
         self._device = device
 
-    def then(self, callback: Callable[[Future], Any]) -> Future:
+    def then(self, callback: Callable[[Future], object]) -> Future:
         """Return a future of the callback's result. The callback gets this future once it is completed."""
         result = Future(self._thread, self._device)
         self._thread.run(lambda: result.complete(lambda: callback(self)), self._device)
@@ -109,7 +109,7 @@ class Future(PlainFuture):  # type: ignore[misc]
         """Call the callback with this future once it is completed."""
         self.then(callback)
 
-    def complete(self, value: Callable[[], Any]) -> None:
+    def complete(self, value: Callable[[], object]) -> None:
         """Complete the future with the result or the exception of a function."""
         try:
             self.set_result(value())
@@ -139,7 +139,7 @@ class _Failure:
     def __repr__(self) -> str:  # shown in the message of C++ that expected a tensor
         return f"the error {type(self.error).__name__}: {self.error}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if self.is_set or threading.get_ident() != self._thread:
             raise self.error.with_traceback(None)
         return str, ()

@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 
 from gradientflow._fast_paths import has_fast_path, take_fast_paths
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -32,7 +32,7 @@ from .futures import untraced
 from .group_rank import GroupRank
 from .members import Members
 from .messages import Messages
-from .options import options_of, owner_of_timeout, seconds, settings_of
+from .options import Options, options_of, owner_of_timeout, seconds, settings_of
 from .profiling import recorded
 from .reconfiguration import NO_CALLS, Reconfiguration
 from .sparse import allreduce_sparse
@@ -94,7 +94,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._release: Callable[[], object] = lambda: None
         self._context = WorkContext(())
         self._collectives: Collectives = NO_CALLS
-        self._native: Any = None  # object of `_collectives` with the fast paths
+        self._native: core.PlainCalls | None = None  # object of `_collectives` with the fast paths
         self._messages: Messages = NO_CALLS
         if members is not None:
             self._begin(members)
@@ -162,7 +162,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Return the handle of this process, which others need for `reconfigure`; new after each reconfiguration."""
         return self._reconfigured().handle(None if self._collectives is NO_CALLS else self._place.rank)
 
-    def reconfigure(self, options: Any) -> Work:
+    def reconfigure(self, options: object) -> Work:
         """Replace the members of the group. Collective over the new ones; calls under way among the former ones fail.
 
         Parameters
@@ -244,7 +244,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- reductions ----------------------------------------------------------------------------------------------
 
     @recorded("all_reduce")
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def allreduce(self, tensors: object, opts: object = None, timeout: timedelta | None = None) -> Work:
         """Reduce a tensor over all ranks, in place."""
         options = options_of(c10d.AllreduceOptions, opts, timeout, reduceOp=opts)
         tensor, op = only(tensors, "allreduce"), options.reduceOp
@@ -255,7 +255,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._run([reductions.allreduce(tensor, op, self._place.size)], [tensor], options)
 
     @recorded("all_reduce")
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: object = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         options = options_of(c10d.AllreduceCoalescedOptions, opts)
         outputs = [checked(tensor) for tensor in tensors]
@@ -263,7 +263,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._run(calls, outputs, options)
 
     @recorded("reduce")
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
+    def reduce(self, tensors: object, opts: object = None, op: object = None, timeout: timedelta | None = None) -> Work:
         """Reduce a tensor over all ranks; the root gets the result, in place."""
         options = options_of(c10d.ReduceOptions, opts, timeout, rootRank=opts, reduceOp=op)
         tensor, root = checked(only(tensors, "reduce")), self._place.root_of(options)
@@ -271,7 +271,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("reduce_scatter")
     def reduce_scatter(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+        self, output_tensors: object, input_tensors: object, opts: object = None, timeout: timedelta | None = None
     ) -> Work:
         """Reduce one tensor per rank over all ranks; every rank gets the result for its tensor."""
         options = options_of(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
@@ -280,7 +280,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._run(reductions.reduce_scatter(output, parts, options.reduceOp, self._place), [output], options)
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
+        self, output: torch.Tensor, input: torch.Tensor, opts: object = None, timeout: timedelta | None = None
     ) -> Work:
         """Reduce a tensor with one block per rank over all ranks; every rank gets its block."""
         return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
@@ -290,7 +290,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self,
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        opts: Any = None,
+        opts: object = None,
         timeout: timedelta | None = None,
     ) -> Work:
         """Make several calls of `reduce_scatter_single` in one."""
@@ -305,7 +305,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- copies --------------------------------------------------------------------------------------------------
 
     @recorded("broadcast")
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def broadcast(self, tensors: object, opts: object = None, timeout: timedelta | None = None) -> Work:
         """Copy the root's tensor to all ranks, in place."""
         options = options_of(c10d.BroadcastOptions, opts, timeout, rootRank=opts)
         tensor, root = checked(only(tensors, "broadcast")), self._place.root_of(options)
@@ -313,7 +313,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("all_gather")
     def allgather(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+        self, output_tensors: object, input_tensors: object, opts: object = None, timeout: timedelta | None = None
     ) -> Work:
         """Collect the tensors of all ranks on every rank; sizes may differ."""
         options = options_of(c10d.AllgatherOptions, opts, timeout)
@@ -326,7 +326,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self,
         output_lists: Sequence[Sequence[torch.Tensor]],
         input_list: Sequence[torch.Tensor],
-        opts: Any = None,
+        opts: object = None,
     ) -> Work:
         """Collect several tensors of all ranks: the i-th of rank r goes to ``output_lists[r][i]``."""
         options, name = options_of(c10d.AllgatherOptions, opts), "allgather_coalesced"
@@ -336,7 +336,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._run(calls, [tensor for parts in outputs for tensor in parts], options)
 
     def all_gather_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
+        self, output: torch.Tensor, input: torch.Tensor, opts: object = None, timeout: timedelta | None = None
     ) -> Work:
         """Collect the tensors of all ranks side by side in one tensor."""
         return self.all_gather_single_coalesced([output], [input], opts, timeout)
@@ -346,7 +346,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self,
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        opts: Any = None,
+        opts: object = None,
         timeout: timedelta | None = None,
     ) -> Work:
         """Make several calls of `all_gather_single` in one."""
@@ -360,7 +360,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("gather")
     def gather(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+        self, output_tensors: object, input_tensors: object, opts: object = None, timeout: timedelta | None = None
     ) -> Work:
         """Collect the tensors of all ranks on the root."""
         options = options_of(c10d.GatherOptions, opts, timeout, rootRank=opts)
@@ -370,7 +370,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("scatter")
     def scatter(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+        self, output_tensors: object, input_tensors: object, opts: object = None, timeout: timedelta | None = None
     ) -> Work:
         """Send each of the root's tensors to its rank."""
         options = options_of(c10d.ScatterOptions, opts, timeout, rootRank=opts)
@@ -383,7 +383,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self,
         output_tensors: Sequence[torch.Tensor],
         input_tensors: Sequence[torch.Tensor],
-        opts: Any = None,
+        opts: object = None,
         timeout: timedelta | None = None,
     ) -> Work:
         """Send a tensor to every rank and receive one from every rank, of any sizes."""
@@ -400,7 +400,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         input: torch.Tensor,
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
-        opts: Any = None,
+        opts: object = None,
         timeout: timedelta | None = None,
     ) -> Work:
         """Send a block of a tensor to every rank and receive one from every rank.
@@ -424,7 +424,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- synchronization -----------------------------------------------------------------------------------------
 
     @recorded("barrier")
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def barrier(self, opts: object = None, timeout: timedelta | None = None) -> Work:
         """Wait until all ranks are here; each rank first completes the current stream of the group's CUDA device."""
         options = options_of(c10d.BarrierOptions, opts, timeout)
         if not options.asyncOp:
@@ -453,19 +453,19 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- between two ranks ---------------------------------------------------------------------------------------
 
     @recorded("send")
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+    def send(self, tensors: object, dst: int, tag: int = 0) -> Work:
         """Start to send a tensor to a rank."""
         self._place.check_rank(dst)
         return self._messages.send(checked(only(tensors, "send")), dst, tag, self._seconds)
 
     @recorded("recv")
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+    def recv(self, tensors: object, src: int, tag: int = 0) -> Work:
         """Start to receive a tensor from a rank."""
         self._place.check_rank(src)
         return self._messages.receive(checked(only(tensors, "recv")), src, tag, self._seconds)
 
     @recorded("recvAnySource")
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: object, tag: int = 0) -> Work:
         """Start to receive a tensor from any rank; the work's `source_rank` returns the sender."""
         return self._messages.receive(checked(only(tensors, "recv")), None, tag, self._seconds)
 
@@ -476,7 +476,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Time that messages wait."""
         return self._timeout.total_seconds()
 
-    def _run(self, calls: Sequence[Call], outputs: list[torch.Tensor], options: Any) -> Work:
+    def _run(self, calls: Sequence[Call], outputs: list[torch.Tensor], options: Options) -> Work:
         self._calls += 1
         limit = seconds(options.timeout, self._limit)
         return self._collectives.run(calls, outputs, limit, waits=not options.asyncOp)
@@ -484,7 +484,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 for _method in (ProcessGroup.allreduce, ProcessGroup.all_gather_single, ProcessGroup.reduce_scatter_single):
     has_fast_path(_method)
-take_fast_paths(ProcessGroup, load_core().PlainCalls)
+take_fast_paths(ProcessGroup, core.PlainCalls)
 
 
 @atexit.register

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from gradientflow.errors import ArgumentError
 
+from .options import Options
 from .tensors import checked
 
 
@@ -23,7 +24,7 @@ class GroupRank(NamedTuple):
         if not 0 <= rank < self.size:
             raise ArgumentError(f"rank {rank} is not in the group: its ranks are 0 to {self.size - 1}")
 
-    def root_of(self, options: Any) -> int:
+    def root_of(self, options: Options) -> int:
         """Check the root in the options of a call, and return it."""
         root: int = options.rootRank
         self.check_rank(root)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gradientflow._location import core
 from gradientflow.config import Config
 
 
@@ -26,5 +27,5 @@ class Members(NamedTuple):
 
     place: tuple[int, int]
     world_ranks: Sequence[int]
-    ranks: Callable[[Config], Any]
+    ranks: Callable[[Config], core.Endpoint]
     release: Callable[[], object] = lambda: None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.distributed.constants import default_pg_timeout
 
 from gradientflow.config import Config
 
+Options: TypeAlias = Any  # of a group or a call, which PyTorch has in C++
 
-def options_of(kind: Any, given: Any, timeout: timedelta | None = None, **values: Any) -> Any:
+
+def options_of(kind: Any, given: object, timeout: timedelta | None = None, **values: object) -> Options:
     """Return the options of a call: the given object, or an object made from the arguments of the short form."""
     if isinstance(given, kind):
         return given

@@ -35,7 +35,7 @@ def recorded(operation: str) -> Callable[[Method], Method]:
         inputs = next((parameter for parameter in signature.parameters if parameter in _INPUTS), "")
 
         @functools.wraps(method)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: object, **kwargs: object) -> Any:
             if not profiler_enabled():
                 return method(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments.get(inputs, ())
@@ -72,7 +72,7 @@ def _marking(parse: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     return wrapper
 
 
-def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(given: object) -> Iterator[torch.Tensor]:
     """Yield a tensor, or all tensors of a list, which may be nested."""
     if isinstance(given, torch.Tensor):
         yield given

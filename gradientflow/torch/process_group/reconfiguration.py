@@ -11,7 +11,7 @@ import json
 from base64 import b64decode, b64encode
 from typing import Any, NoReturn
 
-from gradientflow._location import load_core
+from gradientflow._location import core
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ClosedError
 from gradientflow.torch.names import BACKEND
@@ -19,7 +19,7 @@ from gradientflow.torch.names import BACKEND
 from .context import WorkContext
 from .group_rank import GroupRank
 from .members import Members
-from .options import owner_of_timeout, seconds
+from .options import Options, owner_of_timeout, seconds
 
 
 class Reconfiguration:
@@ -46,13 +46,12 @@ class Reconfiguration:
         Sorted by their texts, handles of processes without a rank come last.
         """
         if not self._handle:
-            core = load_core()
             self._newcomer = core.Joiner(self._towards, dict(self._settings))
             former = "new" if rank is None else f"{rank:08}"
             self._handle = ":".join((BACKEND, former, core.random_token(), b64encode(self._newcomer.card).decode()))
         return self._handle
 
-    def members(self, options: Any) -> Members:
+    def members(self, options: Options) -> Members:
         """Return the members that PyTorch's ``ReconfigureOptions`` name, once all have come. Collective over them.
 
         The handle of this process is used up then, even if a member does not come.
@@ -109,7 +108,6 @@ NO_CALLS: Any = _NoCalls()
 
 def _address(rank: int, handle: str) -> str:
     """Return the address in the handle of the process that will get this rank."""
-    core = load_core()
     try:
         backend, _, _, text = handle.split(":")
         card = b64decode(text, validate=True)

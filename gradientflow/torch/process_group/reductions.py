@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from .reduce_ops import combine_bits, is_bitwise, reduction_of
 from .tensors import as_bytes, check_alike, check_count, is_plain, overlap, plain, plain_like, side_by_side
 
 
-def allreduce(tensor: torch.Tensor, op: Any, size: int) -> Call:
+def allreduce(tensor: torch.Tensor, op: object, size: int) -> Call:
     """Reduce a tensor over `size` ranks, in place."""
     source = plain(tensor)
     if is_bitwise(source, op):
@@ -28,7 +27,7 @@ def allreduce(tensor: torch.Tensor, op: Any, size: int) -> Call:
     return call.then(partial(reduction.store, tensor, reduction.operand))
 
 
-def reduce(tensor: torch.Tensor, root: int, op: Any, place: GroupRank) -> Call:
+def reduce(tensor: torch.Tensor, root: int, op: object, place: GroupRank) -> Call:
     """Reduce a tensor; the root gets the result, in place."""
     source = plain(tensor)
     if is_bitwise(source, op):
@@ -40,7 +39,7 @@ def reduce(tensor: torch.Tensor, root: int, op: Any, place: GroupRank) -> Call:
     return call.then(partial(reduction.store, tensor, reduction.operand))
 
 
-def reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any, place: GroupRank) -> list[Call]:
+def reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op: object, place: GroupRank) -> list[Call]:
     """Reduce one tensor per rank, of any sizes; every rank gets the result for its tensor."""
     check_alike("reduce_scatter", output, *parts)
     if all(part.numel() == output.numel() for part in parts):
@@ -52,14 +51,14 @@ def reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any,
     return calls
 
 
-def reduce_scatter_single(target: torch.Tensor, source: torch.Tensor, op: Any, place: GroupRank) -> Call:
+def reduce_scatter_single(target: torch.Tensor, source: torch.Tensor, op: object, place: GroupRank) -> Call:
     """Reduce a tensor with one block per rank; every rank gets its block."""
     check_alike("reduce_scatter_single", target, source)
     check_count("reduce_scatter_single", source, target.numel() * place.size)
     return _reduce_scatter_row(target, plain(source).reshape(-1), op, place)
 
 
-def _reduce_scatter_row(target: torch.Tensor, row: torch.Tensor, op: Any, place: GroupRank) -> Call:
+def _reduce_scatter_row(target: torch.Tensor, row: torch.Tensor, op: object, place: GroupRank) -> Call:
     """Reduce-scatter a plain row with one block per rank."""
     if is_bitwise(row, op):
         whole = plain_like(row)
@@ -74,7 +73,7 @@ def _reduce_scatter_row(target: torch.Tensor, row: torch.Tensor, op: Any, place:
     return Call("reduce_scatter", arguments, partial(reduction.store, target, result))
 
 
-def _combine(source: torch.Tensor, target: torch.Tensor, op: Any, size: int) -> Call:
+def _combine(source: torch.Tensor, target: torch.Tensor, op: object, size: int) -> Call:
     """Reduce bitwise: gather all bits, then combine them."""
     bits = as_bytes(source)
     rows = devices.empty((size, bits.numel()), torch.uint8, devices.device_of(bits))

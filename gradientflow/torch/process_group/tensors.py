@@ -27,7 +27,7 @@ CORE_DTYPES = frozenset(
 )
 
 
-def checked(tensor: Any) -> torch.Tensor:
+def checked(tensor: object) -> torch.Tensor:
     """Return a tensor, detached, after checking that a process group can send and receive it.
 
     Raises
@@ -46,7 +46,7 @@ def checked(tensor: Any) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def is_sparse(tensor: Any) -> bool:
+def is_sparse(tensor: object) -> bool:
     """Tell if the value is a sparse COO tensor, which some calls support."""
     return isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo
 
@@ -135,7 +135,7 @@ def _scatter_row(row: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
-def only(tensors: Any, call: str) -> Any:
+def only(tensors: object, call: str) -> Any:
     """Return the only tensor of a list, or a tensor given without a list.
 
     Raises
@@ -145,21 +145,21 @@ def only(tensors: Any, call: str) -> Any:
     """
     if not isinstance(tensors, list) and isinstance(tensors, torch.Tensor):  # the second test is slow
         return tensors
-    tensors = checked_list(f"what {call} takes", tensors, "tensors")
-    if len(tensors) != 1:
-        raise ArgumentError(f"{call} takes one tensor for each rank, not {len(tensors)}")
-    return tensors[0]
+    found = checked_list(f"what {call} takes", tensors, "tensors")
+    if len(found) != 1:
+        raise ArgumentError(f"{call} takes one tensor for each rank, not {len(found)}")
+    return found[0]
 
 
-def list_of(tensors: Any) -> Sequence[torch.Tensor]:
+def list_of(tensors: object) -> Sequence[torch.Tensor]:
     """Return the list of tensors, unwrapped if PyTorch has wrapped it in another list."""
-    found: Sequence[torch.Tensor] = tensors
-    if not (isinstance(tensors, list | tuple) and tensors and isinstance(tensors[0], torch.Tensor)):
-        found = only(tensors, "the call")
+    if isinstance(tensors, list | tuple) and tensors and isinstance(tensors[0], torch.Tensor):
+        return tensors
+    found: Sequence[torch.Tensor] = only(tensors, "the call")
     return found
 
 
-def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
+def together(call: str, *lists: object) -> Iterator[tuple[Any, ...]]:
     """Zip the lists of tensors that a call takes.
 
     Raises
