@@ -1,8 +1,8 @@
-// Argument of a function of the public interface. If it cannot be converted, an Error gives its name and the accepted
-// values; pybind11 by itself would list the signatures of the binding.
+// Argument of a function of the public interface. If the argument cannot be converted, an Error gives its name and the
+// accepted values; without this class, pybind11 would list the signatures of the binding.
 //
 // A whole number is anything that Python accepts as an index, except True and False; 1.0 and NumPy's floats are
-// refused. Text is a str, not bytes; a std::string_view of it lasts as long as the call.
+// refused. Text is a str, not bytes; a std::string_view of a text is valid as long as the call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -51,7 +51,7 @@ using Timeout = Argument<"timeout", "a number of seconds, or None", std::optiona
 // Sets the Python error, for functions of CPython's own calling convention. Needs the GIL.
 void raise(const Error& error);
 
-// Throws Error(type); Error(value) if a whole number is needed and the given one is too large.
+// Throws Error(type), or Error(value) if a whole number is needed and the given number is too large.
 [[noreturn]] void refuse_argument(const char* name, const char* what, pybind11::handle given, bool needs_whole_number);
 
 }  // namespace gradientflow::bindings

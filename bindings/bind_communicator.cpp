@@ -74,7 +74,7 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
   }
   bound.call = make_call(communicator, request);
   bound.streams_are_known = puts_in ? bound.input.stream_is_known : bound.output.stream_is_known;
-  // Rarely, input and output are in different streams: the host then waits for the output's.
+  // Rarely, input and output are in different streams: the host then waits for the stream of the output.
   if (const auto& other = bound.output.placement; other && other->stream != placement_of(bound.call).stream) {
     synchronize(*other);
     bound.streams_are_known = false;
@@ -100,7 +100,7 @@ py::typing::Tuple<Handle, py::object, py::object> submit(Communicator& communica
   return py::make_tuple(std::move(handle), bound.input.owner, bound.output.owner);
 }
 
-// Makes later work in the current stream of `result` see the result of a call on a device. If that stream is not known,
+// Makes later work in the current stream of `result` see the result of a call on a device. If that stream is unknown,
 // waits for the result.
 void order_result(Handle& handle, py::handle result) {
   if (handle.ends_on_device()) {
@@ -113,7 +113,8 @@ void order_result(Handle& handle, py::handle result) {
   }
 }
 
-// Prepared call, with the objects that keep its tensors alive. While under way, it also keeps itself alive.
+// Prepared call, with the objects that keep its tensors alive. While the call is under way, this object also keeps
+// itself alive.
 struct BoundPreparedCall {
   std::unique_ptr<PreparedCall> call;
   TensorView input;
@@ -275,7 +276,7 @@ void receive(Communicator& communicator, py::handle x, const Rank<"source">& fro
   }
 }
 
-// Returns the new endpoint; nothing for a rank without a color.
+// Returns the new endpoint; nothing on a rank without a color.
 std::optional<std::unique_ptr<BoundEndpoint>> split(Communicator& communicator, const Color& color, const Key& key) {
   if (color.value && *color.value < 0) {
     throw Error(ErrorKind::value, "a color is a number of 0 or more, or None, not " + std::to_string(*color.value));
@@ -297,7 +298,7 @@ void record_span(const Communicator& communicator, const std::string& name, doub
   }
 }
 
-// Returns the paths of an allreduce: (from so many bytes on, path, why).
+// Returns the paths of an allreduce, each as (least number of bytes, path, reason).
 py::list ways(const Communicator& communicator, bool in_node_memory) {
   const collective::Group& group = communicator.group();
   py::list found;

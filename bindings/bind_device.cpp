@@ -49,7 +49,7 @@ void check_host(const py::buffer_info& host, std::size_t bytes) {
   }
 }
 
-// Waits for the work in the stream, and for the copy.
+// Copies to the host. Waits for the work in the stream, and for the copy.
 void read(int device, std::uintptr_t address, const py::buffer& host, std::size_t bytes, std::uintptr_t stream) {
   const py::buffer_info info = host.request(true);
   check_host(info, bytes);
@@ -68,7 +68,7 @@ void write(int device, std::uintptr_t address, const py::buffer& host, std::size
   cuda::runtime().synchronize(pointer(stream));
 }
 
-// Waits only if memory of the host is not pinned.
+// Copies in the stream. Waits only if memory of the host is not pinned.
 void copy(int device, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes, std::uintptr_t stream) {
   const cuda::UseDevice use(device);
   cuda::runtime().copy(pointer(destination), pointer(source), bytes, pointer(stream));
@@ -193,7 +193,8 @@ dlpack::DataType dlpack_type(DType dtype) {
   throw Error(ErrorKind::internal, "unknown dtype");
 }
 
-// Frees an exported tensor. Called by its consumer, perhaps without the GIL; or by the capsule, if there was none.
+// Frees an exported tensor. Called by the tensor's consumer, perhaps without the GIL; or by the capsule, if there was
+// no consumer.
 void release(dlpack::ManagedTensor* managed) {
   const py::gil_scoped_acquire gil;
   delete static_cast<Exported*>(managed->context);  // NOLINT(*-owning-memory): that is how DLPack gives it back

@@ -41,15 +41,16 @@ const char* exception_name(ErrorKind kind) {
   return "InternalError";
 }
 
-// Returns the names in gradientflow.errors, copied when the core is loaded: when the interpreter ends, modules are
-// emptied before the last objects are destroyed, whose calls may still fail.
+// Returns the names in gradientflow.errors, copied when the core is loaded. When the interpreter ends, modules are
+// emptied before the last objects are destroyed, and calls of these objects may still fail.
 const py::dict& errors() {
   static const auto* const all = new py::dict(  // NOLINT(*-owning-memory): lives as long as any object
       py::module_::import("gradientflow.errors").attr("__dict__").attr("copy")());
   return *all;
 }
 
-// Returns an object as Python shows it; only its type if that is too long or several lines, or if its own code raises.
+// Returns an object's text as Python shows it, or only its type if the text is too long or has several lines, or if the
+// object's own code raises.
 std::string shown(py::handle object) {
   constexpr std::size_t longest = 80;
   const auto type = py::str(py::type::of(object).attr("__name__")).cast<std::string>();

@@ -50,7 +50,8 @@ class HeldFunction {
     }
   }
 
-  // Converts the result with the GIL, which an exception of Python needs as long as it lives.
+  // Calls the function and converts the result while holding the GIL, which an exception of Python needs as long as it
+  // lives.
   template <class Result, class... Arguments>
   Result call(const Arguments&... arguments) const {
     return with_gil([&] {

@@ -1,6 +1,6 @@
 // gradientflow._core.limit: limits of a node's memory, for the benchmarks: the memory traffic of an allreduce without
-// synchronization, and the round trip of a cache line. Works on raw addresses; the caller keeps the memory alive and
-// the addresses right.
+// synchronization, and the round trip of a cache line. The functions work on raw addresses; the caller makes sure that
+// the addresses are right and the memory stays alive.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -52,8 +52,8 @@ class UnsynchronizedAllreduce {
   std::vector<const void*> sources_;
 };
 
-// Passes a counter between two ranks, each of which reads a cache line that its peer writes. Lasts for a fixed time,
-// since a trip takes long if a rank has no core. Returns the seconds of a trip, the median of short rounds; 0 on the
+// Passes a counter between two ranks, each of which reads a cache line that its peer writes. Runs for a fixed time,
+// since a trip takes long if a rank has no core. Returns the seconds of a trip, as the median of short rounds; 0 on the
 // second rank.
 double round_trip(std::uintptr_t mine, std::uintptr_t theirs, bool first) {
   using Clock = std::chrono::steady_clock;

@@ -113,7 +113,7 @@ void dc_step(const py::object& weights, const py::object& mean_squares, const py
                                 .epsilon = epsilon});
 }
 
-// Size of blocks: steps of HPSGD check the sums while they are in a cache.
+// Size of blocks in elements: steps of HPSGD check the sums of a block while they are in a cache.
 constexpr std::size_t step_block = 4096;
 
 float* part(const TensorView& view, std::size_t begin) { return view.data == nullptr ? nullptr : floats(view) + begin; }
@@ -122,8 +122,8 @@ const void* part(std::uintptr_t gradient, DType dtype, std::size_t begin) {
   return gradient == 0 ? nullptr : gradient_at(gradient + begin * size_of(dtype));
 }
 
-// Returns true if the sums are finite. Ends at the first block where they are not, and restores `weights` from
-// `before`, if given.
+// Returns true if the sums are finite. Ends at the first block with a sum that is not finite, and restores `weights`
+// from `before`, if given.
 bool replica_step(const py::object& weights, const py::object& before, const py::object& sums, std::uintptr_t gradient,
                   const std::string& dtype, float rate, float gradient_scale, float weight_decay) {
   const TensorView weight = floats_of(weights, "weights");
@@ -180,7 +180,7 @@ bool round_step(const py::object& weights, const py::object& before, const py::o
   return is_finite;
 }
 
-// Sets master weights that do not round to the given weights to these.
+// Sets each master weight that does not round to the given weight to the given weight.
 void follow(const py::object& master_weights, const py::object& given) {
   const TensorView weights = view_tensor(given, Access::read, "weights");
   const TensorView masters = floats_of(master_weights, "master weights", &weights.count);

@@ -20,8 +20,8 @@ namespace {
 namespace py = pybind11;
 using Ways = py::typing::List<py::typing::Tuple<std::size_t, py::str, py::str>>;
 
-// Returns the paths of an allreduce of ordinary arrays between nodes with so many ranks each, by the environment's
-// settings.
+// Returns the paths of an allreduce of ordinary arrays between nodes with these numbers of ranks, according to the
+// environment's settings.
 Ways ways(const std::vector<int>& node_sizes) {
   const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
   Ways found;

@@ -35,7 +35,8 @@ using Source = Argument<"source", "the number of a rank, or None", std::optional
 constexpr auto between_signals = std::chrono::milliseconds(50);
 
 // Python objects that no transfer needs any more. Transfers end in any thread, with or without the GIL, and perhaps
-// after the interpreter has ended. So the main thread releases the objects, or the next thread that starts a transfer.
+// after the interpreter has ended. So the objects are released by the main thread, or by the next thread that starts a
+// transfer.
 class DeferredReleases {
  public:
   void add(PyObject* object) {
@@ -70,7 +71,7 @@ void drop(PyObject* object) {
       deferred_releases().release();
       return 0;
     };
-    Py_AddPendingCall(release, nullptr);  // if it refuses, the next transfer does it
+    Py_AddPendingCall(release, nullptr);  // if this call fails, the next transfer releases the objects
   }
 }
 
@@ -159,8 +160,8 @@ void wait(const BoundTransfer& self, const Timeout& timeout) {
   }
 }
 
-// Runs in a thread of the core's. While the interpreter ends, Python ends such a thread when it asks for the GIL, by an
-// exception that must not be swallowed: see WithoutGil.
+// Runs in a thread of the core. While the interpreter ends, Python ends a thread that asks for the GIL, by an exception
+// that must not be swallowed: see WithoutGil.
 void call_back(PyObject* callback) {
   try {
     const py::gil_scoped_acquire gil;

@@ -141,8 +141,8 @@ BoundUpdate update_over(const py::object& memory, const std::string& dtype, cons
   return {std::move(update), memory};
 }
 
-// Returns the same for a step that changes only the elements from `begin` to `end`. If `of_ranks` has the memory of all
-// ranks of a node, the step takes the means of their gradients itself.
+// Returns the input of a step that changes only the elements from `begin` to `end` of `whole`. If `of_ranks` has the
+// memory of all ranks of a node, the step itself takes the means of their gradients.
 BoundUpdate part_of(const BoundUpdate& whole, std::size_t begin, std::size_t end, const py::list& of_ranks) {
   BoundUpdate part{whole.update, py::make_tuple(whole.memory, of_ranks)};
   part.update.limit({begin, end});
@@ -156,7 +156,8 @@ BoundUpdate part_of(const BoundUpdate& whole, std::size_t begin, std::size_t end
   return part;
 }
 
-// Returns a NumPy array; on a device DeviceFloats, whose values the default stream sees as written by the steps so far.
+// Returns a NumPy array; on a device DeviceFloats. The default stream then sees the values that all earlier steps have
+// written.
 template <engine::FloatArray& (OptimizerOwner::*member)(std::size_t)>
 py::object array_over(const py::object& self, std::size_t tensor) {
   auto& owner = self.cast<OptimizerOwner&>();

@@ -1,6 +1,6 @@
-// gradientflow._core.PlainCalls: the usual calls of PyTorch's process group, in C++ from its methods to the core. They
-// wait, without their own timeout, and are on tensors of the host whose memory the core uses as it is. All remaining
-// calls are left to the methods.
+// gradientflow._core.PlainCalls: the usual calls of PyTorch's process group, in C++ from its methods to the core. Usual
+// calls wait, have no timeout of their own, and are on tensors of the host whose memory the core uses without a copy.
+// All remaining calls are left to the methods.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -37,7 +37,7 @@ struct PlainCalls {
   py::object work;              // type of works that have ended
   py::object is_profiled;
   std::uint64_t count = 0;
-  bool are_limited = false;  // the group has a limit that is not the communicator's
+  bool are_limited = false;  // true if the group has a limit that differs from the communicator's
 };
 
 struct Names {
@@ -56,7 +56,7 @@ const Names& names() {
   return all;
 }
 
-// Returns the whole number that is an attribute of an attribute of the object; nothing if there is none.
+// Returns the whole number at a path of attributes of the object; nothing if there is none.
 std::optional<long> number_at(PyObject* object, std::initializer_list<PyObject*> path) {
   auto found = py::reinterpret_borrow<py::object>(object);
   for (PyObject* const name : path) {
@@ -76,7 +76,7 @@ bool are_usual(const PlainCalls& calls, PyObject* options, PyObject* timeout) {
          number_at(options, {names().timeout, names().days}).value_or(0) < 0 && calls.is_profiled().ptr() == Py_False;
 }
 
-// Returns the reduction in the options, if the core makes it on the dtype as it is.
+// Returns the reduction in the options, if the core supports it for this dtype without conversion.
 std::optional<ReduceOp> op_in(const PlainCalls& calls, PyObject* options, DType dtype) {
   const auto number = number_at(options, {names().reduce_op, names().op, names().value});
   const auto found = number ? calls.ops.find(static_cast<int>(*number)) : calls.ops.end();
@@ -132,7 +132,7 @@ struct Blocks {
   TensorView block;
 };
 
-// Returns the two as Blocks; nothing if they are no such tensors, or share memory.
+// Returns the two tensors as Blocks; nothing if they are not simple tensors that fit together, or if they share memory.
 std::optional<Blocks> blocks_in(const PlainCalls& calls, PyObject* whole, PyObject* block) {
   auto all = whole != nullptr ? view_if_simple(whole) : std::nullopt;
   auto one = block != nullptr ? view_if_simple(block) : std::nullopt;

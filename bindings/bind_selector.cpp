@@ -1,4 +1,4 @@
-// gradientflow._core.selector: the path of a call, and the ranges of a pool, on ranks that need not exist.
+// gradientflow._core.selector: the path of a call, and the ranges of a pool, for hypothetical ranks.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
@@ -24,7 +24,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Selects paths as the ranks of a job with these settings would.
+// Selects the paths that the ranks of a job with these settings would select.
 class Selector {
  public:
   Selector(const std::vector<int>& nodes, const std::string& transport, const std::map<std::string, std::string>& words)
@@ -43,7 +43,7 @@ class Selector {
     s.has_mpi_communicator = s.transport.is_mpi;
   }
 
-  // Returns (path, the algorithm between nodes, why).
+  // Returns (path, algorithm between nodes, reason).
   [[nodiscard]] py::typing::Tuple<py::str, py::str, py::str> path_of(const std::string& kind, std::size_t bytes,
                                                                      bool wire, const std::string& algorithm,
                                                                      bool in_node_memory) const {

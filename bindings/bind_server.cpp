@@ -129,14 +129,14 @@ std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, cons
   return {pushed.push, pushed.pull};
 }
 
-// Returns an array over node memory of a parameter server, which it keeps alive.
+// Returns an array over node memory of a parameter server. The array keeps the server alive.
 py::array array_in(const ParameterServer& server, const std::byte* data, const py::dtype& dtype, const py::tuple& shape,
                    bool is_writable) {
   using Owner = std::shared_ptr<const void>;
   const py::capsule owner(new Owner(server.memory()), [](void* held) { delete static_cast<Owner*>(held); });
   py::array array(dtype, py::cast<std::vector<py::ssize_t>>(shape), data, owner);
   if (!is_writable) {
-    array.attr("setflags")(py::arg("write") = false);  // cannot be undone: a capsule lends nothing to write to
+    array.attr("setflags")(py::arg("write") = false);  // cannot be undone: the base, a capsule, has no writable buffer
   }
   return array;
 }

@@ -12,7 +12,7 @@ class BoundEndpoint {
  public:
   explicit BoundEndpoint(std::unique_ptr<transport::Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
 
-  // Both throw Error(value) once it has been taken.
+  // Both throw Error(value) once the endpoint has been taken.
   [[nodiscard]] transport::Endpoint& get() const {
     if (endpoint_ == nullptr) {
       throw Error(ErrorKind::value, "the endpoint belongs to a communicator or a mailbox already");

@@ -1,6 +1,6 @@
 // Structures of DLPack (https://dmlc.github.io/dlpack), the interchange format of tensors between frameworks, as far as
-// a reader of tensors on CPUs and CUDA devices needs them. Layout and names follow the specification, versions 0 and 1;
-// of the exchange in C, only the beginning is here.
+// a reader of tensors on CPUs and CUDA devices needs them. Layout and names follow the specification, versions 0 and 1.
+// This file has only the beginning of the table for the exchange in C.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ struct ExchangeApi {
   ExchangeApi* previous;
   int (*allocate)(Tensor* prototype, ManagedTensorVersioned** out, void* context,
                   void (*set_error)(void* context, const char* kind, const char* message));
-  int (*export_tensor)(void* object, ManagedTensorVersioned** out);  // not 0: with a Python error
+  int (*export_tensor)(void* object, ManagedTensorVersioned** out);  // result other than 0: a Python error is set
 };
 
 }  // namespace gradientflow::bindings::dlpack

@@ -17,13 +17,13 @@ constexpr std::size_t most_parameters = 8;
 struct Object {
   PyObject_HEAD  // NOLINT: a macro of CPython's
       vectorcallfunc call;
-  PyObject* method;  // method of the class, which this replaces; nullptr as long as it replaces none
+  PyObject* method;  // method of the class, which this object replaces; nullptr until it replaces a method
   PyTypeObject* native;
   FastPath path;
   PyObject* native_name;  // "_native"
   std::array<PyObject*, most_parameters> parameters;
   std::size_t parameter_count;
-  std::size_t positional_count;  // further ones are keyword-only
+  std::size_t positional_count;  // number of parameters that may be positional; further parameters are keyword-only
 };
 
 // Sorts the arguments by parameters. Returns false if they do not fit: the method then raises the error.
@@ -74,7 +74,7 @@ PyObject* bind_to(PyObject* self, PyObject* object, PyObject* /*type*/) {
   return object == nullptr ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 
-// Returns an attribute of the method, or either of the two that this object has itself.
+// Returns an attribute of the method, or either of the two attributes that this object has itself.
 PyObject* attribute(PyObject* object, PyObject* name) {
   PyObject* const method = reinterpret_cast<Object*>(object)->method;
   const bool own = PyUnicode_CompareWithASCIIString(name, "__wrapped__") == 0 ||

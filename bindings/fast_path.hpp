@@ -26,7 +26,7 @@ using Given = std::span<PyObject* const>;
 
 [[nodiscard]] inline bool is_none(PyObject* given) { return given == nullptr || given == Py_None; }
 
-// Returns a new reference; nullptr without a Python error set means that the method has to serve the call.
+// Returns a new reference, or nullptr. If no Python error is set with nullptr, the method has to serve the call.
 using FastPath = PyObject* (*)(PyObject* native, Given given);
 
 // Makes the Python object of a fast path to objects of the type `native`. `parameters`: names of the parameters after
@@ -45,8 +45,8 @@ T converted(PyObject* given, T by_default) {
   return pybind11::detail::cast_op<T>(std::move(caster));
 }
 
-// Calls `function` with the object of the core, the arguments, and the Python object that holds the first; it returns
-// the result, or an empty object if the method has to serve the call.
+// Calls `function` with the object of the core, the arguments, and the Python object that holds the object of the core.
+// `function` returns the result, or an empty object if the method has to serve the call.
 template <class T, pybind11::object (*function)(T&, Given, pybind11::handle)>
 PyObject* fast_path(PyObject* native, Given given) {
   try {

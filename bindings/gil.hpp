@@ -9,9 +9,9 @@
 
 namespace gradientflow::bindings {
 
-// Releases the GIL for as long as it lives, like pybind11's gil_scoped_release, also in a call_guard. While the
-// interpreter ends, only the main thread can get the GIL back: Python before 3.14 ends any other thread that tries,
-// whereupon the C++ runtime aborts the process. Here that thread stops, as in Python 3.14, until the process is gone.
+// Releases the GIL during its lifetime, like pybind11's gil_scoped_release, also in a call_guard. While the interpreter
+// ends, only the main thread can get the GIL back. Python before 3.14 ends any other thread that tries, whereupon the
+// C++ runtime aborts the process. With this class, such a thread stops until the process ends, as in Python 3.14.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -31,7 +31,8 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Keeps the GIL until the core calls it, and releases it from then on: an engine::Communicator::Release, by reference.
+// Keeps the GIL until the core calls this object, and releases the GIL from then on: an engine::Communicator::Release,
+// by reference.
 class ReleaseGil {
  public:
   void operator()() {
@@ -58,8 +59,8 @@ auto with_gil(Work work) -> decltype(work()) {
   return work();
 }
 
-// Runs the handlers of Python's pending signals, which Python does in the main thread only, and throws their
-// exceptions. Needs the GIL released.
+// Runs the handlers of Python's pending signals, and throws their exceptions. Python runs handlers in the main thread
+// only. Needs the GIL released.
 inline void poll_signals() {
   if (getpid() != gettid()) {
     return;

@@ -10,7 +10,7 @@
 namespace gradientflow::bindings {
 
 // Returns the result of `start` of a gradientflow.policies.Policy as a policy whose events and answers are checked.
-// Needs the GIL. A policy of the core is returned as it is, and asked without the GIL. A user's object is asked with
+// Needs the GIL. A policy of the core is returned unchanged, and asked without the GIL. A user's object is asked with
 // the GIL, in any thread, and lives as long as the returned policy; its exceptions become Error(value). So no thread
 // may hold the GIL while it waits for a thread that asks the policy. Throws Error(type) for an object without the two
 // methods, Error(value) for a policy of the core that was started for another number of workers.

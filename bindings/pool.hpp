@@ -22,8 +22,8 @@
 
 namespace gradientflow::bindings {
 
-// Of each message: bytes, bytes sent, non-finite values, path, and the seconds at which it was ready, started and
-// ended.
+// Reports, one for each message: bytes, bytes sent, non-finite values, path, and the seconds at which it was ready,
+// started and ended.
 using Reports =
     pybind11::typing::List<pybind11::typing::Tuple<std::size_t, std::optional<std::size_t>, std::optional<std::size_t>,
                                                    pybind11::str, double, double, double>>;
@@ -31,7 +31,7 @@ using AnySegment = pybind11::typing::Union<transport::Segment, collective::Devic
 
 using TensorIndex = Argument<"index", "the number of a tensor", std::ptrdiff_t>;
 
-// Returns the tensor at an index; as in a list, negative ones count from the end. The pool refuses an index out of
+// Returns the tensor at an index; as in a list, negative indices count from the end. The pool refuses an index out of
 // range.
 inline std::size_t tensor_at(const engine::Pool& pool, const TensorIndex& index) {
   const auto number = static_cast<std::ptrdiff_t>(pool.places());

@@ -11,8 +11,8 @@ namespace {
 namespace py = pybind11;
 using transport::Until;
 
-// Placeholder that no value equals: when asked to replace it by itself, a store returns the present value and changes
-// nothing.
+// Placeholder that no value equals. A store that is asked to replace this placeholder by itself returns the present
+// value and changes nothing.
 constexpr const char* no_value = "GradientFlow: no value";
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }

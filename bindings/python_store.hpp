@@ -12,12 +12,13 @@
 namespace gradientflow::bindings {
 
 // Uses `set(key, value)`, `add(key, amount)`, `compare_set(key, expected, desired)` and, if available,
-// `delete_key(key)`, all as in PyTorch's stores: values are nonempty bytes, and an empty expected value stands for
-// none. Their exceptions, when the store fails, become Error(peer). The store decides how long a call takes; to wait
-// for a value, it is asked repeatedly.
+// `delete_key(key)`, all as in PyTorch's stores: values are nonempty bytes, and an empty expected value means that
+// there is no value yet. Exceptions of these methods, when the store fails, become Error(peer). The store decides how
+// long a call takes; to wait for a value, this class asks the store repeatedly.
 class PythonStore : public transport::Store {
  public:
-  // `name`: its name in errors. Must be made and destroyed with the GIL, and called without it.
+  // `name`: name of the store in errors. The object must be made and destroyed with the GIL, and called without the
+  // GIL.
   PythonStore(pybind11::object store, std::string name, bool is_served_here);
 
   void set(const std::string& key, const std::string& value, const transport::Until& until) override;

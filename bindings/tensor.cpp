@@ -107,7 +107,7 @@ TensorView view_numpy(const py::array& array, Access access, const char* name) {
   return view;
 }
 
-constexpr std::uintptr_t default_stream = 1;  // its number in both protocols, and in CUDA
+constexpr std::uintptr_t default_stream = 1;  // number of the default stream in both protocols, and in CUDA
 
 compute::cuda::Stream stream_from(std::uintptr_t number) {
   return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): frameworks give numbers
@@ -159,7 +159,8 @@ TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const c
   return view;
 }
 
-// Passes `stream` only if it is given: PyTorch's tensors of the host refuse one, and its default is suitable.
+// Passes `stream` only if it is given: PyTorch's host tensors refuse a stream, and PyTorch's default stream is
+// suitable.
 py::object export_dlpack(py::handle object, std::optional<std::int64_t> stream) {
   const py::object method = object.attr("__dlpack__");
   py::dict arguments;
@@ -240,7 +241,7 @@ py::object export_in_c(py::handle object) {
   return managed->tensor.device.type == dlpack::cpu ? capsule : py::object();
 }
 
-// Keeps the capsule: its own destructor calls the deleter once the view is gone.
+// Keeps the capsule alive: the capsule's destructor calls the deleter once the view is gone.
 TensorView view_exported(py::object capsule, Access access, const char* name) {
   TensorView view;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
@@ -377,7 +378,7 @@ TensorView view_any(py::handle object, Access access, const char* name) {
 
 }  // namespace
 
-// Views a tensor; an error of the object's own protocols becomes an Error(type) of the argument.
+// Returns a view of a tensor; an error of the object's own protocols becomes an Error(type) of the argument.
 TensorView view_tensor(py::handle object, Access access, const char* name) {
   try {
     return view_any(object, access, name);

@@ -58,7 +58,7 @@ if not use_installed_package():
         }
 
         def __getattr__(name: str) -> object:
-            """Import a name when it is first used: a program waits for no more than it needs (PEP 562)."""
+            """Import a name when it is first used, so that a program waits only for imports that it needs (PEP 562)."""
             if name not in __all__:
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
             module = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")

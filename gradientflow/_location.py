@@ -47,7 +47,7 @@ def use_installed_package() -> bool:
     Returns
     -------
     bool
-        True if the installed package has taken this one's place.
+        True if the installed package has replaced this package.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def _is_asked_for(package: Path) -> bool:
 def _find_installed(name: str, *, sources: bool) -> ModuleSpec | None:
     """Find another compiled package in the order of import; skip packages without a compiled core.
 
-    With `sources`, accept a package in another repository: an editable install has a finder of its own for it.
+    With `sources`, accept a package in another repository, which an editable install finds by a finder of its own.
     """
     candidates = [PathFinder.find_spec(name, [entry]) for entry in sys.path]
     if sources:

@@ -25,8 +25,8 @@ from .meeting.way import LACKS, OUTSIDE
 
 _ANSWER_SECONDS = 1.0  # time in which a live joiner accepts a connection
 _BEGINS_ANEW = "nobody is left in it, and it begins anew"
-_NOTHING = b"?"  # stands for a missing value; no key of ours ever has it
-_NONCE = 64  # length of the random token before each card, which differs between processes
+_NOTHING = b"?"  # placeholder for a missing value; no key here ever has this value
+_NONCE = 64  # length of the random token before each card; it makes the cards of two processes differ
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Admission:
         self._near = near
         self._place = place
         self._outlives_ranks = outlives_ranks
-        self._first = 1  # first request that may lack an answer
+        self._first = 1  # number of the first request that may be unanswered
         self._next_look = 0.0
         self._is_new = True
 
@@ -78,10 +78,10 @@ class Admission:
         try:
             answer = self._wait_for_answer(number, seconds)
         finally:
-            self._clear_outside_note()  # a member still noted as outside could be left behind
+            self._clear_outside_note()  # otherwise a restart could count this member as outside and continue without it
         min_ranks, _, invitation = answer.partition(b" ")
         endpoint, former = joiner.enter(invitation)
-        if self._place is None:  # the job now has a rank that no launcher counts
+        if self._place is None:  # from now on the job has a rank unknown to its launcher
             self._store.set(f"{self._prefix}/others", b"1", waits.STORE.seconds)
         return core.Communicator.enter(endpoint, former, int(min_ranks) or None, dict(config))
 
@@ -118,8 +118,8 @@ class Admission:
     def _restart_if_no_rank_is_active(self) -> None:
         """Let all ranks meet again from the start if, at one moment, each waits for admission or has ended for good.
 
-        A waiting rank notes the number of its request, which is never used again. If two looks find the same notes, all
-        ranks were outside in between: none has an invitation, and none is left to send one.
+        Each waiting rank notes the number of its request, and no number is used twice. If two looks find the same
+        notes, all ranks were outside between them: no rank has an invitation, and no rank is left to send one.
         """
         if self._place is None or self._look(f"{self._prefix}/others") is not None:
             return
@@ -150,7 +150,7 @@ class Admission:
         return self._look(f"{self._prefix}/stands", seconds) is not None
 
     def missing_reason(self, seconds: float | None = None) -> str:
-        """Return the reason why a rank is missing that has ended for good; empty if no rank is missing."""
+        """Return the reason why a rank has ended for good; empty if no rank has."""
         return (self._look(self._missing_key, seconds) or b"").decode()
 
     def _file_request(self, card: bytes) -> int:
@@ -164,7 +164,7 @@ class Admission:
     def note_running(self) -> None:
         """Note that the job is running: later processes must request admission."""
         if self._outlives_ranks:
-            self._clear_outside_note()  # this process's predecessor may have died while it waited for admission
+            self._clear_outside_note()  # a dead predecessor of this process may have left the note
             self._store.set(f"{self._prefix}/stands", b"1")
 
     def has_pending(self) -> bool:
@@ -195,11 +195,11 @@ class Admission:
         invitations = [core.invitation_for(widened, len(requests), place) for place in range(len(requests))]
 
         def invite() -> None:
-            for request, invitation in zip(requests, invitations, strict=True):  # all ranks answer, as any may end now
+            for request, invitation in zip(requests, invitations, strict=True):  # all ranks answer: any may die now
                 self._answer(request.number, min_ranks, invitation)
 
-        comm.barrier()  # from now on all ranks know the joiners
-        with contextlib.suppress(RecoverableError):  # ranks past it may close, which ends it with an error on others
+        comm.barrier()  # after this barrier every rank knows the joiners
+        with contextlib.suppress(RecoverableError):  # a faster rank may close already, an error for slower ranks
             comm.barrier()
         before()
         return native.welcome(widened, min_ranks, invite)
@@ -219,7 +219,7 @@ class Admission:
             return []
         self._next_look = time.monotonic() + waits.LOOK.seconds
         try:
-            if self._is_new:  # an earlier rank 0 may have noted the end as it closed
+            if self._is_new:  # an earlier rank 0 may have noted, when it closed, that the job ended
                 self._store.remove(f"{self._prefix}/ended", waits.STORE.seconds)
                 self._is_new = False
             for request in self._unanswered():

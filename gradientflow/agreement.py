@@ -59,7 +59,7 @@ def require_same_as_first(comm: Communicator, what: str, entries: Mapping[str, s
 
 
 def raise_together(comm: Communicator, error: Exception | None) -> None:
-    """Raise on all ranks if any rank has an error: its own, or else that of the first failed rank. Collective."""
+    """If any rank has an error, raise on all ranks: a rank's own error, or else the first failed rank's. Collective."""
     reason = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"
     texts = gather(comm, reason.encode() if error is not None else b"")
     if error is not None:

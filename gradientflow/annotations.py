@@ -1,4 +1,4 @@
-"""Names of types that Python cannot say more exactly."""
+"""Aliases of types that annotations cannot express more exactly."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 # A tensor of NumPy, PyTorch, CuPy or JAX, or another object with DLPack or the CUDA array interface.
 TensorLike: TypeAlias = Any
 
-# A state as `state_dict` returns it, and as `load_state_dict` takes it: names, and plain values or tensors.
+# A state, as returned by `state_dict` and accepted by `load_state_dict`: plain values or tensors, by name.
 StateDict: TypeAlias = dict[str, Any]
 State: TypeAlias = Mapping[str, Any]
 
-# An object of JSON, read or to be written.
+# A JSON object, read or to be written.
 JsonObject: TypeAlias = dict[str, Any]
 
 __all__ = ["JsonObject", "State", "StateDict", "TensorLike"]

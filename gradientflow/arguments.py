@@ -19,9 +19,9 @@ def checked_int(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) ->
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is less than `least` or more than `most`, by default the largest of 64 bits.
+        If the value is less than `least` or more than `most`, by default the largest 64-bit integer.
     gradientflow.errors.ArgumentTypeError
-        If it is not a whole number.
+        If the value is not a whole number.
     """
     try:
         found = None if isinstance(value, bool) else operator.index(value)
@@ -41,9 +41,9 @@ def checked_float(name: str, value: object) -> float:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is larger than a float can be.
+        If the value is larger than a float can be.
     gradientflow.errors.ArgumentTypeError
-        If it is not a real number.
+        If the value is not a real number.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise ArgumentTypeError(f"{name} is a number, not {value!r}")
@@ -59,9 +59,9 @@ def checked_nonnegative(name: str, value: object) -> float:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is negative, infinite or NaN.
+        If the value is negative, infinite or NaN.
     gradientflow.errors.ArgumentTypeError
-        If it is not a number.
+        If the value is not a number.
     """
     found = checked_float(name, value)
     if not 0 <= found < math.inf:
@@ -75,11 +75,11 @@ def checked_list(name: str, value: Any, what: str) -> list[Any]:
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If the value is of any other type.
     """
     try:
         if isinstance(value, list) or not isinstance(value, str | bytes | bytearray | Mapping):
-            return list(value)  # generators are accepted, too
+            return list(value)  # accepts generators, too
     except TypeError:
         pass
     raise ArgumentTypeError(f"{name} is a sequence of {what}, not {value!r}")
@@ -91,7 +91,7 @@ def checked_mapping(name: str, value: object) -> Mapping[str, Any]:
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If the value is of any other type.
     """
     if not isinstance(value, Mapping):
         raise ArgumentTypeError(f"{name} is a dictionary, not a {type(value).__name__}")
@@ -104,7 +104,7 @@ def checked_instance(name: str, value: object, kind: type[_Kind]) -> _Kind:
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If the value is of any other type.
     """
     if not isinstance(value, kind):
         raise ArgumentTypeError(f"{name} is a {kind.__name__}, not a {type(value).__name__}")

@@ -37,8 +37,8 @@ def size_of(x: TensorLike) -> int:
 def new_like(x: TensorLike, shape: tuple[int, ...]) -> TensorLike:
     """Return a new array of `shape` with the dtype of `x`, in memory of the host or on the same device as `x`.
 
-    In memory of the host it is a NumPy array; on a device a CuPy array or PyTorch tensor like `x`, else a
-    `DeviceArray`.
+    In host memory, the new array is a NumPy array. On a device, it is a CuPy array or PyTorch tensor if `x` is one,
+    else a `DeviceArray`.
     """
     if not _is_on_device(x):
         return _empty(shape, _as_numpy(x).dtype)

@@ -63,7 +63,7 @@ class Communicator:
     reruns, get the same bits.
 
     A call on CUDA tensors is put into their stream, see docs/gpus.md; the host does not wait for the device. A
-    communicator works on one device, that of its first such call.
+    communicator works on one device: the device of its first call on CUDA tensors.
 
     Attributes
     ----------
@@ -74,12 +74,12 @@ class Communicator:
     node, nodes : int
         This rank's node, and the number of nodes.
     mpi : mpi4py.MPI.Comm
-        MPI communicator that this one was made from, even if its ranks exchange messages over TCP. Raises
+        MPI communicator from which this communicator was made, even if its ranks exchange messages over TCP. Raises
         `ArgumentError` if there is none.
     recovered_from : tuple of int or None
-        After `recover` or `admit`: the ranks in the old communicator of this one's ranks, in order.
+        After `recover` or `admit`: the old ranks of this communicator's ranks, in order, without joiners.
     lost : tuple of (int, str)
-        All other ranks of the old communicator, each with its fate.
+        Missing ranks of the old communicator, each with the reason why it is missing.
     server_ranks : gradientflow.server.ServerRanks or None
         Ranks that only serve as parameter servers, if there are any; they end when all workers have closed.
     """
@@ -115,8 +115,8 @@ class Communicator:
         self.lost: tuple[tuple[int, str], ...] = self._native.lost
         self.server_ranks: Any = None
         self._admission: AdmissionProtocol | None = None
-        self._waits: set[Callable[[], None]] = set()  # calls before closing: wait for users such as JAX programs
-        self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # parts that are closed together with this one
+        self._waits: set[Callable[[], None]] = set()  # called before closing; each waits for a user such as JAX
+        self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # parts that are closed with this communicator
         _open.add(self)
         if self.rank == 0 and within is None:
             warn_of_unknown_variables()
@@ -127,14 +127,14 @@ class Communicator:
     def close(self) -> None:
         """Close the communicator once its asynchronous calls are done. Closing twice is harmless.
 
-        Does not wait for peers; a rank that later waits for this one gets an error. Memory and descriptors are
+        Does not wait for peers; a peer that later waits for this rank gets an error. Memory and descriptors are
         released, even if the object is kept. Arrays over node memory stay valid.
         """
         self._end(True)
         release_done()
 
     def _end(self, drain: bool) -> None:
-        """Close this communicator and its own parts; unless `drain`, without waiting for asynchronous calls."""
+        """Close this communicator and its own parts; if `drain`, wait for asynchronous calls first."""
         while drain and self._waits:
             self._waits.pop()()
         for part in list(self._parts):
@@ -151,24 +151,25 @@ class Communicator:
             self.server_ranks.close()
 
     def recover(self, min_ranks: int | None = None) -> Communicator:
-        """Recover from the deaths of ranks: make a communicator of the survivors, and close this one.
+        """Recover from the deaths of ranks: make a communicator of the survivors, and close the old one.
 
-        Collective over the survivors: each calls it after a `gradientflow.errors.RecoverableError`. Either all get the
-        new communicator, in which they keep their order, or all get the same error. More ranks may die meanwhile. If no
-        rank has died, the new communicator has all ranks. Works over TCP, unless an MPI job has chosen TCP by itself,
-        and over MPI in Open MPI jobs started with ULFM (``mpirun --with-ft ulfm``).
+        Collective over the survivors: each calls `recover` after a `gradientflow.errors.RecoverableError`. Either all
+        survivors get the new communicator, in which they keep their order, or all get the same error. More ranks may
+        die meanwhile. If no rank has died, the new communicator has all ranks. Works over TCP, except in an MPI job
+        whose transport ``auto`` became TCP, and over MPI in Open MPI jobs started with ULFM (``mpirun --with-ft
+        ulfm``).
 
         Parameters
         ----------
         min_ranks : int, optional
             Least number of survivors, the same on all ranks. By default more than half of the ranks; or any number if
-            all other ranks are known to have ended, not only silent. With half or fewer, both parts of a split network
-            may continue. A rank that is only stopped for a while may not continue.
+            all missing ranks are known to have ended, not only silent. If half or fewer are enough, both halves of a
+            split network may continue separately. A rank that was only paused meanwhile is refused.
 
         Returns
         -------
         Communicator
-            Has the same settings; `recovered_from` and `lost` list its ranks and the lost ones.
+            Has the same settings; `recovered_from` and `lost` list its ranks and the lost ranks.
 
         Raises
         ------
@@ -208,8 +209,8 @@ class Communicator:
         Raises
         ------
         gradientflow.errors.PeerError
-            If a rank has died before joiners were admitted: `recover` can follow, and the next call admits them. Or if
-            too few ranks are left; this communicator is then closed.
+            If a rank has died before joiners were admitted: `recover` can follow, and the next `admit` admits the
+            joiners. Also if too few ranks are left; this communicator is then closed.
         gradientflow.errors.MismatchError
             If ranks differ about `min_ranks`.
         """
@@ -239,7 +240,7 @@ class Communicator:
 
     @property
     def mpi(self) -> Any:
-        """MPI communicator that this one was made from."""
+        """MPI communicator from which this communicator was made."""
         if self._mpi is None:
             raise ArgumentError(
                 "MPI has no communicator of these ranks: it has one of ranks that its launcher has started, with "
@@ -333,7 +334,7 @@ class Communicator:
         x : array
             Same number of elements and dtype on every rank. Holds the result afterwards, unless `out` is given.
         op : {"sum", "mean", "max", "min", "prod"}
-            mean needs a floating dtype; bool has max and min.
+            mean needs a floating dtype; bool allows only max and min.
         algorithm : str
             "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi" or "nccl".
             "shared" works inside one node, "mpi" calls the MPI library, "nccl" calls NCCL (CUDA devices only); all
@@ -341,8 +342,8 @@ class Communicator:
         out : array, optional
             Array for the result, in place of `x`; must not overlap `x` unless it is `x`.
         wire : {"float32", "float16", "bfloat16", "float8_e4m3"}, optional
-            Format to which values of a float32 tensor are rounded for the way between nodes; by default they are not
-            rounded. Sums are computed in float32. A mean is divided before it is sent; a sum of many values may
+            Format to which values of a float32 tensor are rounded when they are sent between nodes; by default they are
+            not rounded. Sums are computed in float32. A mean is divided before it is sent; a sum of many values may
             overflow float16. Values of float8_e4m3 share a scale in each message: values far below the largest become
             0. Inside a node nothing is rounded, unless `algorithm` sends messages.
         label : str, optional
@@ -372,7 +373,7 @@ class Communicator:
         *,
         label: str | None = None,
     ) -> Handle:
-        """Start `allreduce` in the background. The handle's `nonfinite` counts infinite and NaN results of `wire`."""
+        """Start `allreduce` in the background. With `wire`, `Handle.nonfinite` counts infinite and NaN results."""
         native = self._native.allreduce_async(x, op, wire, algorithm, label, out)
         return self._started(native, x if out is None else out)
 
@@ -497,7 +498,7 @@ class Communicator:
         Parameters
         ----------
         x : array
-            Same number of elements and dtype on every rank; see `allgatherv` for uneven ones.
+            Same number of elements and dtype on every rank; see `allgatherv` for different numbers.
         algorithm : {"auto", "ring", "shared", "mpi"}
             See `allreduce`.
         label : str, optional
@@ -598,7 +599,7 @@ class Communicator:
     ) -> TensorLike:
         """Reduce `x` over all ranks; rank r gets block r of the result.
 
-        Blocks are cut from the flattened `x`: the first ``x.size % size`` ranks get one element more than the rest.
+        Blocks are cut from the flattened `x`: the first ``x.size % size`` ranks get one element more.
 
         Parameters
         ----------
@@ -754,7 +755,7 @@ class Communicator:
             See `allreduce`.
         out : array
             Array of the size of a block. On the root by default a new one-dimensional array, on the device of `x`; all
-            other ranks must give it, because only the root knows the length of a block.
+            other ranks must give `out`, because only the root knows the length of a block.
 
         Returns
         -------
@@ -856,12 +857,12 @@ class Communicator:
         color : int or None
             Ranks with the same color, a number of 0 or more, share a new communicator; a rank with None gets none.
         key : int, optional
-            Order of the ranks in the new communicator; by default, and among equal keys, their order in this one.
+            Order of the ranks in the new communicator; by default, and among equal keys, their present order.
 
         Returns
         -------
         Communicator or None
-            Has the same settings as this one.
+            Has the same settings as this communicator.
         """
         return self._part(color, key, self._config, within=self)
 
@@ -1021,7 +1022,7 @@ def _checked_min_ranks(min_ranks: int | None) -> int | None:
 
 
 class _Part(Communicator):
-    """A communicator made by `Communicator.split`, which owns the MPI communicator under it."""
+    """A communicator made by `Communicator.split`, which owns its MPI communicator."""
 
     def _end(self, drain: bool) -> None:
         super()._end(drain)

@@ -77,7 +77,7 @@ def settings(given: Mapping[str, str] | None) -> dict[str, str]:
     gradientflow.errors.ArgumentError
         If a setting is unknown or its value is not accepted.
     gradientflow.errors.ArgumentTypeError
-        If it is not a mapping of names to values.
+        If `given` is not a mapping of names to values.
     """
     if given is None:
         return dict(Config())

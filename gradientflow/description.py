@@ -1,4 +1,4 @@
-"""Descriptions of strategies, policies and the like, which have a text form.
+"""Descriptions of strategies, policies and similar objects, which have a text form.
 
 Examples: ``csc(density=0.1)``, ``mine.py:Mine(1)``. The text form is called the words of a description.
 """
@@ -43,7 +43,7 @@ class Description:
     name : str
         Name in words; by default that of the class.
     not_taken : mapping of str to str
-        Arguments of other descriptions that this one refuses, each with the reason.
+        Arguments that this description refuses although other descriptions take them, each with the reason.
     """
 
     name: ClassVar[str] = ""
@@ -234,7 +234,7 @@ class Parser(Generic[Kind]):
         gradientflow.errors.ArgumentError
             If the words cannot be parsed.
         gradientflow.errors.ArgumentTypeError
-            If it is neither words nor a description of this kind.
+            If `value` is neither words nor a description of this kind.
         """
         if isinstance(value, str):
             return self.parse(value)

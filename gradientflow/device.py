@@ -126,7 +126,7 @@ def device_number(device: str | int) -> int:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it names no CUDA device.
+        If `device` names no CUDA device.
     gradientflow.errors.SystemCallError
         If there is no CUDA device at all.
     """
@@ -187,7 +187,7 @@ def asarray(values: npt.ArrayLike, device: str | int = "cuda") -> DeviceArray:
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If their dtype is not supported.
+        If the dtype of `values` is not supported.
     """
     host = np.asarray(values)
     if host.dtype.hasobject:

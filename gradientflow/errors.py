@@ -37,7 +37,7 @@ class ClosedError(ArgumentError):
 
 
 class NonFiniteError(ArgumentError, ArithmeticError):
-    """A gradient is infinite or NaN; raised on every rank, and nothing was changed by it."""
+    """A gradient is infinite or NaN; raised on every rank, and nothing has changed."""
 
 
 # ---- failure outside the library -------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class MPIError(CommunicationError):
 
 
 class MPILibraryError(CommunicationError, ImportError):
-    """The MPI library is missing, or mpi4py and the core use two different ones."""
+    """The MPI library is missing, or mpi4py and the core use two different libraries."""
 
 
 class SystemCallError(CommunicationError, OSError):

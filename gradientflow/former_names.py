@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-# By module: the former names of its attributes, and the present ones.
+# Present names of attributes, by module and former name.
 _NAMES = {
     "gradientflow.pools.top_k": {"LayerReport": "LayerSelection"},
     "gradientflow.strategies": {"MonitorReport": "MonitorTable", "Report": "Withheld"},

@@ -50,13 +50,14 @@ def init(
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        Ranks that take part; by default all of the job. It is duplicated, so that messages never mix.
+        Ranks that take part; by default all ranks of the job. The communicator is duplicated, so that messages never
+        mix.
     config : Config, optional
         Settings; by default from the environment and the settings file.
     transport : {"auto", "mpi", "tcp"}, optional
-        Transport of messages between nodes; by default the setting of that name. ``auto`` is TCP, but in MPI jobs the
-        faster of the two: MPI inside one host, and if all hosts have an RDMA device. With ``tcp``, ranks started by
-        MPI meet through MPI.
+        Transport of messages between nodes; by default the setting of that name. ``auto`` is TCP, except in MPI jobs
+        inside one host or with an RDMA device on every host: these use MPI. With ``tcp``, ranks started by MPI meet
+        through MPI.
     meet : str, optional
         Address where the ranks meet: ``host:port``, at which rank 0 listens, several with commas, or ``file:///path``
         in a folder that all hosts share. Needs `rank` and `size`.
@@ -69,7 +70,7 @@ def init(
     Returns
     -------
     Communicator
-        Close it by `Communicator.close` or a ``with`` block; else it is closed at exit.
+        Closed by `Communicator.close`, by a ``with`` block, or else at exit.
 
     Raises
     ------
@@ -78,8 +79,8 @@ def init(
         its value is not accepted.
     gradientflow.errors.MPILibraryError
         If MPI is to be used and any of these holds: GradientFlow was built without it; mpi4py or the MPI library is
-        missing; both use different libraries; or another library's launcher started the program, so that every process
-        would be alone.
+        missing; mpi4py and GradientFlow use different libraries; or another library's launcher started the program, so
+        that every process would be alone.
     gradientflow.errors.CommunicationTimeoutError
         If some ranks have not called `init` within GRADIENTFLOW_TIMEOUT; the ranks that called it can retry.
     gradientflow.errors.MismatchError
@@ -175,7 +176,7 @@ class _SplitJob:
         self._has_ended = False
 
     def communicator(self, config: Mapping[str, str] | None) -> Communicator:
-        """Make a communicator of the ranks that compute. Once all of these were closed, a new one has no servers."""
+        """Make a communicator of the ranks that compute. If all earlier ones have closed, it has no servers."""
         made = self.computing._again(config)
         if not self._has_ended:
             self._users += 1
@@ -213,7 +214,7 @@ _job: _SplitJob | None = None  # one per process
 
 
 def _split_job(way: Way, mpi: object, config: Mapping[str, str] | None, store: object) -> _SplitJob:
-    """Split the job into ranks that compute and ranks that serve. Does not return on the latter. Collective."""
+    """Split the job into ranks that compute and ranks that serve. Does not return on ranks that serve. Collective."""
     global _job
     if _job is None:
         everyone = _make(way, mpi, config, store)

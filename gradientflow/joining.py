@@ -16,30 +16,30 @@ from .errors import MismatchError, PeerError
 from .job import admission_at, asked_transport, init
 from .meeting import Given, find_way
 
-# Modules that a training loop imports on first use, by the imported module that shows that the program trains.
+# Modules that a training loop imports on first use. The key is a module whose import shows that the program trains.
 _LOOPS = {"gradientflow": "gradientflow.optimizers", "gradientflow.torch": "gradientflow.torch.optimizer"}
 
 
 def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Communicator:
     """Join a job, even long after its start.
 
-    With `meet`, and in a process that ``gradientflow run --restart`` has started in place of a failed rank, `join`
+    If `meet` is given, or ``gradientflow run --restart`` has started this process in place of a failed rank, `join`
     waits until the ranks of the job call `Communicator.admit`. The new communicator has these ranks and, behind them,
-    this process. The program then sends the joiner its state: rank 0 has it. In all other processes, `join` is `init`
-    and starts the job. It also restarts the job if all ranks wait for admission, as after the deaths of all.
+    this process. The program then sends its state from rank 0 to the joiner. In all other processes, `join` is `init`
+    and starts the job. If all ranks wait for admission, for example after all have died, `join` restarts the job.
 
     Parameters
     ----------
     meet : str, optional
         Address where the ranks of the job met: ``host:port``, several with commas, or ``file:///path``; by default the
-        launcher's. The store there must still exist. GRADIENTFLOW_TOKEN must be the job's.
+        launcher's address. The store there must still exist. GRADIENTFLOW_TOKEN must be the job's token.
     config : Config, optional
         Settings; by default from the environment. Settings that all ranks must share have to equal the job's.
 
     Returns
     -------
     Communicator
-        ``recovered_from`` has an entry for each earlier rank; it is None if the job has started.
+        Its ``recovered_from`` has an entry for each earlier rank, or is None if this call has started the job.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
 
 
 def _join(admission: Admission, chosen: Mapping[str, str]) -> Communicator:
-    for imported, needed in _LOOPS.items():  # imported now: later, the ranks of the job would wait for it
+    for imported, needed in _LOOPS.items():  # imported before admission: later, the job's ranks would wait for it
         if imported in sys.modules:
             import_module(needed)
     made = Communicator(admission.join(chosen), chosen)

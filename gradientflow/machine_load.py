@@ -21,7 +21,7 @@ _NOISE = 0.15  # processors that small tasks always keep busy
 _IDLE_FIELDS = (3, 4)  # fields of the "cpu" line of /proc/stat: idle, waiting for a disk
 _INTERRUPT_FIELDS = (5, 6)  # hardware interrupts, and softirqs, such as the kernel's work for the network
 _STOLEN_FIELD = 7
-_FIELDS = 8  # the two after these, guest times, are contained in the first two
+_FIELDS = 8  # fields to read; user and nice already include the two fields after these, guest times
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LoadMeter:
     Parameters
     ----------
     comm : Communicator
-        The ranks; all make a meter and stop it together.
+        Ranks to measure; all create their meters together, and stop them together.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -79,7 +79,7 @@ class LoadMeter:
         return self._loads()[self._comm.rank][0]
 
     def remark(self) -> str:
-        """Stop, and return the first remark on a machine of the job, the same on all ranks; empty if there is none."""
+        """Stop; return the first remark on a machine of the job, the same on all ranks, or an empty text."""
         return next(filter(None, (load.remark(ranks) for load, ranks in self._loads())), "")
 
     def _loads(self) -> list[tuple[Load, int]]:

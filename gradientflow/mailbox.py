@@ -21,15 +21,15 @@ class Tags(Protocol):
         """Number of tags."""
 
     def at(self, number: int) -> int:
-        """Return the tag with this number of the range; raise `ArgumentError` if it has none."""
+        """Return tag `number` of the range; raise `ArgumentError` if the range has no such tag."""
 
 
 class MessageRequest(Protocol):
-    """A send or receive, under way or ended. Without a reference to this object it continues and keeps its memory."""
+    """A send or receive, under way or ended. It continues and keeps its memory even if this object is dropped."""
 
     @property
     def done(self) -> bool:
-        """True if it has ended, with or without an error; polls."""
+        """True if the transfer has ended, with or without an error; polls."""
 
     @property
     def device_done(self) -> bool:
@@ -40,7 +40,7 @@ class MessageRequest(Protocol):
         """Rank that sent the message, once the receive is done; -1 before."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the end.
+        """Wait for the end of the transfer.
 
         Raises
         ------
@@ -60,7 +60,7 @@ class MessageRequest(Protocol):
         """Wait at most `timeout` seconds for the end, with or without an error; return True if it came."""
 
     def cancel(self) -> bool:
-        """End a receive with a `ClosedError` if its message has not come; return True if it was ended so."""
+        """End a receive with a `ClosedError` if its message has not come; return True if this call has ended it."""
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call the callback, at most once, after the end: in the mailbox's thread, or in the thread that closes it."""
@@ -108,7 +108,7 @@ class Mailbox(Protocol):
         """Start to receive a message that has arrived."""
 
     def close(self, orderly: bool) -> None:
-        """End all receives; if `orderly`, wait a moment for messages under way. Not collective; twice is harmless."""
+        """End all receives; if `orderly`, wait a moment for messages under way. Not collective; may be called twice."""
 
 
 def make_mailbox(communicator: Communicator, name: str) -> Mailbox:
@@ -117,8 +117,8 @@ def make_mailbox(communicator: Communicator, name: str) -> Mailbox:
     Parameters
     ----------
     communicator : Communicator
-        Communicator of the same ranks. The endpoint of the mailbox is split from it, and it knows which processes of
-        the node are alive.
+        Communicator of the same ranks. The mailbox's endpoint is split from this communicator, which knows the live
+        processes of the node.
     name : str
         Name of the closed object in error messages.
     """

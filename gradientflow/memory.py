@@ -51,7 +51,7 @@ def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is no such shape.
+        If `shape` is neither such an integer nor a sequence of such integers.
     """
     try:
         if isinstance(shape, Sequence) and not isinstance(shape, str | bytes | bytearray):
@@ -71,7 +71,7 @@ def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype) -> int:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it exceeds 1 TiB, the largest segment of node memory.
+        If the array exceeds 1 TiB, the largest segment of node memory.
     gradientflow.errors.ArgumentTypeError
         If the elements are Python objects, or have no bytes.
     """
@@ -79,7 +79,7 @@ def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype) -> int:
         raise ArgumentTypeError(f"dtype {dtype} cannot lie in node memory: its elements are Python objects")
     if dtype.itemsize == 0:
         raise ArgumentTypeError(f"dtype {dtype} cannot lie in node memory: its elements have no bytes")
-    if any(size > _LARGEST for size in sizes):  # also where another size is 0
+    if any(size > _LARGEST for size in sizes):  # even if another size is 0
         raise ArgumentError(f"an array of shape {sizes} is too large: at most 1 TiB is possible")
     total = math.prod(sizes) * dtype.itemsize
     if total > _LARGEST:

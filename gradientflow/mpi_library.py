@@ -25,7 +25,7 @@ class MPILibrary(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Name of the binary interface: MPICH and its descendants are interchangeable."""
+        """Name of the binary interface, which MPICH and its descendants share."""
         return self.name if self.name == "Open MPI" else "MPICH"
 
     def agrees_with(self, other: MPILibrary) -> bool:

@@ -1,8 +1,9 @@
 """Variables that make Open MPI skip unused components at its start.
 
 ``btl/ofi`` serves one-sided communication over RDMA devices. Without such devices, the search for them makes each
-``MPI_Init`` sleep for a second. ``btl/sm`` serves ranks of one machine. In a process without a launcher it still makes
-a file of 16 MiB in ``/dev/shm``, which is never removed: only launchers remove those of their ranks.
+``MPI_Init`` sleep for a second. ``btl/sm`` serves ranks of one machine. Even in a process without a launcher,
+``btl/sm`` makes a file of 16 MiB in ``/dev/shm``. This file is never removed, because only launchers remove the files
+of their ranks.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def start_variables(prefix: str | Path | None = None, *, alone: bool = False) ->
     Returns
     -------
     dict of str to str
-        ``OMPI_MCA_btl=^ofi``, also with ``sm`` if the process is alone; without ``ofi`` if this machine has an RDMA
-        device; empty if the user has chosen Open MPI's transports, in the environment or in a parameter file.
+        ``OMPI_MCA_btl=^ofi``; ``sm`` is added if the process is alone, and ``ofi`` is left out if this machine has an
+        RDMA device. Empty if the user has chosen Open MPI's transports, in the environment or in a parameter file.
     """
     left_out = [] if any(_has_entries(folder) for folder in _DEVICES) else ["ofi"]
     left_out += ["sm"] if alone else []
@@ -67,7 +68,7 @@ def prepared_start() -> Iterator[None]:
     os.environ.update(start_variables(alone=not any(os.environ.get(name) for name in _LAUNCHED)))
     try:
         yield
-    finally:  # processes started by this one may not be alone
+    finally:  # processes started by this process may have launchers
         os.environ.pop(TRANSPORTS, None)
         if before is not None:
             os.environ[TRANSPORTS] = before

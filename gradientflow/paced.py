@@ -15,7 +15,7 @@ from .strategies import as_strategy
 from .training import ArrayLoop
 
 _AT_FIRST = 6  # untimed steps after the warm-up
-_SOON = 2e-4  # seconds before the end of a wait at which sleeping gives way to polling
+_SOON = 2e-4  # seconds before the end of a wait at which polling replaces sleeping
 
 
 def step_seconds(
@@ -51,7 +51,7 @@ def step_seconds(
     warmup = as_strategy(strategy).profile().warmup
     for _ in range(warmup + _AT_FIRST):
         _step(training, optimizer, fresh, own)
-    comm.barrier()  # none between blocks: it would hold up ranks that the strategy lets run ahead
+    comm.barrier()  # no barrier between blocks: it would stop ranks that the strategy lets run ahead
     for _ in range(blocks):
         begin = time.perf_counter()
         for _ in range(steps):

@@ -22,7 +22,7 @@ from .memory import numpy_dtype
 Bytes = npt.NDArray[np.uint8]
 Plain: TypeAlias = Any  # a plain value
 
-_SMALL = 1 << 16  # largest array, in bytes, that is sent together with others
+_SMALL = 1 << 16  # largest array, in bytes, that is sent together with other arrays
 _ALIGNMENT = 64
 _KINDS = "biufc"  # kinds of NumPy dtypes that are numbers
 _WORDS = "None, bool, int, float, str, bytes, lists, tuples, mappings, and NumPy numbers and arrays of numbers"
@@ -30,7 +30,7 @@ _WORDS = "None, bool, int, float, str, bytes, lists, tuples, mappings, and NumPy
 
 @dataclass(frozen=True, eq=False)
 class Tagged:
-    """A plain value that stands for something else, with a tag that tells the reader its kind."""
+    """A plain value that represents another object, with a tag that names the kind of object."""
 
     tag: str
     value: Plain
@@ -49,13 +49,13 @@ def pack(value: object, what: str = "the value") -> list[Bytes]:
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If it contains anything else; the message names the place and the type.
+        If the value contains anything else; the message names the place and the type.
     """
     return _Writer(_SMALL).parts(value, what)
 
 
 def unpack(parts: Sequence[Bytes]) -> Plain:
-    """Return the value of parts from `pack`; its arrays are views of them.
+    """Return the value packed in `parts`, which come from `pack`; its arrays are views of the parts.
 
     Raises
     ------
@@ -95,7 +95,7 @@ class _Writer:
         return [*first, *self._large]
 
     def _described(self, value: Plain, path: str) -> Plain:
-        """Return a description for JSON: None, bool, str and usual numbers as they are, else a list led by its kind."""
+        """Return a description for JSON: None, bool, str and usual numbers unchanged, else a list led by the kind."""
         kind = type(value)
         if value is None or kind is bool or kind is str:
             return value

@@ -12,11 +12,11 @@ class Request:
     """A call that is checked and planned once, and then made any number of times on the same tensors.
 
     Returned by `Communicator.allreduce_init` and all other ``_init`` methods; modeled on the persistent collectives of
-    MPI 4. Preparing a call sends nothing. `start` makes it, `wait` ends it; in between the tensors must not be read or
-    written. Several requests may be under way: they are served in the order of their starts, along with all other calls
-    of the communicator. A prepared call matches calls of other ranks, prepared or not. The request keeps the tensors
-    alive, and is itself kept alive while under way. If the call makes a new array for its result, it does so once:
-    every `wait` returns the same array.
+    MPI 4. Preparing a call sends nothing. `start` makes the call, and `wait` waits for its end; in between the tensors
+    must not be read or written. Several requests may be under way: they are served in the order of their starts, along
+    with all other calls of the communicator. A prepared call matches calls of other ranks, prepared or not. The request
+    keeps the tensors alive, and is itself kept alive while under way. If the call needs a new array for its result, the
+    array is made once: every `wait` returns the same array.
 
     Only one thread at a time may use a request.
     """
@@ -38,7 +38,7 @@ class Request:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it has been started and not waited for.
+            If the call has been started and not waited for.
         gradientflow.errors.ClosedError
             If the communicator is closed.
         """
@@ -61,7 +61,7 @@ class Request:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it has not been started.
+            If the call has not been started.
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first; the call continues and `wait` can be called again.
         gradientflow.errors.MismatchError

@@ -84,7 +84,7 @@ def variable_of(setting: str) -> str:
 
 
 def _find(named: str) -> Path | None:
-    """Return the file named by the variable, or else ``gradientflow.toml`` in the folder of the start; None if none."""
+    """Return the file that the variable names, else ``gradientflow.toml`` in the starting folder; None if missing."""
     if named:
         return None if named.lower() in _NONE else _location.FOLDER / named
     here = _location.FOLDER / NAME
@@ -136,13 +136,13 @@ def read_settings_file(path: str | os.PathLike[str], *, of_anyone: bool = False)
     path : path
         The file.
     of_anyone : bool, default False
-        True to accept a file that another user could change and GRADIENTFLOW_CONFIG_FILE does not name. Only for uses
-        in which it can do no harm.
+        True to accept a file that another user could change and GRADIENTFLOW_CONFIG_FILE does not name. Pass True only
+        if such a file can do no harm.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it cannot be read, has an unknown key or a value of the wrong type, or if another user could change it.
+        If the file cannot be read, has an unknown key or a value of the wrong type, or if another user could change it.
     """
     if not (of_anyone or _is_named(path)):
         _require_own(Path(path), Path(path))
@@ -177,7 +177,7 @@ def write_settings_file(path: str, contents: SettingsFile, remarks: Sequence[str
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it cannot be written.
+        If the file cannot be written.
     """
     lines = [f"# {line}".rstrip() for remark in remarks for line in remark.splitlines()]
     if contents.strategy is not None:

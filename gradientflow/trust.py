@@ -13,7 +13,7 @@ from . import _location
 def why_not_own(path: Path) -> str:
     """Return the reason why another user could change a file, in words that follow its name; empty if none could.
 
-    Files of root are trusted. So are files writable by a group whose only member is their owner.
+    Files of root are trusted, and so are files writable by a group whose only member is their owner.
 
     Raises
     ------

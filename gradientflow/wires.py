@@ -1,4 +1,4 @@
-"""Wires: what values of float32 are rounded to on their way between nodes."""
+"""Wires: the formats to which float32 values are rounded when they are sent between nodes."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def wires() -> dict[str, Wire]:
 
 
 def check_wire(wire: Any) -> None:
-    """Raise unless it is the name of a wire, or None.
+    """Raise unless `wire` is the name of a wire, or None.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is neither.
+        If `wire` is neither.
     """
     if wire not in (None, *wires()):
         raise ArgumentError(f"wire is one of {', '.join(wires())}, not {wire!r}")
 
 
 def check_single(wire: str | None, sender: str) -> None:
-    """Raise unless each value of a wire stands for itself, as it must where not all of a tensor travel together.
+    """Raise if the values of a wire share a scale, which is lost if parts of a tensor travel separately.
 
     Parameters
     ----------
     wire : str or None
         The name of a wire.
     sender : str
-        What sends values one by one; it begins the message.
+        Sender of single values; begins the message.
 
     Raises
     ------

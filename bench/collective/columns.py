@@ -50,7 +50,7 @@ class Result(BandwidthResult):
 def summarize(
     case: Case, contestant: Contestant, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
 ) -> Result:
-    """Make the result of a contestant from its times, which are ignored if it was wrong."""
+    """Make the result of a contestant from its times, which are ignored if its elements were wrong."""
     launch = None if wrong or times is None else times.launch
     return Result(
         collective=case.collective,

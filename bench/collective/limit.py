@@ -1,7 +1,7 @@
 """The limit: the memory traffic of an allreduce in node memory, without synchronization between the ranks.
 
-Every rank reads its slice of all ranks' tensors and writes the result to all of them, with the same kernel as ours. If
-ranks outnumber cores, only one rank for each core has a slice: more ranks would only take turns. No rank waits for
+Every rank reads its slice of all ranks' tensors and writes the result to all of them, with the kernel of our allreduce.
+If ranks outnumber cores, only one rank for each core has a slice: more ranks would only take turns. No rank waits for
 another, so results are right only between barriers, and no allreduce of this kind can be faster.
 """
 

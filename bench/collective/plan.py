@@ -92,7 +92,7 @@ class CollectivePlan(ComparedPlan):
         return list(product(memories, self.algorithms, self.wires or (self.dtype,)))
 
     def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
-        """Refuse also sums that are not exact."""
+        """Refuse invalid options, and sums that are not exact."""
         if ranks > 0:
             alphabet(self._largest(ranks))
         super().check_job(ranks, on_this_machine=on_this_machine)

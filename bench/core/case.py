@@ -27,10 +27,10 @@ class Collective:
     bus_factor : callable
         Takes the number of ranks; returns bus bandwidth over algorithm bandwidth.
     host_factor : callable
-        Takes the numbers of hosts and of ranks on each; returns the least number of bytes that the busiest host has to
-        send, over the size.
+        Takes the numbers of hosts and of ranks on each host; returns the least number of bytes that the busiest host
+        has to send, divided by the size.
     reduces : bool
-        True if it takes an op.
+        True if the collective takes an op.
     in_place : bool
         True if the result replaces the input.
     equal_blocks : bool
@@ -85,9 +85,9 @@ class Segment:
     offset : int
         Index in the result at which the part begins.
     source : int or None
-        The rank whose input it repeats; None for the reduction of all ranks' inputs.
+        The rank whose input the part repeats; None for the reduction of all ranks' inputs.
     begin, end : int
-        The range of the input elements that determine it.
+        The range of the input elements that determine the part.
     """
 
     offset: int
@@ -165,7 +165,7 @@ class Case:
         return self.collective != "barrier"
 
     def segments(self) -> list[Segment]:
-        """Describe the right result of this rank; an empty list if it has none."""
+        """Describe the right result of this rank; an empty list if the rank has no result."""
         share = self.count // self.ranks
         own = (self.rank * share, (self.rank + 1) * share)  # this rank's block
         if self.collective == "barrier" or (self.collective in ("reduce", "gather") and self.rank != ROOT):
@@ -184,7 +184,7 @@ class Case:
 
 
 def block(count: int, ranks: int, rank: int) -> tuple[int, int]:
-    """Give the range of one rank's block: the first ``count % ranks`` ranks have one element more."""
+    """Give the range of one rank's block: each of the first ``count % ranks`` ranks has one element more."""
     share, more = divmod(count, ranks)
     begin = rank * share + min(rank, more)
     return begin, begin + share + (rank < more)

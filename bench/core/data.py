@@ -1,8 +1,8 @@
 """Test data with exact results that every rank can compute alone, and counts of wrong elements.
 
-All values are integers (stored in whatever element type), small enough for every order of addition to give the same
-bits, and every rank can produce every other rank's values from a seed. So the reference needs no communication, and a
-comparison needs no tolerance, except on a wire whose values share a scale: there they are rounded whatever they are.
+All values are integers, stored in the element type, and so small that every order of addition gives the same bits.
+Every rank can produce the values of all ranks from a seed. So the reference needs no communication, and a comparison
+needs no tolerance, except on a wire whose values share a scale: this wire rounds even small integers.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ def alphabet(case: Case) -> Values:
     Returns
     -------
     array
-        At most 4095 values. For a mean they are multiples of the number of ranks, so that the mean is an integer, and
-        so are the values on the wire, which are divided before they are sent. Partial results are exact on every wire.
+        At most 4095 values. For a mean they are multiples of the number of ranks, so that the mean is an integer. The
+        values on the wire, which are divided before they are sent, are integers, too. Partial results are exact on
+        every wire.
     """
     dtype = np.dtype(case.dtype)
     unsigned = dtype.kind == "u"
@@ -140,9 +141,10 @@ def shares_scale(wire: str) -> bool:
 
 
 def count_wrong(case: Case, source: Source, results: list[Values], over: Sequence[str] = ()) -> list[int]:
-    """Count wrong and missing elements of each contestant's result, by the exact reference of this rank.
+    """Count the wrong and missing elements of each contestant's result, compared with this rank's exact reference.
 
-    `over` has the wires of the contestants. Where values share a scale, an element may be off by the error of rounding.
+    `over` has the wires of the contestants. If a wire's values share a scale, an element may be off by the rounding
+    error.
     """
     wrong = [0] * len(results)
     rounded = {index: wire for index, wire in enumerate(over) if shares_scale(wire) and case.op != "prod"}

@@ -44,7 +44,7 @@ class Contestant:
     mirror : Mirror or None
         The buffers on the device, if there are any.
     completes_on_return : bool
-        True if the result is complete when the call returns; else a barrier is needed before and after the call.
+        True if the result is complete when the call returns; otherwise a barrier is needed before and after the call.
     """
 
     backend: str
@@ -103,9 +103,9 @@ class Peer(Protocol):
     """A library to compare with, ready for use by all ranks."""
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Make a contestant for a case, on a given source or a new one.
+        """Make a contestant for a case, on a given source or a new source.
 
-        Raises `NotServedError` if that is not possible.
+        Raises `NotServedError` if the library cannot run the case.
         """
         ...
 
@@ -119,7 +119,7 @@ class NotServedError(Exception):
 
 
 def mirrored(case: Case, source: object, result: object) -> Mirror:
-    """Give arrays on the device images in host memory."""
+    """Return a Mirror that pairs device arrays with new images in host memory."""
     image = np.empty(case.input_count, case.dtype)
     return Mirror(source, result, image, image if result is source else np.empty(case.result_count, case.dtype))
 

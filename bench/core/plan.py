@@ -124,7 +124,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Split a comma-separated option into its distinct parts, in order; an empty one gives none."""
+    """Split a comma-separated option into its distinct parts, in order; an empty option gives no parts."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 

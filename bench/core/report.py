@@ -79,7 +79,7 @@ def progress(comm: Communicator, output: Output, total: int) -> Iterator[Observe
 
 def open_console(file: TextIO, columns: int) -> Console:
     """Make a console whose terminal, if any, is this many columns wide."""
-    # A rank cannot find out by itself: Open MPI gives its ranks pseudo-terminals and forwards their output.
+    # A rank cannot find out the width by itself: Open MPI gives its ranks pseudo-terminals and forwards their output.
     return Console(file=file, force_terminal=columns > 0, width=columns or None)
 
 

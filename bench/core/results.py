@@ -209,7 +209,7 @@ def write_csv(path: str, results: Sequence[object]) -> None:
 
 
 def record(result: AnyResult) -> JsonObject:
-    """Give the record of a result for a result file: its `record()`, or its fields, identifying ones before figures."""
+    """Give the record of a result for a result file: its `record()`, or its fields, names before figures."""
     if hasattr(result, "record"):
         return dict(result.record())
     ordered = sorted(fields(result), key=lambda item: (item.name == "wrong", bool(item.metadata)))

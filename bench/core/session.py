@@ -57,7 +57,7 @@ class Timed(Protocol):
 
     @property
     def results(self) -> Sequence[Values]:
-        """Flat arrays with the results, after `pull`; one for each input, possibly the same."""
+        """Flat arrays with the results, after `pull`: one for each input, possibly the input itself."""
         ...
 
     @property
@@ -140,7 +140,7 @@ class Session(ABC, Generic[Block, C, R]):
     plan : object
         The plan: its `blocks` are measured in order, compared with its `peers`.
     observe : callable, optional
-        Takes the number of finished stages and the title of the next one.
+        Takes the number of finished stages and the title of the next stage.
     extra : callable, optional
         Takes a block and its case; gives contestants in addition to the plan's.
     """
@@ -191,7 +191,7 @@ class Session(ABC, Generic[Block, C, R]):
         raise NotImplementedError
 
     def result(self, block: Block, case: Case, contestant: C, wrong: int, times: Times | None) -> R:
-        """Make the result of a contestant; a wrong one has no times."""
+        """Make the result of a contestant; a wrong contestant has no times."""
         raise NotImplementedError
 
     def parts(self, case: Case, contestant: C) -> list[Case]:
@@ -287,7 +287,7 @@ class Session(ABC, Generic[Block, C, R]):
         return transports, found
 
     def check(self, block: Block, case: Case, contestants: list[C]) -> tuple[list[C], list[int]]:
-        """Call all once on fresh values; leave out contestants that refuse the call, and count wrong elements."""
+        """Call each contestant once on fresh values; leave out contestants that refuse, and count wrong elements."""
         if not contestants:
             return [], []
         first = contestants[0].inputs
@@ -347,7 +347,7 @@ class Session(ABC, Generic[Block, C, R]):
         return next((text for text in from_all(self.comm, refusal) if text is not None), None)
 
     def _time(self, case: Case, contestants: list[C], places: list[int], wrong: list[int]) -> dict[int, Times]:
-        """Take all series, adding the findings of their checks to `wrong`; return the times, on rank 0 of all ranks."""
+        """Take all series, and add wrong elements to `wrong`; return the times, on rank 0 over all ranks."""
         series, launches = self.series(case, contestants)
 
         def check(iteration: int) -> None:

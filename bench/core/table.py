@@ -175,7 +175,7 @@ def grouped(results: Sequence[object], key: Callable[[AnyResult], object]) -> di
 
 
 def cells_of(result: AnyResult, columns: Sequence[Column]) -> list[Cell]:
-    """Give the cells of a result; a wrong one has no figures."""
+    """Give the cells of a result; a wrong result has no figures."""
     if not result.wrong:
         return [column.text(result) for column in columns]
     instead = iter([Text("WRONG", style="bold red")])

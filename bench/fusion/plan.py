@@ -23,7 +23,7 @@ class FusionPlan(ComparedPlan):
     models : tuple of str
         Keys of `MODELS`: the models of the gradients.
     thresholds : tuple of float or str
-        Thresholds of the pools in bytes: 0 for one range for each tensor, infinity for one range.
+        Thresholds of the pools in bytes: 0 for a range for each tensor, infinity for a single range.
     buffer_bytes : int
         Size of the buffer of copy fusion.
     """

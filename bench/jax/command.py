@@ -44,7 +44,7 @@ def jax() -> None:
 @click.option("--sizes", default="4,64K,1M,16M", show_default=True, callback=_sizes, help="Bytes of each rank.")
 @click.option("--compare", default="gloo", show_default=True, callback=_peers, help="gloo, or '' for none.")
 @click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs of each library.")
-@click.option("--seconds", default=1.0, show_default=True, help="To spend on each size in each job, roughly.")
+@click.option("--seconds", default=1.0, show_default=True, help="Time for each size in each job, roughly.")
 def psum(place: JobPlace, sizes: list[int], compare: tuple[str, ...], rounds: int, seconds: float) -> Found:
     """Time psum in shard_map."""
     found = []
@@ -94,9 +94,14 @@ def loop(place: JobPlace, calls: int, size: list[int], contestant: str) -> Found
 @jax.command()
 @in_jobs(placed=False)
 @click.option("--sizes", default="4,64K", show_default=True, callback=_sizes, help="Bytes.")
-@click.option("--strategies", default="dense; csc(density=0.1)", show_default=True, help="Of average, by semicolons.")
+@click.option(
+    "--strategies",
+    default="dense; csc(density=0.1)",
+    show_default=True,
+    help="Strategies for average(), separated by semicolons.",
+)
 @click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs.")
-@click.option("--seconds", default=3.0, show_default=True, help="To spend on each size in each job, roughly.")
+@click.option("--seconds", default=3.0, show_default=True, help="Time for each size in each job, roughly.")
 def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Found:
     """Time compiled calls of average and allreduce at one rank, beside empty ones."""
     told = {"measure": "calls", "contestant": _OURS, "sizes": sizes, "seconds": seconds}
@@ -125,7 +130,12 @@ def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Fou
 @jax.command()
 @in_jobs()
 @click.option(
-    "--turns", "count", default=16, type=click.IntRange(1), show_default=True, help="Turns, of four steps of each."
+    "--turns",
+    "count",
+    default=16,
+    type=click.IntRange(1),
+    show_default=True,
+    help="Turns, in which each contestant makes four steps.",
 )
 def step(place: JobPlace, count: int) -> Found:
     """Time a perceptron's step with average("dense") inside of jit, beside PyTorch's with the DistributedOptimizer."""

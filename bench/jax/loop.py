@@ -1,4 +1,4 @@
-"""psum_scatter and all_gather in a loop, each call on other data, with every result compared."""
+"""psum_scatter and all_gather in a loop: each call gets other data, and every result is compared."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compute kernels of ``gradientflow bench kernels``: the arrays that each reads and writes, and the right results.
 
 All values are small integers, and all factors powers of two, so that every result is exact in every element type and in
-every order of addition. Kernels work element by element, so over a buffer that repeats a block of random values,
-results repeat too; and the sum of a kernel is a multiple of the sum over the block, plus a remainder.
+every order of addition. Kernels work element by element: over a buffer that repeats a block of random values, results
+repeat too. The sum of a kernel is a multiple of the sum over the block, plus a remainder.
 """
 
 from __future__ import annotations

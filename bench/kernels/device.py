@@ -17,7 +17,7 @@ from .columns import KernelResult, summarize_kernel
 from .contestants import Kernel, Launch, stored
 from .plan import KernelsPlan, count_of
 
-_SHORTEST_US = 4000.0  # least time of a series of launches, of which the first waits for the host
+_SHORTEST_US = 4000.0  # least time of a series of launches, since its first launch waits for the host
 _WARM_UP = 3
 
 

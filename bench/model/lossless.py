@@ -1,4 +1,4 @@
-"""Check of auto's choice among the strategies that lose nothing: its first steps beside theirs."""
+"""Check of auto's choice among strategies without loss: the first steps of auto beside steps of its candidates."""
 
 from __future__ import annotations
 

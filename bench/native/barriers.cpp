@@ -58,8 +58,8 @@ std::size_t nearest(std::span<const double> times, double middle) {
   return found;
 }
 
-// With `everywhere` it searches around the pushes of every worker in turn, not only of the earliest worker. Of equally
-// near pushes it takes the earlier one.
+// With `everywhere`, searches around the pushes of every worker in turn, not only of the earliest worker. Takes the
+// earlier of two equally near pushes.
 Barrier grid_scan(const Predictions& predictions, bool everywhere) {
   std::size_t first = 0;
   for (std::size_t worker = 1; worker < predictions.workers(); ++worker) {
@@ -130,7 +130,7 @@ Barrier zipline(const Predictions& predictions, Removal removal) {
       if (best.improved_by(push.time - earliest, push.time)) {
         best = {push.time - earliest, push.time};
       }
-    } else if ((was_earliest || before == 0) &&  // else the spread has grown (thesis, theorem 7)
+    } else if ((was_earliest || before == 0) &&  // otherwise the spread has grown (thesis, theorem 7)
                best.improved_by(push.time - set.front().time, push.time)) {
       best = {push.time - set.front().time, push.time};
     }

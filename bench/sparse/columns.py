@@ -28,17 +28,17 @@ class SparseResult(ContestantResult):
     tensors, parameters : int
         Numbers of tensors and parameters of the model.
     chunk_size : int
-        Elements of a chunk; dense contestants have the run's.
+        Elements of a chunk; for dense contestants the chunk size of the run.
     density : float or None
         The share of the chunks that is sent; None for dense contestants.
     sent_share : float
-        The same in whole chunks.
+        The share of the chunks that is sent, counted in whole chunks.
     bookkeeping_us : float or None
         The slowest rank's bookkeeping in a step: gathering and scattering chunks, updating residuals, selecting.
     bytes_sent : int or None
         Bytes that a rank sends in a step, counted by the network interface.
     bytes_reported : int or None
-        The same in messages to other nodes, counted by the library, norms included.
+        Bytes that a rank sends to other nodes in messages in a step, counted by the library, norms included.
     """
 
     method: str

@@ -1,7 +1,7 @@
 """Contestants of ``gradientflow bench sparse``: the gradients of a model, dense and by important chunks.
 
-The dense contestants are a `GradientPool`, and one allreduce of all gradients by each peer; the sparse ones are a
-`SparseGradientPool` with each density. Each has its own tensors, marked as ready as soon as they are written.
+The dense contestants are a `GradientPool`, and one allreduce of all gradients by each peer. The sparse contestants are
+a `SparseGradientPool` with each density. Each has its own tensors, marked as ready as soon as they are written.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SparseContestant(FusionContestant):
 def sparse_contestants(
     comm: Communicator, case: Case, model: Model, chunk_size: int, plan: SparsePlan, peers: Sequence[Peer]
 ) -> Iterator[SparseContestant]:
-    """Make all contestants for a model and a chunk size, dense ones first. Collective."""
+    """Make all contestants for a model and a chunk size, dense contestants first. Collective."""
     for wire in plan.wires:
         dense = gf.GradientPool(comm, model.gradients, case.dtype, _THRESHOLD, _rounding(case, wire))
         yield _over_pool(DENSE, dense, wire)

@@ -93,7 +93,7 @@ def chunks_sent(density: float, chunks: int) -> int:
 
 
 def _model_of(elements: int) -> Model:
-    """Divide `elements` among tensors of equal size, with a shorter one at the end of backpropagation."""
+    """Divide `elements` among tensors of equal size, with a shorter tensor at the end of backpropagation."""
     length = -(-elements // _TENSORS)
     whole, rest = divmod(elements, length)
     shapes = ((rest,),) * (rest > 0) + ((length,),) * whole

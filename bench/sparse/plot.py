@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def draw(figure: Figure, results: Sequence[SparseResult]) -> str:
-    """Draw, for each model, step time and bytes sent by a rank against density; dense ones as horizontal lines."""
+    """Draw, for each model, step time and bytes sent by a rank against density; dense ones are horizontal lines."""
     right = [result for result in results if result.median_us]
     models = grouped(right, lambda result: result.model)
     figure.set_size_inches(12, 4 * max(len(models), 1) + 0.5)

@@ -92,13 +92,13 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
     def check(
         self, block: Block, case: Case, contestants: list[SparseContestant]
     ) -> tuple[list[SparseContestant], list[int]]:
-        """Compare dense contestants with the mean, and sparse ones for some steps with the reference."""
+        """Compare dense contestants with the mean, and some steps of sparse contestants with the reference."""
         served, wrong = super().check(block, case, [one for one in contestants if one.density is None])
         sparse = [one for one in contestants if one.density is not None]
         return [*served, *sparse], [*wrong, *(self._check_sparse(case, one) for one in sparse)]
 
     def check_again(self, case: Case, source: Source, contestants: list[SparseContestant]) -> list[int]:
-        """Compare dense contestants with the mean; sparse ones must be equal on all ranks, and zero where not sent."""
+        """Compare dense results with the mean; sparse results must be equal on all ranks, and zero where not sent."""
         dense = iter(super().check_again(case, source, [one for one in contestants if one.density is None]))
         return [
             next(dense) if one.density is None else self._count_strays(one) + self._count_left(one)
@@ -106,7 +106,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         ]
 
     def _check_sparse(self, case: Case, contestant: SparseContestant) -> int:
-        """Compare with the reference: the ranks divide the chunks of the means; each checks its own residuals."""
+        """Compare with the reference: the ranks divide the chunks of the means; each rank checks its own residuals."""
         comm, pool, plan = self.comm, contestant.pool, self.plan
         layout = _layout(pool)
         bounds = np.linspace(0, layout.chunks, comm.size + 1).astype(int)

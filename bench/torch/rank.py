@@ -41,7 +41,7 @@ class Timed(NamedTuple):
 
 
 def _tensors(call: str, elements: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return source and result: a whole, or the part that belongs to one rank."""
+    """Return source and result: each is a whole tensor, or the part that belongs to one rank."""
     whole, part = torch.zeros(elements), torch.zeros(elements // ranks)
     return {"all_reduce": (whole, whole), "all_gather": (part, whole), "reduce_scatter": (whole, part)}[call]
 

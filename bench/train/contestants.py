@@ -119,7 +119,7 @@ class Contestant:
         return None if self.synchronizer is None else self.synchronizer.withheld().bookkeeping_seconds
 
     def residuals(self) -> NDArray[np.float32]:
-        """Copy this rank's residuals of all parameters into one array, with zeros for missing ones."""
+        """Copy this rank's residuals of all parameters into one array, with zeros for missing residuals."""
         flat = [np.zeros(parameter.numel(), np.float32) for parameter in self.model.parameters()]
         residuals = () if self.synchronizer is None else self.synchronizer.withheld().residuals
         if self.synchronizer is not None and len(residuals):

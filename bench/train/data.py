@@ -34,7 +34,7 @@ class Data:
     inputs, targets : array
         Samples, one for each index of the first axis.
     held_out_inputs, held_out_targets : array
-        Held-out samples, likewise.
+        Held-out samples, one for each index of the first axis.
     """
 
     inputs: Array
@@ -53,13 +53,13 @@ class Data:
 
     @classmethod
     def load(cls, path: Path) -> Data:
-        """Read the data from such a file."""
+        """Read the data from a file that `save` has written."""
         with np.load(path) as arrays:
             return cls(**arrays)
 
 
 class SampleOrder:
-    """The samples of each step: a new random order in each epoch, whole batches only.
+    """The samples of each step, in whole batches; each epoch has a new random order.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def digits(width: int = 8) -> Data:
 
 
 def library_text() -> Data:
-    """Give windows of the standard library's source text, and for every character the next one.
+    """Give windows of the standard library's source text, and for every character the next character.
 
     The text consists of the modules beside ``os.py``, in the order of their names, up to 2 MiB. Windows from its end
     are held out.

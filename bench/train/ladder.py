@@ -28,7 +28,7 @@ class RungResult:
     samples_per_second : float or None
         Samples per second of all ranks together; None if the result was wrong.
     speedup_over_first : float or None
-        The same over the first column's.
+        The throughput over the throughput of the first column.
     """
 
     model: str
@@ -38,7 +38,7 @@ class RungResult:
 
 
 def ladder_results(plan: TrainPlan, results: Sequence[TrainResult]) -> list[RungResult]:
-    """Arrange a ladder's results by model and column; the last of each model is training without communication."""
+    """Arrange a ladder's results by model and column; the last result of a model is training without communication."""
     columns = [*((rung.title, rung.entry) for rung in plan.rungs), (_IDEAL, Entry(NONE))]
     found = []
     for model in plan.models:

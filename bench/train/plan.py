@@ -61,9 +61,9 @@ class TrainPlan(Plan):
     strategies : tuple of Strategy
         Our strategies; empty for the default.
     wires : tuple of str
-        Variants of each strategy, in all combinations with `thresholds`; empty for the strategies' own.
+        Variants of each strategy, in all combinations with `thresholds`; empty for the wire of each strategy.
     thresholds : tuple of float or str
-        Fusion thresholds in bytes, likewise.
+        Fusion thresholds in bytes: variants of each strategy; empty for the threshold of each strategy.
     approximation_ranks : tuple of int
         Variants of PowerSGD.
     precisions : tuple of str
@@ -351,7 +351,7 @@ def _with(strategy: Strategy, **arguments: object) -> Strategy:
 
 
 def _usual_strategies() -> list[Strategy]:
-    """Return the default strategies, and the settings file's."""
+    """Return the default strategies, and the strategy of the settings file."""
     return list(dict.fromkeys([*parse_strategies(STRATEGIES), default_strategy()]))
 
 

@@ -30,7 +30,7 @@ class Point:
     loss, accuracy : float
         Cross-entropy, and the share of right answers.
     sent : float or None
-        Bytes that a rank has sent so far, counted by the network device, or else by the library.
+        Bytes that a rank has sent so far, counted by the network device, or otherwise by the library.
     """
 
     step: int
@@ -51,9 +51,10 @@ class Run:
     curve : list of Point
         A point at the start and one after each turn.
     distance : float or None
-        The distance of the final parameters from one process's, over the distance that the latter have moved.
+        The distance of the final parameters from the result of one process, over the distance that this process has
+        moved.
     staleness : list of int or None
-        With a strategy on servers: how often a rank continued 0, 1, 2, ... steps ahead of the slowest.
+        With a strategy on servers: counts of how often a rank continued 0, 1, 2, ... steps ahead of the slowest rank.
     """
 
     seed: int
@@ -76,7 +77,7 @@ class Scaled:
     ranks : int
         Number of ranks.
     samples_per_second : float
-        Samples per second of all of them together.
+        Samples per second of these ranks together.
     efficiency : float
         `samples_per_second` over `ranks` times the throughput of one rank alone, without communication.
     """
@@ -106,7 +107,7 @@ class Figures:
     samples_per_second : float
         Samples per second of all ranks together.
     speedup : float or None
-        The same over the samples per second of one rank without communication.
+        `samples_per_second` over the samples per second of one rank without communication.
     exposed_ms : float or None
         The step minus the step without communication; the median over turns.
     bookkeeping_ms : float or None

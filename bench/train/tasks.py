@@ -95,8 +95,8 @@ class Narrow(nn.Module):
 class ResidualBlock(nn.Module):
     """Two convolutions and the shortcut to which they add (He et al., 2016).
 
-    Normalized over groups of channels, not over the batch, so that the mean of the ranks' gradients equals the gradient
-    of one process with all of their samples.
+    Channels are normalized in groups, not over the batch, so that the mean of the ranks' gradients equals the gradient
+    of one process with all samples.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

@@ -36,7 +36,8 @@ class Turn:
     waited : float or None
         Seconds of the timed steps beyond their random computing times; None without stragglers.
     sent_in_all : int or None
-        Bytes that this rank sent in all steps, as counted, or else as reported; None if neither is known.
+        Bytes that this rank sent in all steps, by its counter, or otherwise as reported by the library; None if
+        unknown.
     """
 
     times: Times
@@ -66,7 +67,7 @@ class JointTurn:
     sent : float
         Bytes that a rank sent in a step.
     reported : float or None
-        The same, counted by the library.
+        Bytes that a rank sent in a step, counted by the library.
     waited : float or None
         The share of time in which ranks did not compute; None without stragglers.
     iterations_per_second : float or None
@@ -101,7 +102,7 @@ class JointTurn:
 
 
 def join(turns: Sequence[Turn]) -> JointTurn:
-    """Combine the turns of all ranks; if their numbers of steps differ, use only the first steps that all have made."""
+    """Combine the turns of all ranks. If numbers of steps differ, use only the first steps that all ranks have made."""
     steps = min(len(turn.times) for turn in turns)
     times = np.stack([turn.times[:steps] for turn in turns])
     waited = [turn.waited for turn in turns if turn.waited is not None]

@@ -36,7 +36,7 @@ _MICROSECONDS = {
 
 
 class Trial(NamedTuple):
-    """A search: its time, its spread in milliseconds, whether that is the smallest, and whether it is right."""
+    """A search: its time, its spread in milliseconds, if the spread is the smallest, and if the search is right."""
 
     nanoseconds: int
     spread: float
@@ -65,7 +65,7 @@ class ZiplineResult(TimedResult):
     optimal_share : float
         The share of instances for which it has found the smallest spread.
     thesis_us, thesis_spread_ms : float or None
-        The same in the thesis, on its machine and instances; None for other sizes.
+        Time and spread in the thesis, on its machine and instances; None for other sizes.
     """
 
     algorithm: str

@@ -19,7 +19,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionResult:
-    """The decisions of a policy; scripts rely on the names.
+    """The decisions of a policy; scripts rely on the names of the fields.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class DecisionResult:
 
 
 def measure_decisions(policy: Policy, workers: int, seed: int) -> DecisionResult:
-    """Time decisions about workers with intervals as in the thesis, which vary by a tenth."""
+    """Time decisions about workers whose intervals are as in the thesis, and vary by a tenth."""
     rng = np.random.default_rng(seed)
     durations = rng.uniform(1.0, 1.5, (workers, 1)) * rng.uniform(0.95, 1.05, (workers, _PUSHES))
     events = simulate(policy, list(durations), until=float(_PUSHES), keep_events=True).events

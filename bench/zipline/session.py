@@ -63,7 +63,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
             ]
 
     def _try(self, algorithm: str, times: Times, best: tuple[float, float]) -> Trial:
-        """Check a search of an instance, then time it: an exact one must equal the reference, others be solutions."""
+        """Check a search, then time it. An exact search must equal the reference; any other must find a solution."""
         start = time.perf_counter()
         spread, barrier, pushes = self._find(times, algorithm)
         seconds = time.perf_counter() - start
@@ -81,7 +81,8 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
 def draw_times(workers: int, lookahead: int, random: np.random.Generator) -> Times:
     """Draw the predicted pushes of an instance, as in the thesis (section 6.6.1).
 
-    In milliseconds, [worker, push]. Each worker has a different interval, and begins at a random time within it.
+    The result is in milliseconds, [worker, push]. Each worker has a different interval, and begins at a random time in
+    it.
     """
     intervals = random.uniform(*_INTERVALS, workers)
     last = -random.uniform(size=workers) * intervals

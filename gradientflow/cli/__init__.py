@@ -1,8 +1,8 @@
 """The ``gradientflow`` command.
 
-Each command has a file, which turns options into a call of the library or of ``gradientflow.bench``, and has no logic
-that is useful elsewhere. An error becomes one sentence and an exit status: 2 if the caller can correct it before
-anything is started, 1 if it happened later.
+Each command has a file, which turns options into a call of the library or of ``gradientflow.bench``, and contains no
+logic that is useful elsewhere. An error becomes one sentence and an exit status: 2 if the caller can correct the error
+before anything is started, 1 if the error happened later.
 """
 
 from __future__ import annotations
@@ -82,13 +82,14 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """Drop buffered output: the interpreter would complain at its end that it cannot write it."""
+    """Drop buffered output: otherwise the interpreter complains, when it ends, that the output cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, status: int) -> int:
     if rank_of_this_process():
-        # Rank 0 reports the error for all ranks. The launcher ends the job when a rank ends, so leave rank 0 the time.
+        # Rank 0 reports the error for all ranks. The launcher ends the job when a rank ends, so give rank 0 time for
+        # the report.
         time.sleep(waits.FIRST_RANK_SAYS.seconds)
     else:
         print(f"gradientflow: {message}", file=sys.stderr, flush=True)

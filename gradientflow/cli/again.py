@@ -1,4 +1,4 @@
-"""Start of commands that run as a job: outside a job they start themselves again, once for each rank."""
+"""Start of commands that run as a job: outside a job, the command starts itself again, once for each rank."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def start_again(arguments: Sequence[str], ranks: int, hosts: str | None, transpo
 
 
 def _terminal() -> dict[str, str]:
-    """Return variables that tell rich in the ranks if this output is a terminal: theirs may be the launcher's."""
+    """Return variables that tell rich in the ranks if this output is a terminal: ranks may see only the launcher."""
     return {"COLUMNS": str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {"TTY_COMPATIBLE": "0"}
 
 

@@ -1,7 +1,7 @@
 """``gradientflow bench``: measure ours and other libraries side by side.
 
 A bench measures several ranks. Outside an MPI job its command checks the options and starts itself again under mpirun.
-It tells the ranks the width of the terminal that its own output goes to, if any, as they cannot see it.
+It tells the ranks the width of the terminal that its own output goes to, if any, because ranks cannot see the terminal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _JSON = click.Option(["--json", "json_path"], metavar="FILE", help="write figure
 _CSV = click.Option(["--csv", "csv_path"], metavar="FILE", help="write figures here, one line a result")
 _COLUMNS = click.Option(["--columns"], hidden=True, help="widths of the terminals behind stdout and stderr")
 
-# Summaries of the benches. Benches of collectives share a folder of gradientflow.bench; each of the rest has its own.
+# Summaries of the benches. Benches of collectives share a folder of gradientflow.bench; every other bench has its own.
 _BENCHES = {
     **{name: f"Measure {name}." for name in COLLECTIVES},
     "fusion": (
@@ -136,7 +136,7 @@ class BenchCommand(click.Command):
             print(f"gradientflow: rank {rank_of_this_process()}: {text}", file=sys.stderr, flush=True)
             mpi: Any = sys.modules.get("mpi4py.MPI")
             if mpi is not None:
-                mpi.COMM_WORLD.Abort(1)  # other ranks may wait for this one
+                mpi.COMM_WORLD.Abort(1)  # other ranks may wait for this rank
             return 1
 
 
@@ -180,7 +180,7 @@ def _is_of_mpi() -> bool:
 
 
 def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
-    """Return the outputs for the figures; a rank may have got the widths of terminals as its last arguments."""
+    """Return the outputs for the figures. The last arguments of a rank may be the widths of the terminals."""
     arguments = sys.argv[1:]
     if options["columns"] is not None:
         arguments, columns = arguments[:-2], [int(width) for width in options["columns"].split(",")]
@@ -208,7 +208,7 @@ def _check_files(options: Mapping[str, Any]) -> None:
 
 
 def _columns() -> list[int]:
-    """Return the widths of the terminals of standard output and error; 0 if it is no terminal."""
+    """Return the widths of the terminals of standard output and error; 0 for a stream that is no terminal."""
     descriptors = (stream.fileno() for stream in (sys.stdout, sys.stderr))
     # Pseudo-terminals opened by programs often do not know their width.
     return [os.get_terminal_size(number).columns or _COMMON_WIDTH if os.isatty(number) else 0 for number in descriptors]

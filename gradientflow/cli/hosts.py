@@ -7,7 +7,7 @@ import socket
 
 from gradientflow.launch import LaunchError, in_allocation, slots_of, ssh_settings
 
-# If any of these is set, the launcher may reach hosts by other means than ssh, under other names.
+# If any of these variables is set, the launcher may reach hosts without ssh, under other names.
 _AGENTS = (
     *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
     *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP"),
@@ -25,8 +25,8 @@ def check_hosts(hosts: str | None) -> None:
     Raises
     ------
     gradientflow.launch.LaunchError
-        If this is no such list; or if names cannot be resolved and ssh has no entry for them: the message lists them
-        all.
+        If `hosts` is no such list, or if names cannot be resolved and ssh has no entry for them. The message lists all
+        of these names.
     """
     names = [] if hosts is None else slots_of(hosts)
     if in_allocation() or any(os.environ.get(agent) for agent in _AGENTS):
@@ -52,7 +52,7 @@ def _why_unknown(name: str) -> str:
 
 
 def _is_known_to_ssh(name: str) -> bool:
-    """Return True if the settings of ssh replace a name, or go through another host."""
+    """Return True if the settings of ssh replace a name, or reach its host through another host."""
     settings = ssh_settings(name)
     goes_through_another = not {"proxyjump", "proxycommand"}.isdisjoint(settings)
     return goes_through_another or settings.get("hostname", name).lower() != name.lower()

@@ -1,4 +1,4 @@
-"""JAX in commands: checks that it can be served, and the variables that it needs."""
+"""JAX in commands: checks that JAX can be served, and the variables that JAX needs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def check_jax(*, needed: bool) -> None:
     Parameters
     ----------
     needed : bool
-        True if this Python runs the program, and so must have JAX.
+        True if this Python runs the program, and therefore must have JAX.
 
     Raises
     ------
     LaunchError
-        If JAX or the library for it is missing.
+        If JAX, or the library that JAX loads in place of MPI, is missing.
     """
     library = jax_library()
     if not library.is_file():

@@ -8,10 +8,10 @@ The launcher is a child of this process, and the ranks are children of the launc
 - This process is killed: the kernel sends the launcher a SIGTERM ("parent death signal"), and it ends its ranks.
 
 MPI's launchers kill ranks a quarter of a second after asking them to end. If all ranks are on this machine and handle
-SIGTERM, this process asks them itself, and tells the launcher only after the grace period.
+SIGTERM, this process asks the ranks itself, and tells the launcher only after the grace period.
 
-MPI's launchers silently drop output that they cannot write, for example to a full disk. So their output goes through
-this process, as the output of ranks goes through our own launcher.
+MPI's launchers silently drop output that they cannot write, for example to a full disk. Their output therefore goes
+through this process, as the output of ranks goes through our own launcher.
 
 SIGUSR1, SIGUSR2 and the signals that stop and continue a job are relayed. The files of MPI's launcher are in a folder
 made for this job, which is removed even if the launcher or this process is killed.
@@ -62,7 +62,7 @@ class Job:
     environment : mapping of str to str
         Variables to add to this process's own.
     output : binary file, optional
-        File for standard output and standard error; by default those of this process.
+        File for standard output and standard error; by default the streams of this process.
     timeout : float, optional
         Seconds after which the job is ended.
     reads_input : bool
@@ -70,9 +70,9 @@ class Job:
     is_mpi : bool
         True if the launcher belongs to an MPI library: it needs a folder for its files.
     starts_mpi : bool
-        True if the command is no MPI launcher, but may start one.
+        True if the command is no MPI launcher, but may start such a launcher.
     grace : float
-        Seconds that ranks have to end after a signal to this process. Our own launcher is told this, too.
+        Seconds that ranks have to end after a signal to this process. Our own launcher gets the same number.
     """
 
     command: Sequence[str]
@@ -156,7 +156,7 @@ def _run(job: Job, scratch: Scratch | None) -> int:
 
 
 def report_end(number: signal.Signals, more: str = "") -> None:
-    """Report on standard error, if it still has a reader, the signal that has ended this command."""
+    """Report the signal that has ended this command on standard error, if that stream still has a reader."""
     what = "Ctrl-C" if number == signal.SIGINT else number.name
     with contextlib.suppress(OSError):
         # The terminal has echoed ^C after the last output.
@@ -172,7 +172,7 @@ def die_with_parent(number: signal.Signals) -> None:
 def _wait(launcher: subprocess.Popen[bytes], job: Job) -> int | None:
     """Wait until the launcher has ended or is given up; return the exit status if a signal or the limit ended it."""
     cause: int | None = None
-    asked, asked_ranks = 0.0, False  # time of the request to end; True if it went from here to the ranks
+    asked, asked_ranks = 0.0, False  # time of the request to end; True if this process sent the request to the ranks
     deadline = None if job.timeout is None else time.monotonic() + job.timeout
     while launcher.poll() is None:
         received, now = _next_signal(deadline), time.monotonic()
@@ -200,7 +200,7 @@ def _wait(launcher: subprocess.Popen[bytes], job: Job) -> int | None:
 
 
 def _finish(output: Output, deadline: float | None) -> int | None:
-    """Forward the remaining output, however slow its reader is; return the exit status if a signal ends this."""
+    """Forward the remaining output, even to a slow reader; return the exit status if a signal ends the forwarding."""
     output.finish()
     while not output.has_ended and (received := _next_signal(deadline)):
         if received.si_signo in _ENDING:
@@ -209,7 +209,7 @@ def _finish(output: Output, deadline: float | None) -> int | None:
 
 
 def _pass_on(launcher: subprocess.Popen[bytes], received: signal.struct_siginfo, job: Job) -> None:
-    """Relay a signal to the launcher; MPI's launcher gets SIGTERM for all signals that end it."""
+    """Relay a signal to the launcher; MPI's launcher gets SIGTERM in place of any signal that ends it."""
     if job.is_mpi and received.si_signo in _ENDING:
         launcher.terminate()
     elif received.si_code != _SENT_BY_TERMINAL:
@@ -225,7 +225,7 @@ def _ask_ranks(launcher: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
             send = os.killpg if os.getpgid(rank) == rank else os.kill
             send(rank, signal.SIGTERM)
-            send(rank, signal.SIGCONT)  # it may be stopped
+            send(rank, signal.SIGCONT)  # the rank may be stopped
     return True
 
 
@@ -253,7 +253,7 @@ def _next_signal(deadline: float | None) -> signal.struct_siginfo | None:
 def _kill_orphans(spare: frozenset[int]) -> None:
     """Kill the processes that the launcher left behind, and wait for their end.
 
-    The children of a killed process become ours in turn, so the search is repeated.
+    The children of a killed process become children of this process, so the search is repeated.
     """
     deadline = time.monotonic() + _DYING_SECONDS
     time_to_end_alone = time.monotonic() + 0.2

@@ -8,7 +8,7 @@ import click
 
 
 class LazyCommand(click.Command):
-    """A command with only a name and a summary; the rest is imported once it is called.
+    """A command with only a name and a summary; the whole command is imported once it is called.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ def built_with() -> str | None:
 
 
 def keep_mpi_unstarted() -> None:
-    """Make later imports of mpi4py start no MPI: this process only looks something up."""
+    """Prevent later imports of mpi4py from starting MPI, because this process only looks up facts."""
     import mpi4py
 
     mpi4py.rc.initialize = False

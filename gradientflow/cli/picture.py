@@ -18,12 +18,12 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def picture(path: str, width: float, height: float, dpi: int) -> Iterator[Any]:
-    """Yield a figure of this size in inches to draw on, and write it to a file, whose ending chooses the format.
+    """Yield a figure of this size in inches, then write it to a file, whose ending chooses the format.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it cannot be written.
+        If the file cannot be written.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -35,7 +35,7 @@ def model_options(command: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def computation_from(model: str, step: str, backward: str | None) -> Computation:
-    """Return the computation that these options describe."""
+    """Return the computation that the options describe."""
     seconds = _time("--step", step)
     part = None if backward is None else _time("--backward", backward)
     if part is not None and part > seconds:

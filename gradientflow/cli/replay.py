@@ -73,7 +73,7 @@ def replay(
 
 
 def _ask_before_running(trace: str, path: Path | None) -> None:
-    """Raise unless the user agrees to run the file that a trace names: it may do anything."""
+    """Raise unless the user agrees to run the file that a trace names, because the file may do anything."""
     if path is None:
         return
     if not sys.stdin.isatty():

@@ -16,7 +16,7 @@ _COMPUTES = "#2a9d8f"
 _WAITS = "#d9d9d9"
 _PUSH = "#0b3c5d"
 _BARRIER = "#d1495b"
-_MOST_ROWS = 64  # largest number of rows of a policy: further workers are left out
+_MOST_ROWS = 64  # largest number of rows of a policy; further workers are left out
 
 
 def save_replay(path: str, runs: Mapping[str, Simulation], begin: float, end: float | None) -> None:
@@ -29,7 +29,7 @@ def save_replay(path: str, runs: Mapping[str, Simulation], begin: float, end: fl
     runs : mapping of str to Simulation
         Simulations with their events, by the name of the policy.
     begin, end : float, float or None
-        The stretch, in seconds; None for the end of the longest run.
+        Begin and end of the stretch, in seconds; an `end` of None is the end of the longest run.
     """
     last = max(run.seconds for run in runs.values()) if end is None else end
     if last <= begin:

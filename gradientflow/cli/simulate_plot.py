@@ -14,7 +14,7 @@ _MARKERS = "osv^D<>PX*"
 
 
 def save_steps(path: str, results: Mapping[int, Sequence[Prediction]], title: str) -> None:
-    """Draw the step time of each strategy, and that without communication, over the number of hosts.
+    """Draw the step time of each strategy, and the step time without communication, over the number of hosts.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Timeline files written with ``GRADIENTFLOW_TIMELINE``: reading, joining on one clock, and adding up times.
 
-They are in the trace event format of Chrome and Perfetto. Each rank writes an array with one event per line. The array
-of a killed process has no end, and may have an incomplete last line.
+These files are in the trace event format of Chrome and Perfetto. Each rank writes an array with one event per line. The
+array of a killed process has no end, and its last line may be incomplete.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RankTimeline:
         return (event for event in self.events if event["ph"] == _SPAN)
 
     def tracks(self) -> dict[int, str]:
-        """Return the names of rows by their number."""
+        """Return the names of rows by the rows' numbers."""
         return {
             event["tid"]: event["args"]["name"]
             for event in self.events
@@ -81,7 +81,8 @@ class Summary:
     recorded : float
         Time from the first event to the last.
     calls, nbytes, bytes_sent : int
-        Allreduces of gradient pools, the bytes they reduced, and the bytes this rank sent in messages for them.
+        Number of allreduces of gradient pools, bytes that they reduced, and bytes that this rank sent in their
+        messages.
     communication : float
         Time during which at least one such allreduce was under way.
     waiting : float
@@ -107,7 +108,7 @@ class Summary:
 
 
 def read_timelines(paths: Sequence[str]) -> list[RankTimeline]:
-    """Read the files of the ranks of a job, or a file into which they were merged.
+    """Read the files of the ranks of a job, or a single file into which they were merged.
 
     Parameters
     ----------
@@ -167,7 +168,7 @@ def summarize(timeline: RankTimeline) -> Summary:
     Returns
     -------
     Summary
-        The sums, in which overlapping times count once.
+        The sums. Times that overlap count once.
     """
     all_calls = [span for span in timeline.spans() if is_communication(span)]
     gradients_under_way = [span for span in all_calls if _GRADIENTS in span["name"]]
@@ -193,7 +194,7 @@ def is_communication(span: Event) -> bool:
 
 
 def _is_on_device(span: Event) -> bool:
-    """Return True if a span is a device's part of a call; the host's part is a span of its own."""
+    """Return True if a span is a device's part of a call, whose host part is a separate span."""
     return bool(span["args"].get("on_device"))
 
 
@@ -241,12 +242,12 @@ def _timelines_of(path: str, events: Sequence[Event]) -> list[RankTimeline]:
 
 
 def read_events(path: str) -> list[Event]:
-    """Read the events of a file in the trace event format, ours or one from PyTorch's profiler.
+    """Read the events of a file in the trace event format, written by GradientFlow or by PyTorch's profiler.
 
     Raises
     ------
     TimelineError
-        If it cannot be read, or has no events.
+        If the file cannot be read, or has no events.
     """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -269,7 +270,7 @@ def read_events(path: str) -> list[Event]:
 
 
 def _events_until_cut_off(path: str, text: str) -> object:
-    """Read an array that has no end, and may have an incomplete last line."""
+    """Read an array that has no end, and whose last line may be incomplete."""
     if not text.startswith("["):
         raise TimelineError(f"{path} is no timeline: it is not JSON")
     for rest in (text, text.rpartition("\n")[0]):

@@ -29,7 +29,7 @@ _COLORS = {
 }
 _FURTHER_COLORS = ("#7a4fb5", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
 _HEIGHT = 0.8
-_WIDTH_OF_LETTER = 0.01  # share of the picture's width: bars too short for their name show none
+_WIDTH_OF_LETTER = 0.01  # share of the picture's width; a bar too short for its name shows no name
 _LEAST_WITH_EDGE = 0.003
 
 
@@ -43,7 +43,8 @@ def save_timeline(path: str, timelines: Sequence[RankTimeline], begin: float, en
     timelines : sequence of RankTimeline
         Timelines of the ranks of one job.
     begin, end : float, float or None
-        The stretch, in milliseconds after the first event; None for the end of the last.
+        Begin and end of the stretch, in milliseconds after the first event; an `end` of None is the end of the last
+        event.
     """
     events = [event for event in merged_events(timelines) if event["ph"] in ("X", "i")]
     origin = min((event["ts"] for event in events), default=0.0)

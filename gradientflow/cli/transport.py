@@ -48,7 +48,7 @@ restart_option = click.option(
 
 
 def check_restarts(restarts: int, min_ranks: int | None) -> None:
-    """Raise for restarts in a job that the failure of a rank ends."""
+    """Raise if restarts are asked for in a job that ends when a rank fails."""
     if restarts > 0 and min_ranks is None:
         raise LaunchError("--restart goes with --min-ranks: without it the failure of a rank ends the others")
 
@@ -59,9 +59,9 @@ def find_launcher_or_tcp(transport: str, without: str = "") -> Launcher | None:
     Parameters
     ----------
     transport : {"auto", "mpi", "tcp"}
-        Transport asked for. "auto" is TCP if there is no MPI, which a line on standard error reports.
+        Transport asked for. "auto" is TCP if there is no MPI; this choice is reported on standard error.
     without : str
-        Addition to that line.
+        Addition to this report.
 
     Raises
     ------

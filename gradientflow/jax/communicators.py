@@ -1,4 +1,4 @@
-"""Communicators of calls: the default communicator, and an orderly end of each."""
+"""Communicators of calls: the default communicator, and a close that waits for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _default: Communicator | None = None
 
 
 def communicator_of(comm: Communicator | None) -> Communicator:
-    """Return `comm`, or the program's default communicator of all ranks, made by the first such call. Collective."""
+    """Return `comm`, or the program's default communicator of all ranks, made when first needed. Collective."""
     global _default  # one for the whole program
     if comm is not None:
         return comm
@@ -33,7 +33,7 @@ def wait_for_programs() -> None:
 
 
 def close_after_programs(comm: Communicator) -> None:
-    """Make a communicator wait for programs before it closes: JAX does not wait for their calls."""
+    """Make a communicator wait for programs before it closes: JAX does not wait for the programs' calls."""
     comm._waits.add(wait_for_programs)
 
 

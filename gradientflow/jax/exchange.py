@@ -24,15 +24,15 @@ from gradientflow.training.tensors import Tensors
 
 from .states import TOKEN, StateFormat
 
-# Least bytes of a gradient that is averaged by a separate call, in XLA's buffer. Below, a copy costs little.
+# Least bytes of a gradient that is averaged by a separate call, in XLA's buffer. A smaller gradient is cheap to copy.
 _LARGE = 1 << 18
 _NONCE = slice(2, 4)  # part of a token: zero in a state of init()
-_FRESH = b""  # stands for the token of such a state
+_FRESH = b""  # stands for the token of a state of init()
 
 Array = np.ndarray
 
-# There is no optimizer to ask. Only csc needs one, for the factor by which residuals decay; unless csc sets the factor
-# itself, residuals do not decay.
+# There is no optimizer to ask for its momentum, by which residuals of csc decay. Unless csc itself sets a momentum, its
+# residuals do not decay.
 _SETTINGS = Settings(rate=1.0, momentum=1.0)
 
 
@@ -48,7 +48,7 @@ class GradientExchange:
     states : StateFormat
         The strategy's states for the layout.
     comm : callable
-        Makes the communicator, for this exchange only, at the first call. Collective.
+        Function that makes the communicator, for this exchange only, at the first call. Collective.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class GradientExchange:
         return [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self.layout.dtypes, strict=True)]
 
     def _run(self, operands: list[int], results: list[int], refused: bool) -> bool:
-        """Exchange gradients. Return False if the native exchange has to do it from now on."""
+        """Exchange gradients. Return False if the native exchange has to make all further exchanges."""
         if self.strategy.is_plain_mean:
             self._prepare_dense(cast("PoolStrategy", self.strategy))
             return False
@@ -177,7 +177,7 @@ class GradientExchange:
 
 
 def held_weakly(method: WeakMethod[Callable[..., object]]) -> Callable[..., Any]:
-    """Return a function that calls a method. The core, which its object holds, must not keep the object alive."""
+    """Return a function that calls a method. The core holds the function, which must not keep the object alive."""
 
     def call(*arguments: object) -> Any:
         found = method()

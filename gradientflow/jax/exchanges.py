@@ -22,7 +22,7 @@ from .states import StateFormat
 class LayoutExchanges:
     """Exchanges of gradients of one layout by a strategy; see kernels/jax/ffi/exchanges.hpp.
 
-    Nothing is made before the first call: then all ranks call, while a program may be traced on only one rank.
+    Nothing is made before the first call, which all ranks make: a program may be traced on only one rank.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class LayoutExchanges:
 
 
 class _Meeting:
-    """Makes communicators when calls come, on all ranks: calls of different states may come in any order."""
+    """Maker of communicators on demand, the same on all ranks: calls of different states may come in any order."""
 
     def __init__(self, strategy: Strategy, comm: Callable[[], Communicator], place: int) -> None:
         self._strategy = strategy
@@ -82,12 +82,12 @@ class _Meeting:
         return self._others
 
     def order(self) -> tuple[Any, float]:
-        """Return the same for the core, and its timeout."""
+        """Return the communicator of `part_of_other_states` for the core, and its timeout."""
         part = self.part_of_other_states()
         return part._native, float(part.describe()["settings"]["timeout"])
 
     def _check_others(self) -> None:
-        """Raise on all ranks unless each makes this first call with this strategy. Collective.
+        """Raise on all ranks unless every rank makes this first call with this strategy. Collective.
 
         Threads may have started in different orders.
         """

@@ -13,7 +13,7 @@ _PREFIXES = (b"MPIABI_", b"MPIXABI_")
 
 
 def jaxlib_library() -> Path | None:
-    """Return the shared object of the installed jaxlib that looks them up, or None."""
+    """Return the shared object of the installed jaxlib that looks up these names, or None."""
     spec = importlib.util.find_spec("jaxlib")
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         if (found := Path(folder, "libjax_common.so")).is_file():
@@ -28,7 +28,7 @@ def names_in(library: Path) -> set[str]:
 
 
 def missing_names(jaxlib: Path) -> list[str]:
-    """Return the names that a shared object of jaxlib looks up and GradientFlow's library lacks."""
+    """Return the names that a jaxlib shared object looks up and that GradientFlow's library lacks."""
     return sorted(names_in(jaxlib) - names_in(jax_library()))
 
 

@@ -14,7 +14,7 @@ from gradientflow.errors import ArgumentError
 
 # Dtypes that JAX has without 64-bit support.
 _KNOWN = ("float32", "float16", "bfloat16", "int32", "uint32", "int8", "uint8", "bool")
-_TEXT_FOR_CHANGES = 1024  # spare bytes by which the text may grow, beside those for each tensor
+_TEXT_FOR_CHANGES = 1024  # spare bytes by which the text may grow, beside spare bytes for each tensor
 _TEXT_FOR_TENSOR = 64
 
 Array = np.ndarray
@@ -23,8 +23,8 @@ Array = np.ndarray
 def pack(state: Mapping[str, object]) -> tuple[list[Array], bytes]:
     """Return the arrays in the lists of a state, such as residuals, and the rest as text.
 
-    Names of tensors are left out, and so are arrays without elements, which some checkpoints reject: `unpack` takes
-    them from its argument `like`.
+    Names of tensors are left out, and so are arrays without elements, which some checkpoints reject. `unpack` takes
+    both from its argument `like`.
     """
     arrays: list[Array] = []
     rest = _split({key: value for key, value in state.items() if key != "names"}, arrays)
@@ -41,7 +41,7 @@ def unpack(arrays: Sequence[Array], text: bytes, like: Mapping[str, object]) -> 
 
 
 def room_for(text: bytes, tensors: int) -> int:
-    """Return the bytes to reserve for a text, which may grow."""
+    """Return the bytes to reserve for a text, with room to grow."""
     return 2 * len(text) + _TEXT_FOR_CHANGES + _TEXT_FOR_TENSOR * tensors
 
 

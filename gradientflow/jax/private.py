@@ -37,7 +37,7 @@ def ordered_effect(name: str) -> Any:
 
 
 def place_of_process() -> tuple[int, int]:
-    """Return the number of this process, and of all: JAX's public functions for them would start its backends."""
+    """Return this process's number and the number of processes. JAX's public functions would start its backends."""
     state = distributed.global_state
     return state.process_id, state.num_processes
 
@@ -48,10 +48,10 @@ def forget_failed_calls() -> None:
 
 
 def devices_of(context: Any) -> tuple[int, int]:
-    """Return a lowered program's number of devices, and the number of devices that a call runs on.
+    """Return the number of devices of a lowered program, and the number of devices on which a call runs.
 
-    They differ inside `jax.shard_map` with a mesh over several processes: there each process makes the call for its own
-    device.
+    The numbers differ inside `jax.shard_map` with a mesh over several processes: there each process makes the call for
+    its own device.
     """
     axes = context.module_context.axis_context
     if hasattr(axes, "num_devices"):  # jit
@@ -65,7 +65,7 @@ def devices_of(context: Any) -> tuple[int, int]:
 
 
 def lower_each_call(primitive: Any, rule: Callable[..., Any]) -> None:
-    """Register the lowering of a primitive on CPUs, done for each call; by default JAX merges equal calls."""
+    """Register a primitive's lowering on CPUs, which is done for each call: by default JAX merges equal calls."""
     has_choice = "cacheable" in signature(mlir.register_lowering).parameters
     mlir.register_lowering(primitive, rule, platform="cpu", **({"cacheable": False} if has_choice else {}))
 

@@ -17,7 +17,7 @@ from .private import devices_of, forget_failed_calls, things_of_program
 
 
 def by_itself(primitive: Any, *parameters: str) -> Callable[..., Any]:
-    """Return a function that calls a primitive outside `jax.jit`: one-call programs, also under `jax.disable_jit`."""
+    """Return a function that calls a primitive outside `jax.jit`: a program of one call, even in `jax.disable_jit`."""
     program = jax.jit(primitive.bind, static_argnames=parameters)
 
     def call(*operands: object, **values: Any) -> Any:

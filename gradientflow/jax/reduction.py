@@ -47,8 +47,8 @@ def allreduce(
     x : array or tree of arrays
         Arrays of the same shapes and dtypes on all ranks, on one device of the CPU backend.
     op : {"sum", "mean", "max", "min", "prod"}
-        mean needs a floating dtype; bool has max and min. sum and mean can be differentiated: the gradient is taken of
-        the sum of all ranks' losses, so that cotangents are reduced like the values.
+        "mean" needs a floating dtype; for bool there are "max" and "min". "sum" and "mean" can be differentiated. The
+        gradient is that of the sum of all ranks' losses, so cotangents are reduced like the values.
     wire : str, optional
         As in `gradientflow.Communicator.allreduce`, for cotangents too.
     comm : Communicator, optional

@@ -43,7 +43,7 @@ class AverageState(NamedTuple):
     Attributes
     ----------
     token : array
-        Passes from each call to the next, counts the calls, and has the number of the state, which its successors keep.
+        Token from each call to the next: it counts the calls, and has the number of the state, which later states keep.
     arrays : tuple of arrays
         This rank's part of the strategy's state for each tensor, such as residuals.
     rest : array
@@ -62,15 +62,16 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
     between steps, such as residuals, is in the state of the transformation, and so in every checkpoint of it. It
     differs between ranks: each rank saves and restores its own.
 
-    States keep calls in order: each call needs the state that the one before has returned. So a program has one such
-    transformation, and passes its state on. It may have several states, made by ``init`` in the same order on all
-    ranks.
+    States keep calls in order: each call needs the state that the previous call has returned. So a program has one such
+    transformation, and passes its state on. The transformation may have several states, made by ``init`` in the same
+    order on all ranks.
 
     Parameters
     ----------
     strategy : Strategy or str, optional
-        A strategy that averages gradients in every step, or its words, such as ``"csc(density=0.1)"``; by default the
-        settings file's, else dense communication. Residuals of csc do not decay unless it is given a momentum.
+        A strategy that averages gradients in every step, or its text, such as ``"csc(density=0.1)"``; by default the
+        strategy of the settings file, or dense communication. Residuals of csc do not decay unless csc is given a
+        momentum.
     comm : Communicator, optional
         The ranks that take part; by default all of the job.
 
@@ -93,7 +94,7 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
     Notes
     -----
     The convention of gradient transformations: https://optax.readthedocs.io/en/latest/api/combining_optimizers.html.
-    Strategies and their sources: docs/strategies.md. `optax.MultiSteps` averages in each of its steps.
+    Strategies and their sources: docs/strategies.md. `optax.MultiSteps` works: it averages in each of its steps.
 
     Examples
     --------
@@ -122,7 +123,7 @@ def average(strategy: Strategy | str | None = None, *, comm: Communicator | None
         arrays, rest = states.first
         as_jax = jax.numpy.array  # copies, which can be donated
         token = as_jax(states.next_token)
-        # While init is traced there is no state yet: one rank alone may be asking for the shapes.
+        # While init is traced there is no state yet: perhaps only one rank asks for the shapes.
         states.made += not isinstance(token, jax.core.Tracer)
         return AverageState(token, tuple(map(as_jax, arrays)), as_jax(rest) if len(rest) else ())
 

@@ -1,4 +1,4 @@
-"""Versions of JAX that have been tried; pyproject.toml allows the same ones. Nothing here imports JAX."""
+"""Versions of JAX that have been tried; pyproject.toml allows the same versions. Nothing here imports JAX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def installed_version() -> str | None:
 
 
 def untried(version: str) -> str:
-    """Return a sentence if a version of JAX has not been tried, else an empty text."""
+    """Return a sentence if a version of JAX has not been tried, otherwise an empty text."""
     if _numbers(OLDEST) <= _numbers(version) and _numbers(version)[:2] <= _numbers(NEWEST):
         return ""
     return f"JAX {version} has not been tried with GradientFlow: JAX {OLDEST} to {NEWEST} have"

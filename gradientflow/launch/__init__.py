@@ -1,4 +1,4 @@
-"""Launchers: that of the MPI library in use and our own, with the command lines that start jobs.
+"""Launchers, the MPI library's and our own, and the command lines that start jobs.
 
 Nearly all functions here only write text and look things up. They start nothing except ``mpirun --version``,
 ``ssh -G`` and a process that removes temporary folders.

@@ -85,7 +85,7 @@ def mpirun_command(
     # the first rank of every host would even be bound to the same core.
     command += ["--bind-to", "none"]
     if hosts is None and ranks + servers > slots() and not in_allocation():
-        # Only if needed: it also makes waiting ranks yield, which costs latency.
+        # Passed only if needed: this option also makes waiting ranks yield, which costs latency.
         command.append("--oversubscribe")
     if hosts is not None:
         command += ["--host", hosts]

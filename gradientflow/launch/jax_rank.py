@@ -47,8 +47,8 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
     Returns
     -------
     dict of str to str
-        Outside a job, only variables that all ranks share. If the host of rank 0 is unknown, it lacks the variables by
-        which ``jax.distributed.initialize()`` finds the job by itself.
+        Variables to set. Outside a job, only variables that all ranks share. If the host of rank 0 is unknown, the
+        variables by which ``jax.distributed.initialize()`` finds the job are missing.
     """
     needed = {_LIBRARY: str(jax_library()), _IMPLEMENTATION: "mpi"}
     way = find_way(variables)
@@ -110,7 +110,7 @@ def _coordinator(variables: Variables, way: Way, port: int | None) -> str:
 
 
 def _meeting_points(variables: Variables, way: Way) -> str:
-    """Return meeting points in place of the launcher's, which other programs may use, too."""
+    """Return other meeting points than the launcher's, which other programs may use, too."""
     if way.name == SLURM:
         return ",".join(meeting_points(variables, "JAX"))
     host, port = split_address(way.at[0], way.name)

@@ -3,8 +3,8 @@
     keeper ADDRESS          serves the store
     keeper ADDRESS WHY      replaces a server that has ended: refuses all processes, with the reason
 
-Its input has lines of JSON in which the launcher names the ranks that have ended for good: no ranks can meet without
-them.
+Its input has lines of JSON in which the launcher names the ranks that have ended for good: without these ranks the
+remaining ranks cannot meet.
 """
 
 from __future__ import annotations

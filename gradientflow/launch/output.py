@@ -103,15 +103,15 @@ class Output:
         self._thread.start()
 
     def end(self, stream: Stream) -> None:
-        """Read the rest of a stream whose process has ended; SIGCHLD comes when the stream has `ended`."""
+        """Read the rest of a stream whose process has ended; SIGCHLD comes once all of it is read."""
         if not stream.is_over:
             stream.is_over = True
             os.write(self._end_input, b".")
 
     def finish(self) -> None:
-        """Begin to end; called once the processes have ended. Later output of processes left behind is dropped.
+        """Begin to stop; called once the processes have ended. Later output of processes left behind is dropped.
 
-        SIGCHLD comes when `has_ended`.
+        SIGCHLD comes once the thread has stopped.
         """
         if not self._is_finishing:
             self._is_finishing = True
@@ -160,18 +160,18 @@ class Output:
     def _write(self, stream: Stream, data: bytes) -> bool:
         """Write data from a stream; return True if the stream should still be read."""
         if stream.mark and stream.target in self._failed:
-            return True  # notes are still needed
+            return True  # the stream's notes are still needed
         left = memoryview(data)
         try:
             while left:
                 left = left[_write_some(stream.target, left) :]
         except OSError as error:
             self._note_failure(stream.target, error)
-            return bool(stream.mark)  # a rank must notice: its pipe is closed
+            return bool(stream.mark)  # a rank's pipe is closed, so that the rank notices
         return True
 
     def _note_failure(self, target: int, error: OSError) -> None:
-        """Report once that output is lost, unless the reader of a pipe has closed it, as it may."""
+        """Report once that output is lost. It is no error if the reader of a pipe has closed it."""
         if target not in self._failed and error.errno != errno.EPIPE:
             with contextlib.suppress(OSError):
                 os.write(

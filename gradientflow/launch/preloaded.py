@@ -7,8 +7,8 @@ The proxy sends its arguments, environment, folder, cores and streams to the ser
 signals that programs may handle, and ends as the fork does: with its status or by its signal. If the proxy ends first,
 the server kills the fork. CONNECTION is the number of an open file descriptor, or the path of a socket.
 
-The server gets the other ends of these connections through its input, a socket, and ends when it closes. This file is
-run by its path: it imports nothing of the package, so that the proxy starts at once.
+The server's input is a socket, through which it gets its ends of these connections. The server ends when the socket
+closes. This file is run by its path: it imports nothing of the package, so that the proxy starts at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def stand_in(connection: socket.socket, arguments: list[str]) -> None:
-    """Request a fork, relay signals to it, and end as it does. Called by the proxy."""
+    """Request a fork, relay signals to it, and end with its status or by its signal. Called by the proxy."""
     import marshal
 
     task = marshal.dumps((arguments, dict(os.environb), os.getcwd(), list(os.sched_getaffinity(0))))
@@ -61,7 +61,7 @@ def stand_in(connection: socket.socket, arguments: list[str]) -> None:
 
 
 class Nursery:
-    """Fork server: forks a process for each connection, and reports through it how the process has ended.
+    """Fork server: forks a process for each connection, and reports the end of that process through the connection.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Nursery:
         """Relay signals from a proxy to its fork; kill the fork if the proxy has ended."""
         with contextlib.suppress(ConnectionError):
             if numbers := self._forks[pid].recv(64):
-                for number in numbers:  # except for SIGUSR1 and 2, the fork's children get them, too
+                for number in numbers:  # the fork's children get these, too, except for SIGUSR1 and 2
                     (os.kill if number in (signal.SIGUSR1, signal.SIGUSR2) else _signal_group)(pid, number)
                 return
         _signal_group(pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ class Nursery:
         own = os.getpid()
         pid = os.fork()
         if pid:
-            with contextlib.suppress(OSError):  # the fork has done so itself, or has ended
+            with contextlib.suppress(OSError):  # the fork has set its group itself, or has ended
                 os.setpgid(pid, pid)
             self._forks[pid] = connection
             for stream in streams:

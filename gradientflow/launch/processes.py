@@ -54,7 +54,7 @@ else:
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # set by nohup
     _ENDING -= {signal.SIGHUP}
-_OF_PROGRAMS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sent to ranks only: they end children without a handler
+_OF_PROGRAMS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sent to ranks only: without a handler, children would end
 _PASSED_ON = _OF_PROGRAMS | {signal.SIGTSTP, signal.SIGCONT}
 _WATCHED = _ENDING | _PASSED_ON | {signal.SIGCHLD}
 _NURSERY_SECONDS = 0.1  # time in which the death of a fork server, which kills its ranks, becomes visible
@@ -66,7 +66,7 @@ _TOKEN = "GRADIENTFLOW_TOKEN"
 _RESTARTS = "GRADIENTFLOW_RESTARTS"
 _PLACE = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
 _LONG_LIFE = 30.0  # seconds; a member that has lived so long is restarted at once
-_LONGEST_ABSENCE = 3600.0  # seconds of failing to reach the job again, after which such starts count as restarts
+_LONGEST_ABSENCE = 3600.0  # seconds of failing to reach the job again; later failed starts count as restarts
 
 _is_done = threading.Event()  # restarts are useless: a rank has done its work, or the store has ended
 _is_deserted = threading.Event()  # the input that gave the job has ended
@@ -76,13 +76,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Member:
-    """A process started by this one: a rank, or the launcher of a host's ranks."""
+    """A process started by this launcher: a rank, or the launcher of a host's ranks."""
 
     name: str
     ranks: list[int]
     process: subprocess.Popen[bytes]
     output: Stream
-    has_group: bool  # it and its children are a process group
+    has_group: bool  # the process and its children are a process group
     is_launcher: bool
     number: int  # index among the members that the job describes
     since: float = field(default_factory=time.monotonic)
@@ -100,15 +100,15 @@ class Member:
                 self.process.send_signal(number)
 
     def end(self, *, soon: bool) -> None:
-        """Ask it to end; if `soon`, tell a launcher so by the end of its input."""
+        """Ask the member to end; if `soon` and it is a launcher, ask by ending its input."""
         if self.is_launcher and soon:
             self.close_input()
         else:
             self.signal(signal.SIGTERM)
-            self.signal(signal.SIGCONT)  # it may be stopped
+            self.signal(signal.SIGCONT)  # the rank may be stopped
 
     def kill(self) -> None:
-        """Kill it; for a launcher, first end its input, which makes it kill its ranks."""
+        """Kill the member. For a launcher, the first call only ends its input, which makes it kill its ranks."""
         if self.process.stdin is not None and not self.process.stdin.closed:
             self.close_input()
         elif self.has_group:
@@ -182,7 +182,7 @@ class Helper:
     def take_end(self, seconds: float = 0.0) -> tuple[int, str]:
         """Return its exit status if it ends within `seconds`, and the beginning of a sentence about it.
 
-        Return 0 and an empty text while it runs, and after the first report. It should run as long as the job.
+        Return 0 and an empty text while it runs, and after the first report. A helper should run as long as the job.
         """
         if self._process is None:
             return 0, ""
@@ -388,11 +388,11 @@ class Members:
             _say(f"{end}, and the ranks with it")
 
     def _check_keeper(self) -> None:
-        """Handle the end of the store: no rank can join any more. Ranks that have met do not need it."""
+        """Handle the end of the store, without which no rank can join any more. Ranks that have met do not need it."""
         if (keeper := self._keeper) is None:
             return
         status, end = keeper.take_end()
-        if status == os.EX_UNAVAILABLE:  # it has never served, and has said so: there is no job
+        if status == os.EX_UNAVAILABLE:  # the store was never served, as reported: there is no job
             self.status, self._has_begun = self.status or status, False
         elif end and not self.are_to_end:
             _say(f"{end}: no process can join the job any more, or be started again")
@@ -416,7 +416,7 @@ class Members:
     def _plan_restart(self, member: Member, failure: Failure, status: int) -> bool:
         """Plan the restart of a failed member; return False if it is not restarted.
 
-        A start that could not reach the job does not count as a restart if an earlier one could: its host is away.
+        A start that cannot reach the job is no restart if an earlier start could: the host is cut off for a while.
         """
         number, now = member.number, time.monotonic()
         if self._starts_no_more:
@@ -509,7 +509,7 @@ class Members:
         streams = [Stream(target, label, mark if target == 1 else b"") for target in (1, 2)]
         outputs = [self._output.pipe_to(stream) for stream in streams]
         command, connection = described.get("command") or self._job["command"], None
-        # A fork has a group of its own, which may not read from a terminal.
+        # A fork has a group of its own, which a terminal does not let read.
         if self._nursery is not None and "command" not in described and has_group:
             command, connection = self._nursery.stand_in(command)
         try:
@@ -622,14 +622,14 @@ def _draw_token(job: JsonObject) -> None:
 
 
 def _environment(job: JsonObject, member: JsonObject) -> dict[str, str]:
-    """Return a member's environment, without ``torchrun``'s marks of the processes it started: that is another job."""
+    """Return a member's environment, without ``torchrun``'s own variables, which describe another job."""
     outer = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     if "rank" not in member:
         return outer
     environment = {**outer, **job["environment"], **{name: str(member[key]) for name, key in _PLACE.items()}}
     if job.get("restarts") is not None:
         environment[_RESTARTS] = str(job.get("started", 0) + member.get("started", 0))
-    if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # else each rank starts a thread per core
+    if member["of"] > 1 and not environment.get("OMP_NUM_THREADS"):  # otherwise each rank starts a thread per core
         environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // member["of"]))
     return environment
 

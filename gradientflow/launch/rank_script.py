@@ -2,10 +2,10 @@
 
     python -I -S rank_script.py PAUSE BINDING NAME=VALUE... -- PROGRAM...
 
-sleeps for PAUSE seconds, sets the given variables and those of PyTorch's launcher, and binds the process to the cores
-of its rank. It asks the kernel to kill it if MPI's launcher ends first: after a SIGTERM, Open MPI 5's launcher may
-leave behind ranks that handle the signal. This file is run by its path, and imports two files of the package by theirs,
-so that it starts at once. It is no shell script, as a shell drops variables whose names it cannot use.
+sleeps for PAUSE seconds, sets the given variables and the variables of PyTorch's launcher, and binds the process to the
+cores of its rank. It asks the kernel to kill it if MPI's launcher ends first: after a SIGTERM, Open MPI 5's launcher
+may leave behind ranks that handle the signal. To start at once, this file is run by its path, and imports two files of
+the package by their paths. It is no shell script, as a shell drops variables whose names it cannot use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
         import machine  # type: ignore[import-not-found]
 
         machine.bind(machine.share(binding, place["LOCAL_RANK"], ranks_here))
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the program would inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the program would, too
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # MPI's launcher is started with a terminal's signals blocked
     try:
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _set_place() -> dict[str, int]:
-    """Set the variables of PyTorch's launcher from those of MPI's launcher; return their values for this rank."""
+    """Set the variables of PyTorch's launcher from MPI's variables; return the values for this rank."""
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:  # left by an outer job
         del os.environ[name]
     import launcher_variables as launchers  # type: ignore[import-not-found]
@@ -62,7 +62,7 @@ def _set_place() -> dict[str, int]:
     place["WORLD_SIZE"] -= int(os.environ.get("GRADIENTFLOW_SERVERS") or 0)
     os.environ.update({name: str(value) for name, value in place.items()})
     ranks_here = place["LOCAL_WORLD_SIZE"]
-    if ranks_here > 1 and not os.environ.get("OMP_NUM_THREADS"):  # else each rank starts a thread per core
+    if ranks_here > 1 and not os.environ.get("OMP_NUM_THREADS"):  # otherwise each rank starts a thread per core
         os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks_here))
     return place
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-# Shell script that reads to the end of its input, which comes when no process holds the other end any more.
+# Shell script that reads until no process holds the writing end of its input, and then removes the folder.
 _SWEEP = 'read -r _; exec rm -rf -- "$1"'
 
 
@@ -23,9 +23,9 @@ class Scratch(NamedTuple):
 
 @contextmanager
 def scratch_folder(prefix: str = "gradientflow-") -> Iterator[Scratch]:
-    """Make a folder that is removed when the ``with`` block ends, or when this process does, however it ends.
+    """Make a folder that is removed at the end of the ``with`` block or of this process, whatever ends it.
 
-    A helper process waits for that, as a killed process cannot remove anything.
+    A helper process removes the folder of a killed process, which cannot remove it.
 
     Parameters
     ----------

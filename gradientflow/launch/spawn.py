@@ -32,7 +32,7 @@ def spawn(function: Callable[..., _Result], ranks: int, *args: object, jax: bool
 
     The ranks are processes, and form a job over TCP and node memory: `gradientflow.init` in the function returns their
     communicator. Their output goes to this process's output. They end with this process, however it ends. If an
-    exception leaves `spawn`, such as that of Ctrl-C, the ranks have ended before: they get a SIGTERM, and 30 seconds.
+    exception, such as that of Ctrl-C, leaves `spawn`, the ranks have already ended: they got a SIGTERM and 30 seconds.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def _result(outcome: CallOutcome, rank: int) -> Any:
 def _run(command: list[str]) -> int:
     """Run the launcher to its end. It ends with this process; an exception here ends it and its ranks.
 
-    A second exception, as from a second Ctrl-C, ends them at once.
+    A second exception, as from a second Ctrl-C, ends the ranks at once.
     """
     launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
@@ -109,7 +109,7 @@ def _run(command: list[str]) -> int:
 
 
 def _read_report(path: Path) -> dict[int, str]:
-    """Return the ranks that failed before the launcher ended any, in order, each with how it ended."""
+    """Return the ranks that failed before the launcher ended any rank, in order, each with the way it ended."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {rank: each["how"] for each in map(json.loads, lines) for rank in each["ranks"]}
 

@@ -32,7 +32,7 @@ class EndedError(Exception):
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """CallOutcome of the call on a rank.
+    """Outcome of the call on a rank.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ def _call(path: Path, rank: int) -> bytes:
 
 
 def _dump_error(error: Exception) -> bytes:
-    """Pickle an exception; if it cannot be pickled or loaded again, a RuntimeError with its text."""
+    """Pickle an exception. If it cannot be pickled and loaded again, pickle a RuntimeError with its text."""
     try:
         data = dump(error)
         pickle.loads(data)

@@ -1,7 +1,7 @@
 """Jobs over TCP on several hosts: ssh starts a launcher on each, which reads its job from its input.
 
-So no part of the job, above all its token, is in a command line that other users can read, and the ranks of a host end
-with its connection.
+Therefore no part of the job, above all its token, is in a command line that other users can read, and the ranks of a
+host end with its connection.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _address_of(host: str) -> str:
-    """Return the address of a host, or else the name that ssh has for it, which other hosts may know."""
+    """Return the address of a host, or else its name for ssh, which other hosts may know."""
     name = ssh_settings(host).get("hostname", host)
     with contextlib.suppress(OSError):
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])

@@ -26,7 +26,7 @@ GRACE_SECONDS = 30.0  # the same as torchrun's
 _THIS_MACHINE = ""
 _LONGEST = 1 << 16  # longest word of a command line in bytes; Linux takes 128 KiB
 
-# The launcher that reads its job from its input; the job itself, in parts, may replace the last word.
+# Command of the launcher that reads its job from its input. Parts of the job's text may replace the last word.
 LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), "-")
 
 
@@ -41,9 +41,9 @@ class TcpJob:
     hosts : sequence of str
         Host of each rank, by rank; an empty name is this machine.
     servers : int
-        Number of ranks, the last ones, that only serve.
+        Number of ranks that only serve: the last of the job.
     meet : str
-        Address of rank 0's host, where the ranks meet, by which all ranks reach it.
+        Address where the ranks meet: that of rank 0's host, by which all ranks reach it.
     agent : sequence of str
         Command that starts a command on the host named after it; empty on this machine.
     label : bool
@@ -55,8 +55,8 @@ class TcpJob:
     restarts : int
         Number of times that a failed process is restarted.
     keeper : str
-        Address of this machine, as ranks reach it, if its launcher keeps the store where they meet, because the job may
-        continue without rank 0.
+        Address of this machine, as ranks reach it, if its launcher keeps the store where they meet. This is needed if
+        the job may continue without rank 0.
     preload : sequence of str
         Modules that are imported once on each host, in a process that forks the ranks. The program must be a command
         line of this Python.

@@ -42,7 +42,7 @@ def meet(way: Way, settings: Mapping[str, str], *, store: object = None, mpi: in
 def near(way: Way) -> str:
     """Return the network addresses of the meeting point, with commas; empty if it has none.
 
-    They help to choose this host's own address, which must be on a route to them.
+    The addresses help to choose this host's own address, which must be on a route to them.
     """
     return "" if way.at and way.at[0].startswith("file://") else ",".join(way.at)
 

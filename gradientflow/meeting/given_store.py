@@ -25,7 +25,7 @@ def core_store(store: object, *, serve: bool) -> core.Store:
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If it lacks a required method.
+        If the store lacks a required method.
     """
     if isinstance(store, core.Store):
         return store

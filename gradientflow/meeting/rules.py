@@ -13,7 +13,7 @@ The ways are tried in this order, and the first that applies is taken:
 
 GRADIENTFLOW_TRANSPORT, or an argument, overrides the choice of the transport. With ``mpi`` the job is an MPI job,
 whatever the variables say. With ``tcp``, ranks started by MPI meet through MPI, except in a Slurm step, where they do
-not need it. Without an override, ranks that have met through MPI choose together. All functions here depend on their
+not need MPI. Without an override, ranks that have met through MPI choose together. All functions here depend on their
 arguments only, and start nothing.
 """
 
@@ -110,7 +110,7 @@ def find_way(variables: Variables, given: Given | None = None, transport: str = 
 
 
 def consider_ways(variables: Variables, given: Given | None = None, transport: str = "auto") -> list[Considered]:
-    """List the ways up to the first that applies, with reasons. If the last one does not apply, it is an error."""
+    """List the ways up to the first that applies, with reasons. If the last does not apply, its reason is an error."""
     found: list[Considered] = []
     name = ""
     try:
@@ -135,7 +135,7 @@ def servers_of(variables: Variables) -> int:
 
 
 def _answers(variables: Variables, given: Given, transport: str) -> Iterator[tuple[str, Way | str]]:
-    """Yield each rule's answer up to the first that applies, which gives a way; all earlier ones give a reason."""
+    """Yield the answer of each rule: a reason from each that does not apply, then a way from the first that does."""
     if transport not in TRANSPORTS:
         raise ArgumentError(f"transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
     for name, rule in _RULES.items():
@@ -291,14 +291,14 @@ _RULES: dict[str, Callable[[Variables, Given, str], Way | str]] = {
 
 
 def _job(variables: Variables, size: int) -> str:
-    """Return a name of the job that PyTorch's variables describe, as other jobs may use the same store.
+    """Return a name of the job that PyTorch's variables describe, because other jobs may use the same store.
 
-    It leaves out the address of the store, for which ranks may have different names.
+    The name leaves out the address of the store, because the address may differ between ranks.
     """
     names = [f"{size} ranks"]
     if run := variables.get(_TORCHRUN):
         names.append(f"torchrun's job {run}")
-    if tasks_of_step(variables) == size:  # else the ranks are in several steps
+    if tasks_of_step(variables) == size:  # otherwise the ranks are in several steps
         names.append(name_of_step(variables))
     return ", ".join(names)
 

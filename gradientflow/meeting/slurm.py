@@ -64,7 +64,7 @@ def is_started_by_srun(variables: Variables) -> bool:
 
 
 def first_node(variables: Variables) -> str:
-    """Return the name of the list's first node, which may not be rank 0's; empty if Slurm gives no list."""
+    """Return the name of the list's first node, not always that of rank 0; empty if Slurm gives no list."""
     nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     match = _FIRST_NODE.match(nodes)
     return "".join(match.groups("")) if match else ""

@@ -1,4 +1,4 @@
-"""Stores at which ranks meet. A rank, or a launcher before it, serves them; a process keeps them open until it ends."""
+"""Stores at which ranks meet, served by a rank or a launcher; a process keeps its stores open until it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .way import MASTER, Way
 
 TOKEN = "GRADIENTFLOW_TOKEN"  # secret that guards the store
 
-# Open stores by process and way: a forked process may share neither its parent's connection nor a server's threads.
+# Open stores by process and way: a fork must not use its parent's connection, and lacks a server's threads.
 _opened: dict[tuple[int, Way], core.Store] = {}
 
 
@@ -26,12 +26,12 @@ def open_store(way: Way, timeout: float) -> core.Store:
     way : Way
         The way to meet, which has the address.
     timeout : float
-        Seconds that this may take.
+        Seconds that opening the store may take.
 
     Raises
     ------
     gradientflow.errors.CommunicationError
-        If it cannot be opened, or reached in time.
+        If the store cannot be opened, or reached in time.
     """
     key = (os.getpid(), way)
     if key not in _opened:

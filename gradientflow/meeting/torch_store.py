@@ -18,12 +18,12 @@ def open_torch_store(way: Way, timeout: float) -> core.PythonStore:
     Returns
     -------
     gradientflow._core.Store
-        A store of the core that uses it.
+        Store of the core that uses PyTorch's store.
 
     Raises
     ------
     gradientflow.errors.CommunicationError
-        If it cannot be served, or reached in time.
+        If the store cannot be served, or reached in time.
     """
     import torch.distributed
 

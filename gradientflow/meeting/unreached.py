@@ -18,7 +18,7 @@ UNREACHED = os.EX_TEMPFAIL  # exit status known to the launcher
 
 @contextmanager
 def reaching() -> Iterator[None]:
-    """Mark errors of the ``with`` block, which reaches the job: a program that ends by one exits with `UNREACHED`.
+    """Mark errors of the ``with`` block, which reaches the job: an uncaught marked error exits with `UNREACHED`.
 
     Such an error is no fault of the program: the network is down, or does not lead to the meeting point.
     """

@@ -25,7 +25,7 @@ def read_number(variables: Variables, name: str) -> int | None:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is no number of 0 or more.
+        If the value is no number of 0 or more.
     """
     text = variables.get(name, "").strip()
     if not text:

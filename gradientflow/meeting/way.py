@@ -15,7 +15,7 @@ MASTER = "RANK and MASTER_ADDR"
 SLURM = "Slurm's step"
 ALONE = "one rank"
 
-# Number of restarts of this rank by the launcher; if set, the launcher keeps the store where the ranks meet.
+# Number of this rank's restarts by the launcher; set only if the launcher keeps the store where the ranks meet.
 RESTARTS = "GRADIENTFLOW_RESTARTS"
 # Keys in that store: the reason why a rank is missing for good; and, followed by a rank, that it is outside the job.
 LACKS, OUTSIDE = "lacks", "outside"
@@ -37,15 +37,15 @@ class Way:
         Rank of this process, and number of ranks, including ranks that only serve; None if only MPI knows.
     at : tuple of str
         Meeting points: ``host:port``, of which the first with a store of the job counts; or ``file:///path``. Empty if
-        the ranks share something else, or there is one rank.
+        the ranks meet through MPI or a given store, or there is one rank.
     serves : bool
         True if this process opens the store there, or if the program's store may end with this process.
     job : str
-        Name that tells the job from other jobs in the same store, equal on all ranks; empty if only a token does so.
+        Name that tells the job from other jobs in the same store, equal on all ranks; empty if the token alone does.
     by_mpi : bool
         True if MPI is started, to move the messages or for the ranks to meet.
     agent : bool
-        True if the launcher has opened the store at `at`; with ``torchrun`` it is PyTorch's.
+        True if the launcher has opened the store at `at`; with ``torchrun``, this is PyTorch's store.
     restart : str
         Number of this start of the same processes, as counted by ``torchrun``.
     replaces : bool

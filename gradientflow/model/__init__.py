@@ -1,4 +1,4 @@
-"""A model of training on a cluster, real or not: the traffic of strategies, and the time of their steps.
+"""A model of training on a real or imagined cluster: the traffic of strategies, and the time of their steps.
 
 The flow: `Cluster` -> `schedule_of` a call -> `Costs` of a `Link` -> `Traffic` of a strategy -> `predict`.
 """

@@ -1,4 +1,4 @@
-"""A cluster, real or not: the number of ranks on each node, and the transport of their messages."""
+"""A cluster, real or imagined: the number of ranks on each node, and the transport of their messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cluster:
-    """The ranks of a job, real or not.
+    """The ranks of a real or imagined job.
 
     Attributes
     ----------
@@ -33,8 +33,8 @@ class Cluster:
     transport : {"tcp", "mpi"}
         Transport of messages between ranks.
     settings : mapping of str to str
-        Settings by which the core selects algorithms, such as ``{"ring_bytes": "1MiB"}``; missing ones are taken from a
-        `gradientflow.Config` without arguments.
+        Settings by which the core selects algorithms, such as ``{"ring_bytes": "1MiB"}``; missing settings are taken
+        from a `gradientflow.Config` without arguments.
 
     Raises
     ------
@@ -92,7 +92,7 @@ class Cluster:
 
 
 def hosts(number: int, ranks: int = 1, transport: Transport = "tcp") -> Cluster:
-    """Return a cluster of this many hosts with this many ranks each."""
+    """Return a cluster of `number` hosts with `ranks` ranks each."""
     return Cluster((checked_int("ranks of a node", ranks, 1),) * checked_int("hosts", number, 1), transport)
 
 
@@ -106,7 +106,7 @@ def parts_of(count: int, parts: int, grain: int = 1) -> Counts:
 
 
 def members_of(cluster: Cluster, local: int) -> Sequence[int]:
-    """Return the rank with this number on each node."""
+    """Return the rank with local number `local` on each node."""
     return [int(first) + local for first in cluster.first_ranks]
 
 

@@ -56,7 +56,8 @@ class Computation:
         seconds : float
             Duration of the whole step.
         backward_seconds, forward_seconds : float, optional
-            By default two thirds of the step, and the rest; a step that is longer than both ends with an update.
+            By default two thirds of the step, and the rest. If their sum is shorter than the step, the step ends with
+            an update.
 
         Raises
         ------
@@ -76,7 +77,7 @@ class Computation:
         return cls(tuple(map(tuple, shapes)), ready, whole, backward)
 
     def scaled(self, factor: float) -> Computation:
-        """Return a step that takes this many times as long."""
+        """Return a step that takes `factor` times as long."""
         return Computation(
             self.shapes,
             tuple(each * factor for each in self.ready),

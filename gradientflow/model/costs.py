@@ -47,7 +47,7 @@ class Link:
     call : float
         Cost of each call between nodes.
     latency : float
-        Cost of each message that waits for another.
+        Cost of each message that waits for an earlier message.
     per_byte : float
         Cost of each byte that leaves a node.
     burst : float
@@ -57,11 +57,11 @@ class Link:
     per_byte_inside : float
         Cost of each byte that the ranks of a node read or write in shared memory.
     per_byte_of_pass : float
-        Cost of each byte of memory that a rank passes over to choose what it sends.
+        Cost of each byte of memory that a rank passes over to choose the data to send.
     processor_per_byte : float
         Seconds of a processor for each byte between nodes: to send, receive and add it.
     cores : float
-        Number of processors that all nodes share, if these are emulated; 0 if each rank has its own.
+        Number of processors that all nodes share, if the nodes are emulated; 0 if each rank has its own processor.
     """
 
     call: float = 0.0
@@ -82,7 +82,7 @@ class Link:
     def parse(cls, text: str) -> Link:
         """Return a link with this rate and latency, such as ``"25gbit,20us"``, and usual values for the rest.
 
-        The rate is the wire's, of which TCP leaves 94 % for data in frames of 1,500 bytes.
+        The rate is that of the wire; in frames of 1,500 bytes, TCP can use 94 % of it for data.
 
         Raises
         ------
@@ -161,13 +161,13 @@ class Costs:
         )
 
     def wire_seconds(self, busiest: float, everywhere: float, idle: float = math.inf) -> float:
-        """Return the seconds that bytes between nodes take: the busiest node's bytes, and the bytes of all nodes."""
+        """Return the seconds for bytes between nodes: `busiest` from the busiest node, `everywhere` from all nodes."""
         busiest -= min(busiest, self.link.burst, idle / self.link.per_byte if self.link.per_byte else math.inf)
         shared = everywhere * self.link.processor_per_byte / self.link.cores if self.link.cores else 0.0
         return max(busiest * self.link.per_byte, shared)
 
     def pass_seconds(self, nbytes: float) -> float:
-        """Return the seconds in which each rank passes over this many bytes of its memory."""
+        """Return the seconds in which each rank passes over `nbytes` bytes of its memory."""
         crowd = max(1.0, self.cluster.ranks / self.link.cores) if self.link.cores else 1.0
         return nbytes * self.link.per_byte_of_pass * crowd
 

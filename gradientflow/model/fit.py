@@ -25,11 +25,11 @@ from .timing import average_pool, median_seconds_of
 
 SIZES = (256, 2048, 8192, 32_768, 131_072, 524_288, 2_097_152)  # elements of float32
 _BURSTS = (0, *(1 << power for power in range(14, 23)))  # bytes
-_CLEARLY = 0.8  # largest ratio of errors at which another burst is clearly better
+_CLEARLY = 0.8  # largest ratio of two bursts' errors at which one is clearly better
 _REST = 5e-3  # seconds before each call, in which token buckets of the network fill up
 _BUDGET, _QUICK_BUDGET = 2.0, 0.05  # seconds of all calls
-_PASSED = 1 << 24  # elements over which a rank passes: more than fit caches
-_PASSED_ON, _PASSES_ON = 1 << 20, 5  # elements on a device, and number of passes
+_PASSED = 1 << 24  # elements over which a rank passes: more than caches can hold
+_PASSED_ON, _PASSES_ON = 1 << 20, 5  # elements on a device, and number of passes over them
 _BUSY_CALLS = 8  # calls of the largest size, during which processor time is measured
 
 Floats = npt.NDArray[np.float64]
@@ -43,7 +43,7 @@ class Point(NamedTuple):
     call : Call
         The call.
     seconds : float
-        Its median on the slowest rank.
+        Median seconds of the call on the slowest rank.
     """
 
     call: Call
@@ -61,7 +61,7 @@ class Measurement:
     points : tuple of Point
         Calls of all ranks.
     inside : tuple of Point
-        Calls of one node's ranks alone; empty if each node has one rank.
+        Calls of the ranks of one node alone; empty if each node has one rank.
     per_byte_of_pass : float
         Seconds for a byte of memory that a rank passes over.
     processor_per_byte, cores : float
@@ -115,7 +115,7 @@ def measure_link(
     device : str or int
         Device of the memory, as in `gradientflow.GradientPool`.
     quick : bool
-        True to measure only calls in close succession: neither the burst of an idle link, nor passes over memory, nor
+        True to measure only calls in close succession, without the burst of an idle link, passes over memory, and
         processor time. Takes a tenth of a second if links are fast.
     """
     found = measure(comm, sizes, device, quick=quick)
@@ -157,7 +157,7 @@ def measure(
 
 
 def fit_link(measurements: Sequence[Measurement]) -> Link:
-    """Return the link that fits calls on one or several clusters with equal nodes and links."""
+    """Return the link that fits calls on one or more clusters whose nodes and links are equal."""
     link = Link(
         latency=0.0,
         per_byte_of_pass=float(np.median([each.per_byte_of_pass for each in measurements])),
@@ -174,7 +174,7 @@ def fit_link(measurements: Sequence[Measurement]) -> Link:
 
 
 def _node_of(cluster: Cluster) -> Cluster:
-    """Return the cluster's largest node alone."""
+    """Return a cluster of the largest node alone."""
     return replace(cluster, nodes=(cluster.largest_node,))
 
 
@@ -185,10 +185,10 @@ def _fit_inside(link: Link, found: Sequence[tuple[Cluster, Point]]) -> Link:
 
 
 def _fit_between(link: Link, found: Sequence[tuple[Cluster, Point]]) -> Link:
-    """Fit the costs between nodes, once the costs inside are known.
+    """Fit the costs between nodes, once the costs inside nodes are known.
 
-    The rate follows from the two largest sizes; then the rest is fitted to all sizes. In a fit of all at once, errors
-    in the cost of small calls would make the rate of large ones wrong.
+    The rate follows from the two largest sizes; then the remaining costs are fitted to all sizes. If all costs were
+    fitted at once, errors in the cost of small calls would make the rate wrong.
     """
     rows, rest = [], []
     for cluster, (call, seconds) in found:
@@ -224,9 +224,9 @@ def fit_nonnegative(rows: Floats, seconds: Floats, wanted: Floats | float = 1.0)
     rows : numpy.ndarray
         The columns.
     seconds : numpy.ndarray
-        The seconds that they explain, by row.
+        The seconds that the columns explain, by row.
     wanted : numpy.ndarray or float
-        The share of the seconds that they explain.
+        The share of the seconds that the columns explain.
     """
     weighted = rows / seconds[:, None]
     wanted = np.ones(len(seconds)) * wanted
@@ -266,14 +266,14 @@ def _measure_pools(
 
 
 def _measure_pass(comm: Communicator) -> float:
-    """Return the seconds per byte that a rank reads or writes when it passes over more than its caches hold."""
+    """Return the seconds per byte that a rank reads or writes when it passes over more memory than its caches hold."""
     values, other = np.ones((2, _PASSED), np.float32)
     seconds = median_seconds_of(comm, [lambda: np.add(values, other, out=values)])[0]
     return seconds / (3 * values.nbytes)
 
 
 def _measure_pass_on(comm: Communicator, device: str | int) -> float:
-    """Return the same for memory of a device, from kernels of a sparse pool that pass over it."""
+    """Return these seconds for memory of a device, from kernels of a sparse pool that pass over it."""
     times = np.zeros(_PASSES_ON + 2)
     with SparseGradientPool(comm, [_PASSED_ON], device=device) as pool:
         for turn in range(len(times)):

@@ -17,9 +17,9 @@ class Layer(NamedTuple):
     Attributes
     ----------
     shapes : tuple of tuples of int
-        Shapes of its tensors, in the order of the forward pass.
+        Shapes of the layer's tensors, in the order of the forward pass.
     products : float
-        Number of multiplications in its forward pass for one sample.
+        Number of multiplications in the layer's forward pass for one sample.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -36,12 +36,12 @@ def convolution(inputs: int, outputs: int, kernel: int, side: int, bias: bool = 
 
 
 def normalization(channels: int, elements: int) -> Layer:
-    """Return a normalization with a weight and a bias for each channel, over this many elements of each."""
+    """Return a normalization with a weight and a bias per channel, over `elements` elements of each channel."""
     return Layer(((channels,), (channels,)), 4.0 * channels * elements)
 
 
 def linear(inputs: int, outputs: int, positions: int = 1) -> Layer:
-    """Return a product with a matrix, and a bias, at this many positions."""
+    """Return a product with a matrix, and a bias, at `positions` positions."""
     return Layer(((outputs, inputs), (outputs,)), float(inputs * outputs * positions))
 
 
@@ -104,7 +104,7 @@ def _transformer(layers: int, width: int, positions: int) -> Iterator[Layer]:
 def gpt2() -> Iterator[Layer]:
     """GPT-2 small (Radford et al., 2019), with 1,024 positions: 124.4 million parameters."""
     width, positions, words = 768, 1024, 50_257
-    # The embedding is also the last matrix: its gradient is final where backpropagation ends.
+    # The embedding is also the last matrix, so its gradient is final only at the end of backpropagation.
     yield Layer(((words, width),), 0.0)
     yield Layer(((positions, width),), 0.0)
     yield from _transformer(12, width, positions)

@@ -1,4 +1,4 @@
-"""The traffic of pools: the core determines which tensors travel together."""
+"""Traffic of pools, for which the core determines the tensors that travel together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .costs import Call, Costs
 from .traffic import CallSequence, EveryStep
 
 _FLOAT, _INDEX = 4, 4  # bytes
-_NUMBERS_BESIDE = 6  # numbers that a sparse pool sends beside its norms
+_NUMBERS_BESIDE = 6  # numbers that a sparse pool sends in addition to its norms
 _NO_LIMIT = 1 << 62
 CHUNK_PASSES = 5 * _FLOAT  # bytes for each gradient: read it and its residual, write both, read its norm
 SELECTION_PASSES = 6 * _FLOAT  # read gradient and residual, write the sum, compare, write residual, zero the gradient
@@ -35,14 +35,14 @@ class Allreduces:
 
 
 class Allgathers:
-    """Seconds of an allgather of entries, by the entries of a rank."""
+    """Seconds of an allgather of entries, by the number of entries that each rank contributes."""
 
     def __init__(self, costs: Costs, wire: str | None) -> None:
         self._costs = costs
         self._bytes = _INDEX + (itemsize(wire) if wire is not None and len(costs.cluster.nodes) > 1 else _FLOAT)
 
     def seconds(self, entries: float) -> float:
-        """Return the seconds of a call with this many entries of each rank."""
+        """Return the seconds of a call in which each rank contributes this many entries."""
         return self._costs.seconds(Call("allgather", int(entries) * self._bytes, "uint8", in_node_memory=False))
 
 
@@ -86,7 +86,7 @@ def chunk_traffic(
     wire: str | None,
     algorithm: str,
 ) -> EveryStep:
-    """Return the traffic of a sparse pool: important chunks, located anywhere, and then the norms of all chunks."""
+    """Return the traffic of a sparse pool: important chunks from anywhere in the pool, then the norms of all chunks."""
     ends = list(accumulate(counts_of(computation)))
     parameters = ends[-1] if ends else 0
     size = min(chunk_size, max(1, parameters))

@@ -38,7 +38,7 @@ class Prediction:
     step : Step
         The mean step.
     alone_seconds : float
-        The mean step of the same ranks without any communication, where no rank waits for another.
+        The mean step of the same ranks without communication, in which no rank waits for another rank.
     memory : float
         Bytes that a rank needs beside weights, gradients and the state of the optimizer.
     """
@@ -73,7 +73,7 @@ def predict(
     costs : Costs
         Costs of calls on the cluster.
     stragglers : Stragglers, optional
-        Slowdowns of the ranks; by default all are equally fast.
+        Slowdowns of the ranks; by default all ranks are equally fast.
     steps : int
         Number of steps over which random durations are drawn.
     """
@@ -93,7 +93,7 @@ def _durations(stragglers: Stragglers | None, ranks: int, steps: int) -> npt.NDA
 
 def _factor(durations: npt.NDArray[np.float64], together: float) -> float:
     """Return the mean duration of a step if ranks wait for each other after every `together` steps."""
-    if math.isinf(together):  # each rank has its own speed: the mean of the speeds counts
+    if math.isinf(together):  # each rank has its own speed: average the speeds
         return float(1 / np.mean(1 / durations.mean(axis=1)))
     steps = durations.shape[1]
     length = max(1, min(steps, round(together)))

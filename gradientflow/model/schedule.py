@@ -1,4 +1,4 @@
-"""Schedule of a call: the messages and bytes that every rank of a cluster, real or not, sends.
+"""Schedule of a call: the messages and bytes that every rank of a real or imagined cluster sends.
 
 The core's own selector names the algorithm; the counts below follow the algorithm's schedule (kernels/collective).
 """
@@ -29,7 +29,7 @@ class Schedule:
     path : str
         The algorithm, as in `Communicator.describe`.
     rounds : int
-        Number of messages on the longest path, each of which waits for the one before.
+        Number of messages on the longest path, on which each message waits for the one before.
     messages, sent : numpy.ndarray
         Number of messages that each rank sends, and their bytes.
     leaving : numpy.ndarray
@@ -86,7 +86,7 @@ def schedule_of(
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there is no model of such a call, or the algorithm does not support it.
+        If there is no model of such a call, or the algorithm does not support the call.
     """
     element = itemsize(dtype)
     rounds = wire is not None and len(cluster.nodes) > 1
@@ -188,7 +188,7 @@ class _Schedules:
         if ring:
             crossing = node_of != np.roll(node_of, -1)
             share = crossing.astype(float)
-        else:  # to each of the remaining ranks alike
+        else:  # the same number to each of the remaining ranks
             share = (len(members) - np.asarray(self.cluster.nodes)[node_of]) / max(1, len(members) - 1)
         return np.bincount(node_of, lane.sent * share, minlength=self.nodes).astype(np.int64)
 
@@ -223,16 +223,16 @@ class _Schedules:
 
     def _pairwise(self, size: int, count: int) -> Lane:
         slices = parts_of(count, size, _LINE // self.element)
-        others = slices.sum() - slices  # a part to each member; then the own part's result to each
+        others = slices.sum() - slices  # first a part to each other member; then the result of the own part to each
         messages = (np.count_nonzero(slices) - (slices > 0)) + (slices > 0) * (size - 1)
         return Lane(2, messages, self._sent(messages, others + slices * (size - 1)))
 
     def _pieces(self, count: Any) -> Any:
-        """Return the segments of so many values."""
+        """Return the number of segments for `count` values."""
         return -(-count // ((self.segment - self.wire.header) // self.wire.element))
 
     def _sent(self, messages: Counts, values: Counts) -> Counts:
-        """Return the bytes of so many values in so many segments."""
+        """Return the bytes of `values` values in `messages` segments."""
         return messages * self.wire.header + values * self.wire.element
 
     def _parts_travel_along(self) -> bool:
@@ -252,7 +252,7 @@ class _Schedules:
 
 
 def _sends_in_doubling(size: int) -> Counts:
-    """Return how often each member sends in recursive doubling; those past the largest power of two have a partner."""
+    """Return the sends of each member in recursive doubling; members past the largest power of two have a partner."""
     core = 1 << (size.bit_length() - 1)
     sends = np.full(size, core.bit_length() - 1, np.int64)
     sends[: size - core] += 1

@@ -20,10 +20,10 @@ _SECONDS = 0.05  # limit for all turns beyond _LEAST_TURNS
 def median_seconds_of(
     comm: Communicator, calls: Sequence[Callable[[], object]], *, rest: float = 0.0, budget: float = _SECONDS
 ) -> list[float]:
-    """Return the time that the slowest rank waits for each call, after a turn that does not count. Collective.
+    """Return the time that the slowest rank waits for each call, after one turn that is not measured. Collective.
 
-    The calls take turns; short ones get more turns. So a disturbance of some milliseconds affects few turns of each
-    call, and the medians leave it out.
+    The calls take turns; short calls get more turns. A disturbance of some milliseconds therefore affects few turns of
+    each call, and the medians leave it out.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def median_seconds_of(
     rest : float
         Seconds for which all ranks are idle before each call.
     budget : float
-        Seconds of all turns together, if more than the least number fit.
+        Seconds of all turns together. The least number of turns is made even if it takes longer.
     """
     _turns(comm, calls, 1, rest)
     times = _turns(comm, calls, _LEAST_TURNS, rest)

@@ -33,9 +33,9 @@ class _Final(NamedTuple):
 def computation_of_events(events: Iterable[Event]) -> Computation:
     """Return the median step of a recorded run.
 
-    In a GradientFlow timeline, a step lasts from the end of one wait for gradients to the start of the next, so that
-    waiting does not count. In a trace of `torch.profiler`, recorded with ``record_shapes=True``, it lasts from the end
-    of one optimizer step to the end of the next. The first step is left out.
+    In a GradientFlow timeline, a step lasts from the end of one wait for gradients to the start of the next wait, so
+    that waiting does not count. In a trace of `torch.profiler`, recorded with ``record_shapes=True``, a step lasts from
+    the end of one optimizer step to the end of the next. The first step is left out.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ class Step(NamedTuple):
     exposed_seconds : float
         The part in which the rank waits for communication.
     own_seconds : float
-        The part in which it selects, adds and applies the data it exchanges.
+        The part in which the rank selects, adds and applies the data that it exchanges.
     communication_seconds : float
         Duration of the calls.
     bytes_sent : float
@@ -41,8 +41,8 @@ class Traffic(ABC):
     Attributes
     ----------
     together : float
-        Steps between moments at which all ranks wait for each other: a rank that is slow for a moment can fall this far
-        behind without making other ranks wait.
+        Number of steps after which all ranks wait for each other. Within these steps, a rank that is slow for a moment
+        can fall behind without making other ranks wait.
     memory : float
         Bytes that a rank needs beside weights, gradients and the state of the optimizer.
     """
@@ -80,11 +80,11 @@ class EveryStep(Traffic):
     Attributes
     ----------
     exchanges : tuple of CallSequence
-        The exchanges in order. Each begins when its gradients are final and the one before has ended.
+        The exchanges in order. Each begins when its gradients are final and the previous exchange has ended.
     passes_after : float
         Bytes of memory that a rank passes over after all exchanges.
     in_backward : bool
-        True if exchanges begin during backpropagation, False if at its end.
+        True if exchanges begin during backpropagation, False if they begin at its end.
     """
 
     exchanges: tuple[CallSequence, ...]
@@ -137,7 +137,7 @@ class EveryFewSteps(Traffic):
     parts : int
         Number of exchanges in `period` steps.
     delay : int
-        Steps after which the result is needed; it travels meanwhile.
+        Steps after which the result of an exchange is needed; the exchange may take as long.
     passes : float
         Bytes of memory that a rank passes over for each part.
     """
@@ -172,11 +172,11 @@ class InBackground(Traffic):
     Attributes
     ----------
     calls : tuple of Call
-        Calls of one exchange. It begins with the first step after the exchange before has ended.
+        Calls of one exchange, which begins with the first step after the previous exchange has ended.
     passes : float
         Bytes of memory that a rank passes over in each step.
     passes_of_exchange : float
-        The same for each exchange.
+        Bytes of memory that a rank passes over for each exchange.
     """
 
     calls: tuple[Call, ...]
@@ -209,13 +209,13 @@ class Served(Traffic):
     period : int
         Steps from one pull to the next.
     waits : bool
-        True if a worker waits for its pull; else it continues for a step.
+        True if a worker waits for its pull, False if it computes another step meanwhile.
     together : float
         Same as in `Traffic`.
     passes : float
         Bytes of memory that a worker passes over in each step.
     passes_of_server : float
-        The same for all servers together, for each push that they apply.
+        Bytes of memory that all servers together pass over for each push that they apply.
     """
 
     ranges: tuple[tuple[int, int], ...]

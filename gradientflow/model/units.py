@@ -10,12 +10,12 @@ _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-z]+)")
 
 
 def bits_per_second_of(text: str) -> float | None:
-    """Return the rate in words such as ``25gbit``, or None if there is none."""
+    """Return the rate in words such as ``25gbit``; None if the text is no rate."""
     return _number(text, _RATES)
 
 
 def seconds_of(text: str) -> float | None:
-    """Return the time in words such as ``20us``, or None if there is none."""
+    """Return the time in words such as ``20us``; None if the text is no time."""
     return _number(text, _TIMES)
 
 

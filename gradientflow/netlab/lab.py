@@ -10,15 +10,16 @@ is a network namespace with two bridges::
     host1   ctl0 10.1.0.2 --------------+-- bridge "control"   10.1.0.254: the launcher, and output of ranks
             ...
 
-So neither the start of a job nor its output counts against the rate, and ranks of a host can be ended even if its
-``eth0`` is down.
+Therefore neither the start of a job nor its output counts against the rate, and ranks of a host can be ended even if
+its ``eth0`` is down.
 
-Nothing here has a name outside the namespaces, so several netlabs can run at the same time. Namespaces live as long as
-a process in them. The first process of each waits for the end of a pipe from this process. However this process ends,
-the pipe ends with it, and so do the first processes. The kernel then ends all other processes of the hosts, and removes
-links and bridges.
+No namespace, link or bridge has a name outside the namespaces, so several netlabs can run at the same time. Namespaces
+live as long as a process in them. The first process of each waits for the end of a pipe from this process. When this
+process ends, for any reason, the pipe closes and the first processes end. The kernel then ends all other processes of
+the hosts, and removes links and bridges.
 
-With a delay, a program replaces the bridge "data": the ``eth0`` of the hosts are its TAP devices.
+With a delay, a program replaces the bridge "data": the ``eth0`` interfaces of the hosts are TAP devices of this
+program.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class Netlab:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of any job on the hosts. Settings of this process's environment are kept."""
+        """Environment variables of any job on the hosts. Variables already set in this process keep their values."""
         return {
             _MARK: _mark(os.getpid()),
             "NETLAB_HOSTS": self.slots,
@@ -218,7 +219,7 @@ class Netlab:
         host : int
             Number of the host.
         seconds : float
-            Time until then.
+            Seconds until the link goes down.
         """
         self._hosts[host].start(["sh", "-c", f"sleep {seconds:f}; ip link set eth0 down"])
 
@@ -242,7 +243,7 @@ class Netlab:
                 reason = (said + switch.stdout.read()).strip().rpartition("\n")[2]
                 raise NetlabError(f"no link with a delay can be made here ({reason})")
             with contextlib.suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, switch.pid, -20)  # computing ranks must not delay it
+                os.setpriority(os.PRIO_PROCESS, switch.pid, -20)  # computing ranks must not delay the switch
             yield
         finally:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -314,7 +315,7 @@ class _Namespaces:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # Ctrl-C at a terminal must not end it
+            start_new_session=True,  # Ctrl-C at a terminal must not end the namespaces
         )
         self._started: list[subprocess.Popen[bytes]] = []
         self.pid = self._first.pid
@@ -356,7 +357,7 @@ class _Namespaces:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._first.communicate(timeout=_SECONDS_TO_END)  # closes the pipe that the process waits for
+            self._first.communicate(timeout=_SECONDS_TO_END)  # closes the pipe whose end the process waits for
         self._first.kill()
         self._first.wait()
         for process in self._started:
@@ -402,7 +403,7 @@ def _control_address(number: int) -> str:
 
 
 def _mark(pid: int) -> str:
-    """Return a mark of a process that no later process with the same number has; empty if it does not exist."""
+    """Return a mark of a process that later processes with its number lack; empty if the process does not exist."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

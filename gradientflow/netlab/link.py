@@ -6,7 +6,7 @@ import re
 
 from gradientflow.errors import GradientFlowError
 
-RATE_VARIABLE = "NETLAB_RATE"  # set by ``gradientflow netlab``, or by hand if the links are known
+RATE_VARIABLE = "NETLAB_RATE"  # set by ``gradientflow netlab``, or by hand if the rate of the links is known
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)

@@ -1,8 +1,9 @@
-"""Ethernet switch with a delay, which joins the hosts of a netlab with a delay. It works without the kernel's netem.
+"""Ethernet switch with a delay, which joins the hosts of a netlab. It works without the kernel's netem.
 
-A program of its own, which netlab starts: ``switch.py SECONDS PORT...``. It makes a TAP device for each port, reports
-this, and forwards frames until its standard input ends. A frame goes to the port from which its receiver last sent, or
-else to all other ports. The devices take segments that the kernel has not split, so a frame has up to 64 KiB.
+This is a program of its own, which netlab starts: ``switch.py SECONDS PORT...``. It makes a TAP device for each port,
+reports this, and forwards frames until its standard input ends. A frame goes to the port from which its receiver last
+sent a frame, or to all other ports if this port is unknown. The devices take segments that the kernel has not split, so
+a frame has up to 64 KiB.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optimizers for NumPy and similar arrays: the core makes their steps, with the gradients of a pool or ArrayLoop."""
+"""Optimizers for NumPy and similar arrays. The core makes the steps, with the gradients of a pool or an `ArrayLoop`."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ def scaled_rate(rate: float, batch: int, base_batch: int = 256) -> float:
 
 @dataclass(frozen=True)
 class LinearWarmup:
-    """A learning rate that grows linearly from `start` to `peak` in `steps` steps, and stays there.
+    """A learning rate that grows linearly from `start` to `peak` in `steps` steps, and then stays at `peak`.
 
-    Called with the number of the step, 0, 1, ..., it returns the rate. Step 0 already has the first increment.
+    Called with the number of the step (0, 1, ...), it returns the rate. Step 0 already has the first increment.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ Rate = float | Callable[[int], float]
 def state_array(native: core.Optimizer, name: str, index: int) -> TensorLike:
     """Return the "momentum", "mean_square" or "master" array of tensor `index`, in the native optimizer's memory.
 
-    It is a NumPy array, or on a device a `DeviceArray`.
+    The array is a NumPy array, or a `DeviceArray` on a device.
     """
     floats = getattr(native, name)(index)
     if isinstance(floats, np.ndarray):
@@ -122,7 +122,7 @@ class _Optimizer:
         return Settings(self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
 
     def _of(self, index: int, setting: Settings) -> Settings:
-        """Return the settings of a tensor, based on the common ones."""
+        """Return the settings of a tensor, based on the settings for all tensors."""
         return setting
 
     def _note_updates(self, indices: Iterable[int]) -> None:
@@ -143,7 +143,7 @@ class _Optimizer:
         return 0 if self.loss_scale is None else self.loss_scale.overflows
 
     def step(self, stream: object = None) -> bool:
-        """Make a step with the gradients, after `wait` of the pool or loop. Return True if it was made.
+        """Make a step with the gradients, after `wait` of the pool or loop. Return True if the step was made.
 
         If no rank called ready for a tensor in a loop, the tensor and its momentum or Adam's moments stay as they are.
 
@@ -181,8 +181,8 @@ class _Optimizer:
 
         Arrays are NumPy arrays, also for an optimizer on a CUDA device. Only 16-bit parameters have master weights.
 
-        Save it together with the parameters; it is equal on all ranks if they are. The residuals of a sparse pool are
-        in the state of the pool.
+        Save the state together with the parameters; if the parameters are equal on all ranks, the state is, too. The
+        residuals of a sparse pool are in the state of the pool.
         """
         return self._state(_copied)
 
@@ -212,7 +212,7 @@ class _Optimizer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the state is from another model or kind of optimizer. Nothing is changed then.
+            If the state is from another model or kind of optimizer. Nothing has changed then.
         """
         self._check_state_dict(state)
         for index, master in enumerate(state["master"]):
@@ -229,7 +229,7 @@ class _Optimizer:
 
     @property
     def hyperparameters(self) -> StateDict:
-        """The learning rate, unless it is a function of the step, and the remaining numbers that can be changed."""
+        """The numbers that can be changed; without the learning rate if it is a function of the step."""
         return {name: value for name in self._numbers if not callable(value := getattr(self, name))}
 
     @hyperparameters.setter
@@ -304,13 +304,13 @@ class SGD(_Optimizer):
     lr : float or callable
         The learning rate, or a function of the step, 0, 1, ..., such as `LinearWarmup`.
     momentum, weight_decay : float, default 0
-        See above. A step with a momentum of 0 leaves v as it is, as PyTorch's does.
+        See above. A step with a momentum of 0 leaves v as it is, like a step of PyTorch.
     correction : bool, default True
-        True to use momentum correction on a sparse pool, see above; in a training loop the strategy decides. If False,
-        the step is PyTorch's for all entries, with zeros for gradients that were not sent: for comparison.
+        True to use momentum correction on a sparse pool, see above; in a training loop the strategy decides. False
+        makes PyTorch's step for all entries, in which gradients that were not sent count as zeros: for comparison.
     loss_scale : float, "dynamic" or LossScale, optional
-        The factor that the loss was multiplied by: a power of two. Steps divide gradients by it, and are skipped if
-        these are not finite. A training loop has its own loss scale.
+        The factor that the loss was multiplied by: a power of two. Steps divide gradients by this factor, and are
+        skipped if the gradients are not finite. A training loop has its own loss scale.
 
     Attributes
     ----------
@@ -388,7 +388,7 @@ class Adam(_Optimizer):
     Parameters
     ----------
     gradients, parameters, loss_scale
-        Same as for `SGD`, except a SparseGradientPool or a training loop with a strategy for momentum SGD only.
+        Same as for `SGD`, but neither a SparseGradientPool nor a training loop whose strategy is for momentum SGD only.
     lr : float or callable, default 0.001
         Same as for `SGD`.
     betas : pair of float, default (0.9, 0.999)

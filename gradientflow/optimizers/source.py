@@ -27,7 +27,7 @@ class PoolSource:
     correction : bool
         True to use momentum correction, if the pool has it.
     loss_scale : LossScale, float, "dynamic" or None
-        The factor that gradients have to be divided by.
+        The factor by which gradients have to be divided.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PoolSource:
         self.loss_scale = LossScale.of(loss_scale)
 
     def start(self, optimizer: object, settings: SettingsOf) -> None:
-        """Bind the loss scale to the optimizer, once this is constructed."""
+        """Bind the loss scale to the optimizer, once the optimizer is constructed."""
         if self.loss_scale is None:
             return
         if not self._pool.skip_nonfinite:
@@ -57,7 +57,7 @@ class PoolSource:
             self._pool.loss_scale = self.loss_scale.value
 
     def has_gradient(self, index: int) -> bool:
-        """Return True: gradients that are not ready in a pool count as zeros."""
+        """Return True, because gradients that are not ready in a pool count as zeros."""
         return True
 
     def updates(self, stream: object) -> tuple[tuple[TensorLike, ...], Kind]:
@@ -99,7 +99,7 @@ class LoopSource:
         self.loss_scale = loop.loss_scale
 
     def start(self, optimizer: Any, settings: SettingsOf) -> None:
-        """Bind the loop and its loss scale to the optimizer, once this is constructed."""
+        """Bind the loop and its loss scale to the optimizer, once the optimizer is constructed."""
         if self.loss_scale is not None:
             self.loss_scale.bind(optimizer)
         self._loop.use_optimizer(optimizer, settings)

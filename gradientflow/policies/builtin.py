@@ -10,11 +10,11 @@ from gradientflow.errors import ArgumentError
 
 from .policy import Policy, RunningPolicy
 
-MOST_AHEAD = 100_000  # pushes; a single decision may visit all of them
+MOST_AHEAD = 100_000  # pushes; a single decision may visit every push up to this lead
 
 
 class NativePolicy(Policy):
-    """A policy of the core: `name` is its constructor there, and the settings, in order, are the arguments."""
+    """A policy of the core: `name` is its constructor in the core, and the settings, in order, are the arguments."""
 
     def start(self, workers: int) -> RunningPolicy:
         """Return a new running policy for this number of workers."""
@@ -24,7 +24,7 @@ class NativePolicy(Policy):
 
 
 class BSP(NativePolicy):
-    """Bulk synchronous parallel: all workers wait until the mean of one push of each has been applied."""
+    """Bulk synchronous parallel: all workers wait until the mean of one push of each worker has been applied."""
 
     name = "bsp"
     keeps_step = True
@@ -62,7 +62,8 @@ class DSSP(NativePolicy):
     """Dynamic stale synchronous parallel (elastic synchronization thesis): the fastest stops where it waits least.
 
     Workers at most `low` pushes ahead of the slowest proceed. A fast worker further ahead is granted more iterations,
-    up to `high` ahead: the number after which its predicted push is nearest to a predicted push of the slowest worker.
+    up to `high` ahead. Their number is chosen so that its predicted push then is nearest to a predicted push of the
+    slowest worker.
 
     Parameters
     ----------
@@ -70,8 +71,8 @@ class DSSP(NativePolicy):
         Bounds, in pushes ahead of the slowest worker: 0 <= low <= high <= 100,000.
     judged : {"fastest", "all"}
         Workers that are granted iterations. "fastest", as in the thesis: only the fastest worker, when it pushes; once
-        it waits, it waits until it is within `low`. "all": every worker, when it pushes and, while it waits, at every
-        push of the slowest.
+        this worker waits, it waits until it is within `low`. "all": every worker, when it pushes and, while it waits,
+        at every push of the slowest worker.
 
     Raises
     ------
@@ -98,8 +99,9 @@ class ElasticBSP(NativePolicy):
     """Elastic bulk synchronous parallel (same thesis): barriers, placed where the workers wait least for each other.
 
     After a barrier all workers proceed until each has pushed twice. The next pushes of each worker are predicted from
-    its last interval. The barrier takes one predicted push of each worker, such that the time from the earliest to the
-    latest is smallest. Each worker runs up to its chosen push, and waits there for the rest.
+    its last interval. The next barrier is one predicted push of each worker, chosen so that the time from the earliest
+    to the latest of these pushes is shortest. Each worker runs up to its chosen push, and waits there for the remaining
+    workers.
 
     Parameters
     ----------

@@ -36,13 +36,13 @@ def as_policy(policy: object) -> Policy:
     gradientflow.errors.ArgumentError
         If the words name no policy.
     gradientflow.errors.ArgumentTypeError
-        If `policy` is something else.
+        If `policy` is of any other type.
     """
     return _PARSER.given(policy)
 
 
 def file_of_policy(text: str) -> Path | None:
-    """Return the Python file that `as_policy` would run for the words of a policy; None if they name none."""
+    """Return the Python file that `as_policy` would run for the words of a policy; None if the words name no file."""
     return _PARSER.file(text)
 
 

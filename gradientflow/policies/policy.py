@@ -19,9 +19,9 @@ class Answer:
     ----------
     apply : sequence of sequences of int
         Rounds to apply, in order. A round is a list of workers in ascending order: the mean of the oldest pending push
-        of each is applied now.
+        of each of these workers is applied now.
     go_on : sequence of int
-        Workers that may proceed after these rounds: once for each push.
+        Workers that may proceed after these rounds. A worker is listed once for each push.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def _workers(name: str, value: Sequence[int]) -> list[int]:
 
 
 class RunningPolicy(Protocol):
-    """A policy at work: it answers events, and depends on nothing else, such as a clock.
+    """A policy at work: its answers depend on nothing but the events, for example not on a clock.
 
     Workers are 0, 1, ...; all take part at first. Times are seconds from an arbitrary origin, and never decrease. A
     worker that does not wait for the answer may push again before it is told to proceed.
@@ -54,22 +54,23 @@ class RunningPolicy(Protocol):
         """Answer a push of this worker."""
 
     def departed(self, worker: int, seconds: float) -> Answer:
-        """Answer the departure of this worker. It pushes no more; its pending pushes must still be applied."""
+        """Answer the departure of this worker, which pushes no more. Its pending pushes must still be applied."""
 
 
 class Policy(Description, ABC):
     """Description of a policy, which chooses the pushes to apply together and the workers that may proceed.
 
-    It holds settings only. A subclass stores each argument of its constructor in an attribute of the same name. These
-    attributes give `settings`, the comparison between ranks, and the policy's words, such as ``ssp(staleness=3)``.
+    A policy holds settings only. A subclass stores each argument of its constructor in an attribute of the same name.
+    These attributes give `settings`, the comparison between ranks, and the policy's words, such as
+    ``ssp(staleness=3)``.
 
     Attributes
     ----------
     name : str
         Name in these words; by default that of the class.
     keeps_step : bool
-        True if the policy allows a barrier before each step: no worker ever waits until another worker is further
-        ahead. Benchmarks use such a barrier only then.
+        True if the policy allows a barrier before each step, because no worker ever waits for another worker to get
+        ahead of it. Benchmarks use such a barrier only if this is True.
     """
 
     keeps_step: bool = False

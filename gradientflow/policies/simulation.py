@@ -1,4 +1,4 @@
-"""Discrete-event simulation of a policy with workers of given speeds; it runs in the core."""
+"""Discrete-event simulation of a policy with workers of given speeds, run in the core."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Simulation:
     waited : list of float
         Seconds that each worker waited between pushes and permissions to proceed.
     staleness : list of int
-        Number of times that a worker proceeded 0, 1, 2, ... pushes ahead of the slowest active worker.
+        Number of times that a worker proceeded while 0, 1, 2, ... pushes ahead of the slowest active worker.
     barriers : list of float
         Times at which all active workers, at least two, proceeded together.
     seconds : float
@@ -64,9 +64,9 @@ class Simulation:
 def simulate(
     policy: object, durations: Sequence[object], *, until: float = math.inf, keep_events: bool = False
 ) -> Simulation:
-    """Simulate workers whose iterations take given times; everything else takes no time.
+    """Simulate workers whose iterations take the given times; all other work takes no time.
 
-    All workers begin at time 0. After a push a worker waits until it may proceed; after its last push it then departs.
+    All workers begin at time 0. After each push a worker waits until it may proceed; after its last wait it departs.
 
     Parameters
     ----------
@@ -75,15 +75,15 @@ def simulate(
     durations : sequence of sequences of float
         Seconds of each iteration, for each worker.
     until : float, optional
-        Time at which to end, if workers are still running then.
+        Time at which to end the simulation, if workers are still running then.
     keep_events : bool, default False
         True to return the events with their answers.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If a duration is negative or not finite, if an answer of the policy is invalid, or if workers wait and none
-        computes.
+        If a duration is negative or not finite, if an answer of the policy is invalid, or if workers wait while no
+        worker computes.
     """
     rows = [np.ascontiguousarray(row, dtype=np.float64) for row in checked_list("durations", durations, "sequences")]
     running = as_policy(policy).start(len(rows))

@@ -1,4 +1,4 @@
-"""Model of the iteration times of workers of mixed speed. A seed gives the same times on every rank."""
+"""Model of the iteration times of workers with different speeds. A seed gives the same times on every rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stragglers(Description):
     Parameters
     ----------
     ratios : sequence of float
-        Duration for each worker, before `jitter`, more than 0; reused in turn if there are more workers.
+        Duration for each worker, before `jitter`, more than 0. More workers reuse the ratios in turn.
     jitter : float, default 0
         Variation between iterations: a duration is its ratio times e to the power of a normal random number with this
         standard deviation.
@@ -27,7 +27,7 @@ class Stragglers(Description):
     at : int, default 100
         First slow iteration of that worker.
     by : float, default 3
-        Factor by which its iterations take longer from then on.
+        Factor by which the iterations of that worker take longer from then on.
     seed : int, default 0
         Seed of the random numbers.
 
@@ -98,7 +98,7 @@ def as_stragglers(value: object) -> Stragglers:
     gradientflow.errors.ArgumentError
         If the words name no straggler model.
     gradientflow.errors.ArgumentTypeError
-        If `value` is something else.
+        If `value` is of any other type.
     """
     if isinstance(value, str):
         try:

@@ -45,7 +45,7 @@ class Trace:
     workers : int
         Number of workers.
     policy : str
-        Recorded policy, in words; for a user's own policy they include the path of its file.
+        Recorded policy, in words, which include the path of the file of a user's own policy.
     events : list of Event
         All events, with the answers.
     began : float or None
@@ -94,7 +94,7 @@ class Trace:
         Parameters
         ----------
         policy : Policy or str, optional
-            The policy; by default the recorded policy, from its words: a file that they name is run.
+            The policy; by default the recorded policy, made from its words. A file that the words name is run.
 
         Raises
         ------
@@ -115,8 +115,8 @@ class Trace:
     def durations(self) -> list[list[float]]:
         """Return the seconds of computation of each iteration of each worker.
 
-        An iteration lasts from a worker's last push, or the answer that let it proceed if this came later, to its next
-        push. If `began` is None, the first iteration counts as long as the second.
+        An iteration ends with a push of its worker. It begins with the worker's last push, or with the answer that let
+        the worker proceed if this came later. If `began` is None, the first iteration counts as long as the second.
         """
         began = self._start
         found: list[list[float]] = [[] for _ in range(self.workers)]

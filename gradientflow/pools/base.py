@@ -37,12 +37,11 @@ class RangeReport:
     bytes_sent : int or None
         Bytes this rank sent to other ranks in messages: 0 if ranks share memory, None if the MPI library sent them.
     nonfinite : int or None
-        Infinite and NaN elements of the result, the same number on all ranks; None unless values were rounded for the
+        Infinite and NaN elements of the result, the same number on all ranks. None if no values were rounded for the
         wire.
     path : str
         The path of the allreduce.
-    ready, started, ended : float
-        Times at which the last of its tensors was ready, and its allreduce began and ended.
+    Times at which the last tensor of the range was ready, and at which its allreduce began and ended.
     """
 
     nbytes: int
@@ -116,8 +115,8 @@ class BasePool:
         """One array per tensor, in the order given, zero-filled at first.
 
         NumPy arrays in memory of the host (bfloat16 needs the package ml_dtypes); `gradientflow.device.DeviceArray` on
-        a CUDA device. Other frameworks take them through DLPack (``torch.from_dlpack(view)``). They stay valid as long
-        as they are held.
+        a CUDA device. Other frameworks take these arrays through DLPack (``torch.from_dlpack(view)``). A view stays
+        valid as long as it is held.
         """
         return tuple(
             self._array(offset, shape, self.dtype) for offset, shape in zip(self.offsets, self._shapes, strict=True)
@@ -141,7 +140,7 @@ class BasePool:
         Parameters
         ----------
         index : int, optional
-            Place of the tensor in the order given.
+            Index of the tensor in the order given.
         stream : optional
             The stream that writes the tensor, for a pool on a CUDA device: the tensor is final once the work now in the
             stream is done. A number, or a stream of CuPy or PyTorch; by default the device's default stream.
@@ -159,19 +158,20 @@ class BasePool:
             self._native.ready(index, stream_number(stream))
 
     def rollback(self, stream: object = None) -> None:
-        """Undo the iteration under way, for example after an exception; or else the last, if no step will use it.
+        """Undo the iteration under way, for example after an exception. Otherwise undo the last, unless a step uses it.
 
         Other ranks get zeros for tensors that are not ready on this rank. Gradients are not averaged then, and
-        residuals and velocities, if any, are as before the iteration. So all ranks roll it back, or none: ranks that
-        use its means have counted this rank's share. Does nothing after `zero`, or if the last iteration was dropped
-        or undone. A failed iteration cannot be committed afterwards. `stream` is as in `ready`.
+        residuals and velocities, if any, are as before the iteration. Either all ranks roll it back or none does,
+        because ranks that use its means have counted this rank's share. Does nothing after `zero`, or if the last
+        iteration was dropped or undone. A failed iteration cannot be committed afterwards. `stream` is as in `ready`.
         """
         self._native.rollback(stream_number(stream))
 
     def commit(self) -> None:
         """Commit the last iteration, which has failed on this rank, because other ranks have finished it.
 
-        All values that this rank has sent are in their means, and leave its residuals. After `Communicator.recover`.
+        All values that this rank has sent are in their means, and leave this rank's residuals. After
+        `Communicator.recover`.
 
         Raises
         ------
@@ -232,7 +232,7 @@ def native_communicator(comm: object) -> core.Communicator:
 
 
 def stream_number(stream: object) -> int:
-    """Return CUDA's number of a stream, given as this number, as a stream of CuPy or PyTorch, or None for the default.
+    """Return CUDA's number of a stream: a number, a stream of CuPy or PyTorch, or None for the default stream.
 
     Raises
     ------
@@ -258,7 +258,7 @@ def native_threshold(threshold: Any, name: str = "fusion_threshold") -> int | No
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is not a number of bytes of 0 or more.
+        If the number of bytes is invalid: it is 0 or more.
     gradientflow.errors.ArgumentTypeError
         If it is neither a number nor text.
     """

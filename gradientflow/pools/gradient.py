@@ -41,10 +41,10 @@ class GradientPool(BasePool):
     """Gradient tensors side by side in node memory, averaged over the ranks without a copy, in the background.
 
     Gradients are written straight into the views. Neighboring tensors are put together into ranges of at least
-    `fusion_threshold` bytes; a range is reduced as soon as all of its tensors are ready and all ranges before it are
-    under way, while later ranges are not ready yet. The ranges depend on the shapes and the threshold alone, so no
-    rank has to ask another. Collective: all ranks make the pool with the same arguments. (GradientFlow paper, sections
-    2.6 and 3.1: lazy allreduce.)
+    `fusion_threshold` bytes. A range is reduced once all of its tensors are ready and all earlier ranges are under way;
+    later ranges need not be ready. The ranges depend on the shapes and the threshold alone, so ranks need not agree on
+    them. Collective: all ranks make the pool with the same arguments. (GradientFlow paper, sections 2.6 and 3.1: lazy
+    allreduce.)
 
     The pool's messages never mix with messages of `comm` or of other pools, whatever the order of calls; it is closed
     with `comm`.
@@ -60,8 +60,8 @@ class GradientPool(BasePool):
         Floating dtype of all tensors.
     fusion_threshold : int, float or str, default "auto"
         Bytes, or text such as "64KiB". With 0 every tensor is reduced alone; with ``math.inf`` or "inf" all are reduced
-        together, once the last is ready. "auto" is a sixteenth of the pool between nodes, but 256 KiB or more and 4 MiB
-        or less; inside a node 8 MiB, or 256 KiB where the threads that call `ready` reduce the ranges
+        together, once the last is ready. "auto" between nodes is a sixteenth of the pool, at least 256 KiB and at most
+        4 MiB. "auto" inside a node is 8 MiB, or 256 KiB if the threads that call `ready` reduce the ranges
         (GRADIENTFLOW_PROGRESS).
     wire : str, optional
         Format to which float32 values are rounded when they travel between nodes, as in `Communicator.allreduce`.
@@ -70,8 +70,8 @@ class GradientPool(BasePool):
     device : str or int, default "cpu"
         "cpu" for memory of the host; "cuda", "cuda:1" or a number for memory of a CUDA device.
     extra : int, default 0
-        Count of numbers, in the array `extra`, that are averaged with the gradients; rounded to `dtype`, unless on a
-        device.
+        Count of numbers, in the array `extra`, that are averaged with the gradients. They are rounded to `dtype`,
+        unless the pool is on a device.
 
     Attributes
     ----------
@@ -111,9 +111,9 @@ class GradientPool(BasePool):
     ...     pool.wait()
     """
 
-    corrects_momentum = False  # all is sent in every iteration
-    skip_nonfinite = True  # gradients that are not finite are no error
-    loss_scale = 1.0  # factor by which gradients are too large: nothing depends on it
+    corrects_momentum = False  # all gradients are sent in every iteration
+    skip_nonfinite = True  # infinite and NaN gradients raise no error
+    loss_scale = 1.0  # factor in the gradients, which this pool ignores
     nonfinite_tensors: tuple[int, range] | None = None
 
     _native: core.GradientPool
@@ -181,13 +181,13 @@ class GradientPool(BasePool):
     def wait(self, timeout: float | None = None, stream: object = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.
 
-        Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
+        Tensors that are not ready on this rank count as zeros; at least one tensor must be ready on some rank. On a
         CUDA device the host does not wait for the device: work put into `stream` from then on sees the means.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most; by default as long as the calls themselves may take.
+            Seconds to wait at most; by default the timeout of the calls themselves.
         stream : optional
             As in `ready`.
 
@@ -196,7 +196,8 @@ class GradientPool(BasePool):
         gradientflow.errors.ArgumentError
             On every rank, if no rank has made any tensor ready in this iteration.
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first: the iteration continues, and can be waited for again. Or if ranks are missing.
+            If the timeout passed first: the iteration continues, and `wait` can be called again. Or if ranks are
+            missing.
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """
@@ -214,7 +215,7 @@ class GradientPool(BasePool):
 
     @property
     def spans(self) -> npt.NDArray[np.int64]:
-        """The elements of the memory that hold gradients: one row, of the first and one past the last."""
+        """The elements of the memory that hold gradients: a single row with the first element and one past the last."""
         return np.array([[0, self.nbytes // itemsize(self.dtype)]])
 
     def has_nonfinite(self, stream: object = None) -> bool:

@@ -30,7 +30,7 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def skip_nonfinite(self) -> bool:
-        """True if an iteration with gradients that are not finite is dropped on all ranks, instead of an error."""
+        """True to drop an iteration with infinite or NaN gradients on all ranks, False to raise an error."""
         return bool(self._native.skip_nonfinite)
 
     @skip_nonfinite.setter
@@ -54,7 +54,7 @@ class ResidualPool(BasePool, ABC):
         return self._by_tensor(self._native.residuals)
 
     def _by_tensor(self, flat: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], ...]:
-        """Split a flat array, laid out as the gradients, by tensor."""
+        """Split a flat array, which is laid out like the gradients, into arrays by tensor."""
         starts = [offset // self._itemsize for offset in self.offsets]
         return tuple(
             flat[start : start + math.prod(shape)].reshape(shape)
@@ -70,14 +70,14 @@ class ResidualPool(BasePool, ABC):
     def nonfinite_tensors(self) -> tuple[int, range] | None:
         """The rank whose gradient has raised `NonFiniteError`, and the tensors to which the gradient may belong.
 
-        The rank is -1 if the gradient of every rank was finite, and their mean was not.
+        The rank is -1 if the gradients of all ranks were finite and their mean was not.
         """
         place = self._native.nonfinite
         return None if place is None else (place[0], range(place[1], place[2] + 1))
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which gradients in the views are too large, but not residuals. A power of two."""
+        """The factor in the gradients of the views, which residuals do not have. A power of two."""
         return float(self._native.loss_scale)
 
     @loss_scale.setter
@@ -88,7 +88,7 @@ class ResidualPool(BasePool, ABC):
     def bookkeeping_seconds(self) -> float:
         """Seconds that this rank took in the last iteration to select, gather and scatter entries.
 
-        On a CUDA device it is the host's time, which has the device do it; in a top-k pool the device's time.
+        On a CUDA device it is the host's time to have the device do this work; in a top-k pool it is the device's time.
         """
         return float(self._native.bookkeeping_seconds)
 
@@ -119,7 +119,7 @@ class ResidualPool(BasePool, ABC):
 
         The same on all ranks. Any number of ranks can load it: each then has the mean over the ranks that saved it.
         Residuals enter later updates as a mean over the ranks, so the updates are as large as without the checkpoint.
-        Since the residuals of single ranks are lost, a run does not continue bit for bit.
+        The residuals of single ranks are lost, so a run does not continue bit for bit.
         """
         kept = {name: [each.copy() for each in getattr(self, name)] for name in self._kept}
         for arrays in kept.values():
@@ -140,10 +140,10 @@ class ResidualPool(BasePool, ABC):
         ------
         gradientflow.errors.ArgumentError
             If it is the state of another rank, of another number of ranks, or of other tensors, or has numbers that are
-            not finite in float32: before anything is changed.
+            not finite in float32. Nothing is changed then.
         gradientflow.errors.MismatchError
-            On every rank, if the ranks would continue differently, or another rank has refused its state: before
-            anything is changed.
+            On every rank, if the ranks would continue differently, or another rank has refused its state. Nothing is
+            changed then.
         """
         try:
             kept = self._checked_state(state)
@@ -153,7 +153,7 @@ class ResidualPool(BasePool, ABC):
         self._restore(state, kept)
 
     def _refuse_state(self, why: GradientFlowError) -> None:
-        """Tell all other ranks that load a state that this rank refuses its own, and why."""
+        """Tell all other ranks that load a state that this rank refuses its own, with the reason."""
         self._native.refuse_state(str(why))
 
     def set_residuals(self, residuals: Sequence[npt.NDArray[np.float32]]) -> None:
@@ -164,8 +164,8 @@ class ResidualPool(BasePool, ABC):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If there are not as many arrays as tensors, of their shapes, or numbers are not finite in float32: before
-            anything is changed.
+            If arrays and tensors differ in number or shape, or a number is not finite in float32: before anything is
+            changed.
         gradientflow.errors.ArgumentTypeError
             If they are not arrays of numbers.
         """

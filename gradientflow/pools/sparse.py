@@ -20,15 +20,15 @@ Density = float | Callable[[int], float]
 
 
 class SparseGradientPool(ResidualPool):
-    """Gradients of which only the most important chunks are averaged over the ranks; the rest waits in residuals.
+    """Gradients of which only the most important chunks are averaged over the ranks. The rest stays in residuals.
 
-    The memory is cut into chunks of `chunk_size` elements. In each iteration the chunks that all ranks have agreed on
-    are averaged, as in a `GradientPool`: in the background, as soon as they are complete, neighbors together. The
-    gradients of other chunks are added to this rank's residuals, which are multiplied by `momentum` and added to the
-    gradients of the next iteration. After `wait` the views have the mean gradients where they were sent and zeros
-    elsewhere, the same on all ranks: the gradients for a step. Then the chunks with the largest L1 norms, summed over
-    the ranks, are chosen for the next iteration; among equal norms the first chunks. The first iteration sends
-    everything, since there are no norms yet. (GradientFlow paper, section 3.2 and algorithm 1.)
+    The memory is cut into chunks of `chunk_size` elements. Each iteration averages the chunks that all ranks have
+    agreed on, as a `GradientPool` does: in the background, as soon as they are complete, neighbors together. The
+    gradients of other chunks are added to this rank's residuals. Residuals are multiplied by `momentum` and added to
+    the gradients of the next iteration. After `wait` the views have the gradients for a step, the same on all ranks:
+    means where they were sent, and zeros elsewhere. Then the chunks with the largest L1 norms, summed over the ranks,
+    are chosen for the next iteration; among equal norms the first chunks. The first iteration sends all chunks, since
+    there are no norms yet. (GradientFlow paper, section 3.2 and algorithm 1.)
 
     Collective: all ranks make the pool with the same arguments. It is closed with `comm`.
 
@@ -38,15 +38,15 @@ class SparseGradientPool(ResidualPool):
         Ranks that take part.
     shapes : sequence of int or of sequences of int
         The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
-        which backpropagation produces them. A chunk may span tensors, and the padding between them.
+        which backpropagation produces them. A chunk may span several tensors, and the padding between them.
     dtype : {"float32", "float16", "bfloat16"}
         Dtype of all tensors. Residuals are float32.
     density : float or callable, default 0.1
         The share of the chunks that is sent, above 0 and at most 1; or a function of the iteration, 0, 1, ..., that
         gives it. The same on all ranks.
     momentum : float, default 0.9
-        The factor of the residuals in every iteration: the momentum of the optimizer. With 1 nothing is lost; with 0
-        gradients that are not sent are dropped.
+        The factor that multiplies the residuals in every iteration: the momentum of the optimizer. With 1 nothing is
+        lost; with 0 gradients that are not sent are dropped.
     chunk_size : int, default 32768
         Elements of a chunk; the last one may have fewer.
     extra : int, default 0
@@ -54,8 +54,8 @@ class SparseGradientPool(ResidualPool):
     fusion_threshold, wire, algorithm
         As in `GradientPool`; they apply to the chunks that are sent. Between nodes "auto" is 512 KiB.
     skip_nonfinite : bool, default False
-        True to drop an iteration with gradients that are not finite on all ranks, for a loss scale, instead of raising
-        an error.
+        True to drop an iteration with infinite or NaN gradients on all ranks, for a loss scale, instead of raising an
+        error.
     first_iteration : int, default 0
         Number of the first iteration.
     device : str or int, default "cpu"
@@ -149,7 +149,7 @@ class SparseGradientPool(ResidualPool):
 
     @property
     def momentum(self) -> float:
-        """The factor of the residuals in every iteration. It can be changed between iterations."""
+        """The factor that multiplies the residuals in every iteration. It can be changed between iterations."""
         return float(self._native.momentum)
 
     @momentum.setter
@@ -171,13 +171,13 @@ class SparseGradientPool(ResidualPool):
     def wait(self, timeout: float | None = None, stream: object = None) -> None:
         """Wait until the views have the mean gradients where they were sent, and start the next iteration.
 
-        Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
-        CUDA device the host waits, too: it needs the norms to choose chunks.
+        Tensors that are not ready on this rank count as zeros; at least one tensor must be ready on some rank. On a
+        CUDA device the host waits for the device: it needs the norms to choose chunks.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most; by default as long as the calls themselves may take.
+            Seconds to wait at most; by default the timeout of the calls themselves.
         stream : optional
             The stream that uses the gradients next, as in `ready`.
 
@@ -191,7 +191,8 @@ class SparseGradientPool(ResidualPool):
         gradientflow.errors.MismatchError
             On every rank, if the ranks want different densities for the next iteration.
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first: the iteration continues, and can be waited for again. Or if ranks are missing.
+            If the timeout passed first: the iteration continues, and `wait` can be called again. Or if ranks are
+            missing.
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """
@@ -214,12 +215,12 @@ class SparseGradientPool(ResidualPool):
 
     @property
     def sent(self) -> npt.NDArray[np.intp]:
-        """Indices of the chunks that the last iteration has sent, in their order; all, before the first."""
+        """Indices of the chunks that the last iteration has sent, in their order; all before the first iteration."""
         return np.asarray(self._native.sent, np.intp)
 
     @property
     def spans(self) -> npt.NDArray[np.int64]:
-        """The elements of the memory that a step uses: rows of the first and one past the last, in order."""
+        """The elements of the memory that a step uses: rows with the first element and one past the last, in order."""
         return np.asarray(self._native.spans, np.int64)
 
     @property

@@ -46,12 +46,12 @@ class LayerSelection(NamedTuple):
     threshold : float
         The smallest magnitude that this rank has sent.
     select_seconds : float
-        Seconds that this rank took to select them.
+        Seconds that this rank took to select the entries.
     message : int
         Index in `TopKGradientPool.reports` of the layer's message.
     ready : float or None
-        Time at which the last of its gradients was final, on the device or the host, in seconds on the clock of
-        `time.monotonic`; None if some were never marked as ready.
+        Time at which the last gradient of the layer was final, on the device or the host, in seconds on the clock of
+        `time.monotonic`; None if a gradient was never marked as ready.
     """
 
     first_tensor: int
@@ -72,15 +72,15 @@ class LayerSelection(NamedTuple):
 class TopKGradientPool(ResidualPool):
     """Gradients of which each rank sends the entries of largest magnitude, layer by layer; the rest stays in residuals.
 
-    Once the tensors of a layer are ready, the thread that calls `ready` (on a CUDA device another one) adds this rank's
-    residual and selects ``k = ceil(n / ratio)`` of the n entries. These travel in the background, as values with their
-    indices, while later layers are computed; the rest is the next residual. After `wait` the views have the sum of all
-    entries sent by any rank, divided by the number of ranks, and zeros elsewhere, the same bits on all ranks. The
-    entries sent and the new residual add up to the gradient and the old residual, bit for bit; the rounding error of
-    `wire` stays in the residual, too. (LAGS-SGD paper, algorithm 1.)
+    Once the tensors of a layer are ready, the thread that calls `ready` (on a CUDA device another thread) adds this
+    rank's residual and selects ``k = ceil(n / ratio)`` of the n entries. The selected entries travel in the background,
+    as values with their indices, while later layers are computed; the rest is the next residual. After `wait` the views
+    have the sum of all entries sent by any rank, divided by the number of ranks, and zeros elsewhere, the same bits on
+    all ranks. The entries sent and the new residual add up to the gradient and the old residual, bit for bit: the
+    rounding error of `wire` stays in the residual, too. (LAGS-SGD paper, algorithm 1.)
 
     Layers travel in their order, in messages of at least `merge_bytes`. A layer that takes fewer bytes as a whole than
-    as entries is averaged as it is, with its residual. On a single rank entries are selected, too.
+    as entries is averaged as a whole, with its residual. A single rank selects entries, too.
 
     Collective: all ranks make the pool with the same arguments. It is closed with `comm`.
 
@@ -99,23 +99,23 @@ class TopKGradientPool(ResidualPool):
         Number of consecutive tensors in each layer; by default a tensor is a layer. ``[len(shapes)]`` selects from all
         tensors together.
     selection : {"sampled", "exact", "random"}
-        "exact" selects the k largest, among equal ones the first. "sampled" estimates a threshold from a sample of the
-        entries, and sends up to k entries, close to k. "random" draws k entries, the same on all ranks.
+        "exact" selects the k largest, among equal entries the first. "sampled" estimates a threshold from a sample of
+        the entries, and sends up to k entries, close to k. "random" draws k entries, the same on all ranks.
     threshold_reuse : int, default 0
-        Iterations, after each that samples, in which the threshold of the previous iteration is used instead.
+        Number of iterations, after each that samples, in which the threshold of the previous iteration is reused.
     momentum : float, optional
-        Momentum correction: velocities, ``momentum * velocity + gradient``, take the place of gradients, from 0 to
-        below 1. The optimizer then has no momentum of its own. (DGC paper, section 3.1.)
+        Momentum correction, from 0 to below 1: velocities, ``momentum * velocity + gradient``, take the place of
+        gradients. The optimizer then has no momentum of its own. (DGC paper, section 3.1.)
     masking : bool, default True
         True if velocities become zero at entries that were sent.
     clip : float, optional
-        The gradients of each layer are scaled down to a norm of ``clip * sqrt(ranks)`` before they are added to
-        anything: the mean of that many independent gradients has a norm of ``clip``. (DGC paper, appendix C, where
-        gradients are divided by the number of ranks first: to ``clip / sqrt(ranks)``.)
+        The gradients of each layer are first scaled down to a norm of ``clip * sqrt(ranks)``: the mean of that many
+        independent gradients has a norm of ``clip``. (DGC paper, appendix C, which divides gradients by the number of
+        ranks first, and so clips to ``clip / sqrt(ranks)``.)
     wire : {"float32", "float16", "bfloat16"}, optional
         The dtype in which values travel: by default float32, or bfloat16 for gradients of bfloat16.
     algorithm : str, default "auto"
-        As in `Communicator.allgather`, or in `Communicator.allreduce` for layers that are averaged as they are.
+        As in `Communicator.allgather`, or in `Communicator.allreduce` for layers that are averaged as a whole.
     merge_bytes : int or str, default "auto"
         The least bytes of a message, except the last. "auto" is 16 KiB between nodes; inside a node, where ranks read
         entries in place, all layers travel together.
@@ -126,8 +126,8 @@ class TopKGradientPool(ResidualPool):
     extra : int, default 0
         Count of float64 numbers, in the array `extra`, that are averaged with the gradients.
     skip_nonfinite : bool, default False
-        True to drop an iteration with gradients that are not finite on all ranks, for a loss scale, instead of raising
-        an error.
+        True to drop an iteration with infinite or NaN gradients on all ranks, for a loss scale, instead of raising an
+        error.
     device : str or int, default "cpu"
         Place of gradients and residuals, and of the selection: memory of the host, or "cuda", or the number of a CUDA
         device.
@@ -166,7 +166,7 @@ class TopKGradientPool(ResidualPool):
     ...     optimizer.step()
     """
 
-    corrects_momentum = False  # the pool itself does so: the optimizer uses the means as they are
+    corrects_momentum = False  # the pool corrects momentum itself: the optimizer uses the means as they are
     _native: core.TopKPool
     _kind = "top-k gradient pool"
 
@@ -228,7 +228,7 @@ class TopKGradientPool(ResidualPool):
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """The compression ratio of each layer. It can be changed between iterations, to the same on all ranks."""
+        """The compression ratio of each layer. Between iterations it can be changed, to the same value on all ranks."""
         return tuple(self._native.ratios)
 
     @ratios.setter
@@ -238,13 +238,13 @@ class TopKGradientPool(ResidualPool):
     def wait(self, timeout: float | None = None, stream: object = None) -> None:
         """Wait until the views have the means of the entries that ranks have sent, and start the next iteration.
 
-        Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
-        CUDA device the host waits, too: entries pass through its memory.
+        Tensors that are not ready on this rank count as zeros; at least one tensor must be ready on some rank. On a
+        CUDA device the host waits for the device: entries pass through the host's memory.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most; by default as long as the calls themselves may take.
+            Seconds to wait at most; by default the timeout of the calls themselves.
         stream : optional
             As in `ready`.
 
@@ -257,7 +257,8 @@ class TopKGradientPool(ResidualPool):
         gradientflow.errors.MismatchError
             On every rank, if the ranks have different ratios or loss scales.
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first: the iteration continues, and can be waited for again. Or if ranks are missing.
+            If the timeout passed first: the iteration continues, and `wait` can be called again. Or if ranks are
+            missing.
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
 
@@ -268,7 +269,7 @@ class TopKGradientPool(ResidualPool):
         self._native.wait(timeout, stream_number(stream))
 
     def update(self, everywhere: bool = True) -> TensorLike:
-        """Return the input of a step of the core's optimizers: all gradients, with zeros where none was sent.
+        """Return the input of a step of the core's optimizers: all gradients, with zeros where no entry was sent.
 
         Raises
         ------
@@ -279,7 +280,7 @@ class TopKGradientPool(ResidualPool):
 
     @property
     def spans(self) -> npt.NDArray[np.int64]:
-        """The elements of the memory that a step uses: one row, of the first and one past the last; or no row."""
+        """The elements of the memory that a step uses: a row with the first and one past the last, or no row."""
         return np.array([[0, self.nbytes // self._itemsize]] * (not self.overflowed)).reshape(-1, 2)
 
     layer_reports = FormerName("layer_selections")
@@ -300,7 +301,7 @@ class TopKGradientPool(ResidualPool):
     def consolidated_state_dict(self) -> StateDict:
         """Return the sums over the ranks of residuals and velocities, and the iteration. Collective.
 
-        As in `SparseGradientPool`. It has no thresholds, which are each rank's own: they are found again.
+        As in `SparseGradientPool`. It has no thresholds: they are each rank's own, and are estimated again.
         """
         return {**super().consolidated_state_dict(), "thresholds": np.zeros(0, np.float32)}
 
@@ -313,7 +314,7 @@ class TopKGradientPool(ResidualPool):
             raise ArgumentError(f"thresholds is a row of numbers of 0 or more, not {state['thresholds']!r}")
 
     def _restore(self, state: State, kept: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Load a checked state; if its layers differ from the pool's, thresholds are found again."""
+        """Load a checked state; if its layers differ from the pool's, thresholds are estimated again."""
         thresholds = np.asarray(state["thresholds"], np.float32)
         if state["rank"] is None or len(thresholds) != len(self.ratios):
             thresholds = thresholds[:0]

@@ -1,4 +1,4 @@
-"""Parameter server: the workers' side, ranks that only serve, and the optimizers of servers."""
+"""Parameter server: its workers' side, the ranks that only serve, and the optimizers of servers."""
 
 from __future__ import annotations
 

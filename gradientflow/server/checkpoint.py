@@ -19,7 +19,7 @@ from .optimizers import ServerOptimizer
 Array = npt.NDArray[np.float32]
 Shapes = tuple[tuple[int, ...], ...]
 
-FORMAT = 2  # in format 1, SGD's momentum contained the learning rate, and counts covered all tensors together
+FORMAT = 2  # in format 1, SGD's momentum included the learning rate, and counts covered all tensors together
 
 
 def flat(arrays: Sequence[Array]) -> Array:
@@ -28,7 +28,7 @@ def flat(arrays: Sequence[Array]) -> Array:
 
 
 def by_tensor(elements: Array, shapes: Shapes) -> list[Array]:
-    """Undo `flat`."""
+    """Cut the result of `flat` into the arrays of the tensors."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     return [each.reshape(shape) for each, shape in zip(np.split(elements, ends), shapes, strict=True)]
 

@@ -38,7 +38,8 @@ class SGD(ServerOptimizer):
     Parameters
     ----------
     rate_in_momentum : bool, default False
-        True if the learning rate is inside the momentum, as in the SSD-SGD paper; else as in `torch.optim.SGD`.
+        True if the momentum includes the learning rate, as in the SSD-SGD paper; False for `torch.optim.SGD`'s
+        momentum.
     """
 
     name = "sgd"
@@ -98,7 +99,7 @@ def as_server_optimizer(optimizer: object) -> ServerOptimizer:
     gradientflow.errors.ArgumentError
         If the words cannot be parsed.
     gradientflow.errors.ArgumentTypeError
-        If it is neither words nor an optimizer.
+        If `optimizer` is neither words nor an optimizer.
     """
     return _PARSER.given(optimizer)
 

@@ -37,9 +37,9 @@ _open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
 class ParameterServer:
     """Weights on servers: workers push gradients and pull weights.
 
-    Each server holds a part of every tensor and updates it with the gradients that workers push. A server is a thread
-    of a worker, or a rank of its own (``gradientflow run --servers``). A policy decides which pushes are applied
-    together, and which workers may proceed. Collective: all ranks make it with the same arguments.
+    Each server holds a part of every tensor and updates this part with the gradients that workers push. A server is a
+    thread of a worker, or a rank of its own (``gradientflow run --servers``). A policy decides which pushes are applied
+    together, and which workers may proceed. Collective: all ranks make a parameter server with the same arguments.
 
     Parameters
     ----------
@@ -55,11 +55,11 @@ class ParameterServer:
         ``v = momentum * v + g + weight_decay * w; w = w - rate * v``; the step of a round with momentum 0 does not use
         v and leaves it as it is. "sgd(rate_in_momentum=True)", as in the SSD-SGD paper:
         ``v = momentum * v + rate * (g + weight_decay * w); w = w - v``.
-        "lars": the latter, for tensors whose trust is not 0 at the local rate
+        "lars": as "sgd(rate_in_momentum=True)", but tensors whose trust is not 0 have the local rate
         ``rate * trust * |w| / (|g| + weight_decay * |w|)``.
         "adam(beta1=0.9, beta2=0.999, eps=1e-8)": as `torch.optim.Adam`, with settings that have no momentum.
     servers : int, optional
-        Number of workers with a thread that serves, by default all; only without ranks that only serve.
+        Number of workers with a thread that serves, by default all. Only for jobs without ranks that only serve.
     wire : {"float32", "float16", "bfloat16"}, default "float32"
         Dtype to which gradients and weights are rounded for messages, also inside a node. The servers keep float32.
     fusion_threshold : int, float or str, optional
@@ -69,7 +69,7 @@ class ParameterServer:
     replicas : {0, 1}, optional
         If given, `recover` can be called after a loss of ranks. With 1, each server sends a copy of its state to
         another server after every round, on another node if possible, so that the loss of a server loses no weights.
-        Not with ranks that only serve.
+        Not allowed with ranks that only serve.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class ParameterServer:
     wire : str
         Name of the wire dtype.
     rounds_before : int
-        After `recover`: number of rounds in the state that it began with.
+        After `recover`: number of rounds in the state with which this parameter server began.
 
     Raises
     ------
@@ -132,7 +132,7 @@ class ParameterServer:
             raise ArgumentError(f"names are {len(given)}, one for each tensor, not {len(called)}")
         self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
         self._comm: Communicator = checked_instance("comm", comm, Communicator)
-        self.policy.start(comm.size)  # so that errors are raised here, on all ranks
+        self.policy.start(comm.size)  # so that errors of the policy are raised here, on all ranks
         arguments = (
             [each.size for each in given],
             None if servers is None else checked_int("servers", servers, 1),
@@ -178,8 +178,8 @@ class ParameterServer:
 
         Waits while pushes before the last one are under way, as `ready` would. Write to the arrays until the next push,
         and give them to `ready`, or to `push` or `push_pull` as `gradients`; from that push on they belong to the
-        servers. Pushes alternate between two such memories, so call this again for each push. All other arrays are
-        copied, even arrays of an earlier push, unless they are the same memory.
+        servers. Pushes alternate between two such memories, so call this method again for each push. All other arrays
+        are copied, including arrays of an earlier push, unless they are in the same memory.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ class ParameterServer:
         return found
 
     def ready(self, index: int, gradient: TensorLike, stream: object = None) -> None:
-        """Copy the gradient of tensor `index` into the current push; the first one begins it. From any thread.
+        """Copy the gradient of tensor `index` into the current push; begin a push if there is none. From any thread.
 
         A gradient that is already in its array from `gradients` is not copied. Waits while pushes before the last one
         are under way.
@@ -248,14 +248,14 @@ class ParameterServer:
         Parameters
         ----------
         settings : gradientflow.strategies.Settings or sequence of them
-            Rate, momentum and so on, for all tensors or for each. All workers of a round give the same.
+            Rate, momentum and so on, for all tensors or for each. All workers of a round give the same settings.
         loss_scale : float, default 1.0
             Factor by which the gradients are too large; the same for all pushes of a round.
         skip : bool or "abandoned", default False
-            True or "abandoned" if the round of this push must change nothing: True because a gradient is not finite,
-            "abandoned" because this worker gives up the iteration.
+            True or "abandoned" if the round of this push must change nothing: True if a gradient is not finite,
+            "abandoned" if this worker gives up the iteration.
         gradients : sequence of array, optional
-            One per tensor, or None for a tensor without a gradient, in place of calls of `ready`. Arrays from
+            One array per tensor, or None for a tensor without a gradient, in place of calls of `ready`. Arrays from
             `gradients()` are not copied.
         nonfinite : int, optional
             Tensor whose gradient is not finite: the round of the push is skipped, and all its workers find the tensor
@@ -269,7 +269,7 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError, gradientflow.errors.ArgumentTypeError
-            If the settings or a gradient are refused; then none of the given gradients is ready.
+            If the settings or a gradient are refused. None of the given gradients is ready then.
         """
         return Push(self._native, self._push(settings, loss_scale, skip, gradients, nonfinite, None)[0])
 
@@ -285,8 +285,8 @@ class ParameterServer:
     ) -> tuple[Push, Pull]:
         """Push and pull in one call, with one message to each server.
 
-        The servers send the weights as they are when the policy lets this worker proceed. These do not include later
-        pushes, so all workers that proceed together get the same weights.
+        The servers send the weights of the moment when the policy lets this worker proceed. These weights do not
+        include later pushes, so all workers that proceed together get the same weights.
 
         Parameters
         ----------
@@ -303,7 +303,7 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            See `push`; and if the last pull is still under way.
+            See `push`; or if the last pull is still under way.
         """
         push, pull = self._push(settings, loss_scale, skip, gradients, nonfinite, bool(exact))
         return Push(self._native, push), self._pull(pull, bool(exact))
@@ -335,11 +335,11 @@ class ParameterServer:
     # ---- pulling -------------------------------------------------------------------------------------------------
 
     def pull(self, exact: bool = False) -> Pull:
-        """Ask for weights that include all pushes of this worker so far. Replaces the last pull, which must have ended.
+        """Request weights that include all pushes of this worker so far. Replaces the last pull, which must have ended.
 
-        They come once the policy lets this worker proceed after its last push. Under "bsp" they are exactly the weights
-        after the round of that push. Under policies that apply pushes as they come, they may include later pushes of
-        other workers.
+        The weights come once the policy lets this worker proceed after its last push. Under "bsp" they are exactly the
+        weights after the round of that push. Under policies that apply pushes as they come, the weights may include
+        later pushes of other workers.
 
         Parameters
         ----------
@@ -381,7 +381,7 @@ class ParameterServer:
         return statistics_of(self._native.statistics(timeout), self._comm.size)
 
     def trace(self, timeout: float | None = None) -> Trace:
-        """Return server 0's trace of the policy: the events it got, with its answers. Not collective.
+        """Return server 0's trace of the policy: its events, with the policy's answers. Not collective.
 
         Only the first million events are kept. Seconds count from the creation of the servers.
         """
@@ -393,7 +393,7 @@ class ParameterServer:
         """Return the servers' weights and optimizer state, by tensor, in float32. Not collective.
 
         The state includes all pushes of this worker, as a pull does. A push of another worker that is applied meanwhile
-        may be in the parts of only some servers; under "bsp" there are no such pushes.
+        may be missing from the parts of some servers; under "bsp" there are no such pushes.
         """
         state: StateDict = {"format": checkpoint.FORMAT, "optimizer": repr(self.optimizer)}
         for place, name in enumerate(self.optimizer.arrays):
@@ -425,7 +425,7 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if it cannot be written: an older file is then kept.
+            On every rank, if the file cannot be written: an older file is then kept.
         """
         what = f"the parameter server cannot be saved as {path}"
         on_rank_0(self._comm, what, lambda: checkpoint.write(path, self.state_dict()))
@@ -452,8 +452,9 @@ class ParameterServer:
     def recover(self, comm: Communicator) -> ParameterServer:
         """Close this parameter server, and return a new one with its state among the survivors. Collective.
 
-        The state is that after the last round applied by all servers. Under policies that apply pushes as they come, a
-        push that was under way can be in the parts of only some servers. Wait for a pull to get the weights.
+        The new state is the state after the last round that all servers have applied. Under policies that apply pushes
+        as they come, a push that was under way may be missing from the parts of some servers. Wait for a pull to get
+        the weights.
 
         Parameters
         ----------
@@ -472,7 +473,7 @@ class ParameterServer:
         gradientflow.errors.CommunicationError
             On every rank, if weights are lost with their servers.
         gradientflow.errors.PeerError
-            If another rank is lost meanwhile: recover the communicator, and call this again.
+            If another rank is lost meanwhile: recover the communicator, and call this method again.
         """
         if self._recovery is None:
             message = "a parameter server can be recovered if it was made with replicas=0, or with 1 for copies"
@@ -503,7 +504,7 @@ class ParameterServer:
         return self._recovery
 
     def _follow(self, former: ParameterServer) -> None:
-        """Take over the state found of a former parameter server. Collective."""
+        """Take over the state that was found for a former parameter server. Collective."""
         recovery, theirs = self._make_recoverable(), former._recovery
         assert theirs is not None
         recovery.follow(theirs)
@@ -537,19 +538,20 @@ class ParameterServer:
     def close(self, orderly: bool = True) -> None:
         """Close the parameter server. A rank with a server waits until all ranks have closed, too.
 
-        Closing twice is harmless. While this process has another parameter server open, it does not wait, but continues
-        to serve in the background. Closing the last one waits for all, so ranks may close several in different orders.
+        Closing twice is harmless. While this process has another parameter server open, `close` does not wait, and the
+        server continues to serve in the background. Closing the last parameter server waits for all of them, so ranks
+        may close several in different orders.
 
         Parameters
         ----------
         orderly : bool, default True
-            If False, tell all other ranks that this rank has given up, and wait for none.
+            If False, tell all other ranks that this rank has given up, and do not wait.
         """
         self._native.close(bool(orderly))
 
     @property
     def closed(self) -> bool:
-        """True if it or its communicator has been closed."""
+        """True if the parameter server or its communicator has been closed."""
         return bool(self._native.closed)
 
     def __enter__(self) -> ParameterServer:

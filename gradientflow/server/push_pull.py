@@ -19,7 +19,8 @@ class Push:
     number : int
         Number of the push, from 1.
     nonfinite : tuple of two int or None
-        After `wait` has returned "skipped": rank and tensor of a gradient that was not finite, if the rank named it.
+        After `wait` has returned "skipped": rank and tensor of a gradient that was not finite, if the rank named the
+        tensor.
     """
 
     def __init__(self, native: core.ParameterServer, number: int) -> None:
@@ -43,7 +44,7 @@ class Push:
         Returns
         -------
         {"applied", "skipped", "abandoned"}
-            "applied" if the push has changed the weights, "skipped" if a push of its round asked to skip it,
+            "applied" if the push has changed the weights, "skipped" if any push of its round asked to skip the round,
             "abandoned" if a worker gave up the round.
 
         Raises
@@ -103,7 +104,7 @@ class Pull:
         index : int
             Index of the tensor.
         weights : array or int
-            float32, with as many elements; or the address of such memory.
+            float32, with as many elements as the tensor; or the address of such memory.
         timeout : float, optional
             Seconds to wait for missing weights; by default GRADIENTFLOW_TIMEOUT.
 
@@ -112,7 +113,7 @@ class Pull:
         gradientflow.errors.ArgumentError
             If there is no such tensor, or a later pull has replaced this one.
         gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
-            See `wait`; then `weights` has the part that has come.
+            See `wait`. The part that has come is then in `weights`.
         """
         tensor = checked_index(index, len(self._shapes))
         if isinstance(weights, int):
@@ -123,8 +124,8 @@ class Pull:
     def weights(self, index: int, timeout: float | None = None) -> NodeArray:
         """Return the weights of tensor `index` in place, without a copy, once the whole pull has come.
 
-        If a server in this node has all of the tensor, as a single server has, the array is in that server's memory.
-        Otherwise it is in node memory of this worker, into which the weights were received or are copied.
+        If a server in this node has the whole tensor, as a single server has, the array is in that server's memory.
+        Otherwise the array is in node memory of this worker, into which the weights were received or are copied.
 
         Parameters
         ----------
@@ -158,7 +159,7 @@ class Pull:
         return found
 
     def take_all(self, arrays: Sequence[TensorLike], timeout: float | None = None) -> None:
-        """Copy the weights of all tensors as they come, as `take` does, without a `wait` before."""
+        """Copy the weights of all tensors as they come, as `take` does, without a previous `wait`."""
         found = checked_list("arrays", arrays, "arrays")
         if len(found) != len(self._shapes):
             raise ArgumentError(f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}")
@@ -168,7 +169,7 @@ class Pull:
 
 
 def checked_index(index: int, tensors: int) -> int:
-    """Return the index of a tensor; negative indices count from the end. The core refuses too large ones."""
+    """Return the index of a tensor; negative indices count from the end. The core refuses too large indices."""
     found = checked_int("index", index, -tensors)
     return found + tensors if found < 0 else found
 

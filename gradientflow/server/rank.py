@@ -1,4 +1,4 @@
-"""Ranks that only serve: commands of the workers to them, and their loop until all workers have closed."""
+"""Ranks that only serve: the commands that workers send them, and their loop until all workers have closed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Channel:
 
 
 class ServerRanks:
-    """The ranks that serve the workers of a communicator. Collective with ranks that serve, which call `serve`.
+    """The ranks that serve the workers of a communicator. Collective with these ranks, which call `serve`.
 
     Attributes
     ----------
@@ -67,12 +67,12 @@ class ServerRanks:
         self._closed = False
 
     def start(self, comm: Communicator, arguments: tuple[object, ...]) -> None:
-        """Tell all servers to make a parameter server; the workers make it afterwards. Collective over the workers.
+        """Tell all servers to make a parameter server; the workers then make theirs. Collective over the workers.
 
         Raises
         ------
         gradientflow.errors.GradientFlowError
-            On every worker, if a server cannot make it, for example because it lacks the class of the policy.
+            On every worker, if a server cannot make it, for example because the server lacks the class of the policy.
         """
         failure = b""
         if comm.rank == 0:
@@ -166,7 +166,7 @@ def _next_command(channel: _Channel, workers: set[int]) -> tuple[int, bytes] | N
     """Wait a moment for a worker's command. If none comes and a worker has ended, raise PeerError, which names it."""
     try:
         found = channel.next(None, waits.WORKER_DIES.seconds)
-    except PeerError:  # all ranks have ended: the loop below names one
+    except PeerError:  # all ranks have ended: the loop below names one of them
         found = None
     for worker in sorted(workers):
         found = found or channel.next(worker, 0.0)
@@ -174,7 +174,7 @@ def _next_command(channel: _Channel, workers: set[int]) -> tuple[int, bytes] | N
 
 
 def _end(threads: list[threading.Thread], natives: list[core.ParameterServer], *, orderly: bool) -> None:
-    """Close the servers, after a grace period in which they can end by themselves and tell the workers why."""
+    """Close the servers, after a grace period in which they can end by themselves and tell the workers the reason."""
     for thread in threads:
         thread.join(waits.SERVER_ENDS.seconds)
     for native in natives:

@@ -19,7 +19,7 @@ class WorkerStatistics:
     waited : float
         Total seconds between its pushes and the permissions to proceed.
     staleness : dict of int to int
-        Number of times that it proceeded, by its number of pushes ahead of the slowest worker.
+        Number of times that the worker proceeded, by its number of pushes ahead of the slowest worker.
     """
 
     pushes: int

@@ -36,19 +36,19 @@ class Recovery:
     native : object
         The core's parameter server.
     rows : int
-        Number of arrays and counts in its state.
+        Number of arrays and counts in the server's state.
     elements : int
         Number of weights.
     in_step : bool
-        True if each round has a push of every worker: then all parts are taken after the same round, the last that all
-        servers have. Otherwise the latest parts are taken.
+        True if each round has a push of every worker: all parts are then taken after the same round, the last that all
+        servers have. Otherwise the latest part of each server is taken.
 
     Attributes
     ----------
     ended : int or None
-        Number of rounds that this rank knows to have ended, if only such rounds count.
+        Number of rounds that this rank knows to have ended, if only ended rounds count.
     is_known : bool
-        True if the servers have the weights with which training began, not weights given earlier.
+        True if the servers have the weights with which training began, and not weights given earlier.
     state : State or None
         The whole state, on ranks that have it.
     """
@@ -69,7 +69,7 @@ class Recovery:
         native.make_recoverable(_ROUNDS if in_step else 0)
 
     def find(self, comm: Communicator, *, is_new: bool = False) -> ServerState | None:
-        """Return the state with which to continue, the same on all ranks; None if nothing was pushed yet. Collective.
+        """Return the state from which to continue, the same on all ranks; None if nothing was pushed yet. Collective.
 
         The parameter server must be closed.
 
@@ -143,7 +143,7 @@ class Recovery:
         self.ended = None if self.ended is None else self.ended + 1
 
     def follow(self, former: Recovery) -> None:
-        """Continue the counts of a former parameter server, whose state this one takes over."""
+        """Continue the counts of a former parameter server, whose state the new server takes over."""
         self._number = self._last_number = former._last_number + 1
         self._position = _Position(former._last_kept + 1, 0)
         self.state, self.is_known = former.state, former.state is not None
@@ -152,7 +152,7 @@ class Recovery:
             self.ended = self._first_round
 
     def _is_newer(self, whole: list[tuple[int, int]], parts: list[_Part]) -> bool:
-        """Return True if a rank has the whole state and the parts may be older: ranks with newer ones may have left."""
+        """Return True if a rank has the whole state and parts may be older: newer parts may have left with ranks."""
         return bool(whole) and (not self._in_step or max(whole)[0] >= parts[0].round)
 
     def _absolute(self, rounds: list[int]) -> list[int]:
@@ -166,14 +166,14 @@ class Recovery:
 
 
 class _Position(NamedTuple):
-    """Progress of a rank: the number of times that it kept the whole state, and of iterations ended since."""
+    """Progress of a rank: how often it kept the whole state, and the number of iterations ended since."""
 
     kept: int
     since: int
 
 
 class _Part(NamedTuple):
-    """Choice of the rank that gives a server's part, and of the round after which it is taken."""
+    """Choice of a rank that gives a server's part, and of the round after which the part is taken."""
 
     server: int
     round: int
@@ -183,7 +183,8 @@ class _Part(NamedTuple):
 def _parts(holdings: list[list[list[int]]], servers: int, ended: int | None, *, in_step: bool) -> list[_Part] | int:
     """Return the rank and round of each server's part; if a part is lost, the number of its server.
 
-    A part is lost if no rank has it, or, `in_step`, if there is no round after which all parts are available.
+    A part is lost if no rank has it. With `in_step`, a part is also lost if there is no round after which all parts are
+    available.
     """
     found: list[dict[int, int]] = [{} for _ in range(servers)]  # for each server, a rank with its part by round
     for rank, each in reversed([*enumerate(holdings)]):

@@ -25,7 +25,7 @@ class SettingRows:
         self._last: tuple[object, npt.NDArray[np.float32]] = (None, np.empty(0, np.float32))
 
     def rows(self, settings: object) -> npt.NDArray[np.float32]:
-        """Check settings and return a row for each.
+        """Check settings, and return a row for each of them.
 
         Raises
         ------

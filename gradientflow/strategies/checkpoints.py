@@ -16,15 +16,15 @@ class Checkpointed:
 
     @property
     def has_state(self) -> bool:
-        """True if it has state beside the weights."""
+        """True if the synchronizer has state beside the weights."""
         return bool(self.state_dict())
 
     def state_dict(self) -> StateDict:
         """Return this rank's state beside the weights. Between iterations; does not communicate.
 
         It has arrays, numbers, text, None, lists, and dictionaries with text as keys. Arrays have the same shapes at
-        the same places on all ranks. If PyTorch's checkpoints have saved the states of all ranks, and another number of
-        ranks loads them, it gets means of arrays of floats, and rank 0's values for all else; but "rank" is None, in
+        the same places on all ranks. PyTorch's checkpoints save the states of all ranks. Another number of ranks that
+        loads them gets means of arrays of floats, and rank 0's values for everything else; but "rank" is None, in
         dictionaries with "ranks".
         """
         return {}
@@ -37,7 +37,7 @@ class Checkpointed:
         """Raise the error that `load_state_dict` would raise on this rank; change nothing."""
 
     def load_state_dict(self, state: Mapping[str, object] | None) -> None:
-        """Load a state, or reset without one. Between iterations; collective."""
+        """Load a state; without a state, reset. Between iterations; collective."""
 
     def summary(self, state: Mapping[str, object]) -> dict[str, str]:
         """Return, as text, the values that have to be the same in the states that the ranks load."""
@@ -49,8 +49,8 @@ class Checkpointed:
     def take_over(self, other: Any) -> None:
         """Take the state of another synchronizer of the same strategy, by the names of tensors. Between iterations.
 
-        Collective. `other` may be closed, and have had more ranks. The gradients of its last update are copied to the
-        places here afterwards; `update` then describes these.
+        Collective. `other` may be closed, and may have had more ranks. The gradients of its last update are copied to
+        the places here afterwards; `update` then describes these.
         """
 
 

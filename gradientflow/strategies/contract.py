@@ -42,35 +42,35 @@ _SIDE = 1024  # rows and columns of a matrix, if shapes are unknown
 
 
 class Strategy(Description, ABC):
-    """A description of which gradients or weights the ranks send, and when: parameters, and nothing that runs.
+    """A description of which gradients or weights the ranks send, and when. It has parameters, and runs nothing itself.
 
-    A subclass keeps each argument of its constructor in an attribute of the same name. These give `settings`, the
-    comparison between ranks, and the text of the strategy: ``csc(density=0.1)``.
+    A subclass keeps each argument of its constructor in an attribute of the same name. These attributes give
+    `settings`, the comparison between ranks, and the text of the strategy: ``csc(density=0.1)``.
 
     Attributes
     ----------
     name : str
-        The name in ``csc(density=0.1)``; by default the class's.
+        Name in ``csc(density=0.1)``; by default that of the class.
     gradients : {"mean", "local", "consumed"}
-        The gradients that the step gets: means, the same on all ranks; the rank's own; or none, since they were sent
-        already. A strategy of the last two kinds writes weights itself. With "consumed" clipping,
-        `torch.amp.GradScaler` and closures come too late, and are refused, as are optimizers other than momentum SGD
-        and LARS.
+        The gradients that the step gets: means, the same on all ranks; the rank's own gradients; or none, since they
+        were sent already. With "local" and "consumed" the strategy writes weights itself. With "consumed" it is too
+        late for clipping, `torch.amp.GradScaler` and closures. They are refused, as are optimizers other than momentum
+        SGD and LARS.
     effect : str
         Effect on the result of a step, for tables: "exact", "delays", "approximates", "stale" or "local".
     step : {"any", "core", "core_rate_in_momentum"}
-        Maker of the step: any optimizer; kernels of the core only; or these, and the momentum of SGD contains the
-        learning rate, as in the GradientFlow paper.
+        Maker of the step: any optimizer; only kernels of the core; or only these kernels, with the learning rate inside
+        the momentum of SGD, as in the GradientFlow paper.
     on_device : bool
-        True if it takes CUDA tensors itself. Otherwise it gets copies of them in memory of the host.
+        True if the strategy takes CUDA tensors itself. Otherwise it gets copies in memory of the host.
     options : tuple of str
         Arguments in `OPTIONS` that the constructor takes, by keyword. A subclass with a constructor of its own passes
         them on, as ``**options``.
     is_identity_on_one_rank : bool
-        True if it changes nothing with one rank, so that it can be left out. Only such strategies go with
+        True if the strategy changes nothing on one rank, so that it can be left out. Only such strategies go with
         `torch.amp.GradScaler`, which changes the scale of gradients by itself.
     is_plain_mean : bool
-        True if every gradient becomes its mean over the ranks, and nothing else happens: then an adapter may make these
+        True if every gradient becomes its mean over the ranks, and nothing else happens. An adapter may then make these
         means by calls of its own, without a synchronizer. Only for strategies with pools.
     """
 
@@ -102,7 +102,7 @@ class Strategy(Description, ABC):
 
     @classmethod
     def typical(cls, steps: int) -> Strategy:
-        """Return the strategy with arguments for training of about so many steps, for comparisons of all strategies."""
+        """Return the strategy with typical arguments for training of about `steps` steps, to compare all strategies."""
         return cls()
 
     @abstractmethod
@@ -142,14 +142,14 @@ class Strategy(Description, ABC):
         device : str or int
             Device of the gradients, as in `gradientflow.GradientPool`.
         compute_seconds : float, optional
-            Seconds of a step without communication. If not given, the gain is that of communication alone.
+            Seconds of a step without communication. If not given, the gain is computed for communication alone.
         backward_seconds : float, optional
             The part of `compute_seconds` that can hide communication; by default two thirds of it.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If a number is negative, there is no such dtype, or the strategy has no `traffic` of its own.
+            If a number is negative, the dtype is unknown, or the strategy has no `traffic` of its own.
         """
         shapes = _matrices(checked_int("parameters", parameters))
         kind = "bfloat16" if dtype == "bfloat16" else numpy_dtype(dtype).name
@@ -159,7 +159,7 @@ class Strategy(Description, ABC):
         return self.explain_layout(comm, layout, compute_seconds=compute_seconds, backward_seconds=backward_seconds)
 
     def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
-        """Do the same as `explain` for the tensors of a layout, with its widest dtype. Collective.
+        """Explain as `explain` does, for the tensors of a layout and its widest dtype. Collective.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class Strategy(Description, ABC):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it has none.
+            If the strategy has none.
         """
         if type(self).traffic is Strategy.traffic:
             raise ArgumentError(f"{self.name} does not say what it sends: it has no traffic() of its own")
@@ -206,14 +206,14 @@ class Strategy(Description, ABC):
 
 
 def _matrices(parameters: int) -> tuple[tuple[int, ...], ...]:
-    """Return shapes for a model with so many parameters, whose own are unknown."""
+    """Return shapes for a model with so many parameters, whose real shapes are unknown."""
     matrices, rest = divmod(parameters, _SIDE * _SIDE)
     rows, single = divmod(rest, _SIDE)
     return ((_SIDE, _SIDE),) * matrices + ((rows, _SIDE),) * (rows > 0) + ((single,),) * (single > 0)
 
 
 class Synchronizer(GradientMemory, Checkpointed):
-    """A strategy bound to ranks and tensors: it is called at the moments of an iteration, and knows no framework.
+    """A strategy bound to ranks and tensors. It is called at the moments of an iteration, and knows no framework.
 
     The base `GradientMemory` has the places of its gradients, `Checkpointed` its state. With a `Survivable`, training
     can continue when ranks are lost.
@@ -248,19 +248,19 @@ class Synchronizer(GradientMemory, Checkpointed):
         them, without a copy, until `ready` returns; "elsewhere_until_wait": the same until `wait` has returned, so they
         must not be overwritten or freed before. "none": gradients are only checked to be finite.
     uses_backward_order : bool
-        True if it gains by a layout in the actual order of backpropagation. Once that order is known, the strategy is
-        bound again.
+        True if a layout in the actual order of backpropagation makes it faster. Once that order is known, the strategy
+        is bound again.
     extra : numpy.ndarray
-        ``layout.extra`` numbers of float64 that are averaged along with the gradients: written before `flush`; after
-        `wait`, the means over the ranks. They may be rounded as gradients are; the mean of zeros is exactly 0, and no
-        other mean is.
+        ``layout.extra`` numbers of float64 that are averaged along with the gradients. They are written before `flush`;
+        after `wait` they are means over the ranks. Like gradients they may be rounded, but a mean is exactly 0 if and
+        only if all numbers are 0.
     weights : list of arrays
-        The weights, one flat array a tensor, for strategies that write them: ``layout.weights``, or float32 master
-        weights in place of 16-bit weights if the core makes the step. Master weights are rounded to the model's weights
-        after `after_step` and `finish`.
+        The weights, one flat array per tensor, for strategies that write weights: ``layout.weights``, or, if the core
+        makes the step, float32 master weights in place of 16-bit weights. Master weights are rounded to the model's
+        weights after `after_step` and `finish`.
     shared : NodeWeights or None
-        The weights of the node, if its ranks train on one copy: each rank makes the core's step on one slice. Before
-        the step gradients are the rank's own, and must not be changed.
+        The weights of the node, if its ranks train on one copy: each rank makes the core's step on a slice. Before the
+        step the gradients are the rank's own, and must not be changed.
     settings, loss_scale, skips_nonfinite
         Values of the current `Iteration`, set by `set_iteration`.
     """
@@ -285,7 +285,7 @@ class Synchronizer(GradientMemory, Checkpointed):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def check_complete(self) -> None:
-        """Raise if declared attributes are missing or wrong, once `Strategy.bind` has returned it."""
+        """Raise if declared attributes are missing or wrong; called once `Strategy.bind` has returned it."""
         require_one_of(self.strategy, "gradients", get_args(GradientsOfStep))
         require_one_of(self.strategy, "step", get_args(StepMaker))
         require_one_of(self, "gradient_source", get_args(GradientSource))
@@ -310,7 +310,7 @@ class Synchronizer(GradientMemory, Checkpointed):
         """Take a gradient, which is final for this iteration once the work now in the stream is done.
 
         If `gradient_source` allows it, the gradient may lie at the address `elsewhere`, dense and in the order of its
-        place. It must stay there until this returns, or with "elsewhere_until_wait" until `wait` returns or the
+        place. It must stay there until `ready` returns; with "elsewhere_until_wait", until `wait` returns or the
         iteration is given up.
         """
 
@@ -320,15 +320,15 @@ class Synchronizer(GradientMemory, Checkpointed):
 
     @abstractmethod
     def wait(self, stream: object = None) -> Update:
-        """End the iteration: wait until the gradients, or weights, for the step are there.
+        """End the iteration: wait until the gradients or weights for the step are there.
 
-        A `Survivable` raises a `RecoverableError` of `begin`, `ready` or `flush` here again: a training loop that
-        survives losses drops the first.
+        If `begin`, `ready` or `flush` of a `Survivable` has raised a `RecoverableError`, `wait` raises it again: a
+        training loop that survives losses drops the first error.
 
         Raises
         ------
         gradientflow.errors.NonFiniteError
-            On every rank, if averaged gradients are not finite and the strategy checks them; nothing is changed then.
+            On every rank, if averaged gradients are not finite and the strategy checks this; nothing is changed then.
             For gradients that are not averaged, see `take_pending_error`.
         gradientflow.errors.CommunicationError
             If ranks are missing, or have failed.
@@ -345,14 +345,14 @@ class Synchronizer(GradientMemory, Checkpointed):
     def rollback(self, phase: Phase, stream: object = None) -> None:
         """Undo the iteration, now in `phase`, so that state, such as residuals, is as before it.
 
-        In AVERAGED, `wait` has ended it, no step has used its update, and all ranks undo it. In every other phase this
-        rank gives it up, begun or not, so that peers can end it.
+        In AVERAGED, `wait` has ended the iteration, no step has used its update, and all ranks undo it. In every other
+        phase this rank gives up the iteration, begun or not, so that peers can end it.
         """
 
     def take_pending_error(self) -> NonFiniteError | None:
         """Return the error for values that were dropped because they are not finite, and forget it.
 
-        If ranks are not in step, `wait` does not raise it: it is raised after the step, or after `finish`.
+        If ranks are not in step, `wait` does not raise this error: it is raised after the step, or after `finish`.
         """
         error, self._pending_error = self._pending_error, None
         return error
@@ -376,13 +376,13 @@ class Synchronizer(GradientMemory, Checkpointed):
         return Update("apply")
 
     def has_gradient(self, index: int) -> bool:
-        """Return True if the last update has a gradient of a tensor from residuals, though no rank computed one."""
+        """Return True if residuals give the last update a gradient for this tensor, though no rank computed one."""
         return False
 
     report = FormerName("withheld")
 
     def withheld(self) -> Withheld:
-        """Return gradient entries that this rank has kept back, and the time for that."""
+        """Return gradient entries that this rank has kept back, and the time that this took."""
         return Withheld()
 
     @property
@@ -392,7 +392,7 @@ class Synchronizer(GradientMemory, Checkpointed):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that this rank has sent to other ranks in messages so far; None if in `reports`, or unknown."""
+        """Bytes that this rank has sent to other ranks in messages so far; None if `reports` has them, or unknown."""
         return None
 
     def explain(self, **times: float | None) -> Explanation:
@@ -407,12 +407,12 @@ class Synchronizer(GradientMemory, Checkpointed):
 
 
 def require_one_of(thing: object, name: str, known: Sequence[str]) -> None:
-    """Raise unless an attribute of an object has one of these values.
+    """Raise unless an attribute of an object has a value in `known`.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it has another value.
+        If the attribute has another value.
     """
     value = getattr(thing, name)
     if value not in known:

@@ -26,7 +26,7 @@ class Layout:
     device : str or int
         Device of gradients and weights: "cpu", or a CUDA device as in `gradientflow.GradientPool`.
     weights : tuple of arrays
-        The weights in their place, one flat array a tensor, for strategies that write them; else empty.
+        The weights in their place, one flat array per tensor, for strategies that write weights; otherwise empty.
     extra : int
         Count of numbers that travel along in every iteration, see `Synchronizer.extra`.
     """

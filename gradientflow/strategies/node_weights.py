@@ -1,4 +1,4 @@
-"""Weights in node memory, and marks that show a step on them that was not completed."""
+"""Weights in node memory, with marks that reveal an incomplete step."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ Bytes = npt.NDArray[np.uint8]
 class NodeWeights:
     """One copy of weights and optimizer state for all ranks of a node, and the coordination of their steps.
 
-    Ranks write in `step` only. Each has a mark in node memory, which is odd while the rank is writing. The weights are
-    consistent if all marks are the same even number: an incomplete step shows, whichever rank died in it.
+    Ranks write in `step` only. Each rank has a mark in node memory, which is odd while the rank is writing. The weights
+    are consistent if all marks are the same even number. So the marks reveal an incomplete step, whichever rank died in
+    it.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ class NodeWeights:
         Raises
         ------
         gradientflow.errors.CommunicationError
-            If one has not.
+            If a step has not been completed.
         """
         if not self.is_whole:
             last = self._marks.max()
@@ -110,7 +111,7 @@ class NodeWeights:
         Parameters
         ----------
         error : Exception or None
-            The reason why this rank cannot make the step; then no rank does.
+            The reason why this rank cannot make the step: no rank makes it then.
         """
         self.check()
         refused = np.zeros(self.node.size, np.float32)

@@ -1,4 +1,4 @@
-"""Arguments that several strategies take: their defaults, and one check each."""
+"""Arguments that several strategies take: each has a default and a check."""
 
 from __future__ import annotations
 

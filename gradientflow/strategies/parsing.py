@@ -37,7 +37,7 @@ def parse_strategies(text: str, steps: int = 1000) -> list[Strategy]:
 
 
 def parse_strategy(text: str) -> Strategy:
-    """Return the strategy that a text names, as in `parse_strategies`, which takes several."""
+    """Return the strategy that a text names. The text is as in `parse_strategies`, with one strategy."""
     return _PARSER.parse(text)
 
 
@@ -55,12 +55,12 @@ def as_strategy(strategy: object) -> Strategy:
 
 
 def default_strategy() -> Strategy:
-    """Return the strategy of programs that name none: the settings file's, else dense communication.
+    """Return the strategy for programs that name none: the settings file's, otherwise dense communication.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the file names an unknown strategy, or code that it may not bring into this program.
+        If the file names an unknown strategy, or code that the file is not allowed to bring into this program.
     """
     found = settings_file()
     if found.strategy is None or found.path is None:

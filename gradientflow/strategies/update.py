@@ -24,7 +24,8 @@ class Update:
         the optimizer is not called, and schedulers count a step. "skipped": no step, because a gradient is not finite,
         or the iteration was lost with a rank.
     gradients : tuple
-        Input of the core's optimizers for each dtype of the layout: the place of gradients, and which count.
+        Input of the core's optimizers for each dtype of the layout: the memory of the gradients, and the elements to
+        use.
     """
 
     kind: Kind
@@ -39,7 +40,7 @@ class AdamSettings(NamedTuple):
     beta_1, beta_2, epsilon : float
         As in `torch.optim.Adam`.
     decoupled : bool
-        True if weight decay is that of AdamW: not in the gradient.
+        True for the weight decay of AdamW, which is not part of the gradient.
     updates : int
         Updates of the tensor so far, including this one.
     """
@@ -59,7 +60,7 @@ class Settings(NamedTuple):
     rate, momentum, weight_decay : float
         Learning rate, momentum and weight decay.
     trust : float
-        The trust coefficient of LARS; 0 without it.
+        The trust coefficient of LARS; 0 for an optimizer other than LARS.
     maximize : bool
         True if the step goes along the gradient, not against it. Only the core's optimizers use it.
     adam : AdamSettings or None
@@ -90,7 +91,7 @@ class Iteration(NamedTuple):
     settings : callable
         ``settings(i)`` are the `Settings` of tensor i in the step.
     loss_scale : float
-        The factor by which gradients are too large; residuals are kept unscaled.
+        The factor that the gradients contain; residuals are kept without it.
     skips_nonfinite : bool
         True if gradients that are not finite skip the iteration instead of raising an error.
     """
@@ -110,7 +111,7 @@ class Phase(Enum):
     AVERAGED = 4  # the exchange has ended; no step has used its update
     DROPPED = 5  # the exchange has ended, and all ranks drop it: gradients have to be zeroed
     LOST = 6  # lost with a rank: no step is made, and nothing is written after it
-    BEGIN_FAILED = 7  # `begin` failed; other ranks may have begun, and have to be told, as in the next two phases
+    BEGIN_FAILED = 7  # `begin` failed; peers may have begun, and must be told, as in the next two phases
     WAIT_FAILED = 8  # `wait` failed
     STEP_FAILED = 9  # `after_step` or `finish` failed
 
@@ -125,8 +126,8 @@ class Profile(NamedTuple):
     period : int
         Iterations after which the pattern of exchanges repeats.
     is_lossless : bool
-        True if all gradients and residuals are either applied as means or stay residuals, so that nothing is lost
-        except by `Withheld.decay`. Benchmarks check it.
+        True if all gradients and residuals are either applied as means or stay residuals: nothing is lost except by
+        `Withheld.decay`. Benchmarks check this.
     takes_momentum : bool
         True if the optimizer may have a momentum.
     """
@@ -138,7 +139,7 @@ class Profile(NamedTuple):
 
 
 class Withheld(NamedTuple):
-    """Gradient entries that a rank has kept back, and the time for that.
+    """Gradient entries that a rank has kept back, and the time that this took.
 
     Attributes
     ----------

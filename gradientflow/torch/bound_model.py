@@ -72,7 +72,7 @@ class BoundModel:
         return self.loop.synchronizer
 
     def _rates(self) -> list[float]:
-        """Return the learning rates of the parameter groups; 0 if on a device, for which the host would wait."""
+        """Return the learning rates of the parameter groups; 0 for a rate on a device, to avoid a wait of the host."""
         rates = (group.get("lr") for group in self._optimizer.param_groups)
         return [0.0 if rate is None or getattr(rate, "is_cuda", False) else float(rate) for rate in rates]
 
@@ -139,7 +139,7 @@ class BoundModel:
         pending: NonFiniteError | None = None
         try:
             self.loop.finish(average)
-        except NonFiniteError as error:  # other ranks may not have seen it
+        except NonFiniteError as error:  # other ranks may not have seen this error
             pending = error
         self.weights_are_written()
         with torch.no_grad():

@@ -30,7 +30,7 @@ _COMMON, _OWN = "common", "own"  # named tensors equal on all ranks, and this ra
 
 
 class Checkpoint:
-    """Returns and loads the state of a bound model, of its optimizer, and of the core if it makes the step."""
+    """Checkpoints of a bound model and its optimizer, with the state of the core if the core makes the step."""
 
     def __init__(self, bound: BoundModel, optimizer: torch.optim.Optimizer, fused_step: FusedStep | None) -> None:
         self._bound = bound
@@ -157,7 +157,7 @@ class Checkpoint:
         decays = [(group, group["weight_decay"]) for group in self._optimizer.param_groups if "weight_decay" in group]
         try:
             for group, _ in decays:
-                group["weight_decay"] = 0.0  # else it would enter momentum and moments
+                group["weight_decay"] = 0.0  # otherwise weight decay would enter momentum and moments
             self._optimizer.step()
         finally:
             for group, decay in decays:
@@ -167,10 +167,11 @@ class Checkpoint:
                 of_one["step"] = of_one["step"] * 0
 
     def _with_names(self, of_each: Mapping[int, Any], own: StateDict) -> dict[int, Any]:
-        """Return the states of parameters, with `own` as named tensors in the holder's.
+        """Return the states of parameters, with `own` as named tensors in the holder's state.
 
-        Only the strategy's state differs between ranks. If the strategy lets each rank train by itself, all state
-        differs: then the states of parameters are one rank's, and the named tensors hold each rank's.
+        Usually only the strategy's state differs between ranks. If the strategy lets each rank train by itself, all
+        state differs: the states of parameters then come from one rank, and the named tensors hold the state of each
+        rank.
         """
         names = self._names_by(itertools.count())
         mine = {"synchronizer"} if own["synchronizer"] else set()
@@ -183,7 +184,7 @@ class Checkpoint:
         if mine:
             comm = self._loop.comm
             entries[_OWN] = named({key: value for key, value in own.items() if key in mine}, comm.rank, comm.size)
-        # PyTorch expects a state of every parameter if there is any.
+        # If any parameter has a state, PyTorch expects a state of every parameter.
         whole = {**{number: {} for number in names}, **of_each}
         holder = next(number for number, name in names.items() if name == self._holder)
         return {**whole, holder: {**whole[holder], _KEY: entries}}
@@ -243,7 +244,8 @@ class Checkpoint:
 class NamedState(UserDict[torch.Tensor, Any]):
     """The state of an optimizer, as seen by PyTorch's functions for checkpoints by name.
 
-    These functions make a step to initialize the state if it is false, and take names from states of single parameters.
+    If the state is false, these functions make a step to initialize it. They take names from states of single
+    parameters.
 
     Parameters
     ----------
@@ -269,7 +271,7 @@ class NamedState(UserDict[torch.Tensor, Any]):
         return bool(self.data) or not self._is_new
 
     def __getitem__(self, parameter: torch.Tensor) -> Any:
-        """Return the state of a parameter; for one parameter also with the key of state kept elsewhere."""
+        """Return the state of a parameter; the holder's state also has the key of state kept elsewhere."""
         of_one = self.data[parameter]
         return ChainMap(of_one, {_KEY: {}}) if self._checkpoint.is_holder(parameter) else of_one
 
@@ -354,7 +356,7 @@ def _with_means(state: object, key: object = None) -> Any:
 
 
 def _of_all(states: State, parameters: Mapping[str, torch.Tensor]) -> StateDict:
-    """Return states with zeros for each parameter without one: this rank has not trained it, other ranks may have."""
+    """Return states, with zeros for each parameter that has no state: other ranks may have trained this parameter."""
     if not states:
         return {}
     name, pattern = next(iter(states.items()))

@@ -1,8 +1,8 @@
 """Devices of tensors, and support for CUDA devices: streams, events, and memory of the core.
 
 PyTorch's current stream orders calls, as it orders PyTorch's own operations: a call sees the work enqueued before it,
-and work enqueued after the wait sees the result. Every function takes host and CUDA tensors and devices; the host has
-no streams, and ``None`` stands for one. The rest of this folder uses these functions, never ``torch.cuda``.
+and work enqueued after the wait sees the result. Every function takes host and CUDA tensors and devices. The host has
+no streams: ``None`` stands for a stream there. The rest of this folder uses these functions, never ``torch.cuda``.
 """
 
 from __future__ import annotations
@@ -165,6 +165,6 @@ def wait_for(event: Event, device: torch.device) -> None:
 def for_future(device: torch.device) -> list[int | str | torch.device]:
     """Return the `devices` argument of a ``torch.futures.Future`` whose tensors are on this device.
 
-    On completion the future records events in the current streams; the streams of its waiters wait for these.
+    On completion the future records events in the current streams; the streams of its waiters wait for these events.
     """
     return [] if device.type == "cpu" else [device]

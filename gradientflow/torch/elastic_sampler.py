@@ -12,7 +12,7 @@ from .optimizer import DistributedOptimizer
 
 
 class ElasticSampler:
-    """Deals the samples of a data set to the current ranks, which may change from step to step.
+    """Batch sampler that deals the samples of a data set to the current ranks, which may change from step to step.
 
     It is the ``batch_sampler`` of a `torch.utils.data.DataLoader`, and `steps` is the training loop::
 
@@ -86,7 +86,7 @@ class ElasticSampler:
         for step in self._optimizer.steps(total):
             now = self._optimizer.membership
             if loaded != (step, now.rank, now.size):
-                batches = iter(())  # end the workers of the former iteration before others begin
+                batches = iter(())  # end the workers of the former iteration before new workers begin
                 self._ahead = range(step, total)
                 batches = iter(loader)
                 self._ahead = None

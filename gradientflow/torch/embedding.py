@@ -1,6 +1,6 @@
 """Embeddings whose backward pass adds gradients of looked-up rows directly to the weight's gradient.
 
-PyTorch sums them in temporary memory as large as the table, which would then have to be copied.
+PyTorch sums these gradients in temporary memory as large as the table. This memory would then have to be copied.
 """
 
 from __future__ import annotations

@@ -52,14 +52,15 @@ class _Weights:
 
 
 class FusedStep:
-    """Makes the step in place of the optimizer, in one pass over memory for each parameter.
+    """The core's step, made in place of the optimizer's, in one pass over memory for each parameter.
 
     Learning rate, momentum, weight decay and so on are read from the parameter groups at every step. Momentum and the
     moments of Adam are in the optimizer's ``state[parameter]``, as usual, in float32. If the strategy has the learning
     rate of SGD inside the momentum, momentum is kept here instead.
 
-    Parameters of 16 bits have float32 master weights, copied from them at the first step. If other code has changed a
-    parameter since the last step, each master weight that does not round to it is set to it.
+    16-bit parameters have float32 master weights, copied from the parameters at the first step. If other code has
+    changed a parameter since the last step, each master weight that does not round to its parameter is set to the
+    parameter.
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ class FusedStep:
     # ---- momentum, and moments of Adam ---------------------------------------------------------------------------
 
     def _take_buffers(self, weights: _Weights, settings: Settings) -> None:
-        """Make the core's arrays the buffers in the optimizer's state, with the values of buffers that they replace."""
+        """Put the core's arrays into the optimizer's state, with the values of the buffers that they replace."""
         state = self._optimizer.state
         of_parameter = state.get(weights.parameter, {})
         for name in self._arrays:
@@ -410,7 +411,7 @@ def settings_of_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Ten
 
 
 def settings_of_group(group: Mapping[str, Any]) -> Settings:
-    """Return the settings of a parameter group; a missing one is 0."""
+    """Return the settings of a parameter group; a missing setting is 0."""
     rate, momentum, decay, trust = (float(group.get(name, 0)) for name in ("lr", "momentum", "weight_decay", "trust"))
     return Settings(rate, momentum, decay, trust)
 

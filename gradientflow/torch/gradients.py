@@ -152,8 +152,9 @@ class ParameterGradients:
     def zero(self, set_to_none: bool) -> None:
         """Zero all gradients in their places, and make these the parameters' ``grad``.
 
-        With `set_to_none`, ``grad`` is None if the synchronizer reads gradients elsewhere, or if they may overwrite any
-        content of their places: then backpropagation need not add to zeros. The same holds before the first exchange.
+        With `set_to_none`, ``grad`` is None if the synchronizer reads gradients elsewhere, or if gradients may
+        overwrite any content of their places: backpropagation then need not add to zeros. ``grad`` is also None before
+        the first exchange.
         """
         assert self._synchronizer is not None
         self._read_until_wait.clear()
@@ -203,11 +204,11 @@ class ParameterGradients:
         return id(parameter) in self.indices
 
     def place_to_overwrite(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the place for a gradient that a backward pass now computes; None if it needs other memory.
+        """Return the place for a gradient that a backward pass now computes; None if the gradient needs other memory.
 
-        It needs other memory if there is a gradient to add to, if its dtype differs, if the pass uses the parameter
-        more than once, or if other code may get it: a hook, `torch.autograd.grad`, or a pass that is itself
-        differentiated.
+        The gradient needs other memory if there is already a gradient to add to, if its dtype differs, if the pass uses
+        the parameter more than once, or if other code may get the gradient: a hook, `torch.autograd.grad`, or a pass
+        that is itself differentiated.
         """
         index = self.indices[id(parameter)]
         view = self.views[index]
@@ -237,7 +238,7 @@ class ParameterGradients:
                 self._write(index)
             else:
                 self.store(index)
-        # Else an outer pass has written to the place, and PyTorch has yet to add that to this gradient.
+        # Otherwise an outer pass has written to the place, and PyTorch has yet to add its gradient to this gradient.
 
     def address_elsewhere(self, index: int) -> int | None:
         """Return the address at which the synchronizer can read a gradient; None if it has to be stored first."""

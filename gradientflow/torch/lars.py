@@ -24,7 +24,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         v = momentum * v + lr * local * (g + weight_decay * w)
         w = w - v
 
-    It works by itself, like any other optimizer. In a `DistributedOptimizer`, kernels of the core make its step.
+    LARS works by itself, like any other optimizer. In a `DistributedOptimizer`, kernels of the core make its step.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class LARS(_Optimizer):  # type: ignore[misc]
     weight_decay : float, default 0.0
         L2 penalty.
     trust : float, default 0.001
-        The trust coefficient: the part of its norm by which a parameter moves in a step with a learning rate of 1. With
-        0 a group uses `lr` itself, as is usual for biases and the parameters of normalizations.
+        The trust coefficient. In a step with a learning rate of 1, a parameter moves by this part of its norm. With 0 a
+        group uses `lr` itself, as is usual for biases and the parameters of normalizations.
 
     Examples
     --------

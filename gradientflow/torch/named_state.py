@@ -90,7 +90,7 @@ def _outline(value: object, tensors: list[torch.Tensor], numbers: list[int]) -> 
     if isinstance(value, bool | int | float):
         kind = next(kind for kind in (bool, int, float) if isinstance(value, kind))
         numbers.append(struct.unpack("q", struct.pack("d", value))[0] if kind is float else int(value))
-        return {kind.__name__: len(numbers)}  # 1 for the first one: number 0 is the digest of the outline
+        return {kind.__name__: len(numbers)}  # 1 for the first number: number 0 is the digest of the outline
     raise ArgumentTypeError(
         f"the state of a strategy has a {type(value).__name__}: what can be saved by name are arrays, numbers, text, "
         "None, lists, and dictionaries with text as keys"

@@ -13,10 +13,11 @@ _Tensor: Any = torch.Tensor
 class OfRank(_Tensor):  # type: ignore[misc]
     """Part of this rank in an entry that has a part for each rank.
 
-    `torch.distributed.checkpoint` sees one tensor with the parts side by side, of which each rank saves its own. Any
-    number of ranks can read the parts, which are dealt to them in turn: the same number of ranks get their own parts
-    back, fewer ranks get several each, and of more ranks some get none. Shapes may differ from the checkpoint's, which
-    replace them. Otherwise this is a tensor with this rank's part. It is pickled as a plain one.
+    `torch.distributed.checkpoint` sees one tensor with the parts side by side, of which each rank saves its own part.
+    Any number of ranks can read the parts, which are dealt to them in turn. The same number of ranks get their own
+    parts back, fewer ranks get several parts each, and of more ranks some get no part. A part takes the shape that it
+    has in the checkpoint. In all other respects this is a tensor with this rank's part. It is pickled as a plain
+    tensor.
 
     Attributes
     ----------
@@ -54,7 +55,7 @@ class OfRank(_Tensor):  # type: ignore[misc]
     def find(self, saved: torch.Size) -> None:
         """Prepare to read an entry of this size, with its parts along the first dimension."""
         (rank, ranks), self.ranks = self._place, saved[0]
-        # Not the tensor's memory, which another entry may use.
+        # Not in the tensor's memory: another entry may use it.
         self.parts = {number: torch.empty(saved[1:], dtype=self.dtype) for number in range(rank, self.ranks, ranks)}
 
     # ---- the protocol of torch.distributed.checkpoint ------------------------------------------------------------

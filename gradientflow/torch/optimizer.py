@@ -51,9 +51,9 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     the current stream after ``backward()`` returns sees the means.
 
     It replaces the wrapped optimizer, and has its parameter groups, state and state dict. With one rank it only
-    forwards to it, unless the core makes the step or the strategy has an effect on one rank. Collective: all ranks
-    construct it with the same arguments and models of the same names, shapes and dtypes. They begin with the parameters
-    and buffers of rank 0.
+    forwards calls to the wrapped optimizer, unless the core makes the step or the strategy has an effect on one rank.
+    Collective: all ranks construct it with the same arguments and models of the same names, shapes and dtypes. All
+    ranks begin with the parameters and buffers of rank 0.
 
     With ``"csc(density=0.1)"`` only the important chunks of gradients are averaged. With this and some other
     strategies, a loss scale, `LARS` or `fused`, kernels of the core make the step of momentum SGD, LARS, Adam or AdamW:
@@ -67,9 +67,9 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         The model that it trains. All of its parameters that require gradients must be in the optimizer; parameters
         outside the model must not.
     comm : Communicator, optional
-        The ranks that take part; by default all of the job, on a communicator that is closed with the optimizer.
+        The ranks that take part; by default all ranks of the job, on a communicator that is closed with the optimizer.
     strategy : gradientflow.strategies.Strategy or str, optional
-        Selects the gradients to send, and when: an object, or its words, such as ``"csc(density=0.1)"``. By default
+        The gradients to send, and when: a strategy, or its text, such as ``"csc(density=0.1)"``. By default
         `strategies.Dense`: all gradients in every iteration.
     fusion_threshold : int, float or str, default "auto"
         The least number of bytes of gradients sent together, see `GradientPool`. Other strategies have their own.
@@ -87,14 +87,14 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         not be changed between ``backward()`` and `step`; and only steps may write parameters. Other strategies have
         their own.
     loss_scale : float, "dynamic" or gradientflow.optimizers.LossScale, optional
-        The factor by which `scale` multiplies the loss, and `step` divides the gradients. With it, all ranks skip a
-        step with gradients that are not finite.
+        The factor by which `scale` multiplies the loss, and `step` divides the gradients. If given, all ranks skip a
+        step with infinite or NaN gradients.
     broadcast : bool, default True
         True to broadcast rank 0's parameters and buffers now, and the parameters of later groups when they are added.
         If False, the parameters must already be equal on all ranks, bit by bit, which is checked; buffers may differ.
     on_failure : {"raise", "continue"}
         Reaction to a rank that dies or does not answer: raise the error, or continue with the survivors, see `steps`.
-        Gradients are zero then, and `step` makes none.
+        After a survived loss, gradients are zero, and `step` makes no step.
     min_ranks : int, optional
         Least number of survivors, as in `gradientflow.Communicator.recover`.
 
@@ -128,8 +128,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     ...     optimizer.step()
     """
 
-    # If True, GradScaler leaves unscaling and the search for infinities to `step`. Where it is not supported, this lets
-    # `step` detect it.
+    # If True, GradScaler leaves unscaling and the search for infinities to `step`. If GradScaler is not supported,
+    # `step` can then detect it.
     _step_supports_amp_scaling = False
 
     def __init__(
@@ -283,7 +283,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         self._inner.state = state
 
     def state_dict(self) -> StateDict:
-        """Return the state dict of the optimizer; it and the wrapped optimizer can load each other's.
+        """Return the state dict of the optimizer. The wrapped optimizer can load this state dict, and the reverse.
 
         An entry "gradientflow" has the state of the strategy, and of the core if it makes the step. State of the
         strategy, such as residuals, is this rank's own: either each rank saves and loads its own state dict, or all use
@@ -352,7 +352,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         ----------
         set_to_none : bool, default True
             If True, parameters that the next backward passes do not reach have no gradient, so that `step` leaves them
-            alone; else they have zeros. With several ranks ``grad`` is a view of the pool when ``backward()`` returns.
+            alone; otherwise they have zeros. With several ranks ``grad`` is a view of the pool when ``backward()``
+            returns.
         """
         self._check_open()
         if self._bound is None:
@@ -384,8 +385,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def common_weights(self) -> Iterator[None]:
         """Put the parameters common to all ranks in place for a ``with`` block, to evaluate or save them in mid-run.
 
-        If the strategy lets each rank train on its own parameters, the common ones are those of the last exchange that
-        this rank has applied. Buffers stay this rank's. Not collective.
+        If the strategy lets each rank train on its own parameters, the common parameters date from the last exchange
+        that this rank has applied. Buffers stay this rank's. Not collective.
         """
         self._check_open()
         with nullcontext() if self._bound is None else self._bound.common_weights():
@@ -471,7 +472,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return copies, self._checkpoint.common(), buffers
 
     def _load_replica(self, replica: tuple[Mapping[str, torch.Tensor], dict[str, Any], Any], is_new: bool) -> None:
-        """Load a replica; only on a joiner also rates and buffers: a rank ahead may have the rates of its next step."""
+        """Load a replica; on a joiner also rates and buffers. The giver may already have the rates of its next step."""
         assert self._bound is not None
         assert self._checkpoint is not None
         parameters, state, buffers = replica
@@ -510,7 +511,8 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def join(self) -> Iterator[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
-        A rank that leaves the block contributes zeros until all have left it. Means are always over all ranks. At the
+        A rank that leaves the block contributes zeros until all ranks have left it. Means are always over all ranks. At
+        the
         end all ranks get the parameters and the optimizer state of a rank with the most iterations. Ranks that have
         left the block do not take part in its other collective calls.
         """
@@ -542,7 +544,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
     def bytes_copied(self) -> int:
         """Total bytes of gradients that had to be copied into the pools.
 
-        Backward passes write gradients there, which does not count as a copy; gradients set by hand are copied.
+        Gradients that backward passes write there do not count as copies; gradients set by hand are copied.
         """
         return self._bytes_copied + (0 if self._bound is None else self._bound.gradients.bytes_copied)
 
@@ -588,7 +590,7 @@ def _check_types(optimizer: object, model: object, comm: object, accumulation_st
 
 
 def _checked_strategy(strategy: Strategy | str | None, **settings: Any) -> Strategy:
-    """Return the strategy; by default dense communication with these settings, or without any the usual strategy."""
+    """Return the strategy; by default dense communication with these settings, or, without any, the usual strategy."""
     default = Dense().settings
     given = [name for name, value in settings.items() if value != default[name]]
     if strategy is None:

@@ -38,7 +38,7 @@ def broadcast_parameters(module_or_state_dict: object, root: int = 0, *, comm: C
     root : int
         The rank whose values are broadcast.
     comm : Communicator, optional
-        The ranks that take part; by default all of the job.
+        The ranks that take part; by default all ranks of the job.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def broadcast_optimizer_state(
     root : int
         The rank whose state is broadcast.
     comm : Communicator, optional
-        The ranks that take part; by default all of the job.
+        The ranks that take part; by default all ranks of the job.
 
     Raises
     ------
@@ -129,7 +129,8 @@ def require_same_values(tensors: Mapping[str, torch.Tensor], comm: Communicator)
     Raises
     ------
     gradientflow.errors.MismatchError
-        On every rank, if two ranks differ; it names the first rank that differs from rank 0, and its first tensor.
+        On every rank, if two ranks differ. The message names the first rank that differs from rank 0, and its first
+        tensor.
     """
     tensors = _named_tensors(tensors)
     require_same(comm, "parameters", {name: _description(tensor) for name, tensor in tensors.items()})

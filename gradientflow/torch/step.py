@@ -54,7 +54,7 @@ class Step:
     def is_for_state(self) -> bool:
         """True if the step has nothing to train: PyTorch's `get_state_dict` makes such a step to initialize the state.
 
-        It sets gradients of zeros and learning rates of 0, before the first backward pass.
+        PyTorch sets gradients of zeros and learning rates of 0 for it, before the first backward pass.
         """
         gradients, groups = self._bound.gradients, self._optimizer.param_groups
         return (

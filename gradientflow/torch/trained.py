@@ -34,8 +34,8 @@ def trained_parameters(
 ) -> dict[str, torch.Tensor]:
     """Return the parameters to train by name.
 
-    Raises unless they can be trained, are all in the optimizer, and belong to no DistributedOptimizer but `owner`; or
-    if the optimizer has parameters outside the model.
+    Raises unless all of them can be trained, are in the optimizer, and belong to no DistributedOptimizer other than
+    `owner`. Raises also if the optimizer has parameters outside the model.
     """
     named: dict[str, torch.Tensor] = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}

@@ -10,8 +10,8 @@ from gradientflow.meeting.variables import RankAndSize
 
 
 def alone(config: Mapping[str, str]) -> Communicator:
-    """Return a communicator of this process alone, with the settings of another."""
-    settings = {**config, "timeline": "off"}  # the job's rank 0 writes that file
+    """Return a communicator of this process alone, with the settings of another communicator."""
+    settings = {**config, "timeline": "off"}  # the job's rank 0 writes the timeline file
     return Communicator(meet_by(None, RankAndSize(0, 1), settings), settings)
 
 

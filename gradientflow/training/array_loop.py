@@ -1,4 +1,4 @@
-"""The training loop for arrays of NumPy, or other arrays whose gradients are written in place."""
+"""The training loop for NumPy arrays, and for other arrays whose gradients are written in place."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class Optimizer(Protocol):
     Attributes
     ----------
     hyperparameters : mapping of str to value
-        Numbers that can be changed while it is used, such as the learning rate.
+        Numbers that can be changed during training, such as the learning rate.
     """
 
     hyperparameters: object
 
     @property
     def masters(self) -> Mapping[int, TensorLike]:
-        """Float32 master weights, by the index of their tensor of 16 bits."""
+        """Float32 master weights, by the index of their 16-bit tensor."""
 
     def round_masters(self) -> None:
-        """Set the weights of 16 bits to their rounded master weights."""
+        """Set 16-bit weights to their rounded master weights."""
 
     def update_masters(self) -> None:
-        """Set master weights to their weights of 16 bits wherever these were changed."""
+        """Set master weights to their 16-bit weights wherever these were changed."""
 
     def live_state(self) -> StateDict:
         """Return the state, whose arrays may change with the next step."""
@@ -64,7 +64,7 @@ class Optimizer(Protocol):
 
 
 class ArrayLoop(OverRanks):
-    """A training loop for arrays, synchronized by a strategy: gradients are written into its arrays, `gradients`.
+    """A training loop for arrays, synchronized by a strategy. Gradients are written into the arrays `gradients`.
 
     Collective: all ranks construct it with the same arguments. Weights are broadcast from rank 0.
 
@@ -76,13 +76,13 @@ class ArrayLoop(OverRanks):
         Contiguous arrays of float16, bfloat16, float32 or float64, in the order of backpropagation: the last layer
         first. Gradients have the same shapes and dtypes.
     strategy : Strategy or str, optional
-        A strategy, or its text, such as ``"csc(density=0.1)"``; by default that of the settings file, else dense
-        communication.
+        A strategy, or its text, such as ``"csc(density=0.1)"``; by default the strategy of the settings file, or dense
+        communication if the file names none.
     loss_scale : float, "dynamic" or LossScale, optional
-        The factor by which the loss is multiplied. With it, iterations with gradients that are not finite are skipped.
+        The factor by which the loss is multiplied. If given, iterations with infinite or NaN gradients are skipped.
     on_failure : {"raise", "continue"}
-        If a rank dies or does not answer: raise the error, or continue with the survivors, see `steps`. `wait` then
-        returns an update of kind "skipped".
+        Reaction to a rank that dies or does not answer: raise the error, or continue with the survivors, see `steps`.
+        After a survived loss, `wait` returns an update of kind "skipped".
     min_ranks : int, optional
         Least number of survivors, as in `gradientflow.Communicator.recover`.
 
@@ -201,9 +201,9 @@ class ArrayLoop(OverRanks):
         Raises
         ------
         gradientflow.errors.AbandonedError
-            If a rank gave up the iteration: all drop it, and can continue with the next one.
+            If a rank gave up the iteration: all ranks drop it, and can continue with the next iteration.
         gradientflow.errors.NonFiniteError
-            On every rank, if gradients are not finite and the strategy checks for this.
+            On every rank, if a gradient is infinite or NaN and the strategy checks for this.
         """
         if not self._loop.progress.order:
             self._loop.begin_pass()
@@ -233,8 +233,8 @@ class ArrayLoop(OverRanks):
     def join(self) -> Iterator[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
-        A rank that leaves the block contributes zeros until all have left it. Then all get the weights and the
-        optimizer state of a rank that had the most iterations.
+        A rank that leaves the block contributes zeros until all ranks have left it. Then all ranks get the weights and
+        the optimizer state of a rank that had the most iterations.
         """
         with join(self._loop, self._broadcast):
             yield
@@ -249,7 +249,7 @@ class ArrayLoop(OverRanks):
         )
 
     def _load_replica(self, replica: Plain, is_new: bool) -> None:
-        """Load it; hyperparameters on a new rank only, since a rank ahead may have set its own for the next step."""
+        """Load a replica. Hyperparameters only on a new rank: the giver may have set them for its next step."""
         weights, optimizer, scale = replica
         for mine, theirs in zip(self._loop.layout.weights, weights or (), strict=weights is not None):
             mine[...] = theirs
@@ -322,7 +322,7 @@ class ArrayLoop(OverRanks):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if the state is of other tensors or another strategy. Nothing is changed then.
+            On every rank, if the state belongs to other tensors or another strategy. Nothing is changed then.
         """
         self._state.load(state, lambda: self._state.check(state))
         self._state.load_loss_scale(state)

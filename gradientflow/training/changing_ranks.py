@@ -24,14 +24,15 @@ class Replica(NamedTuple):
     """State that is the same on all ranks, beside the strategy's: weights, optimizer state and so on."""
 
     state: Callable[[bool], object]  # returns the state as a plain value; True: with weights
-    load: Callable[[Plain, bool], object]  # loads another rank's state; True: all of it, on a rank that begins
+    load: Callable[[Plain, bool], object]  # loads another rank's state; True: the rank begins, and loads all of it
 
 
 class ChangingRanks(FixedRanks):
     """Ranks that may be lost or join. A joining rank makes its loop alone, and takes part when its steps begin.
 
-    Where each rank trains on weights of its own, joining ranks get all they need while members train, up to the step
-    with the next exchange. Until then members have two communicators: their own, and a wider one with joining ranks.
+    Where each rank trains on weights of its own, joining ranks get all state that they need while members train, up to
+    the step with the next exchange. Until then members have two communicators: their own, and a wider one with joining
+    ranks.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class ChangingRanks(FixedRanks):
     min_ranks : int, optional
         As in `Communicator.recover`.
     replica : Replica
-        State that late ranks get from another.
+        State that a late rank gets from another rank.
 
     Raises
     ------
@@ -59,8 +60,8 @@ class ChangingRanks(FixedRanks):
         self._outgrown: list[Communicator] = []  # former communicators, kept until all ranks use the wider one
         self._prefetch = StatePrefetch()
         self.role = Role.MEMBER
-        # True on a joining rank that has taken the state sent in advance, and on a member while the state that it has
-        # sent to joining ranks is current.
+        # True on a joining rank that has taken the state sent in advance, and on a member as long as the state sent to
+        # joining ranks is current.
         self.has_state = True
         former = comm.recovered_from
         if former is not None and len(former) < comm.size:
@@ -72,14 +73,14 @@ class ChangingRanks(FixedRanks):
 
     @property
     def is_apart(self) -> bool:
-        """True until this rank has come to the ranks that admitted it."""
+        """True until this rank takes part with the ranks that admitted it."""
         return self.here is not self.comm
 
     def make(self, make: Callable[[Communicator], _Made]) -> _Made:
         """Return the result of a function of the communicator `here`. Collective, except on joining ranks.
 
-        If a rank is lost meanwhile, the function is called on this rank alone, which then takes part later, as joining
-        ranks do.
+        If a rank is lost meanwhile, the function is called on this rank alone. This rank then takes part later, as
+        joining ranks do.
         """
         try:
             return make(self.here)
@@ -92,7 +93,7 @@ class ChangingRanks(FixedRanks):
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
     def recover(self, synchronizer: Survivable) -> None:
-        """Make a communicator of the survivors. Collective over these."""
+        """Make a communicator of the survivors. Collective over the survivors."""
         if self.wider is not None:
             self._widen(synchronizer)
         self._use(self.comm.recover(self._min_ranks))
@@ -100,7 +101,7 @@ class ChangingRanks(FixedRanks):
         self._admit_all(synchronizer)
 
     def _come(self, synchronizer: Survivable) -> None:
-        """Leave the communicator of this rank alone. Collective over this rank and the ranks that have admitted it."""
+        """Move from this rank's own communicator to one with the ranks that have admitted it. Collective."""
         self.here.close()
         self.here = self.comm
         if self.role is Role.SEPARATED:
@@ -136,10 +137,10 @@ class ChangingRanks(FixedRanks):
         return self.comm.rank == 0 and self.comm._admission is not None and self.comm._admission.has_pending()
 
     def _admit_all(self, synchronizer: Survivable) -> None:
-        """Admit processes until none waits, unless that is done between two steps.
+        """Admit processes until none waits, unless this strategy admits processes between two steps.
 
-        Some ranks may be on a communicator because they have admitted processes, others because their admission has
-        failed. So all ranks do this first on each communicator.
+        Some ranks may use a communicator because they have admitted processes, and other ranks because their admission
+        has failed. So all ranks call this function first on each communicator.
         """
         while admits_when_recovering(synchronizer) and self._admit(synchronizer):
             pass
@@ -167,7 +168,8 @@ class ChangingRanks(FixedRanks):
     def _greet(self, made: Communicator, entries: Mapping[str, str], changing: object, lasting: object = None) -> None:
         """Send joining ranks of a communicator, if any, their state in advance, from its rank 0.
 
-        ``{}`` and None are no state, only the message for which `_take_prefetched` waits: `catching_up` gives it later.
+        ``{}`` and None carry no state: they only end the wait of `_take_prefetched`, and `catching_up` gives the state
+        later.
         """
         if made.rank == 0 and made.size > len(made.recovered_from or ()):
             self._prefetch.begin(made, (dict(entries), changing), lasting)
@@ -205,7 +207,7 @@ def _same(comm: Communicator) -> Communicator:
 
 
 def admits_when_recovering(synchronizer: Survivable) -> bool:
-    """Return True if processes are admitted as if a rank had been lost, not between two steps."""
+    """Return True if processes are admitted during a recovery, as if a rank had been lost, not between two steps."""
     return synchronizer.meets_in in ("rounds", "servers")
 
 

@@ -1,4 +1,4 @@
-"""Consolidated state: the same on all ranks, merged from the state of each."""
+"""Consolidated state, which is the same on all ranks and merged from their states."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def consolidated(comm: Communicator, state: object, *, means: bool) -> Plain:
     state : plain value
         This rank's state.
     means : bool
-        True: arrays of floats become means over the ranks, with zeros where a rank lacks one, and other arrays come
-        from rank 0. False: arrays stay as they are, since they are the same on all ranks already.
+        True: arrays of floats become means over the ranks, in which a missing array counts as zeros, and other arrays
+        come from rank 0. False: arrays stay as they are, since they are the same on all ranks already.
     """
     arrays: Arrays = {}
     outline = _outline(state, (), arrays)
@@ -46,8 +46,8 @@ def consolidated(comm: Communicator, state: object, *, means: bool) -> Plain:
 def of_any_rank(comm: Communicator, states: Sequence[object], saved_by: int) -> Plain:
     """Return a state that is the same on all ranks, merged from the states of other ranks. Collective.
 
-    Arrays of floats are means over the ranks that saved them, as in `Synchronizer.consolidated_state_dict`; all else
-    comes from their rank 0.
+    Arrays of floats are means over the ranks that saved them, as in `Synchronizer.consolidated_state_dict`; all other
+    values come from the state that rank 0 saved.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def of_any_rank(comm: Communicator, states: Sequence[object], saved_by: int) -> 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        On all ranks, if they do not have all states.
+        On all ranks, if together they do not have `saved_by` states.
     """
     found = int(comm.allreduce(np.array([len(states)]), "sum")[0])
     if found != saved_by:
@@ -75,7 +75,7 @@ def of_any_rank(comm: Communicator, states: Sequence[object], saved_by: int) -> 
 
 
 def _sum(states: Sequence[Plain], factor: float) -> Plain:
-    """Return the sum of the arrays of floats in these states, times `factor`, with all else from the first."""
+    """Return the sum of the arrays of floats in these states, times `factor`; other values are the first state's."""
     first = states[0]
     if isinstance(first, Mapping):
         keys = dict.fromkeys(key for each in states for key in each)
@@ -88,7 +88,7 @@ def _sum(states: Sequence[Plain], factor: float) -> Plain:
 
 
 def _without_rank(state: object) -> Plain:
-    """Return a state of means marked as that of one rank which has consolidated its own."""
+    """Return a state of means, marked as the consolidated state of a single rank."""
     if isinstance(state, Mapping):
         rank = {"rank": None, "ranks": 1} if {"rank", "ranks"} <= set(state) else {}
         return {**{key: _without_rank(value) for key, value in state.items()}, **rank}

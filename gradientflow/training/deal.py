@@ -12,7 +12,7 @@ from gradientflow.errors import ArgumentError
 class Deal:
     """Distribution of samples to ranks, step by step; the ranks may change between any two steps.
 
-    The batch of a step depends on the step and the seed only, and each of its samples goes to one rank. So nothing has
+    The batch of a step depends on the step and the seed only, and each of its samples goes to one rank. So no state has
     to be kept or sent when ranks are lost or join. No sample is dealt twice in an epoch. Samples after the last whole
     batch of an epoch are not dealt.
 
@@ -25,12 +25,12 @@ class Deal:
     seed : int, optional
         Seed of the order of the samples, which differs between epochs. The same on all ranks.
     shuffle : bool, optional
-        True to deal in such an order, False from the first sample to the last.
+        True to deal samples in this order, False to deal them from the first to the last.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there are fewer samples than a batch has.
+        If there are fewer samples than `batch_size`.
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:

@@ -1,6 +1,6 @@
 """Transfer of plain values between ranks, such as weights and the state of an optimizer.
 
-Large arrays are not copied: they are sent from their place, and received in their final one.
+Large arrays are not copied: they are sent from their memory, and received in their final memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def hand_over(comm: Communicator, value: object) -> Plain:
 
 
 def hand_over_parts(comm: Communicator, parts: list[Bytes], value: object, root: int = 0) -> Plain:
-    """Return the value of rank `root`, which passes its parts. Collective."""
+    """Return the value of rank `root`, whose `parts` are the value in packed form. Collective."""
     count = int(comm.broadcast(np.array([len(parts)]), root)[0])
     sizes = comm.broadcast(np.array([each.size for each in parts] or [0] * count), root)
     if comm.rank != root:
@@ -34,7 +34,7 @@ def hand_over_parts(comm: Communicator, parts: list[Bytes], value: object, root:
 
 @contextmanager
 def handing_over(comm: Communicator, value: object) -> Iterator[Future[Plain]]:
-    """Transfer the value of rank 0 during a ``with`` block, ending once it is there; then close the communicator."""
+    """Transfer the value of rank 0 during a ``with`` block, which ends once the value is there; then close `comm`."""
     with comm, ThreadPoolExecutor(1) as executor:
         future = executor.submit(hand_over, comm, value)
         try:

@@ -14,7 +14,7 @@ _UNTOLD = (_HANDED, Phase.BEGIN_FAILED, Phase.WAIT_FAILED, Phase.STEP_FAILED)
 
 
 class Progress:
-    """The phase of the current iteration, and its data. Nothing else changes the phase."""
+    """The phase of the current iteration, and its data. Only methods of this class change the phase."""
 
     def __init__(self) -> None:
         self.order: list[int] = []  # tensors whose gradients are final, in the order in which they became final
@@ -36,16 +36,16 @@ class Progress:
 
     @property
     def is_untold(self) -> bool:
-        """True if other ranks wait for this rank's part, and must be told if it gives the iteration up."""
+        """True if other ranks wait for this rank's part. To give up the iteration, this rank then has to tell them."""
         return bool(self.order) or self.phase in _UNTOLD
 
     def begin_pass(self, *, only_adds: bool) -> None:
-        """Begin a backward pass: its gradients are handed over, or with `only_adds` just add up. Forget the update."""
+        """Forget the update, and begin a backward pass. Gradients are handed over, or just add up if `only_adds`."""
         self.phase = _ADDS if only_adds else _HANDS
         self.update = None
 
     def hand_over(self) -> None:
-        """Note that all gradients are with the synchronizer."""
+        """Note that the synchronizer has all gradients."""
         self._expect(_HANDS, _ADDS)
         self.phase = _HANDED
 

@@ -115,13 +115,13 @@ class Loop:
                 synchronizer.close(orderly=False)
                 raise
         self.synchronizer, self.layout = synchronizer, synchronizer.layout
-        self.synchronizer.set_iteration(self._iteration())  # bound after an exchange, it gets no `begin`
+        self.synchronizer.set_iteration(self._iteration())  # if bound after an exchange, it gets no `begin`
         self._sent = self.synchronizer.bytes_sent
         for index in self.tensors.attach(self.synchronizer):
             self.used[index] = True
 
     def _reorder(self, order: Sequence[int]) -> None:
-        """Bind the strategy again, to the tensors in another order, with its state."""
+        """Bind the strategy again, with its state, to the tensors in another order."""
         if list(order) == list(range(len(order))):
             return
         old, extra = self.synchronizer, self.synchronizer.extra.copy()
@@ -132,7 +132,7 @@ class Loop:
         self.on_new_order()
 
     def learn_order(self) -> None:
-        """Put the tensors in the order of backpropagation if it becomes known now. Collective, unless known before."""
+        """Put the tensors into backpropagation order if it becomes known now. Collective, unless known before."""
         order = self.backward_order.learn(self.comm, len(self.layout))
         if order is not None:
             self._reorder(order)
@@ -194,7 +194,7 @@ class Loop:
         return True
 
     def flush(self) -> None:
-        """Hand all gradients to the synchronizer, also gradients of earlier passes and gradients set by hand."""
+        """Hand all gradients to the synchronizer, including gradients of earlier passes and gradients set by hand."""
         if not self.progress.has_begun:
             self.progress.begin_pass(only_adds=False)
             self._begin()
@@ -260,7 +260,7 @@ class Loop:
         else:
             self.progress.average(update)
         previous = self.synchronizer
-        if outcome.is_dropped or not self.ranks.may_change:  # otherwise learned after the step
+        if outcome.is_dropped or not self.ranks.may_change:  # otherwise the order is learned after the step
             self.learn_order()
         self.status.raise_if_dropped(outcome, self.batches.here)
         if self.synchronizer is not previous and update.kind == "apply":
@@ -290,7 +290,7 @@ class Loop:
             progress.reset()
 
     def abandon_unfinished(self) -> None:
-        """Give up an iteration that has failed in a backward pass. Between two steps."""
+        """Give up an iteration that has failed in a backward pass. Called between two steps."""
         if self.progress.phase is not Phase.HANDED_OVER:
             self.abandon()
 
@@ -396,7 +396,7 @@ class Loop:
         round_masters: Callable[[], object],
         update_masters: Callable[[], object],
     ) -> None:
-        """Let the strategy write these float32 master weights, which are then rounded to the weights of 16 bits."""
+        """Let the strategy write these float32 master weights, which are then rounded to the 16-bit weights."""
         if self.writes_weights:
             self._masters = {self.layout.names[index]: master for index, master in masters.items()}
             self._round_masters, self._update_masters = round_masters, update_masters
@@ -410,7 +410,7 @@ class Loop:
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def load(self, state: State | None, order_is_known: bool) -> None:
-        """Load a state of the synchronizer, with its order of tensors; without one, reset. Collective."""
+        """Load a state of the synchronizer, with its order of tensors; without a state, reset. Collective."""
         self.abandon()
         self.progress.reset()
         self.ranks.note_that_state_was_loaded()

@@ -15,18 +15,18 @@ _SMALLEST = 2.0**-24
 
 
 class LossScale:
-    """The factor by which the loss is multiplied before backpropagation, and the gradients are divided in the step.
+    """The factor that multiplies the loss before backpropagation. The step divides the gradients by it.
 
     (GradientFlow paper, section 2.5, and its reference 29.) All ranks see the same mean gradients, bit for bit. So all
-    find the same gradients not finite, and change the scale alike, without communication.
+    ranks skip the same steps and change the scale alike, without communication.
 
     Parameters
     ----------
     initial : float, default 2**16
         The initial scale: a power of two, so that scaling does not round.
     dynamic : bool, default True
-        True to halve the scale when a gradient is not finite, and to double it after `growth_interval` steps in a row
-        with finite gradients.
+        True to halve the scale when a gradient is infinite or NaN, and to double it after `growth_interval` successive
+        steps with finite gradients.
     growth_interval : int, default 2000
         See `dynamic`.
 
@@ -35,7 +35,7 @@ class LossScale:
     value : float
         The current scale.
     overflows : int
-        Steps that were skipped because a gradient was not finite.
+        Steps that were skipped because a gradient was infinite or NaN.
 
     Raises
     ------
@@ -52,12 +52,12 @@ class LossScale:
         self._owner: weakref.ref[object] | None = None
 
     def bind(self, optimizer: object) -> None:
-        """Reserve the scale for one optimizer, as long as that exists: each step may change it.
+        """Reserve the scale for one optimizer as long as this optimizer exists: each of its steps may change the scale.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is reserved for another optimizer.
+            If the scale is reserved for another optimizer.
         """
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner is not optimizer:
@@ -114,7 +114,7 @@ class LossScale:
         self._good_steps = int(state["good_steps"])
 
     def __repr__(self) -> str:
-        """Return the scale, and how it changes."""
+        """Return the scale, and the settings of its changes."""
         return f"LossScale({self.value:g}, dynamic={self.dynamic}, growth_interval={self.growth_interval})"
 
 

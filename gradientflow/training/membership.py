@@ -1,7 +1,8 @@
 """Ranks that take part in a training, their roles, and the transfer of state between them.
 
-All ranks take part in each exchange, so a rank that has ended one knows that all have sent their parts: ranks are at
-most one exchange apart. `plan` is a pure function of the reports of all ranks, so each rank finds the same plan.
+All ranks take part in each exchange. A rank that has ended an exchange knows that all ranks have sent their parts, so
+ranks are at most one exchange apart. `plan` is a pure function of the reports of all ranks, so each rank finds the same
+plan.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Standing(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The progress of the rank: the largest one gives its state."""
+        """The progress of the rank. A rank with the largest progress gives its state."""
         return self[:3]
 
 
@@ -95,7 +96,7 @@ def plan(standings: Sequence[Standing], lost: Collection[int] = ()) -> Plan:
     Raises
     ------
     gradientflow.errors.CommunicationError
-        If no rank has weights to give. It is no `RecoverableError`: training cannot continue.
+        If no rank has weights to give. The error is no `RecoverableError`: training cannot continue.
     """
     giver = max(range(len(standings)), key=lambda rank: (standings[rank].place, -rank))
     first = standings[giver]

@@ -14,7 +14,7 @@ _SKIPPED, _MEASURED = 5, 5  # iterations: the first are not representative
 
 
 class Overlap:
-    """The time that ranges travel, and its part before the step waits for them, summed over some iterations.
+    """The travel time of ranges, and its part before the step waits for them, summed over some iterations.
 
     Parameters
     ----------

@@ -53,8 +53,8 @@ class OverRanks:
         """Return an iterator over the numbers of steps, 0, 1, ... up to below `total`, the same on all ranks.
 
         With ``on_failure="continue"`` the number of a step whose gradients were lost with a rank comes again. Choose
-        data by this number, and by rank and size of `membership`: then none is left out. Iteration is collective then,
-        and ends when all ranks have made all steps.
+        data by this number, and by rank and size of `membership`: then no data is left out. Iteration is collective
+        then, and ends when all ranks have made all steps.
 
         The first call of `steps` also admits processes that have called `gradientflow.join`: before each step that
         follows an exchange.
@@ -65,7 +65,7 @@ class OverRanks:
     def changed(self) -> bool:
         """True if ranks were lost, or have joined, since the last iteration began.
 
-        Read it where a step begins, before its first gradient: there it is the same on all ranks.
+        Read it where a step begins, before the first gradient: at this point it is the same on all ranks.
         """
         return self._ranks.changed
 
@@ -89,13 +89,13 @@ class FixedRanks:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm  # communicator of the ranks that take part now
-        self.here = comm  # communicator of the loop: the same, or this rank alone until it takes part with the rest
+        self.here = comm  # communicator of the loop: `comm`, or this rank's own until it takes part
         self.entries: Mapping[str, str] = {}  # values that must be the same on all ranks, by name
         self.membership = self._membership_before = Membership.of(comm)  # ranks now, and when the last iteration began
 
     @property
     def changed(self) -> bool:
-        """True if ranks were lost, or joined, since the last iteration began: the same on all ranks between two."""
+        """True if ranks were lost, or joined, since the last iteration began. Equal on all ranks between iterations."""
         return self.membership is not self._membership_before
 
     def make(self, make: Callable[[Communicator], _Made]) -> _Made:
@@ -103,7 +103,7 @@ class FixedRanks:
         return make(self.here)
 
     def check(self, synchronizer: Synchronizer) -> None:
-        """Raise unless training with this synchronizer can continue after a loss that is to be survived."""
+        """Raise if training has to survive the loss of a rank, and this synchronizer cannot continue after a loss."""
 
     def steps(self, loop: Callable[[], Loop], total: int, finish: Callable[[], object]) -> Iterator[int]:
         """Return an iterator over the numbers of steps; `loop` returns the current loop, `finish` may come last."""
@@ -115,11 +115,11 @@ class FixedRanks:
         """Note that a backward pass begins, after so many `passes` of the same iteration."""
 
     def defers(self, error: BaseException) -> bool:
-        """Return True if an error may be dropped here: `Synchronizer.wait` raises it again, where it is survived."""
+        """Return True if an error may be dropped here: `Synchronizer.wait` raises it again, in a `surviving` block."""
         return False
 
     def surviving(self, loop: Loop, *, has_gradients: bool) -> AbstractContextManager[object]:
-        """Return a context: ranks that are lost in the ``with`` block are survived.
+        """Return a context that survives the loss of ranks in its ``with`` block.
 
         `has_gradients`: True if gradients of this rank are lost with the iteration.
         """

@@ -47,7 +47,7 @@ class Rates:
         return bool(np.any((means[:_BITS] != 0) & (means[_BITS:] != 0)))
 
     def difference(self, comm: Communicator, has_step: bool) -> str:
-        """Name a rank with other rates than the first rank that has a step to make. Collective."""
+        """Name a rank whose rates differ from the rates of the first rank that has a step to make. Collective."""
         rates = list(self.now())
         rows = comm.allgather(np.array([float(has_step), *rates]))
         ranks = np.flatnonzero(rows[:, 0])

@@ -1,4 +1,4 @@
-"""The state of training in a checkpoint: strategy, loss scale, and the kind and tensors to which it belongs."""
+"""The state of training in a checkpoint: strategy and loss scale, with the kind of training and its tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS = {"of", "shapes", "loss_scale", "order_is_known", "synchronizer"}
 class TrainingState:
     """Checkpoints of a training loop, for all frameworks.
 
-    A state can be loaded where the `kind`, such as the name of the strategy, is the same.
+    A state can only be loaded into a training of the same `kind`, such as the name of the strategy.
     """
 
     def __init__(self, loop: Loop, kind: str) -> None:
@@ -32,7 +32,7 @@ class TrainingState:
             return self._with(self._loop.synchronizer.state_dict())
 
     def common(self) -> StateDict:
-        """Return the state that is the same on all ranks, without the strategy's. Does not communicate."""
+        """Return the part of the state that is the same on all ranks, without the strategy's. Does not communicate."""
         return self._with(None)
 
     def consolidated(self) -> StateDict:
@@ -79,7 +79,7 @@ class TrainingState:
             self._loop.synchronizer.check_state_dict(state["synchronizer"])
 
     def load(self, state: State | None, check: Callable[[], object]) -> None:
-        """Load the strategy's part of a state; without one, reset the strategy. Collective.
+        """Load the strategy's part of a state; without a state, reset the strategy. Collective.
 
         `check` raises unless this rank can load the state. Nothing is changed if it raises on any rank, or if the
         states of the ranks do not belong together.

@@ -1,4 +1,4 @@
-"""The status that travels with gradients: tensors that have one, ranks with batches, ranks that gave up."""
+"""The status that travels with gradients: tensors with a gradient, ranks with batches, ranks that gave up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Numbers = npt.NDArray[np.float64]
 class ExchangeStatus(NamedTuple):
     """Status of all ranks in an exchange."""
 
-    present: Sequence[bool] | None  # flags of tensors with a gradient on any rank; None if all have one on all
+    present: Sequence[bool] | None  # flags of tensors with a gradient on any rank; None if all ranks have all
     any_has_batches: bool  # a rank has batches left
     given_up: list[int]  # ranks that gave up the iteration
     rates_differ: bool  # two ranks make steps with different learning rates
@@ -33,7 +33,7 @@ class ExchangeStatus(NamedTuple):
 class Status:
     """Status of this rank, written into `Synchronizer.extra`, and of all ranks, read from the means.
 
-    The numbers are: for each tensor, 1 if it has a gradient on this rank; 1 if any tensor has none; 1 unless this rank
+    The numbers are: for each tensor, 1 if it has a gradient on this rank; 1 if any tensor lacks one; 1 unless this rank
     is out of batches; for each rank, 1 if it gives up the iteration; the learning rates, as `Rates` encodes them. A
     mean is nonzero if the number is nonzero on any rank, so no further communication is needed. If gradients are not
     averaged, nothing is sent, and a rank knows only its own status.
@@ -55,7 +55,7 @@ class Status:
     def write(
         self, extra: Numbers, used: Sequence[bool] | None, has_batches: bool = True, gives_up: bool = False
     ) -> None:
-        """Write the status, with the tensors that have a gradient in `used`; None if all have one."""
+        """Write the status; `used` has flags of tensors with a gradient, or is None if all tensors have a gradient."""
         if not self.count:
             return
         status = extra[: len(self._complete)]

@@ -29,7 +29,7 @@ class Steps:
         self._counts = 0  # calls of `count`: joining ranks begin with the first
 
     def count(self, total: int, meet: Callable[[], object], finish: Callable[[], object]) -> Iterator[int]:
-        """Give out numbers from 0 to below `total`; the first call of `count` calls `meet` before each.
+        """Give out numbers from 0 to below `total`. The first call of `count` calls `meet` before each number.
 
         `finish` is called after the last number: steps that are undone in it are given out again.
         """
@@ -44,7 +44,7 @@ class Steps:
             if number >= total:
                 undone = self.undone
                 finish()
-                if self.undone == undone:  # lost ranks had completed all steps, or others are in their next training
+                if self.undone == undone:  # lost ranks had completed all steps, or peers are in their next training
                     self._goes_back = False
                     return
                 number = self._or_back(number)

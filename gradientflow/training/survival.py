@@ -4,8 +4,8 @@ A rank that missed it copies weights and optimizer state from a rank that comple
 no rank has ended the exchange, all drop it. The end of training is an exchange, too. A joining rank counts as late, and
 has sent nothing: `membership.plan` decides which rank gives which state to which.
 
-Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer counts exchanges then, and
-late ranks get their results; only joining ranks get the optimizer's state.
+Where each rank trains on weights of its own, an iteration is no exchange. The synchronizer then counts exchanges, and
+late ranks get their results. Only joining ranks get the optimizer's state.
 
 The moments of training are in `FixedRanks` (ranks.py), communicators in `ChangingRanks` (changing_ranks.py), counts of
 exchanges and the transfer of state in `Survival` (here), and numbers of steps in `Steps` (steps.py).
@@ -58,7 +58,7 @@ class Survival(ChangingRanks):
         synchronizer.check_survival()
 
     def steps(self, loop: Callable[[], Loop], total: int, finish: Callable[[], object]) -> Iterator[int]:
-        """Return an iterator over the numbers of steps; the number of a step that is lost comes again."""
+        """Return an iterator over the numbers of steps; the number of a lost step is given out again."""
         yield from self.numbers.count(total, lambda: self.meet(loop()), finish)
 
     # ---- moments of an iteration ---------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Survival(ChangingRanks):
         self.numbers.ended()
 
     def after_step(self, loop: Loop) -> None:
-        """Let the strategy act after the step; if weights are the rank's own, call it again after a loss."""
+        """Let the strategy act after the step. If weights are the rank's own, repeat this after the loss of a rank."""
         while True:
             with self.surviving(loop, has_gradients=False):
                 loop.let_write(loop.synchronizer.after_step)
@@ -139,9 +139,10 @@ class Survival(ChangingRanks):
         self._met_after = (self.exchanges, _of(loop).exchanges)
 
     def finish(self, loop: Loop, also: Callable[[], object]) -> None:
-        """End training on all ranks: a late rank needs another's state. No rank waits for ranks that have returned.
+        """End training on all ranks, and give late ranks the state of another. No rank waits for returned ranks.
 
-        Work that all ranks have done is not repeated: its result would differ from that of ranks that have returned.
+        Work that all ranks have done is not repeated: its result would differ from the result on ranks that have
+        returned.
         """
         self._check_takes_part()
         loop.take_weights()
@@ -176,7 +177,7 @@ class Survival(ChangingRanks):
     # ---- other ranks ---------------------------------------------------------------------------------------------
 
     def _go_on(self, loop: Loop, change: _Change, *, has_gradients: bool = False) -> None:
-        """Bind the strategy to the ranks after `change`. Gradients of an iteration that no rank has ended are lost.
+        """Call `change`, and bind the strategy to the new ranks. Gradients of an iteration that no rank ended are lost.
 
         If another rank is lost meanwhile, start again with its recovery as the change.
         """
@@ -285,7 +286,7 @@ def ranks_of(comm: Communicator, on_failure: str, min_ranks: int | None, replica
 
 
 def check_on_failure(on_failure: str, min_ranks: int | None) -> bool:
-    """Return True to continue without ranks that are lost; raise unless the arguments go together."""
+    """Return True to continue without lost ranks; raise if the arguments do not go together."""
     if on_failure not in ("raise", "continue"):
         raise ArgumentError(f"on_failure is 'raise' or 'continue', not {on_failure!r}")
     if min_ranks is not None and on_failure == "raise":

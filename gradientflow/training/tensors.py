@@ -25,10 +25,10 @@ class Tensors(Protocol):
         """Raise if tensors have changed, or gradients in `final` have been replaced after they became final."""
 
     def collect(self, index: int, used: bool) -> bool:
-        """Put a gradient that is not final, or zeros, into its place. Return whether there is a gradient."""
+        """Put a gradient that is not final, or zeros, into its place. Return True if there is a gradient."""
 
     def set_present(self, index: int, present: bool) -> None:
-        """Give the tensor the gradient in its place, or none."""
+        """Give the tensor the gradient in its place, or no gradient."""
 
     def zero(self, set_to_none: bool) -> None:
         """Zero all gradients in their places; with `set_to_none`, tensors may have no gradient afterwards."""

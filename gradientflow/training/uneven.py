@@ -1,4 +1,4 @@
-"""Uneven numbers of batches: ranks that are out of them take part until no rank has any."""
+"""Uneven numbers of batches: ranks without batches take part until no rank has batches left."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .loop import Loop
 def join(loop: Loop, broadcast: Callable[[int], object]) -> Iterator[None]:
     """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
-    Unless all had equally many, ``broadcast(root)`` then broadcasts the weights and the optimizer state of a rank that
-    had the most.
+    Unless all ranks had equally many iterations, ``broadcast(root)`` then broadcasts the weights and the optimizer
+    state of a rank that had the most.
     """
     if loop.strategy.gradients != "mean":
         message = f"join() does not go with {loop.strategy.name}: it needs gradients that are averaged in every step"

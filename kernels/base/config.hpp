@@ -14,22 +14,24 @@ inline constexpr std::size_t kib = 1024;
 inline constexpr std::size_t mib = 1024 * kib;
 
 struct Config {
-  double timeout = 300.0;                    // seconds to wait for other ranks at one point of a call
-  int node_size = 0;                         // ranks that are taken for one node; 0: the real nodes
-  std::string simd = "auto";                 // auto, baseline, avx2, avx512
-  bool direct_read = true;                   // read ordinary arrays of peers directly, if the kernel allows it
-  std::size_t inline_bytes = 4096;           // largest data that travel inside the announcement of the call
-  std::size_t staging_bytes = 512 * kib;     // size of one staging slot; every rank has two
-  std::size_t direct_read_bytes = 8 * mib;   // smallest ordinary arrays that are read directly
-  std::size_t streaming_bytes = 64 * mib;    // smallest tensors that are written past the caches
-  std::size_t segment_bytes = 63 * kib;      // largest part of a tensor in one message between nodes
-  int window = 0;                            // messages that a rank has under way at once; 0: the transport's number
-  std::size_t stretch_bytes = 4 * mib;       // part of an ordinary array in node memory at a time, between nodes
-  std::size_t doubling_bytes = 24 * kib;     // recursive doubling below this size, between more than two nodes;
-  std::size_t ring_bytes = 192 * kib;        // a ring from this size on; pairwise in between
-  std::string progress = "auto";             // thread that reduces a pool's ranges inside a node: auto, thread, caller
-  bool debug = false;                        // print the path of each call to standard error
-  std::string timeline;                      // timeline file; empty: none
+  double timeout = 300.0;                   // seconds to wait for other ranks at one point of a call
+  int node_size = 0;                        // ranks that are taken for one node; 0: the real nodes
+  std::string simd = "auto";                // auto, baseline, avx2, avx512
+  bool direct_read = true;                  // read ordinary arrays of peers directly, if the kernel allows it
+  std::size_t inline_bytes = 4096;          // largest data that travel inside the announcement of the call
+  std::size_t staging_bytes = 512 * kib;    // size of one staging slot; every rank has two
+  std::size_t direct_read_bytes = 8 * mib;  // smallest ordinary arrays that are read directly
+  std::size_t streaming_bytes = 64 * mib;   // smallest tensors that are written past the caches
+  std::size_t segment_bytes = 63 * kib;     // largest part of a tensor in one message between nodes
+  int window = 0;  // messages that a rank has under way at once; 0: as many as the transport advises
+  std::size_t stretch_bytes = 4 * mib;  // part of an ordinary array in node memory at a time, between nodes
+  std::size_t doubling_bytes =
+      24 * kib;  // tensors below this size take recursive doubling, between more than two nodes
+  std::size_t ring_bytes =
+      192 * kib;                  // tensors of at least this size take a ring; sizes in between are exchanged pairwise
+  std::string progress = "auto";  // thread that reduces a pool's ranges inside a node: auto, thread, caller
+  bool debug = false;             // print the path of each call to standard error
+  std::string timeline;           // timeline file; empty: none
   std::size_t host_piece_bytes = 4 * mib;    // part of a device tensor that passes through the host at a time
   std::size_t device_slot_bytes = 16 * mib;  // device memory of each rank for the exchange of ordinary arrays
   std::size_t peer_bytes = 256 * kib;        // largest device tensors that are exchanged without NCCL inside a node

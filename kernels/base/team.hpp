@@ -14,14 +14,14 @@ namespace gradientflow {
 class Team {
  public:
   // `size` counts the calling thread, too. The first call starts the remaining threads, which sleep between calls. If
-  // the operating system refuses some, there are fewer.
+  // the operating system refuses some threads, the team is smaller.
   explicit Team(std::size_t size) : wanted_(size) {}
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
   ~Team();
 
-  // Calls work(part, parts) for every part, in a thread each, and returns once all have ended. Rethrows the lowest
-  // part's exception. Not for several threads at once.
+  // Calls work(part, parts) for every part, in a thread each, and returns once all have ended. Rethrows the exception
+  // of the lowest part that threw. Only one thread at a time may call.
   void run(const std::function<void(std::size_t part, std::size_t parts)>& work);
 
  private:

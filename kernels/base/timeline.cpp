@@ -66,7 +66,7 @@ std::string object(std::initializer_list<std::string> members) {
   return text += '}';
 }
 
-// Reports a failed write without an error: recorded calls do not fail with their timeline.
+// Reports a failed write on standard error, and throws nothing: recorded calls do not fail with their timeline.
 void report_loss(const std::string& path) {
   const std::string what = system_error("the timeline " + path + " cannot be written to its end", errno).what();
   std::fputs(("gradientflow: " + what + "\n").c_str(), stderr);

@@ -1,8 +1,8 @@
 // The timeline of a rank, in the trace format of Chrome and Perfetto (JSON, one event per line).
 //
 // A process writes one file for all its communicators; the last owner of the shared timeline closes the file. A process
-// that dies leaves a file without the closing bracket, which readers of the format accept. So does a process whose disk
-// is full, with a message on standard error. Times are of the steady clock, in microseconds.
+// that dies leaves a file without the closing bracket, which readers of the format accept. A process whose disk is full
+// leaves such a file, too, and a message on standard error. Times are of the steady clock, in microseconds.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class Timeline {
   struct Origin {
     int rank = 0;
     std::uint64_t run = 0;   // identity of the job, the same on all its ranks
-    double offset_us = 0.0;  // difference to add to this rank's times for rank 0's times
+    double offset_us = 0.0;  // difference, which added to this rank's times gives rank 0's times
   };
 
   // Returns the timeline that this process already writes to `path`, or nullptr.

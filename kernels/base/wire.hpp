@@ -1,4 +1,4 @@
-// Wires: what values of float32 are rounded to on their way between nodes.
+// Wires: the formats to which float32 values are rounded on their way between nodes.
 #pragma once
 
 #include <array>
@@ -34,16 +34,16 @@ inline constexpr std::array<WireTraits, 4> wires = {{
 
 [[nodiscard]] Wire wire_of(DType dtype);  // the wire with elements of this dtype; throws as wire_from_name does
 
-// The dtype of values that travel one by one, each for itself. Throws Error(value) if a wire has none; `who`, the
-// sender of such values, begins the message.
+// Returns the dtype of values that travel independently of each other. Throws Error(value) if the wire has no such
+// dtype; `who`, the sender of the values, begins the message.
 [[nodiscard]] DType dtype_of(Wire wire, std::string_view who);
 
-// The wire of a tensor of `dtype`, or none if that one does not round. Throws Error(type) unless the dtype is float32
-// or no wider than the wire.
+// Returns the wire for a tensor of `dtype`: `wire`, or none if it would not round the values. Throws Error(type) unless
+// the dtype is float32 or no wider than the wire.
 [[nodiscard]] std::optional<Wire> rounding_wire(std::optional<Wire> wire, DType dtype);
 
-// Bytes of a segment of `count` values, and most values in a segment of `bytes` bytes. Without a wire, elements have
-// the tensor's dtype.
+// segment_bytes() returns the bytes of a segment of `count` values. segment_values() returns the largest number of
+// values in a segment of `bytes` bytes. Without a wire, elements have the tensor's dtype.
 [[nodiscard]] std::size_t segment_bytes(std::optional<Wire> wire, DType dtype, std::size_t count);
 [[nodiscard]] std::size_t segment_values(std::optional<Wire> wire, DType dtype, std::size_t bytes);
 

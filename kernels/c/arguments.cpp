@@ -20,7 +20,7 @@ using collective::Call;
 using transport::Algorithm;
 using transport::CallKind;
 
-// Meanings of the constants of gradientflow.h, which are their indices.
+// Values that the constants of gradientflow.h stand for; the constants are indices of these arrays.
 constexpr std::array dtypes = {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8,
                                DType::uint8,   DType::int32,    DType::int64,   DType::boolean};  // first: GF_FLOAT16
 constexpr std::array ops = {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min, ReduceOp::prod};
@@ -31,7 +31,7 @@ static_assert(dtypes[GF_BOOL - GF_FLOAT16] == DType::boolean && dtypes.size() ==
 static_assert(ops[GF_PROD] == ReduceOp::prod && ops.size() == reduce_op_count);
 static_assert(algorithms[GF_ALGORITHM_NCCL] == Algorithm::nccl && algorithms.size() == transport::algorithm_count);
 
-// Returns the number in an enum of a program. In C it may be any number, and C++ must not read such an enum.
+// Returns the number in an enum of a program. In C an enum may hold any number, and C++ must not read such an enum.
 template <class Enum>
 int number_of(const Enum& field) {
   int number = 0;
@@ -40,8 +40,8 @@ int number_of(const Enum& field) {
   return number;
 }
 
-// Returns the meaning of a constant of gradientflow.h; `first` is the least of its kind. Throws Error(kind) for other
-// numbers.
+// Returns the value that a constant of gradientflow.h stands for; `first` is the least constant of its kind. Throws
+// Error(kind) for other numbers.
 template <class T, std::size_t size>
 T meaning_of(int constant, int first, const std::array<T, size>& meanings, const char* what,
              ErrorKind kind = ErrorKind::value) {
@@ -71,7 +71,8 @@ std::optional<int> device_of(int device) {
   return device;
 }
 
-// Returns true for MPI_IN_PLACE: 1 in Open MPI and in MPI's standard interface, -1 in MPICH; no addresses of memory.
+// Returns true for MPI_IN_PLACE: 1 in Open MPI and in MPI's standard interface, -1 in MPICH. These are no addresses of
+// memory.
 bool is_mpi_in_place(const void* data) {
   const auto address = reinterpret_cast<std::intptr_t>(data);
   return address == 1 || address == -1;

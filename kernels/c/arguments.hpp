@@ -16,8 +16,8 @@ namespace gradientflow::c {
 [[nodiscard]] DType dtype_of(int dtype);                              // a gf_dtype; throws Error(type)
 [[nodiscard]] std::optional<Wire> given_wire(const gf_dtype& field);  // throws Error(type), Error(value)
 
-// Arguments of a collective function of gradientflow.h. allgatherv has `counts` instead of `count`. Enums are numbers
-// here: in C they may hold any value, in C++ they may not.
+// Arguments of a collective function of gradientflow.h. allgatherv has `counts` instead of `count`. Enums are stored as
+// numbers: in C an enum may hold any value, in C++ only its own values.
 struct Arguments {
   transport::CallKind kind = transport::CallKind::barrier;
   const void* input = nullptr;

@@ -41,7 +41,7 @@ std::unique_ptr<transport::Endpoint> endpoint_of_mpi(const void* mpi, std::size_
   return transport::introduced(plugin.endpoint(mpi, config.timeout), config);
 }
 
-// Reports unknown variables, once per process.
+// Reports unknown GRADIENTFLOW_* variables, once per process.
 void tell_unknown_variables() {
   static std::once_flag told;
   std::call_once(told, [] {

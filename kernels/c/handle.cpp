@@ -18,7 +18,7 @@
 namespace gradientflow::c {
 namespace {
 
-// Returns the handle. Throws in a fork of the process that made the call, because the call would never end there.
+// Returns the handle. Throws in a fork of the process that made the call: in the fork, the call would never end.
 const engine::Handle& usable(const gf_handle* handle) {
   const gf_handle& one = given(handle, "handle");
   if (one.process != getpid()) {
@@ -45,7 +45,7 @@ Deadline deadline_after(double timeout) {
                                            std::chrono::duration<double>(std::min(timeout, longest)));
 }
 
-// Calls of an array without its NULL entries, and the index of each in the array.
+// Calls of an array without its NULL entries, and the index of each call in the array.
 struct Calls {
   std::vector<engine::Handle*> handles;
   std::vector<std::size_t> places;

@@ -46,7 +46,8 @@ int number_in(const char* variable) {
   return number;
 }
 
-// Reads the variables; without them, this process is alone.
+// Reads the variables GRADIENTFLOW_MEET, GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE; without them, this process is the
+// only rank.
 Meeting meeting_by_variables() {
   if (text_in(meet_variable).empty() && text_in(rank_variable).empty() && text_in(size_variable).empty()) {
     return {};
@@ -54,8 +55,8 @@ Meeting meeting_by_variables() {
   return {text_in(meet_variable), number_in(rank_variable), number_in(size_variable)};
 }
 
-// Opens the store of a meeting. It stays open until the process ends, also if this process serves it: ranks may meet
-// there again.
+// Opens the store of a meeting. The store stays open until the process ends, even if this process serves it: ranks may
+// meet there again.
 Store& open_store(const Meeting& meeting, double timeout) {
   static std::mutex mutex;
   static std::map<std::pair<std::string, bool>, std::unique_ptr<Store>> opened;

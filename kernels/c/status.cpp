@@ -10,7 +10,7 @@
 namespace gradientflow::c {
 namespace {
 
-// Last message, of fixed size, because the error may be a lack of memory; longer messages are cut.
+// Last message. Its size is fixed, because the error may be a lack of memory; longer messages are cut.
 thread_local std::array<char, 4096> last_message{};
 
 gf_status remember(gf_status status, const char* message) noexcept {

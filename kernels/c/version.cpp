@@ -3,7 +3,7 @@
 #include "arguments.hpp"
 #include "status.hpp"
 
-// The build defines the version from pyproject.toml; the header repeats it for programs.
+// The build takes the version from pyproject.toml; the header repeats the version for programs.
 static_assert(GF_VERSION_MAJOR == GRADIENTFLOW_MAJOR && GF_VERSION_MINOR == GRADIENTFLOW_MINOR &&
                   GF_VERSION_PATCH == GRADIENTFLOW_PATCH,
               "gradientflow.h and pyproject.toml disagree about the version");

@@ -54,7 +54,7 @@ Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config
   probe_direct_reads();
 }
 
-// Leaks memory on purpose that the endpoint may still access, because a message was abandoned.
+// If a message was abandoned, leaks on purpose the memory that the endpoint may still access.
 Group::~Group() {
   if (has_abandoned_requests()) {
     static_cast<void>(agreement_.release());
@@ -62,7 +62,7 @@ Group::~Group() {
   }
 }
 
-// Throws if shared settings differ: every rank selects paths by itself.
+// Throws if shared settings differ between ranks: each rank selects paths alone, from these settings.
 void Group::check_configuration() const {
   using Text = std::array<char, 32>;
   std::vector<const ConfigField*> fields;
@@ -136,7 +136,7 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
           .has_mpi_communicator = endpoint_->by_mpi() != nullptr};
 }
 
-// Leaks node memory on purpose that the endpoint may still access, because a message was abandoned.
+// If a message was abandoned, leaks on purpose the node memory that the endpoint may still access.
 CallResult Group::run(const Call& call) {
   const std::uint64_t before = messages_->bytes_sent();
   try {

@@ -22,18 +22,18 @@
 
 namespace gradientflow::collective {
 
-// Facts about a call that was served.
+// Facts about a served call.
 struct CallResult {
   std::string_view path;                    // name of its path
   std::optional<std::size_t> nonfinite;     // nonfinite elements, if rounded for the wire
   std::optional<std::uint64_t> bytes_sent;  // bytes in messages; unknown if the MPI library sends them
-  bool idle = false;                        // every rank said that it adds only zeros
+  bool idle = false;                        // true if every rank announced that it adds only zeros
 };
 
 // Buffers of calls.
 struct Workspace {
   Scratch scratch;
-  std::shared_ptr<transport::Segment> stretches;  // stages ordinary arrays between nodes; created for the first
+  std::shared_ptr<transport::Segment> stretches;  // staging for ordinary arrays between nodes, made on first use
 };
 
 class Group {
@@ -49,14 +49,14 @@ class Group {
   // tensors undefined, unless it throws Error(mismatch), Error(value) or Error(type).
   CallResult run(const Call& call);
 
-  // Serve a small call inside a node in two parts: once begin() has announced it, peers do not need this rank any more.
-  // begin() does not wait; the next call follows finish().
+  // Serve a small call inside a node in two parts. Once begin() has announced the call, peers do not need this rank any
+  // more. begin() does not wait; the next call follows finish().
   [[nodiscard]] static bool can_begin(const Call& call);
   void begin(const Call& call);
   CallResult finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
   [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }  // true if finish() would not wait
   [[nodiscard]] bool is_confirmed_soon() const { return node_->is_confirmed_soon(); }  // the same after spinning
-  // Tells if only the wait in finish() can make such a call slow.
+  // Tells if only the wait in finish() can make a call slow that was begun by begin().
   [[nodiscard]] static bool is_short(const Call& call);
 
   // Return the selector's input for a call of this kind, and its choice.
@@ -66,7 +66,7 @@ class Group {
   }
 
   // Checks that all ranks make the same call, whose data other code moves. Throws Error(mismatch), on every rank, if
-  // they do not. Tells if all ranks are idle.
+  // calls differ. Tells if all ranks are idle.
   bool agree_on(const Call& call);
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes, transport::Pages pages = transport::Pages::now,
@@ -87,7 +87,7 @@ class Group {
   // Tells if the endpoint may still write to the tensors of an abandoned call.
   [[nodiscard]] bool has_abandoned_requests() const { return endpoint_->has_abandoned_requests(); }
 
-  // Makes a call that waits in another thread throw Error(closed).
+  // Ends a call that waits in another thread: that call throws Error(closed).
   void interrupt() noexcept;
 
   // Tell all ranks not to wait for this rank any more.
@@ -123,8 +123,8 @@ class Group {
   // different part to each rank.
   enum class Payload { nothing, tensor, block, parts };
 
-  // Announces the call to all ranks. Throws Error(mismatch), on all ranks, if calls differ. Tells if on every node the
-  // tensors lie in memory that its ranks share.
+  // Announces the call to all ranks. Throws Error(mismatch), on all ranks, if calls differ. Tells if, on every node,
+  // the tensors lie in memory that the node's ranks share.
   bool announce(const Call& call, Payload payload, PairwiseAllreduce* exchange = nullptr);
   Statement agree(const Call& call, bool same, Payload payload, PairwiseAllreduce* exchange);
   void conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources);

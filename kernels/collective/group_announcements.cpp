@@ -106,7 +106,7 @@ bool Group::announce(const Call& call, Payload payload, PairwiseAllreduce* excha
   return (verdict & mapped) != 0;
 }
 
-// Throws. All ranks know that calls differ, and exchange them for the message.
+// Throws Error(mismatch). All ranks know that calls differ, and exchange their calls for the message.
 void Group::raise_mismatch(const Call& call) {
   const transport::CallReport mine(call.signature, call.label);
   std::vector<transport::CallReport> reports(all_ranks_.size());

@@ -86,7 +86,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
 }
 
-// Sends small enough parts along with the agreement.
+// Sends parts along with the agreement if they are small enough.
 void Group::pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands) {
   PairwiseAllreduce exchange(everybody, operands, work_->scratch);
   if (largest_node_ > 1 || !Agreement::is_direct(topology_.nodes()) || exchange.largest_part() > largest_along) {
@@ -130,7 +130,7 @@ std::size_t Group::run_hierarchical(const Call& call, const Choice& choice, bool
       if (error.kind() != ErrorKind::memory) {
         throw;
       }
-      throw Error(ErrorKind::system, error.what());  // fatal: other nodes may have their memory, and wait
+      throw Error(ErrorKind::system, error.what());  // fatal: other nodes may have memory already, and wait
     }
   }
   const std::size_t nonfinite = hierarchical_staged(levels, call, *work_->stretches, work_->scratch);

@@ -54,7 +54,7 @@ void Group::finish_inline(const Call& call, const std::function<void()>& before_
   read_peers(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }
 
-// Tells if all announced inputs lie in one segment, and outputs that peers write to, too.
+// Tells if all announced inputs, and all outputs that peers write to, lie in one segment.
 bool Group::in_node_memory(const transport::Signature& signature) const {
   const std::uint32_t inputs = node_->announcement(0).input.segment;
   const int root = node_->local_rank_of(signature.root);

@@ -1,8 +1,8 @@
 // Allreduce in two levels: shared memory inside a node, messages between nodes.
 //
 // As in the GradientFlow paper (section 2.4) there are three phases: reduce in the node, allreduce among one rank of
-// each node (the masters), broadcast in the node. Here they overlap: a master reads the tensors of its node in place,
-// segment by segment, when it sends them, and writes each segment of the result to all tensors of the node as it
+// each node (the masters), broadcast in the node. Here the phases overlap: a master reads the tensors of its node in
+// place, segment by segment, when it sends them, and writes each segment of the result to all tensors of the node as it
 // arrives.
 //
 //   one lane   the first rank of every node drives the whole tensor
@@ -42,8 +42,9 @@ struct NodeTensors {
 // Returns the number of elements of the result that were rounded for the wire and are not finite.
 std::size_t hierarchical(const Levels& levels, const Call& call, const NodeTensors& tensors, Scratch& scratch);
 
-// Slots of `staging` per rank of the node. Three, because a stretch and its result share a slot: stretch k + 3 is
-// copied in after all ranks' work on k + 1, which follows their copy out of k.
+// Slots of `staging` per rank of the node. Three suffice although a stretch and its result share a slot: stretch k + 3
+// is copied in only after all ranks have worked on stretch k + 1, and each rank copies the result of stretch k out
+// before that work.
 inline constexpr std::size_t staging_slots = 3;
 
 // Reduces ordinary arrays through `staging`.

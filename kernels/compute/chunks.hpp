@@ -1,5 +1,5 @@
 // Kernels of coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1), for the residuals
-// of a gradient, and for its chunks that are sent. Each is one pass over memory.
+// of a gradient, and for its sent chunks. Each kernel is one pass over memory.
 //
 // Gradients are float16, bfloat16 or float32, and computed in float32; residuals are float32. Pointers need only the
 // alignment of their elements; different pointers of one call do not overlap. Counts may be 0. All results, norms among
@@ -8,7 +8,7 @@
 // The L1 norm of a chunk is the sum of the absolute values. The sum of a block of norm_block elements is in float32:
 // lane l of norm_lanes adds the elements l, l + norm_lanes, ... in this order, then the lanes are added by halves (l
 // and l + 32, l and l + 16, ...). The blocks are added in float64, in their order. The norm is infinite or NaN if an
-// element is, or if the sum of a block is beyond float32.
+// element is infinite or NaN, or if the sum of a block is beyond float32.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +22,9 @@ namespace gradientflow::compute {
 inline constexpr std::size_t norm_block = 2048;
 inline constexpr std::size_t norm_lanes = 64;
 
-// x = gradient * scale + residual; next_residual = momentum * x, unless it is nullptr; gradient = 0. Returns the L1
-// norm of x. next_residual is streamed only if it begins at the boundary of a cache line. Throws Error(value) if the
-// momentum is not finite.
+// x = gradient * scale + residual; next_residual = momentum * x, unless next_residual is nullptr; gradient = 0. Returns
+// the L1 norm of x. next_residual is streamed only if it begins at the boundary of a cache line. Throws Error(value) if
+// the momentum is not finite.
 struct UpdateResidual {
   void* gradient;
   DType dtype;
@@ -38,7 +38,7 @@ struct UpdateResidual {
 double update_residual(const UpdateResidual& call);
 
 // x = gradient * scale + residual; buffer = x / scale, of the gradient's dtype, rounded once. Returns the L1 norm of x.
-// Throws Error(value) unless the scale is a power of two: it only keeps 16-bit floats in range.
+// Throws Error(value) unless the scale is a power of two: the scale only keeps 16-bit floats in range.
 struct Gather {
   const void* gradient;
   DType dtype;
@@ -59,7 +59,7 @@ struct Scatter {
 };
 double scatter(const Scatter& call);
 
-// Run at a given level, for tests. Throw Error(value) if `level` cannot run here.
+// Run the kernels at a given level, for tests. Throw Error(value) if `level` cannot run here.
 double update_residual_at(SimdLevel level, const UpdateResidual& call);
 double gather_at(SimdLevel level, const Gather& call);
 double scatter_at(SimdLevel level, const Scatter& call);

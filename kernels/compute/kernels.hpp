@@ -1,7 +1,7 @@
 // Compute kernels: element-wise reduction of several sources, casts and copies over flat memory.
 //
-// Pointers need only the alignment of their elements. A source and a destination with elements of one size may be the
-// same memory, but must not overlap otherwise. Counts are elements and may be 0.
+// Pointers need only the alignment of their elements. A source and a destination whose elements have the same size may
+// be the same memory; otherwise they must not overlap. Counts are elements and may be 0.
 #pragma once
 
 #include <cstddef>
@@ -24,9 +24,10 @@ struct Reduction {
 // operands are in the order of `sources`, for every element and at every SIMD level, so the result has the same bits
 // wherever it is computed. 16-bit floats accumulate in float32 and are rounded once, to nearest even. Integers wrap
 // around. max and min propagate NaN, as numpy.maximum does; every NaN that a sum, mean or product yields is the quiet
-// NaN without sign or payload. A reduction streams only if that helps: all destinations lie at the same distance from a
-// cache line boundary, and none is a source. Throws Error(value) if sources or destinations are empty, if the divisor
-// is below 1, or if it is not 1 for an op other than mean; Error(type) as check_reducible does.
+// NaN without sign or payload. A reduction streams only if streaming helps: all destinations lie at the same distance
+// from a cache line boundary, and no destination is a source. Throws Error(value) if sources or destinations are empty,
+// if the divisor is below 1, or if an op other than mean has a divisor other than 1; Error(type) as check_reducible
+// does.
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
             const Reduction& reduction);
 
@@ -42,7 +43,7 @@ void cast(void* destination, DType destination_dtype, const void* source, DType 
 // Copies `bytes` bytes between memory that does not overlap.
 void copy(void* destination, const void* source, std::size_t bytes, Store store);
 
-// Run at a given level, for tests. Throw Error(value) if `level` cannot run here.
+// Run the kernels at a given level, for tests. Throw Error(value) if `level` cannot run here.
 void reduce_at(SimdLevel level, std::span<void* const> destinations, std::span<const void* const> sources,
                std::size_t count, const Reduction& reduction);
 void cast_at(SimdLevel level, void* destination, DType destination_dtype, const void* source, DType source_dtype,

@@ -16,8 +16,8 @@ namespace {
 constexpr std::array<std::string_view, 3> names = {"baseline", "avx2",
                                                    "avx512"};  // names in the order of enum class SimdLevel
 
-// The compiler's own test also fails if the operating system does not save the wide registers. Older compilers have
-// none for F16C, so its bit is read directly; it uses the registers of AVX2.
+// The compiler's own test also fails if the operating system does not save the wide registers. Older compilers have no
+// test for F16C, so the processor's bit for F16C is read directly; F16C uses the registers of AVX2.
 SimdLevel detect() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

@@ -1,4 +1,4 @@
-// Sums of squares, for the norms that LARS needs, and for norms of gradients.
+// Sums of squares, for the norms of LARS and for norms of gradients.
 #pragma once
 
 #include <cstddef>

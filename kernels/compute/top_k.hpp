@@ -21,9 +21,9 @@ namespace gradientflow::compute {
 enum class IndexFormat : std::uint8_t { words, offsets, bitmap };
 
 // Layout of a block: up to `k` entries of a layer of `count` elements. It depends only on `count`, `k` and the dtype of
-// the values, so all ranks have the same layout, and a message needs no sizes. A block holds the number of its entries
-// (32 bits), then their indices, ascending, then values of float32, float16 or bfloat16. Parts begin at multiples of 4
-// bytes; unused bytes are zero, so that blocks of equal entries have equal bytes.
+// the values, so all ranks have the same layout, and a message need not contain sizes. A block holds the number of its
+// entries (32 bits), then their indices, ascending, then values of float32, float16 or bfloat16. Parts begin at
+// multiples of 4 bytes; unused bytes are zero, so that blocks of equal entries have equal bytes.
 struct EntryBlock {
   std::size_t count;
   std::size_t k;
@@ -34,15 +34,15 @@ struct EntryBlock {
   std::size_t bytes;
 };
 
-// Returns the layout with the smallest of the three index formats, the first of equal formats. Throws Error(value)
-// unless `k` is at most `count`, and `count` is below 2^32; Error(type) for other dtypes.
+// Returns the layout with the smallest of the three index formats; of formats with equal size, the first. Throws
+// Error(value) unless `k` is at most `count`, and `count` is below 2^32; Error(type) for other dtypes.
 [[nodiscard]] EntryBlock block_of(std::size_t count, std::size_t k, DType values);
 
-// x = gradient * scale + residual, or with a velocity v:  v' = momentum * v + gradient * scale, x = v' + residual.
-// The selected entries of x are written to the block, clamped to magnitudes up to `limit` (float16: at most 65504) and
-// rounded to its dtype. The rest stays: next_residual = x - sent, in float32. next_velocity = v', but 0 where entries
-// were sent if `masking` (DGC, factor masking). The gradient is zeroed if `clear`. residual and velocity are not
-// written, so that an iteration can be rolled back.
+// x = gradient * scale + residual, or with a velocity v: v' = momentum * v + gradient * scale, x = v' + residual. The
+// selected entries of x are written to the block, clamped to magnitudes up to `limit` (float16: at most 65504) and
+// rounded to the block's dtype. The rest remains: next_residual = x - sent, in float32. next_velocity = v', but 0 where
+// entries were sent if `masking` (DGC, factor masking). The gradient is zeroed if `clear`. residual and velocity are
+// not written, so that an iteration can be rolled back.
 struct Select {
   enum class How : std::uint8_t {
     exact,    // the k entries of largest magnitude; of equal entries, the lower indices
@@ -70,14 +70,15 @@ struct Select {
 
 // Result of a selection.
 //
-// `sampled`: a sample has one random element of each of as many parts of the layer. 64 of the k largest are expected in
-// it (at a ratio of 1000 it has 64,000 elements). It gives a threshold that somewhat more than k elements should reach;
-// the pass that computes x finds them. If more than k do, the k largest of them are sent; if fewer than 0.8 k do, the k
-// largest of the layer, which takes another pass over x. Fewer than 4,096 entries (a threshold that rises during the
-// pass is as good), or more than an eighth of a layer, are selected exactly, without a sample.
+// `sampled`: the layer is cut into parts, and the sample has one random element of each part. Its size is chosen so
+// that it should contain 64 of the k largest elements (at a ratio of 1000 it has 64,000 elements). The sample gives a
+// threshold that somewhat more than k elements should reach; the pass that computes x finds these elements. If more
+// than k elements reach the threshold, the k largest of them are sent. If fewer than 0.8 k elements reach it, the k
+// largest of the layer are sent, which takes another pass over x. If k is below 4,096 (then a threshold that rises
+// during the pass is as good), or above an eighth of the layer, entries are selected exactly, without a sample.
 //
-// Elements that are 0, or would travel as 0, are never sent, even if fewer than k are left; only `random` draws them,
-// too.
+// Elements that are 0, or would travel as 0, are never sent, even if fewer than k elements remain. Only `random` also
+// draws such elements.
 struct Selected {
   std::size_t sent;       // entries sent
   float threshold;        // least magnitude that was sent, for a later call; 0 if none was sent, or for `random`

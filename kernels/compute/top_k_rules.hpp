@@ -53,8 +53,8 @@ GRADIENTFLOW_EVERYWHERE inline std::uint64_t random_below(std::uint64_t limit, s
 // Tells if k is so large a part of a layer that the selection is exact.
 inline bool is_large_part(std::size_t count, std::size_t k) { return k > count / 8; }
 
-// Returns the size of a sample, of which `sample_hits` elements are expected among the k largest, enough for an
-// estimate. 0: none, because it would be too large a part of the layer.
+// Returns the size of a sample: `sample_hits` of its elements, enough for an estimate, are expected to be among the k
+// largest. 0: no sample, because it would be too large a part of the layer.
 inline constexpr std::size_t sample_hits = 64;
 inline std::size_t sample_of(std::size_t count, std::size_t k) {
   const std::size_t size = sample_hits * count / k;
@@ -65,7 +65,8 @@ inline std::size_t sample_of(std::size_t count, std::size_t k) {
 // more.
 inline std::size_t sample_rank(std::size_t deviations) { return sample_hits + deviations * 8 + 1; }
 
-// Returns the position of element i of a sample: random in part i of as many parts of the layer.
+// Returns the position of element i of a sample: a random position in part i of the layer, which is cut into `sample`
+// parts.
 GRADIENTFLOW_EVERYWHERE inline std::size_t sample_place(std::size_t i, std::size_t sample, std::size_t count,
                                                         std::uint64_t seed) {
   const std::uint64_t from = i * count / sample;

@@ -1,4 +1,4 @@
-// Segments of the wires: values of float32 as they travel in one message.
+// Segments of the wires: float32 values in the form in which they travel in one message.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace gradientflow::compute {
 
-// A segment of `count` values, each multiplied by `factor`, and the values of a segment, likewise. Without a header an
-// element is rounded to nearest even, as by cast(). In float8_e4m3 the header is a scale, the largest finite magnitude
-// over 256, or the smallest normal number if that is larger; the elements are the values over the scale, rounded to
-// nearest even. Infinity becomes NaN. Values of a segment give the same segment again: ranks that pass a result on do
-// not change it. The bits are the same at every SIMD level.
+// encode() makes a segment of `count` values, decode() the values of a segment; both multiply each value by `factor`.
+// In a wire without a header, elements are rounded to nearest even, as by cast(). In float8_e4m3 the header is a scale:
+// the largest finite magnitude over 256, or the smallest normal number if that is larger. The elements are the values
+// divided by the scale, rounded to nearest even. Infinity becomes NaN. The values of a segment give the same segment
+// again: ranks that pass a result on do not change it. The bits are the same at every SIMD level.
 void encode(Wire wire, std::byte* segment, const std::byte* values, std::size_t count, float factor);
 void decode(Wire wire, std::byte* values, const std::byte* segment, std::size_t count, float factor);
 

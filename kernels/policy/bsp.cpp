@@ -15,7 +15,7 @@ Answer Bsp::departed(int worker, double /*seconds*/) {
   return apply_complete_rounds();
 }
 
-// Includes departed workers in rounds until all their pushes are applied.
+// Applies complete rounds. A departed worker is part of them until all its pushes are applied.
 Answer Bsp::apply_complete_rounds() {
   Answer answer;
   while (true) {

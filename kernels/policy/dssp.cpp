@@ -29,7 +29,7 @@ bool Dssp::goes_on_later(std::size_t worker, double seconds) {
   return judged_ == Judged::all && judge(worker, seconds);
 }
 
-// Tells if the worker is granted an iteration, and uses up the first.
+// Reports whether the worker is granted iterations, and uses up the first of them.
 bool Dssp::judge(std::size_t worker, double seconds) {
   const std::int64_t granted = iterations_ahead(worker, seconds);
   granted_[worker] = std::max<std::int64_t>(granted - 1, 0);

@@ -1,16 +1,16 @@
 // Dynamic stale synchronous parallel (elastic synchronization thesis, chapter 5): a worker at most `low` pushes ahead
-// of the slowest continues. The fastest worker may run further ahead, up to `high`, by the number of iterations after
-// which it will wait least.
+// of the slowest continues. The fastest worker may run further ahead, up to `high`, by as many iterations as make its
+// next wait shortest.
 //
 // The next pushes of this worker and of the slowest worker are predicted from their last intervals. The worker is
 // granted the number of iterations after which its push is nearest in time to a push of the slowest worker, the
 // smallest of equally good numbers. It uses them up before it is judged again; if none are granted, it waits until it
-// is within `low`. Unlike in the thesis' algorithm 1, the iteration that begins with the judgment counts as granted,
-// and `high` limits the number: there a worker could run one iteration further, and be granted more without limit.
+// is within `low`. In the thesis' algorithm 1, a worker could run one iteration further, and be granted more without
+// limit. Here the iteration that begins with the judgment counts as granted, and `high` limits the number.
 //
 // To save time, the thesis judges only the fastest worker, and never a waiting worker. So the bound is `low` for all
-// other workers, and after a wait. With `judged` all, each worker that is ahead is judged, and a waiting worker again
-// at each push of the slowest, where its waiting ends in the thesis' figure 5.1.
+// other workers, and for a worker that waits. With Judged::all, each worker that is ahead is judged. A waiting worker
+// is judged again at each push of the slowest worker, when its wait ends in the thesis' figure 5.1.
 #pragma once
 
 #include <cstddef>

@@ -1,11 +1,11 @@
 // Elastic bulk synchronous parallel (elastic synchronization thesis, chapter 6): all workers wait for each other at
-// barriers, each after the number of iterations that keeps the waiting short. In between, each push is applied when it
-// arrives.
+// barriers. Each worker runs the number of iterations up to the next barrier that keeps the waits short. In between,
+// each push is applied when it arrives.
 //
 // After a barrier all workers run until each has pushed twice. Then the next `lookahead` pushes of each worker are
 // predicted from its last interval, and the next barrier is searched: see barrier_search.hpp. Each worker runs its
 // number of predicted pushes up to the barrier, and waits. If a worker departs, the barrier is searched again for the
-// remaining workers; for a worker that already waits, its last push is a candidate, too.
+// remaining workers; the last push of a worker that already waits is a candidate, too.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class ElasticBsp : public Policy {
     std::int64_t left = 0;      // iterations until the worker waits at the barrier, once that is known
     std::int64_t answered = 0;  // answered pushes since the last barrier
     double last = 0;            // time of the last push
-    double before = 0;          // time of the push before
+    double before = 0;          // time of the push before the last
     bool is_present = true;
   };
   [[nodiscard]] bool all_here(bool (*is)(const Pace& pace)) const;
@@ -39,7 +39,7 @@ class ElasticBsp : public Policy {
 
   std::vector<Pace> paces_;
   std::int64_t lookahead_;
-  bool is_known_ = false;  // the next barrier is known
+  bool is_known_ = false;  // true once the next barrier is known
   std::vector<double> times_;
 };
 

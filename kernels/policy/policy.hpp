@@ -10,7 +10,7 @@ namespace gradientflow::policy {
 // The answer of a policy to an event.
 struct Answer {
   // Rounds, to be applied one after another. A round is a list of workers, in ascending order: the oldest unapplied
-  // push of each is applied now, together, as one mean.
+  // push of each of these workers is applied now, all together, as one mean.
   std::vector<std::vector<int>> apply;
 
   // Workers that may continue once the rounds are applied.
@@ -20,8 +20,8 @@ struct Answer {
 };
 
 // Policy for the workers 0, 1, ..., all present at first. Times are seconds since any origin, and never decrease. A
-// worker that does not wait for its answer may push again before it. A departed worker does not push again; its pushes
-// must still be applied.
+// worker that does not wait for its answer may push again before the answer. A departed worker does not push again; its
+// pushes must still be applied.
 class Policy {
  public:
   Policy() = default;
@@ -32,11 +32,11 @@ class Policy {
   // Answers a push of this worker, which has arrived completely.
   virtual Answer pushed(int worker, double seconds) = 0;
 
-  // Answers this worker's departure. Called once for each.
+  // Answers this worker's departure. Called once for each worker.
   virtual Answer departed(int worker, double seconds) = 0;
 
-  // Tells if any thread may ask, one at a time. Not for a policy in Python: in the main thread a signal handler could
-  // raise an exception in it.
+  // Reports whether any thread may call the policy, one thread at a time. False for a policy in Python, because in the
+  // main thread a signal handler could raise an exception in it.
   [[nodiscard]] virtual bool is_for_any_thread() const { return true; }
 };
 

@@ -1,5 +1,5 @@
-// Simulation of workers under a policy, event by event: no processes, no clock. Only computing takes time, as much as
-// is given.
+// Simulation of workers under a policy, event by event: no processes, no clock. Only computing takes time, in given
+// lengths.
 #pragma once
 
 #include <limits>
@@ -20,8 +20,8 @@ struct Simulation {
 
 // Simulates workers until all have departed, or until `until`. `lengths`: a row per worker, the seconds that each
 // iteration computes. All workers begin at 0, wait after each push until they may continue, and depart after the answer
-// to their last. Events at the same time come in the order of workers. Throws Error(value) when workers wait and none
-// computes, and the policy's errors.
+// to their last push. Events at the same time come in the order of workers. Throws Error(value) when workers wait and
+// none computes, and the policy's errors.
 [[nodiscard]] Simulation simulate(Policy& policy, const std::vector<std::span<const double>>& lengths,
                                   double until = std::numeric_limits<double>::infinity(), bool keep_events = false);
 

@@ -21,7 +21,7 @@ class Window {
  public:
   explicit Window(std::size_t workers) : latest_(workers, -unbounded), links_(workers + 1, Link{workers, workers}) {}
 
-  // Tells if all workers have pushed, and the window's earliest push may have changed.
+  // Adds a push. Returns true if all workers have pushed, and the window's earliest push may have changed.
   bool add(const Arrival& push) {
     Link& link = links_[push.worker];
     const bool is_new = latest_[push.worker] == -unbounded;

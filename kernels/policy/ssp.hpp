@@ -18,33 +18,33 @@ class Ssp : public Policy {
   Answer departed(int worker, double seconds) override;
 
  protected:
-  // Tells if a worker continues at its push. `is_within`: the worker is within the bound. Asked once for each push,
-  // unless an earlier push is unanswered.
+  // Reports whether a worker continues after its push. `is_within`: the worker is within the bound. Called once for
+  // each push, unless an earlier push is unanswered.
   virtual bool goes_on(std::size_t worker, bool is_within);
 
-  // Tells if a waiting worker continues at a push of the slowest, though it is still beyond the bound.
+  // Reports whether a waiting worker continues at a push of the slowest worker, although it is still beyond the bound.
   virtual bool goes_on_later(std::size_t worker, double seconds);
 
   struct Pace {
     std::int64_t pushes = 0;
     std::int64_t answered = 0;  // number of answered pushes
     double last = 0;            // time of the last push
-    double before = 0;          // time of the push before
+    double before = 0;          // time of the push before the last
     bool is_present = true;
   };
   [[nodiscard]] const std::vector<Pace>& paces() const { return paces_; }
   [[nodiscard]] std::int64_t fewest() const { return fewest_; }
 
  private:
-  // Both visit all workers, but only when the fewest pushes have changed, before which every worker must have pushed:
-  // constant amortized time per push.
+  // Both functions visit all workers, but only when `fewest_` has changed. Every worker must have pushed before that,
+  // so each push takes constant amortized time.
   void find_slowest();
   void follow_slowest(double seconds, Answer& answer);
 
   std::vector<Pace> paces_;
   std::int64_t staleness_;
-  std::int64_t fewest_ = 0;  // pushes of the slowest present workers
-  std::size_t slowest_;      // their number
+  std::int64_t fewest_ = 0;  // number of pushes of the slowest present workers
+  std::size_t slowest_;      // number of slowest present workers
 };
 
 }  // namespace gradientflow::policy

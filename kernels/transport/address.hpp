@@ -50,7 +50,7 @@ struct HostPort {
 // Parses an address written as numbers; returns nothing for a name.
 [[nodiscard]] std::optional<SocketAddress> parse_address(const std::string& host, int port);
 
-// Likewise, and also parses text written by SocketAddress::text. Throws Error(value) for a name.
+// Parses such an address, or a text of SocketAddress::text. Throws Error(value) for a name.
 [[nodiscard]] SocketAddress numeric_address(const std::string& host, int port);
 [[nodiscard]] SocketAddress numeric_address(const std::string& text);
 

@@ -58,7 +58,7 @@ void Descriptor::close() noexcept {
   }
   OpenDescriptors& all = open_descriptors();
   const std::lock_guard lock(all.mutex);
-  if (forks_ == count_forks()) {  // otherwise the fork has closed it
+  if (forks_ == count_forks()) {  // a forked process has closed its copy already
     all.numbers.erase(number);
     ::close(number);
   }

@@ -1,8 +1,8 @@
 // Transport of messages between the ranks of a communicator: the one interface under Messages and Mailbox. The
 // implementation is MPI (mpi/) or our own connections (tcp/).
 //
-// Messages with one tag between two ranks are received in the order in which they were sent. Every call may be made by
-// any thread, if the limits say so. None blocks except the set-up calls and pause().
+// Messages with one tag between two ranks are received in the order in which they were sent. Any thread may call, if
+// Limits::threads is true. Only the set-up calls and pause() block.
 #pragma once
 
 #include <array>
@@ -36,7 +36,8 @@ struct Envelope {
   [[nodiscard]] bool is_from(int rank) const noexcept { return rank == any_source || rank == source; }
 };
 
-// Owner of memory that is sent or received into: kept until the transport is done with it, perhaps forever.
+// Owner of memory that is sent or received into. The owner is kept until the transport is done with this memory,
+// perhaps forever.
 using Owner = std::shared_ptr<const void>;
 
 // A send or receive under way, which its endpoint must outlive. Destroying it early gives it up.
@@ -70,9 +71,10 @@ class Request {
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] Kind kind() const noexcept { return kind_; }
 
-  // Abandons the request. A receive's memory is not written to after this returns, if the endpoint can prevent it. A
-  // send's memory is kept until it may be freed, by `owner` or by a copy; if the endpoint can do neither, it must stay
-  // for good (Endpoint::has_abandoned_requests). Without an owner, a message only announced may be withdrawn.
+  // Abandons the request. If the endpoint can prevent it, a receive's memory is not written to any more. A send's
+  // memory may still be read: the endpoint keeps `owner`, or copies the data. If the endpoint can do neither, the
+  // memory must stay for good (Endpoint::has_abandoned_requests). Without an owner, a message that was only announced
+  // may be withdrawn.
   void give_up(Owner owner = {}) noexcept;
 
   // Used by endpoints: their handle of the request, and the mark that it has ended.
@@ -114,13 +116,13 @@ class Arrival {
 struct Limits {
   int tags = 0;                    // valid tags are 0 to tags - 1
   std::size_t part_bytes = 0;      // large messages in both directions travel best in parts of this size; 0: whole
-  int window = 16;                 // messages of one stream that a rank best has under way at once
+  int window = 16;                 // best number of messages of one stream that a rank has under way at once
   bool wakes = false;              // pause() returns as soon as something has arrived
   bool threads = true;             // several threads may call at once
   const char* thread_advice = "";  // end of the error about a call that needs several threads
 };
 
-// Largest number of ranks that may all exchange messages with each other, to make an error clearer.
+// Largest number of ranks that may send messages all to all merely for a clearer error.
 inline constexpr int few_ranks = 64;
 
 // A rank that cannot exchange messages any more, because its process or host has died.
@@ -134,13 +136,13 @@ struct Death {
 // Everything a process must know to become a rank of an endpoint.
 struct Invitation {
   std::string token;                   // token of the job
-  std::vector<std::string> addresses;  // address of each rank of the job; empty where it never existed
+  std::vector<std::string> addresses;  // address of each rank of the job; empty for a rank that never existed
   std::vector<int> members;            // ranks in the job, by rank
   std::uint64_t id = 0;                // id of the endpoint
 };
 
-// Purpose of an endpoint made after ranks have died: to find out which are left, to agree that these have set up a new
-// endpoint, or that new endpoint itself.
+// Purpose of an endpoint made after ranks have died. begin: to find out which ranks are left. agree: to agree that all
+// of these have set up a new endpoint. work: the new endpoint itself.
 enum class Stage : std::uint8_t { begin, agree, work };
 
 // A transport, by the properties that its callers ask for.
@@ -165,11 +167,12 @@ class Endpoint {
   Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
-  // Messages still under way to an endpoint that was not closed are lost.
+  // If the endpoint was not closed, messages still under way to it are lost.
   virtual ~Endpoint() = default;
 
   [[nodiscard]] virtual const Transport& transport() const noexcept = 0;
-  // Returns the endpoint of the same ranks over the MPI library: this one, or the one kept beside it; or nullptr.
+  // Returns the endpoint of the same ranks over the MPI library: this endpoint, the endpoint kept beside it, or
+  // nullptr.
   [[nodiscard]] virtual const Endpoint* by_mpi() const noexcept { return kept_.get(); }
   // Keeps an endpoint over MPI beside this one. Returns the previous one.
   std::unique_ptr<Endpoint> keep(std::unique_ptr<Endpoint> by_mpi) noexcept {
@@ -190,13 +193,13 @@ class Endpoint {
                                      bool until_taken = false) = 0;
   [[nodiscard]] virtual Request receive(int from, int tag, void* data, std::size_t bytes) = 0;
 
-  // Takes out the oldest message, of this tag if one is given, for which no receive was posted. receive() then receives
-  // all of its bytes.
+  // Takes out the oldest message for which no receive was posted; with `tag`, the oldest message of this tag. receive()
+  // then receives all of its bytes.
   [[nodiscard]] virtual std::optional<Arrival> next(std::optional<int> tag = {}) = 0;
   [[nodiscard]] virtual Request receive(Arrival& arrival, void* data) = 0;
 
-  // Drives all transfers. Returns the bytes received (sent) once the request has ended, which is final. Throws, ending
-  // the request, Error(peer) where the peer has died, Error(mpi), or Error(mismatch) where a message is longer than its
+  // Drives all transfers. Returns the bytes received or sent once the request has ended for good. An error ends the
+  // request, too: Error(peer) if the peer has died, Error(mpi), or Error(mismatch) if a message is longer than its
   // receive.
   [[nodiscard]] virtual std::optional<std::size_t> test(Request& request) = 0;
 
@@ -205,7 +208,7 @@ class Endpoint {
   [[nodiscard]] virtual bool may_have_ended(const Request& /*request*/) const noexcept { return true; }
 
   // Drives all transfers and lets a little time pass, more the longer the wait has lasted. Returns true from time to
-  // time, for the caller to look for failures. Returns early where something has arrived.
+  // time, for the caller to look for failures. Returns early if a message has arrived.
   virtual bool pause(Patience& patience) = 0;
 
   virtual void give_up(Request& request, Owner owner) noexcept = 0;  // see Request
@@ -217,10 +220,10 @@ class Endpoint {
   // Reports whether the transport has ended for the whole process; then it must not be called any more.
   [[nodiscard]] virtual bool has_ended() const noexcept = 0;
   void check_not_ended() const;      // throws Error(closed)
-  void check_mpi_not_ended() const;  // likewise, for the endpoint of by_mpi(), if there is one
+  void check_mpi_not_ended() const;  // the same for the endpoint of by_mpi(), if it exists
 
   // Gathers `bytes` bytes of every rank, in rank order. Collective. For set-up and rare cases: it sends to every rank.
-  // `timeouts`: the timeouts that it may take, where ranks may have to wait for something else first. Throws
+  // `timeouts`: limit of its duration, in timeouts, because ranks may have to wait for something else first. Throws
   // Error(timeout) with the missing ranks, Error(peer), or Error(closed) after an interrupt.
   [[nodiscard]] virtual std::vector<std::byte> allgather(const void* mine, std::size_t bytes,
                                                          int timeouts = 1) const = 0;
@@ -233,9 +236,9 @@ class Endpoint {
   }
 
   // split() returns an endpoint of the ranks with the same `color`, ordered by `key`; nullptr for a negative color.
-  // duplicate() returns an endpoint of the same ranks with separate messages. Collective; all ranks get theirs or none
-  // does. They throw as allgather does. `check_peers` is called several times a second, to throw where a rank is
-  // missing.
+  // duplicate() returns an endpoint of the same ranks with separate messages. Both are collective: either all ranks get
+  // their endpoint, or none does. Both throw as allgather does. `check_peers` is called several times a second, and
+  // throws if a rank is missing.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const = 0;
   [[nodiscard]] virtual std::unique_ptr<Endpoint> duplicate() const = 0;
 
@@ -246,26 +249,26 @@ class Endpoint {
   [[nodiscard]] virtual bool can_lose_ranks() const { return false; }
   // Returns an endpoint of `ranks`, this one among them, in this order. Not collective; call it once for each stage.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> among(std::span<const int> ranks, Stage stage) const;
-  // Returns the lost ranks, as far as their fate is known. Looks for more: poll it.
+  // Returns the lost ranks, as far as their fate is known. Each call looks for more of them: poll it.
   [[nodiscard]] virtual std::vector<Sign> signs(const IsAlive& /*is_alive*/) { return {}; }
-  // Takes a rank for dead: nothing is exchanged with it any more, in the whole job. Tells it so, unless its process has
-  // ended or has taken this rank for dead.
+  // Takes a rank for dead: nothing is exchanged with it any more, in the whole job. Tells that rank, unless its process
+  // has ended or has taken this rank for dead.
   virtual void exclude(const Sign& /*lost*/) {}
-  // Reports whether each excluded rank has been told so, or cannot be reached: poll it. Then signs() finds each of them
-  // that excluded this rank before.
+  // Reports whether each excluded rank has been told, or cannot be reached: poll it. Once it is true, signs() finds
+  // each excluded rank that had excluded this rank before.
   [[nodiscard]] virtual bool has_told_excluded() { return true; }
 
   // Calls for admitting ranks, see recovery/. Returns the number of ranks that the job has had, as far as this process
   // knows.
   [[nodiscard]] virtual int job_size() const { return 0; }
-  // Admits processes that listen at `addresses`, as ranks of the job from `first`, at least job_size() on every rank.
-  // Not collective. Returns an endpoint of the same ranks, followed by the new ones.
+  // Admits the processes that listen at `addresses`. Their ranks in the job begin at `first`, which is at least
+  // job_size() on every rank. Not collective. Returns an endpoint of the same ranks, followed by the new ranks.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> widen(std::span<const std::string> addresses, int first) const;
-  // Returns everything that new processes must know to make it, too. Only over TCP.
+  // Returns everything that new processes must know to make the same endpoint. Only over TCP.
   [[nodiscard]] virtual Invitation invitation() const;
 
-  // Ends all sends and receives, before the destructor. A last message with `tag` is still to come from each of
-  // `awaited`. `has_lost_messages`: some were never received.
+  // Ends all sends and receives. Call it before the destructor. `awaited`: ranks from which a last message, with `tag`,
+  // is still to come. `has_lost_messages`: some messages were never received.
   virtual void close(std::vector<int> awaited, int tag, bool has_lost_messages) noexcept = 0;
   // Closes sockets that no other endpoint needs. Call it after close(), once no request or arrival is left.
   virtual void release_sockets() noexcept {}

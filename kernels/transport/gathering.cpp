@@ -57,8 +57,8 @@ class Gathering {
     return {all, all + ranks_ * mine_.bytes};
   }
 
-  // Rank 0 may arrive as late as any rank, and then wait for later ones. A rank that gives up sooner leaves it behind
-  // in the call.
+  // Rank 0 may arrive as late as any rank, and then wait for later ranks. If this rank gave up sooner, rank 0 would be
+  // left behind in the call.
   std::vector<std::byte> contribute() {
     std::vector<Request> requests(ranks_);
     std::vector<std::byte> reply(sizeof(Verdict) + std::max(ranks_ * mine_.bytes, longest_reason));
@@ -83,7 +83,8 @@ class Gathering {
     }
   }
 
-  // A long message is fetched, which may take some time. Sends that have not left by then continue by themselves.
+  // Receivers fetch a long message, which may take some time. Sends that have not left after `seconds` continue by
+  // themselves.
   void tell(const std::shared_ptr<std::vector<std::byte>>& reply, double seconds) {
     std::vector<Request> sends(ranks_);
     for (std::size_t r = 1; r < ranks_; ++r) {
@@ -98,8 +99,8 @@ class Gathering {
     }
   }
 
-  // Returns the bytes of the last message. Looks at the time before arrivals, as this process may have been stopped
-  // meanwhile.
+  // Returns the size of the last message. Reads the clock before it looks for arrivals, because this process may be
+  // stopped in between.
   std::size_t wait(std::vector<Request>& requests, double seconds) {
     Patience patience(seconds);
     std::size_t bytes = 0;

@@ -1,4 +1,4 @@
-// Gathering of every rank's contribution at every rank, through rank 0, which tells all if some are missing.
+// Gathering of every rank's contribution at every rank, through rank 0, which tells all ranks if some are missing.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,12 @@ struct Contribution {
   std::size_t bytes;  // size, the same on all ranks
   std::string what;   // name of the data, used in errors
   double timeout;     // seconds, as in the settings
-  int timeouts;       // number of timeouts that it may take
+  int timeouts;       // limit of the duration, in timeouts
 };
 
-// Gathers all contributions. Collective. `tag`: the same on all ranks; the next gathering needs another, as messages of
-// a failed one may still arrive. Throws as Endpoint::allgather does. `check_peers`: see Endpoint::split.
+// Gathers all contributions. Collective. `tag`: the same on all ranks, and different in the next gathering, because
+// messages of a failed gathering may still arrive. Throws as Endpoint::allgather does. `check_peers`: see
+// Endpoint::split.
 [[nodiscard]] std::vector<std::byte> gather(Endpoint& endpoint, int tag, const Contribution& mine,
                                             const Endpoint::CheckPeers& check_peers);
 

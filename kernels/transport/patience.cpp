@@ -19,14 +19,14 @@ constexpr auto looking = 5ms;
 constexpr auto longest_nap = 1ms;
 constexpr int naps_of_a_wait = 16;
 
-// Returns the length of a nap: a quarter of the expected wait, later a sixteenth of the wait so far. A rank that wakes
-// too often takes time from others; a rank that sleeps too long loses its own.
+// Returns the length of a nap: a quarter of the expected wait, later a sixteenth of the wait so far. Waking too often
+// takes processor time from other ranks; sleeping too long delays this rank.
 long nap_for(Patience::Clock::duration expected) {
   return static_cast<long>(
       std::chrono::nanoseconds(std::clamp<Patience::Clock::duration>(expected / 4, 20us, 200us)).count());
 }
 
-// The system delays wake-ups by up to 50 microseconds, to wake several threads at once: as long again as a nap.
+// To wake several threads at once, the system may delay a wake-up by 50 microseconds, as long as a nap itself.
 void take_nap(long nanoseconds) {
   const int slack = prctl(PR_GET_TIMERSLACK);
   prctl(PR_SET_TIMERSLACK, 1000UL);

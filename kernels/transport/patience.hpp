@@ -12,7 +12,7 @@ class Patience {
   using Clock = std::chrono::steady_clock;
 
   // `seconds`: limit of the wait. `awake`: time until which it does not sleep, for calls that end soon. `expected`:
-  // duration of the last wait; after a long one, this one sleeps from its beginning, and longer.
+  // duration of the last wait; after a long wait, this wait sleeps from its beginning, and longer.
   explicit Patience(double seconds, Clock::time_point awake = {}, Clock::duration expected = {});
 
   // Returns the patience of a thread that only drives transfers of others: it may sleep at once, and waiting threads
@@ -28,14 +28,14 @@ class Patience {
   // look for failures.
   bool pause();
 
-  // Used by transports that wake a waiting thread. polls() reports whether this one still polls, for up to `spin`;
-  // has_slept() returns, after each sleep, the same as pause().
+  // For transports that wake a waiting thread. polls() reports whether this thread still polls, for up to `spin`. Call
+  // has_slept() after each sleep; it returns the same as pause().
   bool polls(Clock::duration spin);
   bool has_slept();
 
   [[nodiscard]] bool over() const;
 
-  // Returns how long the wait has lasted; nothing if it has only polled.
+  // Returns the duration of the wait; nothing if the wait has only polled.
   [[nodiscard]] std::optional<Clock::duration> lasted() const {
     return start_ == Clock::time_point{} ? std::nullopt : std::optional(Clock::now() - start_);
   }

@@ -1,4 +1,4 @@
-// Description of a collective call, by which ranks check that all make the same one.
+// Description of a collective call, by which ranks check that all make the same call.
 #pragma once
 
 #include <array>
@@ -112,8 +112,8 @@ struct Signature {
   std::uint32_t detail = 0;                 // further settings on which the ranks must agree, see below
   std::optional<Wire> wire = std::nullopt;  // rounding of values on their way between nodes; empty: not rounded
   Memory memory = Memory::host;
-  bool idle : 1 = false;       // this rank adds zeros only: ranks may differ in this, and all learn if all are idle
-  bool labeled : 1 = false;    // the detail is a hash of the call's label
+  bool idle : 1 = false;     // this rank adds only zeros; ranks may differ in this, and all learn whether all are idle
+  bool labeled : 1 = false;  // the detail is a hash of the call's label
   bool allocates : 1 = false;  // not a call: memory for every rank of a node, `count` bytes
   bool splits : 1 = false;     // not a call: communicators of some of the ranks
 
@@ -138,8 +138,8 @@ inline constexpr int made_for_count = 5;
 // float32, op sum".
 [[nodiscard]] std::string describe(const Signature& signature, std::string_view label = {});
 
-// Describes, for errors, a rank that has closed something a call needs: "has closed its communicator", or its gradient
-// pool.
+// Describes, for errors, a rank that has closed an object that the call needs: "has closed its communicator", or its
+// gradient pool.
 [[nodiscard]] const char* closing_of(const Signature& signature);
 
 // Returns "rank 3" or "ranks 1, 2, 5".

@@ -16,7 +16,7 @@ struct Topology {
   std::vector<int> node_of;               // node of each rank
   std::vector<std::vector<int>> members;  // ranks of each node
   std::vector<pid_t> pids;                // process of each rank
-  std::string remark;                     // reason why the nodes are not the hosts, if they are not
+  std::string remark;                     // reason why nodes differ from hosts, if they do
 
   [[nodiscard]] int nodes() const { return static_cast<int>(members.size()); }
   [[nodiscard]] int node() const { return node_of[static_cast<std::size_t>(rank)]; }

@@ -38,7 +38,7 @@ _FACTS = (
 
 
 def this_job() -> list[Check]:
-    """Check the job of this process as the trial jobs below; all of its ranks must call this."""
+    """Check the job of this process like the trial jobs below; all of its ranks must call this function."""
     return _try(_PROBE, {})
 
 
@@ -57,13 +57,13 @@ def live_job() -> list[Check]:
 
 
 def live_job_without_mpi() -> list[Check]:
-    """Check the same job over TCP."""
+    """Check a job of two ranks over TCP, which sums random integers."""
     obstacle = _obstacle()
     return [obstacle] if obstacle else _try(tcp_command(job_here(2, _PROBE, bind=asked_binding())), {})
 
 
 def _obstacle() -> Check | None:
-    """Return a failed check if no job can be tried, with the reason; else None."""
+    """Return a failed check with the reason if no job can be tried; else None."""
     try:
         asked_binding()
     except LaunchError as error:

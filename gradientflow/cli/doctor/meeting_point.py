@@ -23,12 +23,12 @@ def meeting_point(place: str) -> list[Check]:
     Parameters
     ----------
     place : str
-        ``host:port``, several with commas; they are tried in turn, as by ranks that meet.
+        ``host:port``, several with commas; they are tried in turn, as ranks do when they meet.
 
     Returns
     -------
     list of Check
-        A check for each, and the address at which this host would be reached.
+        A check for each meeting point, and the address at which ranks would reach this host.
     """
     places = [each.strip() for each in place.split(",")]
     return [*map(_try, places), address_towards(",".join(places))]
@@ -56,11 +56,11 @@ def _try(place: str) -> Check:
 
 
 def _nobody(place: str, host: str, port: int) -> Check:
-    """Return the check of a port without a listener: on the host of rank 0 the port is free."""
+    """Return the check of a port without a listener. On the host of rank 0 such a port is free for the job."""
     with contextlib.suppress(OSError):
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as trying:
-            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a store sets it, too
+            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a store does
             try:
                 trying.bind(address)
             except OSError as error:

@@ -45,7 +45,7 @@ def address_towards(place: str, *, by_mpi: bool = False) -> Check:
 
 
 def mpi_between_hosts() -> Check:
-    """Report the transport of messages in an MPI job on several hosts like this one."""
+    """Report the transport of messages in an MPI job on several hosts like this host."""
     name = "MPI between hosts"
     try:
         transport, why, _ = core.choice_between_hosts(dict(Config(transport=asked_transport())))

@@ -16,7 +16,7 @@ MARK = "gradientflow-probe "  # prefix of the line with the report; the MPI libr
 
 _CORES = "Cpus_allowed_list:"
 _WIDTH = 256
-_COUNT = 100_003  # a multiple neither of the ranks nor of any block
+_COUNT = 100_003  # no multiple of the number of ranks or of any block
 
 
 def main() -> None:

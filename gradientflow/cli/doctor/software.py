@@ -70,7 +70,7 @@ def mpi() -> list[Check]:
 
 
 def _start_of_open_mpi() -> Check:
-    """Report if Open MPI looks for RDMA devices at its start, which takes a second if there are none."""
+    """Report if Open MPI looks for RDMA devices at its start, which takes a second if there are no such devices."""
     chosen = os.environ.get(TRANSPORTS) or start_variables().get(TRANSPORTS)
     default = "with btl/ofi: there is an RDMA device, or a file of Open MPI's parameters says so"
     return Check("start of MPI", "ok", f"{TRANSPORTS}={chosen}" if chosen else default)

@@ -40,12 +40,12 @@ class ArraySynchronizer(PlacedSynchronizer):
     ``state_names`` lists the attributes of a checkpoint: numbers, arrays, and lists of them. A list with an array for
     each tensor, such as residuals, is matched by the names of the tensors. Changes that `gradient_ready` and
     `backward_done` make to these attributes are undone when the iteration is skipped or given up; `prepare` must not
-    change them. If there are any and gradients are averaged, a gradient or mean that is not finite never stays in them:
-    the iteration ends in `NonFiniteError` on all ranks, or is skipped if there is a loss scale. If gradients are local,
-    the step is skipped on that rank, which gets the error after the step.
+    change them. A gradient or mean that is not finite never stays in them. If there are such attributes and gradients
+    are averaged, the iteration then ends in `NonFiniteError` on all ranks, or is skipped if there is a loss scale. If
+    gradients are local, the step is skipped on that rank, which gets the error after the step.
 
-    Each synchronizer has a communicator of its own. A rank that gives up an iteration leaves it: calls of all other
-    ranks fail and name that rank, and all ranks continue on a new communicator.
+    Each synchronizer has a communicator of its own. A rank that gives up an iteration leaves this communicator: calls
+    of all other ranks fail and name that rank, and all ranks continue on a new communicator.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class ArraySynchronizer(PlacedSynchronizer):
     gradientflow.errors.ArgumentError
         If the tensors are on a device.
     gradientflow.errors.ArgumentTypeError
-        If some are bfloat16, and the package ml_dtypes is not installed.
+        If some tensors are bfloat16, and the package ml_dtypes is not installed.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
@@ -74,7 +74,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         super().__init__(comm, layout, strategy)
         self._parent = comm
         self.comm = self._parent._own_part(0)
-        self._sent_before: int | None = 0  # bytes sent through communicators that it has left
+        self._sent_before: int | None = 0  # bytes sent through communicators that the synchronizer has left
         self._lock = threading.RLock()
         self._before: StateDict | None = None  # state before the iteration
         self._is_ready: list[bool] = []
@@ -96,7 +96,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         return Withheld(getattr(self, "residuals", ()))
 
     def check_complete(self) -> None:
-        """Raise unless all attributes in `state_names` exist, and gradients are read in their places, if at all."""
+        """Raise unless all attributes in `state_names` exist, and gradients, if read, are read in their places."""
         super().check_complete()
         require_one_of(self, "gradient_source", ("place", "any_place", "none"))
         for name in self.state_names:
@@ -118,7 +118,7 @@ class ArraySynchronizer(PlacedSynchronizer):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration; calls of `comm` are refused in `prepare`."""
+        """Begin an iteration. Calls of `comm` are refused in `prepare`."""
         comm = self.comm
         self.comm = cast("Communicator", _RefusingCommunicator(comm, f"prepare() of {type(self).__name__}"))
         try:
@@ -184,12 +184,12 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     @property
     def checks_finite(self) -> bool:
-        """True if gradients have to be checked to be finite, before they get into the state."""
+        """True if gradients have to be checked before they get into the state."""
         kind = self.strategy.gradients
         return self.skips_nonfinite or kind == "local" or bool(kind == "mean" and self.state_names)
 
     def _exchange_status(self, kind: Kind) -> tuple[int | None, int | None]:
-        """Exchange `extra`, and marks for gradients that are not finite: last of all, after calls that may fail.
+        """Exchange `extra`, and marks for gradients that are not finite. Comes last, after all calls that may fail.
 
         Each rank has two marks, which are 0 or a tensor's index plus 1: the first tensor whose own gradient is not
         finite, and the first whose mean is not. Returns the rank (None for a mean) and the tensor (None if none).
@@ -273,11 +273,11 @@ class ArraySynchronizer(PlacedSynchronizer):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
-        """Return this rank's attributes in `state_names`, and its weights where they differ between ranks."""
+        """Return this rank's attributes in `state_names`, and its weights if weights differ between ranks."""
         return self._state(self.comm.rank, np.copy)
 
     def consolidated_state_dict(self) -> StateDict:
-        """Return the same, with arrays of floats averaged over the ranks, all else as on rank 0. Collective."""
+        """Return that state with float arrays averaged over the ranks, everything else as on rank 0. Collective."""
         return self._state(None, self._averaged)
 
     def _averaged(self, array: np.ndarray) -> TensorLike:
@@ -309,7 +309,7 @@ class ArraySynchronizer(PlacedSynchronizer):
                 raise ArgumentError(f"the state is of another model: its {name} have other shapes")
 
     def load_state_dict(self, state: State | None) -> None:
-        """Load a state; without one, the strategy's initial state. Collective."""
+        """Load a state; without a state, restore the strategy's initial state. Collective."""
         if state is not None:
             self._take({name: self._in_order(state[name], state["names"]) for name in self._entries()})
         elif self.state_names:
@@ -320,7 +320,7 @@ class ArraySynchronizer(PlacedSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take the attributes in `state_names` of another synchronizer, by the names of tensors.
 
-        An iteration that has failed there is undone first, unless it was committed.
+        If an iteration of `other` has failed, it is undone first, unless it was committed.
         """
         assert isinstance(other, ArraySynchronizer)
         if other._phase is not Phase.IDLE:
@@ -335,7 +335,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             self._take({name: theirs})
 
     def _move_from(self, other: Any) -> Sequence[str]:
-        """Take memory of a synchronizer that is closed. Return the names of the attributes that need no copy."""
+        """Take over memory of a closed synchronizer. Return the names of the attributes that need no copy."""
         return ()
 
     def _in_order(self, value: Any, names: Sequence[str]) -> Any:
@@ -361,13 +361,13 @@ class ArraySynchronizer(PlacedSynchronizer):
                 setattr(self, name, type(mine)(value) if number else _mapped(value, np.copy))
 
     def summary(self, state: Mapping[str, object]) -> dict[str, str]:
-        """Return the numbers of a state, which are the same on all ranks."""
+        """Return the numbers of a state: these have to be the same on all ranks."""
         values = {name: state[name] for name in self.state_names}
         return {name: str(value) for name, value in values.items() if not isinstance(value, list | np.ndarray)}
 
 
 class _RefusingCommunicator:
-    """A communicator with attributes, which refuses calls."""
+    """A communicator that has attributes, and refuses calls."""
 
     def __init__(self, comm: Communicator, who: str) -> None:
         self._comm = comm

@@ -1,4 +1,4 @@
-"""Infinite and NaN values: search for them, and the error that reports them."""
+"""Infinite and NaN values: the search for them, and the error that reports them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nonfinite_error(what: str, rank: int | None, outcome: str) -> NonFiniteError
     what : str
         Name of the value, such as "the gradient of fc.weight".
     rank : int or None
-        The rank that has it; None for a mean over the ranks.
+        The rank that has the value; None for a mean over the ranks.
     outcome : str
         Outcome, such as "no weight was changed".
     """

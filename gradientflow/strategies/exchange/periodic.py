@@ -1,4 +1,4 @@
-"""Strategies that exchange weights every few steps: each rank trains by itself in between."""
+"""Strategies that exchange weights every few steps. In between, each rank trains by itself."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class PeriodicStrategy(Strategy):
     Attributes
     ----------
     fragments : int
-        Parts of the model, which take turns: each is exchanged every `period` steps.
+        Parts of the model. They take turns: each part is exchanged every `period` steps.
     delay : int
-        Steps after which the result of an exchange is applied; it travels meanwhile. Below `period`.
+        Steps after which the result of an exchange is applied. The result travels meanwhile. Below `period`.
     mixing : float or None
         The share of a rank's own weights in their mix with common weights; by default 0, or 0.5 with a delay.
     wire : str or None
@@ -72,7 +72,7 @@ class PeriodicStrategy(Strategy):
         self.period = checked_int("period", period, 1)
 
     def _apply_later(self, delay: int, mixing: float | None) -> None:
-        """Check and keep the delay of an exchange's result, and the share of a rank's own weights then."""
+        """Check and keep the delay of an exchange's result, and a rank's own share when it is applied."""
         self.delay = checked_int("delay", delay)
         self.mixing = mixing
         if self.delay >= self.period:
@@ -113,7 +113,7 @@ class PeriodicSynchronizer(SurvivableArrays):
     velocity : list of arrays
         The momentum of the outer optimizer.
     differences : list of arrays
-        Common weights less this rank's weights, as last sent; once the exchange is complete, their means over the
+        Common weights less this rank's weights, as last sent. Once the exchange is complete, they are means over the
         ranks.
     due : list of int
         The step after which differences are applied, for each fragment, or -1.
@@ -149,14 +149,14 @@ class PeriodicSynchronizer(SurvivableArrays):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Before the first step, set the common weights to the rank's: these may have been loaded after `bind`."""
+        """Before the first step, set the common weights to the rank's: the user may have loaded these after `bind`."""
         if self.steps == 0:
             for common, weight in zip(self.common, self.weights, strict=True):
                 common[...] = weight
 
     @property
     def common(self) -> list[Array]:
-        """The weights that all ranks share, as of the last exchange; before the first, weights of the first step."""
+        """The weights that all ranks share, as of the last exchange; before the first exchange, the initial weights."""
         if self._common is None:
             self._common = [np.array(weight, self._kind) for weight in self.weights]
         return self._common
@@ -247,7 +247,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         )
 
     def step_of(self, fragment: int) -> int:
-        """Return the step after which a fragment's exchange began; where it is repeated, ranks are in other steps."""
+        """Return the step after which a fragment's exchange began. When it is repeated, ranks are in various steps."""
         return self.due[fragment] - self.strategy.delay
 
     def end_exchange(self, fragment: int) -> None:
@@ -263,7 +263,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         self.begin_exchange(fragment, self._buffers[fragment])
 
     def marks(self, fragment: int) -> Array:
-        """Return the marks sent after a fragment's differences: for each rank, 1 if its own are not finite."""
+        """Return the marks sent after a fragment's differences: for each rank, 1 if its differences are not finite."""
         return self._buffers[fragment][-self.comm.size :]
 
     def _mark(self, fragment: int) -> None:
@@ -318,16 +318,17 @@ class PeriodicSynchronizer(SurvivableArrays):
     # ---- ranks that are lost -------------------------------------------------------------------------------------
 
     def shared_state(self, with_arrays: bool) -> object:
-        """Return the results of the exchanges that have ended, and the values that ranks that begin lack."""
+        """Return the results of the exchanges that have ended, and the values that a beginning rank lacks."""
         self.prepare()
         arrays = ("common", "velocity") if self.strategy.outer_momentum else ("common",)
         names = ("steps", "exchanges", "due", *(arrays if with_arrays else ()))
         return {"names": self.layout.names, **{name: getattr(self, name) for name in names}}
 
     def catch_up(self, state: Plain, begins: bool) -> None:
-        """Take the common weights of a rank that is ahead, mixed with this rank's share of its own.
+        """Take the common weights of a rank that is ahead, mixed with this rank's share of its own weights.
 
-        This rank has missed the first of the pending exchanges, and perhaps after all of these the end of training.
+        This rank has missed the first of the pending exchanges. After all pending exchanges, it may also have missed
+        the end of training.
         """
         arrays = [name for name in ("common", "velocity") if name in state]
         self._take({name: self._in_order(state[name], state["names"]) for name in arrays})
@@ -362,8 +363,8 @@ class PeriodicSynchronizer(SurvivableArrays):
     def take_over(self, other: Any) -> None:
         """Take the state of another synchronizer, after its pending exchanges.
 
-        If the tensors differ, so do the fragments: the exchanges are then applied at once. If `other` is closed, the
-        ranks have changed: exchanges that have not ended are repeated, with the weights as they are now.
+        If the tensors differ, the fragments differ, too: the exchanges are then applied at once. If `other` is closed,
+        the ranks have changed: exchanges that have not ended are repeated, with the weights as they are now.
         """
         is_closed = other.comm.closed
         if not is_closed:

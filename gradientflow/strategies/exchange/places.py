@@ -47,7 +47,7 @@ class PlacedSynchronizer(Synchronizer):
         return numpy_dtype(dtype).itemsize
 
     def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return zero-filled node memory, where an allreduce is fastest; or this rank's own, if gradients are not sent.
+        """Return zero-filled node memory, where an allreduce is fastest; if gradients are not sent, this rank's memory.
 
         Collective.
         """
@@ -71,7 +71,7 @@ class PlacedSynchronizer(Synchronizer):
 
 
 def aligned_zeros(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return zero-filled memory of this process, in pages of its own, which are taken when they are first written."""
+    """Return zero-filled memory of this process, in pages of its own. A page is taken when it is first written."""
     memory = np.zeros(nbytes + 2 * mmap.PAGESIZE, np.uint8)
     start = -memory.ctypes.data % mmap.PAGESIZE
     return memory[start : start + nbytes]

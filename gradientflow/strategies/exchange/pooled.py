@@ -90,8 +90,8 @@ class PoolStrategy(Strategy):
 class PoolSynchronizer(Survivable):
     """Pools of all dtypes, used together.
 
-    `extra` travels in the first pool. Every pool has at least one number, if only a placeholder: once it is ready, the
-    iteration of the pool has begun, even if no gradient is ready.
+    `extra` travels in the first pool. Every pool has at least one such number, perhaps only a placeholder: once this
+    number is ready, the iteration of the pool has begun, even if no gradient is ready.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ class PoolSynchronizer(Survivable):
                 pool._native.take_over_means(theirs[pool.dtype]._native)
 
     def _wait_for(self, group: int, stream: object) -> GradientFlowError | None:
-        """Wait for one pool. Return its error, so that the iteration is ended in all pools."""
+        """Wait for one pool. Return its error instead of raising it, so that the iteration is ended in all pools."""
         try:
             self.pools[group].wait(stream=stream)
         except NonFiniteError as error:
@@ -202,14 +202,14 @@ class PoolSynchronizer(Survivable):
             pool.rollback(stream)
 
     def _undo_if_failed(self, stream: object = None) -> bool:
-        """Undo, in all pools, an iteration that `wait` could not end in some; return True if there is one."""
+        """Undo, in all pools, an iteration that `wait` could not end in some pools; return True if there is one."""
         has_failed = any(pool.has_failed for pool in self.pools)
         if has_failed:
             self._undo(stream)
         return has_failed
 
     def _give_up(self, pool: Any, stream: object) -> GradientFlowError | None:
-        """Give up the iteration of one pool. Return its error, so that it is given up in all pools."""
+        """Give up the iteration of one pool. Return its error instead of raising it, so that all pools give it up."""
         number = len(pool.shapes)
         try:
             if not pool.is_ready(number):
@@ -224,14 +224,14 @@ class PoolSynchronizer(Survivable):
     def check_survival(self) -> None:
         """Raise on a device: only pools in memory of the host survive the loss of ranks.
 
-        There an iteration that fails in one pool is dropped or kept in all.
+        On the host, an iteration that fails in one pool is dropped or kept in all pools.
         """
         if self.layout.device != "cpu":
             message = "the ranks can go on without one that was lost only if gradients are in memory of the host"
             raise ArgumentError(message)
 
     def commit(self) -> None:
-        """Commit the iteration in the pools in which it has failed: in the rest it has ended."""
+        """Commit the iteration in the pools in which it has failed: in all other pools it has ended."""
         for pool in self.pools:
             if pool.has_failed:
                 pool.commit()

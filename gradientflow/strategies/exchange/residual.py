@@ -18,11 +18,11 @@ from .state import check_keys
 
 
 class ResidualSynchronizer(PoolSynchronizer):
-    """Pools with residuals: their settings, updates that are dropped, and checkpoints.
+    """Pools with residuals: their settings, dropped updates, and checkpoints.
 
     Attributes
     ----------
-    initial_state : mapping
+    The entries of a pool's state that are not valid for other tensors, with their initial values.
         The entries of a pool's state that do not hold for other tensors, with their initial values.
     """
 
@@ -81,7 +81,7 @@ class ResidualSynchronizer(PoolSynchronizer):
             pool.check_state_dict({**there, **arrays})
 
     def load_state_dict(self, state: State | None) -> None:
-        """Load a state with the tensors in this order, or reset to zero residuals without one. Collective."""
+        """Load a state with the tensors in this order; without a state, reset residuals to zero. Collective."""
         for pool in self.pools:
             if state is None:
                 own = pool.state_dict()
@@ -91,7 +91,7 @@ class ResidualSynchronizer(PoolSynchronizer):
                 pool.load_state_dict(state["pools"][pool.dtype])
 
     def summary(self, state: State) -> dict[str, str]:
-        """Return iteration and order of a state, and further values on which the ranks agree."""
+        """Return iteration and order of a state, and all other values on which the ranks agree."""
         entries = {"the order of gradients": ", ".join(state["names"])}
         for dtype, pool in state["pools"].items():
             entries[f"the iteration of {dtype} gradients"] = str(pool["iteration"])
@@ -105,7 +105,7 @@ class ResidualSynchronizer(PoolSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take the residuals of another synchronizer, by the names of tensors, and the latest iteration of any rank.
 
-        An iteration that has failed there is undone first, unless it was committed.
+        If an iteration of `other` has failed, it is undone first, unless it was committed.
         """
         assert isinstance(other, ResidualSynchronizer)
         other._undo_if_failed()

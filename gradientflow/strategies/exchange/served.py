@@ -1,4 +1,4 @@
-"""Strategies on a parameter server: gradients are pushed to servers, which make the step; weights are pulled back."""
+"""Strategies on a parameter server: workers push gradients, servers make the step, and workers pull the weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .survivable import Meeting, Survivable
 
 Array = npt.NDArray[np.float32]
 
-_RANGE = 4 << 20  # bytes that travel together, unless told otherwise
+_RANGE = 4 << 20  # default bytes that travel together
 _WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
@@ -48,11 +48,11 @@ class ServedStrategy(Strategy):
     servers, optimizer, fusion_threshold
         As in `gradientflow.ParameterServer`.
     replicas : {0, 1}, default 0
-        Number of other ranks that keep a copy of a server's state, so that its weights are not lost with it; for
-        ``on_failure="continue"``.
+        Number of other ranks that keep a copy of a server's state, so that its weights survive the loss of the server;
+        for ``on_failure="continue"``.
     wire : {"float32", "float16", "bfloat16"}, optional
-        Dtype to which gradients and weights are rounded in messages, also inside a node; by default the dtype of all
-        gradients, or float32 if they have several.
+        Dtype to which gradients and weights are rounded in messages, also inside a node; by default the common dtype of
+        all gradients, or float32 if they have several dtypes.
     """
 
     gradients = "consumed"
@@ -106,12 +106,12 @@ class ServedStrategy(Strategy):
 
     @property
     def steps_together(self) -> float:
-        """One more than the steps that a worker may be ahead of the slowest; infinite if no worker waits."""
+        """One more than the steps by which a worker may be ahead of the slowest; infinite if no worker waits."""
         return 1.0
 
 
 class ServedSynchronizer(PlacedSynchronizer, Survivable):
-    """A worker of a parameter server, which pushes every gradient, and takes the servers' weights after every push.
+    """A worker of a parameter server: it pushes every gradient, and takes the servers' weights after every push.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._settings: list[Settings] = []
         self._scale = 1.0
         self._found: int | None = None  # first tensor of the iteration on this rank whose gradient is not finite
-        self._nonfinite: tuple[int, int] | None = None  # rank and tensor because of which a round was skipped
+        self._nonfinite: tuple[int, int] | None = None  # rank and tensor that caused the skip of a round
         self._used: Sequence[bool] = ()  # flags of tensors whose gradient this rank has pushed in the iteration
         self._start_next_iteration()
 
@@ -294,7 +294,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._pull = self.server.pull()
 
     def _end_pull(self) -> None:
-        """Wait for a pull that is no longer needed: the servers answer one at a time."""
+        """Wait for a pull that is no longer needed: the servers answer one pull at a time."""
         if self._pull is not None:
             self._pull.wait()
             self._pull = None
@@ -310,7 +310,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         self._found = None
 
     def _initialize_servers(self) -> None:
-        """Give the servers the current weights of rank 0 as initial ones. Collective."""
+        """Give the servers rank 0's current weights as initial weights. Collective."""
         for index, weight in enumerate(self.layout.weights):
             if self.layout.dtypes[index] != "float32":
                 self._core.follow(self.weights[index], weight)
@@ -343,7 +343,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
 
     @property
     def is_lost(self) -> bool:
-        """True if its servers have ended, and another synchronizer continues from the state found of them."""
+        """True if its servers have ended, and another synchronizer continues from the state recovered from them."""
         return self.server._recovery is not None and self.server.closed
 
     def check_survival(self) -> None:
@@ -353,7 +353,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         recovery.ended = 0 if self.in_step else None
 
     def agree_on_state(self, comm: Communicator, begins: bool) -> int:
-        """Put the servers' state together; return the number of iterations that have ended here and are not in it."""
+        """Assemble the servers' state; return the number of iterations that have ended here and are missing in it."""
         recovery = self.server._recovery
         assert recovery is not None
         state, ended = recovery.find(comm, is_new=begins), recovery.ended
@@ -415,7 +415,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         check_names(self.layout, state)
 
     def load_state_dict(self, state: State | None) -> None:
-        """Load a state; without one, begin again with the weights of rank 0. Collective."""
+        """Load a state; without a state, begin again with the weights of rank 0. Collective."""
         self._end_pull()
         self.restart()
         self.pushes = 0
@@ -430,7 +430,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
     def take_over(self, other: Synchronizer) -> None:
         """Take the servers' state of another synchronizer, by the names of tensors. Collective.
 
-        If `other` was lost with some of its ranks, continue from the state that was found of it.
+        If `other` has lost some of its ranks, continue from the state that was recovered from it.
         """
         assert isinstance(other, ServedSynchronizer)
         if other.server._recovery is not None:

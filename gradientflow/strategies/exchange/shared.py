@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def _refuse_lars(layout: Layout, settings: SettingsOf) -> None:
-    """Raise for LARS, which needs the norms of whole gradients: steps are made on slices."""
+    """Raise for LARS: it needs the norms of whole gradients, and steps are made on slices."""
     if any(settings(index).trust for index in range(len(layout))):
         message = "share='node': each rank makes the step on a slice, and LARS needs the norms of whole gradients"
         raise ArgumentError(message)

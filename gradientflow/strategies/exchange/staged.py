@@ -28,7 +28,7 @@ _PAGE = 4096  # bytes
 
 
 def bind(strategy: Strategy, comm: Communicator, layout: Layout) -> Synchronizer:
-    """Bind a strategy; for tensors on a CUDA device, stage a strategy that works in memory of the host. Collective."""
+    """Bind a strategy. If it works on the host and the tensors are on a CUDA device, stage it. Collective."""
     if layout.device != "cpu" and not strategy.on_device:
         return StagedSynchronizer(comm, layout, strategy)
     return strategy.bind(comm, layout)
@@ -37,15 +37,16 @@ def bind(strategy: Strategy, comm: Communicator, layout: Layout) -> Synchronizer
 class StagedSynchronizer(Synchronizer):
     """A link between tensors of a device and a synchronizer on the host.
 
-    Gradients are copied to the host's pinned places on a separate stream: after the work in the stream of `ready` at
-    that time, and in parallel with later work. They are handed over in the order of `ready`, by the first call that
-    finds them complete; `flush` waits for the last. Means are copied back to the device, and so are weights that may
-    have been written.
+    Gradients are copied to pinned memory of the host on a separate stream. The copy waits for the work that is in the
+    stream when `ready` is called, and runs in parallel with later work. Gradients are handed over in the order of
+    `ready`, by the first call that finds their copies complete; `flush` waits for the last copy. Means are copied back
+    to the device, and so are weights that may have been written.
 
-    Weights are copied to the host before it reads them. If the strategy makes the step, that is before the first
-    gradient of every iteration, on the same stream; if an optimizer makes the step, when weights are exchanged.
+    Weights are copied to the host before the host's synchronizer reads them. If the strategy makes the step, they are
+    copied before the first gradient of every iteration, on the same stream. If an optimizer makes the step, they are
+    copied when weights are exchanged.
 
-    Outside of `ready`, `flush` and `wait` the order is that of the default stream.
+    Outside of `ready`, `flush` and `wait`, copies are ordered with the default stream.
 
     Attributes
     ----------
@@ -81,7 +82,7 @@ class StagedSynchronizer(Synchronizer):
         self._is_ready: set[int] = set()
 
     def _make_mirrors(self) -> list[np.ndarray]:
-        """Make places on the host for the weights: float32 for weights of 16 bits, like their master weights."""
+        """Make places on the host for the weights: float32 for 16-bit weights, like their master weights."""
         sizes = [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self._kinds, strict=True)]
         offsets = aligned_offsets(sizes)
         memory = _pages(offsets[-1])
@@ -99,7 +100,7 @@ class StagedSynchronizer(Synchronizer):
         """Make places on the device for the gradients, laid out as on the host."""
         self._copies_to_host = [(0, 0, 0)] * len(self.layout)  # destination, source, bytes
         for index, mirror in enumerate(self._mirrors):
-            self.host.weights[index] = mirror  # master weights in place of weights of 16 bits
+            self.host.weights[index] = mirror  # master weights in place of 16-bit weights
         for group, (dtype, indices) in enumerate(self.layout.groups):
             below, offsets = self.host.memory(group), self.host.offsets(group)
             above = device.empty(below.nbytes, "uint8", self._device)
@@ -262,7 +263,7 @@ class StagedSynchronizer(Synchronizer):
                 )
 
     def _take_weights(self, stream: int) -> None:
-        """Copy the weights to the host, after the work in the stream, and wait; weights of 16 bits become float32."""
+        """Copy the weights to the host, after the work in the stream, and wait; 16-bit weights become float32."""
         rounded = self._send_weights_down(stream)
         self._copies.wait()
         for index, (bits, dtype) in rounded.items():
@@ -272,7 +273,7 @@ class StagedSynchronizer(Synchronizer):
                 self._mirrors[index].view(np.uint32)[...] = bits.astype(np.uint32) << 16
 
     def _send_weights_down(self, stream: int) -> dict[int, tuple[npt.NDArray[np.uint16], str]]:
-        """Start copying the weights to the host; return weights of 16 bits, as bits, with their dtypes."""
+        """Start copying the weights to the host; return 16-bit weights, as bits, with their dtypes."""
         rounded = {}
         self._copies.follow(stream)
         for index, (weight, mirror) in enumerate(zip(self.weights, self._mirrors, strict=True)):
@@ -339,7 +340,7 @@ for _name in (
 
 
 class _NoWeights(tuple[Any, ...]):
-    """The weights in the layout of a strategy that writes none: they are not copied, and reading them is an error."""
+    """The weights in the layout of a strategy that writes none. They are not copied; reading them is an error."""
 
     def __iter__(self) -> Iterator[Any]:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""States of synchronizers: checks of their origin, and their items in another order of the tensors."""
+"""States of synchronizers: checks of their origin, and reordering of their items to the order of the tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_names(layout: Layout, state: State) -> None:
 
 
 def check_rank(comm: Communicator, state: Mapping[str, object]) -> None:
-    """Raise unless a state is of this rank, and of as many ranks."""
+    """Raise unless a state was saved by this rank, with the same number of ranks."""
     mine, theirs = (comm.rank, comm.size), (state["rank"], state["ranks"])
     if mine != theirs:
         raise ArgumentError(

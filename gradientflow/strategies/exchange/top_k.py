@@ -60,7 +60,7 @@ class TopKStrategy(PoolStrategy):
         self.monitor = monitor if isinstance(monitor, bool) else checked_int("monitor", monitor)
 
     def profile(self) -> Profile:
-        """Return the warm-up, and that nothing is lost."""
+        """Return the warm-up; the profile says that nothing is lost."""
         return super().profile()._replace(is_lossless=True)
 
     def ratio_at(self, iteration: int) -> float:
@@ -141,7 +141,7 @@ class TopKSynchronizer(ResidualSynchronizer):
                 pool.ratios = each
 
     def _layers(self) -> Iterator[tuple[Any, int, int]]:
-        """Yield, for each tensor, its pool, the number of its layer there, and the index of the tensor."""
+        """Yield, for each tensor, its pool, the number of its layer in that pool, and the index of the tensor."""
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             counts = self.strategy.layers(len(indices))
             layers = [layer for layer, count in enumerate(counts) for _ in range(count)]
@@ -181,7 +181,7 @@ class TopKSynchronizer(ResidualSynchronizer):
         self.monitor = self._monitor.measure(self.comm) or self.monitor
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the residuals of another synchronizer, by the names of tensors, and its measurements on these ranks."""
+        """Take residuals of another synchronizer, by the names of tensors, and measurements on the same ranks."""
         assert isinstance(other, TopKSynchronizer)
         super().take_over(other)
         self.monitor = other.monitor
@@ -219,7 +219,7 @@ class TopKSynchronizer(ResidualSynchronizer):
 
 
 def checked_selection(selection: object) -> str:
-    """Return the way to find the largest entries: "sampled" or "exact".
+    """Return the method to find the largest entries: "sampled" or "exact".
 
     Raises
     ------

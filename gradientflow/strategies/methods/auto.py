@@ -1,4 +1,4 @@
-"""The choice among strategies without loss of accuracy: by the model, from measurements of a few steps."""
+"""The choice among strategies that lose no accuracy. The model makes it, from measurements of a few steps."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ Times = npt.NDArray[np.float64]
 
 
 class Auto(PoolStrategy):
-    """Dense communication, fused and rounded as is fastest here: measured, predicted, and verified.
+    """Dense communication with the fastest fusion and rounding: measured, predicted, and verified.
 
-    It begins as `Dense`. After `steps` iterations all ranks measure the link. From this, and from the times at which
-    gradients were ready, `gradientflow.model` predicts the step with every fusion threshold and each allowed wire.
-    Training continues with the best, and returns to `Dense` if its next `steps` steps are longer. The first two steps
-    after each change do not count. All ranks choose the same.
+    It begins as `Dense`. After `steps` iterations all ranks measure the link. From the link, and from the times at
+    which gradients were ready, `gradientflow.model` predicts the step with every fusion threshold and each allowed
+    wire. Training continues with the best combination, and returns to `Dense` if the next `steps` steps are longer. The
+    first two steps after each change do not count. All ranks make the same choice.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Auto(PoolStrategy):
         The wires to which gradients of float32 may be rounded between nodes, as in
         `gradientflow.Communicator.allreduce`.
     steps : int, default 10
-        Iterations to measure with `Dense`, and then with the best; 2 or more.
+        Iterations to measure with `Dense`, and then with the best combination; 2 or more.
     algorithm : str, default "auto"
         As in `gradientflow.GradientPool`.
 
@@ -103,7 +103,7 @@ class Auto(PoolStrategy):
         return 3 * _SETTLING + 2 * self.steps
 
     def profile(self) -> Profile:
-        """Return that nothing is lost, and the iterations until the choice."""
+        """Return the iterations until the choice; the profile says that nothing is lost."""
         return Profile(self.steps_to_choice, is_lossless=True)
 
     def bind(self, comm: Communicator, layout: Layout) -> AutoSynchronizer:
@@ -115,16 +115,16 @@ class Auto(PoolStrategy):
         return {"fusion_threshold": self.fusion_threshold}
 
     def dense(self, threshold: str = "auto", wire: str | None = None) -> Dense:
-        """Return a candidate."""
+        """Return a candidate: dense communication with this threshold and wire."""
         return Dense(fusion_threshold=threshold, wire=wire, algorithm=self.algorithm)
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
-        """Return the dense traffic with the fusion threshold and wire that make the shortest step."""
+        """Return dense traffic, with the fusion threshold and wire that make the step shortest."""
         candidates = [each.traffic(computation, costs) for each in self.candidates(len(costs.cluster.nodes))]
         return min(candidates, key=lambda each: each.step(computation, costs).seconds)
 
     def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> AutoExplanation:
-        """Predict a step with the best threshold and wire, and with the methods with loss. Collective."""
+        """Predict a step with the best threshold and wire, and with the methods that lose accuracy. Collective."""
         measured = self.measured(comm, layout, **times)
         return AutoExplanation.of(
             measured, min(self.candidates(comm.nodes), key=lambda each: measured.step(each).seconds)
@@ -148,7 +148,7 @@ class AutoExplanation(Explanation):
     why : str
         The reason, in a sentence; empty before the choice.
     lossy : tuple of (str, float)
-        Strategies with loss, as text, each with its predicted steps a second as a multiple of the choice's.
+        Methods that lose accuracy, as text, each with its predicted steps a second as a multiple of the choice's.
     """
 
     choice: str = "dense"
@@ -157,7 +157,7 @@ class AutoExplanation(Explanation):
 
     @classmethod
     def of(cls, measured: Measured, choice: Dense, why: str = "") -> AutoExplanation:
-        """Return an explanation that includes the strategies with loss, all from one measured link."""
+        """Return an explanation that includes the methods that lose accuracy, all from one measured link."""
         found = measured.explain("auto", choice)
         those: list[Strategy] = [each() for each in _LOSSY] if found.ranks > 1 else []
         steps = [measured.step(each).seconds for each in those]
@@ -179,9 +179,9 @@ class AutoSynchronizer(PoolSynchronizer):
     choice : Dense or None
         The choice; None before it is made.
     why : str
-        The reason for it, in a sentence.
+        The reason for the choice, in a sentence.
     compute_seconds, backward_seconds : float or None
-        Measured seconds of a step without waiting, and from the first gradient to the last.
+        Measured seconds of a step without waiting, and of the time from the first gradient to the last.
     """
 
     strategy: Auto
@@ -252,7 +252,7 @@ class AutoSynchronizer(PoolSynchronizer):
     # ---- the choice ----------------------------------------------------------------------------------------------
 
     def _predict(self) -> None:
-        """Continue with the candidate whose step is the shortest by the model."""
+        """Continue with the candidate for which the model predicts the shortest step."""
         now = time.perf_counter()
         ready = np.median(np.array(self._ready_after[_SETTLING:]), axis=0)
         self.comm.allreduce(ready, "max")
@@ -320,12 +320,12 @@ class AutoSynchronizer(PoolSynchronizer):
     # ---- information ---------------------------------------------------------------------------------------------
 
     def explain(self, **times: float | None) -> AutoExplanation:
-        """Return the choice, its reason, and the gain by methods with loss, from measured times. Collective.
+        """Return the choice, its reason, and the gain by methods that lose accuracy, from measured times. Collective.
 
         Parameters
         ----------
         **times
-            Times as in `Synchronizer.explain`; by default as measured.
+            Times as in `Synchronizer.explain`; by default the measured times.
         """
         known = {"compute_seconds": self.compute_seconds, "backward_seconds": self.backward_seconds}
         times = {**(known if self.choice is not None else {}), **times}
@@ -346,11 +346,11 @@ class AutoSynchronizer(PoolSynchronizer):
         }
 
     def consolidated_state_dict(self) -> StateDict:
-        """Return the same: another number of ranks chooses again."""
+        """Return the same state as `state_dict`: another number of ranks chooses again."""
         return self.state_dict()
 
     def check_state_dict(self, state: State) -> None:
-        """Raise unless it has a choice."""
+        """Raise unless the state has a choice."""
         if state and not set(self.state_dict()) <= set(state):
             raise ArgumentError("this is not the state of auto: it has no choice")
         if state and state["choice"] is not None:
@@ -359,7 +359,7 @@ class AutoSynchronizer(PoolSynchronizer):
             self.strategy.dense(threshold, wire)
 
     def load_state_dict(self, state: State | None) -> None:
-        """Take the choice of a state if it is allowed and for as many ranks and nodes; otherwise choose again."""
+        """Take the choice of a state if it is allowed and made for as many ranks and nodes; otherwise choose again."""
         self._use(self._dense)
         self._measure_anew()
         if state and state["choice"] and (state["ranks"], state["nodes"]) == (self.comm.size, self.comm.nodes):
@@ -385,7 +385,7 @@ class AutoSynchronizer(PoolSynchronizer):
 
 
 def is_kept(dense: float, best: float) -> bool:
-    """Return True if training continues with the predicted best, judged by the median steps with both."""
+    """Return True if training continues with the predicted best: its median step is no longer than with dense."""
     return best <= dense
 
 

@@ -1,4 +1,4 @@
-"""SGD on a parameter server with a policy of `gradientflow.policies`: a strategy for each, of the same name."""
+"""SGD on a parameter server: one strategy for each policy of `gradientflow.policies`, with the same name."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class PolicyStrategy(ServedStrategy):
 
 
 class SSGD(PolicyStrategy):
-    """Synchronous SGD: each worker pushes its gradient, waits for the step of all, and pulls.
+    """Synchronous SGD: each worker pushes its gradient, waits for the step of all workers, and pulls.
 
-    The same steps as with `Dense`, made by the servers. Two runs give the same bits.
+    The servers make the same steps as `Dense`. Two runs give the same bits.
 
     Parameters
     ----------
@@ -59,9 +59,9 @@ class SSGD(PolicyStrategy):
 class ASGD(PolicyStrategy):
     """Asynchronous SGD: no worker waits for another.
 
-    Each worker pushes its gradient, which the servers apply at once, by itself and undivided, and pulls. The staleness
-    of a gradient is the number of pushes by other workers meanwhile, so a learning rate that suits synchronous SGD can
-    be too high. Two runs differ.
+    Each worker pushes its gradient and pulls. The servers apply the gradient at once, alone and not divided by the
+    number of workers. The staleness of a gradient is the number of pushes by other workers meanwhile, so a learning
+    rate that suits synchronous SGD can be too high. Two runs differ.
 
     Parameters
     ----------

@@ -28,8 +28,8 @@ from gradientflow.strategies.update import Profile, SettingsOf, Withheld
 class CSC(PoolStrategy):
     """Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1).
 
-    Only the chunks with the largest L1 norms are averaged; the rest stays in residuals until it is important. With a
-    momentum below 1 residuals decay, as in the paper. See `gradientflow.SparseGradientPool`.
+    Only the chunks with the largest L1 norms are averaged. All other chunks stay in residuals until they are important.
+    With a momentum below 1 residuals decay, as in the paper. See `gradientflow.SparseGradientPool`.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class CSC(PoolStrategy):
         Iterations in which the share that is not sent grows linearly from 0 to its final value.
     correction : bool, default True
         Momentum correction: gradients that are not sent stay residual, and their weights and momenta do not change.
-        Without it, gradients that are not sent are dropped, and the optimizer takes them for zeros: for comparison.
+        Without it, for comparison, gradients that are not sent are dropped, and the optimizer takes them for zeros.
         (`gradientflow.optimizers.SGD` needs the same setting; in PyTorch, DistributedOptimizer sets it.)
     fusion_threshold, wire, algorithm
         As in `gradientflow.GradientPool`.
@@ -113,7 +113,7 @@ class CSC(PoolStrategy):
         }
 
     def profile(self) -> Profile:
-        """Return the warm-up, and that nothing is lost except by the decay of residuals."""
+        """Return the warm-up; the profile says that nothing is lost except by the decay of residuals."""
         return super().profile()._replace(is_lossless=True)
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
@@ -125,7 +125,7 @@ class CSC(PoolStrategy):
 
 
 class ChunkSynchronizer(ResidualSynchronizer):
-    """Sparse pools, whose residuals decay with the momentum of the optimizer unless the strategy has one."""
+    """Sparse pools. Their residuals decay with the momentum of the optimizer unless the strategy has a momentum."""
 
     strategy: CSC
     initial_state: ClassVar[State] = {"important": []}
@@ -135,11 +135,11 @@ class ChunkSynchronizer(ResidualSynchronizer):
         self.updates_every_weight = not strategy.correction
 
     def withheld(self) -> Withheld:
-        """Return residuals, the momentum by which they were multiplied, and the seconds spent on them."""
+        """Return residuals, the momentum that multiplied them, and the seconds spent on them."""
         return super().withheld()._replace(decay=float(self.pools[0].momentum))
 
     def check_settings(self, settings: SettingsOf) -> None:
-        """Raise unless all tensors have the same momentum. Warn if it is 0, which loses gradients that are not sent."""
+        """Raise unless all tensors have the same momentum. Warn if it is 0: unsent gradients are then lost."""
         self._momentum(settings)
 
     def prepare(self) -> None:
@@ -151,7 +151,7 @@ class ChunkSynchronizer(ResidualSynchronizer):
                 pool.momentum = momentum
 
     def _momentum(self, settings: SettingsOf) -> float:
-        """Return the factor by which residuals are multiplied in this iteration."""
+        """Return the factor that multiplies residuals in this iteration."""
         if not self.strategy.correction:
             return 0.0
         if self.strategy.momentum is not None:

@@ -43,7 +43,7 @@ class Dense(PoolStrategy):
             self.step = "core"
 
     def profile(self) -> Profile:
-        """Return that nothing is lost, except with `share`, where gradients are no means before the step."""
+        """Return a profile without loss, except with `share`: gradients are no means before the step then."""
         return Profile(is_lossless=self.share is None)
 
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:

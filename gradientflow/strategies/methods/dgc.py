@@ -23,17 +23,18 @@ class DGC(TopKStrategy):
     ratio : float, default 1000
         Compression ratio, 1 or more: n / ratio entries of a layer of n elements are sent, rounded up.
     momentum : float, default 0.9
-        Momentum of the correction, from 0 to below 1. With 0 there is none, and the optimizer may have a momentum.
+        Momentum of the correction, from 0 to below 1. With 0 there is no correction, and the optimizer may have a
+        momentum.
     clip : float, optional
-        The norm to which the mean gradient of a layer is clipped, approximately: each of P ranks clips its own to
+        The approximate norm to which the mean gradient of a layer is clipped: each of P ranks clips its own gradient to
         ``clip * sqrt(P)``, since the mean of P independent gradients is shorter by sqrt(P).
     masking : bool, default True
         True to zero the momentum of entries that were sent.
     warmup : int, default 0
-        Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each. Not sent
-        are 75 %, 93.75 %, 98.4 %, 99.6 %, and 99.9 % in the end.
+        Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each. The share
+        that is not sent is 75 %, 93.75 %, 98.4 %, 99.6 %, and 99.9 % in the end.
     selection : {"sampled", "exact"}
-        Way to find the largest entries, as in `gradientflow.TopKGradientPool`.
+        Method to find the largest entries, as in `gradientflow.TopKGradientPool`.
     monitor, wire, algorithm
         As in `LAGS`.
     """
@@ -59,7 +60,7 @@ class DGC(TopKStrategy):
         self.selection = checked_selection(selection)
 
     def profile(self) -> Profile:
-        """Return the warm-up; only without momentum and clipping are gradients alone sent or residual."""
+        """Return the warm-up. The profile is without loss only if there is neither momentum nor clipping."""
         is_plain = self.momentum == 0 and self.clip is None
         return super().profile()._replace(is_lossless=is_plain, takes_momentum=self.momentum == 0)
 

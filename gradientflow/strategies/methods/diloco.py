@@ -1,4 +1,4 @@
-"""DiLoCo: Local SGD with an outer optimizer, also in fragments and applied later."""
+"""DiLoCo: Local SGD with an outer optimizer. Fragments of the model may take turns, and results be applied later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class DiLoCo(PeriodicStrategy):
     """DiLoCo (Douillard et al., 2023); with `fragments` and `delay` Streaming DiLoCo (Douillard et al., 2025).
 
     Every rank trains by itself, with any optimizer. Every `period` steps the mean change of the ranks' weights is the
-    gradient of an outer momentum SGD on the common weights, from which all ranks continue.
+    gradient of an outer momentum SGD on the common weights. All ranks then continue from the common weights.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class DiLoCo(PeriodicStrategy):
     nesterov : bool, default True
         True for Nesterov momentum.
     fragments : int, default 1
-        Parts of the model, which take turns.
+        Parts of the model that take turns.
     delay : int, default 0
         Steps after which the result of an exchange is applied.
     mixing : float, optional

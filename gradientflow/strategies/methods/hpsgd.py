@@ -35,19 +35,19 @@ class HPSGD(Strategy):
     """Hierarchical parallel SGD (HPSGD paper, algorithms 2 and 3): training never waits for the network.
 
     Each rank sums its gradients. A round averages the sums over the ranks in the background, while each rank trains on
-    a replica: weights of its own. When the round is done, its mean is applied to the common weights, the replica is
-    dropped, and the next round starts with the sums made since.
+    a replica, which has weights of its own. When the round is done, its mean is applied to the common weights, the
+    replica is dropped, and the next round starts with the sums made in the meantime.
 
-    Learning rates are as for plain SGD. All ranks apply a round with the same rate: the mean of their rates at its
+    Learning rates are as for plain SGD. All ranks apply a round with the same rate: the mean of the ranks' rates at its
     start.
 
     Parameters
     ----------
     wire : str, optional
-        Format to which sums of gradients are rounded between nodes, as in `gradientflow.Communicator.allreduce`. They
-        add up in float32.
+        Format to which sums of gradients are rounded between nodes, as in `gradientflow.Communicator.allreduce`. The
+        sums add up in float32.
     algorithm : str, default "auto"
-        As there.
+        As in `gradientflow.Communicator.allreduce`.
     """
 
     name = "hpsgd"
@@ -63,7 +63,7 @@ class HPSGD(Strategy):
     algorithm: str
 
     def profile(self) -> Profile:
-        """Return that the optimizer may have no momentum."""
+        """Return a profile that does not allow the optimizer a momentum."""
         return Profile(takes_momentum=False)
 
     def bind(self, comm: Communicator, layout: Layout) -> HPSGDSynchronizer:
@@ -79,7 +79,7 @@ class HPSGD(Strategy):
 
 
 class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
-    """The trainer of the paper; its synchronizer is the thread of the communicator.
+    """The trainer of the paper; the paper's synchronizer is the communicator's thread here.
 
     The weights of the model are the replica once there is one, and the common weights otherwise.
 
@@ -88,7 +88,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
     rounds : int
         Rounds that this rank has started.
     counter : int
-        Steps since the last round was started; from the first step on there is a replica.
+        Steps since the last round was started; there is a replica from the first of these steps on.
     sums : list of arrays
         Sums of this rank's gradients since the last round was started.
     """
@@ -158,7 +158,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         """Do nothing: a tensor that is not ready has no gradient, and its weights stay as they are."""
 
     def wait(self, stream: object = None) -> Update:
-        """Train on the replica, or start a round if the last is done. Does not wait."""
+        """Train on the replica, or start a round if the last round is done. Does not wait."""
         places, self._at = self._at, [None] * len(self._at)
         if self.skips_nonfinite and self._first_nonfinite(places) is not None:
             return Update("skipped")
@@ -176,7 +176,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
             raise self._failure.with_traceback(None)
 
     def rollback(self, phase: Phase, stream: object = None) -> None:
-        """Give up the iteration: nothing of it has been used yet."""
+        """Give up the iteration. Nothing has used its gradients yet."""
         self._at = [None] * len(self._at)
 
     def finish(self) -> None:
@@ -207,7 +207,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         return np.asarray(everyone.reshape(-1, len(mine)).T)
 
     def _weights_were_written(self) -> bool:
-        """Return True if the user has written the weights while this would be lost or differ between ranks."""
+        """Return True if the user has written weights that would be lost or differ between ranks."""
         return self._is_under_way and self._left_behind is not None and self._weights_fingerprint() != self._left_behind
 
     def _weights_fingerprint(self) -> bytes:
@@ -316,7 +316,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         self._has_mean = False
 
     def _round_has_ended(self) -> bool:
-        """Return True if no round is under way. A failed round is under way if survivors repeat it."""
+        """Return True if no round is under way. A failed round counts as under way if survivors repeat it."""
         if self.round_is_running():
             return False
         try:
@@ -345,7 +345,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         if not handles:
             return
         self.exchanges += 1
-        if self._has_mean and handles[0].nonfinite:  # the sums are finite, but not once rounded
+        if self._has_mean and handles[0].nonfinite:  # the sums are finite, but not after rounding
             found = first_nonfinite(self._means[part] for part in self._parts)
             assert found is not None
             what = f"the gradient of {self.layout.names[found]} in round {self.rounds}"
@@ -411,7 +411,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         return {"names": self.layout.names, "common": common, "rounds": rounds, "exchanges": self.exchanges}
 
     def catch_up(self, state: Plain, begins: bool) -> None:
-        """Take the common weights of a rank that is ahead; this rank's sums since then stay."""
+        """Take the common weights of a rank that is ahead. This rank keeps the sums made since that round."""
         for index, common in enumerate(in_order(state["common"], state["names"], self.layout)):
             self._weight(index)[...] = common
         self.rounds, self.exchanges = state["rounds"], state["exchanges"]
@@ -447,7 +447,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         return {"rounds": self.rounds}
 
     def consolidated_state_dict(self) -> StateDict:
-        """Return the same."""
+        """Return the same state as `state_dict`."""
         return self.state_dict()
 
     def check_state_dict(self, state: Mapping[str, object]) -> None:
@@ -457,8 +457,8 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
     def load_state_dict(self, state: State | None) -> None:
         """Load a state. Collective.
 
-        If a rank has loaded weights before, gradients under way are dropped, and ranks that have loaded none take its
-        weights. Otherwise gradients under way are applied, as by `finish`.
+        If a rank has loaded weights before, gradients under way are dropped, and ranks that have loaded no weights take
+        the weights of that rank. Otherwise gradients under way are applied, as by `finish`.
         """
         self.rollback(Phase.HANDING_OVER)
         rounds, were_written, are_under_way = self._meet()
@@ -487,7 +487,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
     def take_over(self, other: Synchronizer) -> None:
         """Take the number of rounds of another synchronizer, which has finished.
 
-        If it is closed, the ranks have changed: take all its state, and repeat the round under way.
+        If `other` is closed, the ranks have changed: take all its state, and repeat the round under way.
         """
         assert isinstance(other, HPSGDSynchronizer)
         self.rounds, self.exchanges, self._pending_error = other.rounds, other.exchanges, other._pending_error

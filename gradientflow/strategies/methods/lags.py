@@ -53,9 +53,9 @@ class LAGS(TopKStrategy):
     Parameters
     ----------
     ratio : float or "adaptive", default "adaptive"
-        Compression ratio: n / ratio entries of a layer of n elements are sent, rounded up. A number, 1 or more, holds
+        Compression ratio: n / ratio entries of a layer of n elements are sent, rounded up. A number, 1 or more, is used
         for all layers. With "adaptive" each layer takes the smallest ratio with which its communication hides behind
-        backpropagation of the next layer: fitted to measured times, the same on all ranks.
+        backpropagation of the next layer. Adaptive ratios are fitted to measured times, and are the same on all ranks.
     max_ratio : float, default 1000
         The largest adaptive ratio, used for the last layer of backpropagation, and for layers whose communication
         cannot be hidden.
@@ -63,15 +63,15 @@ class LAGS(TopKStrategy):
         Iterations with `max_ratio` in which backpropagation is measured, if the ratio is adaptive. Otherwise iterations
         in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
     refit_every : int, default 0
-        Iterations after which the ratios are fitted again to the latest measurements; with 0 they are fitted once. See
+        Iterations after which the ratios are fitted again, to the latest measurements. With 0 they are fitted once. See
         `AdaptiveSynchronizer.refit`.
     selection : {"sampled", "exact"}
-        Way to find the largest entries, as in `gradientflow.TopKGradientPool`.
+        Method to find the largest entries, as in `gradientflow.TopKGradientPool`.
     threshold_reuse : int, default 10
-        Iterations in which a threshold is reused, as in `gradientflow.TopKGradientPool`: it changes slowly, and its
+        Iterations that reuse a threshold, as in `gradientflow.TopKGradientPool`: thresholds change slowly, and an
         estimate takes a third of the time of the selection.
     merge_bytes : int or "auto"
-        Messages of fewer bytes are sent together, as in `gradientflow.TopKGradientPool`.
+        Least bytes of a message, as in `gradientflow.TopKGradientPool`: layers with fewer bytes are sent together.
     monitor : bool or int
         True to measure `TopKSynchronizer.monitor` in every iteration; n to measure it in every n-th.
     wire, algorithm
@@ -121,7 +121,7 @@ class LAGS(TopKStrategy):
         self.threshold_reuse = checked_int("threshold_reuse", threshold_reuse)
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
-        """Return the entries of each layer; an adaptive ratio is fitted as in training, to the model's times."""
+        """Return the entries of each layer. An adaptive ratio is fitted as in training, but to the model's times."""
         if self.ratio != ADAPTIVE:
             return super().traffic(computation, costs)
         counts = counts_of(computation)
@@ -142,7 +142,7 @@ class LAGS(TopKStrategy):
         return self._traffic_of_ratios(computation, costs, ratios)
 
     def ratio_at(self, iteration: int) -> float:
-        """Return the ratio of an iteration, with the warm-up; `max_ratio` if it is adaptive."""
+        """Return the ratio of an iteration, with the warm-up; an adaptive ratio counts as `max_ratio`."""
         return super().ratio_at(self.warmup if self.ratio == ADAPTIVE else iteration)
 
     def bind(self, comm: Communicator, layout: Layout) -> TopKSynchronizer:
@@ -158,7 +158,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
     Attributes
     ----------
     stages : list of range
-        The tensors of each stage, sent together, in the order of backpropagation: see `stages_of`.
+        The tensors of each stage, which are sent together, in the order of backpropagation: see `stages_of`.
     """
 
     strategy: LAGS
@@ -193,7 +193,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
             self._next_fit = self.iterations + every if every else _NEVER
 
     def _computing_seconds(self, moments: Times) -> Times:
-        """Return the seconds of backpropagation of each stage, up to its last tensor, without selecting."""
+        """Return the seconds of backpropagation of each stage, up to its last tensor, without the selection."""
         begun, ended = moments
         seconds = np.full(len(self.stages), np.nan)
         before = np.nan
@@ -209,7 +209,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         return seconds
 
     def _note_times(self) -> None:
-        """Record when tensors were ready, and the seconds of selecting, with a share of gathering and scattering.
+        """Record when tensors were ready, and the seconds of the selection, with a share of gathering and scattering.
 
         On a device backpropagation continues during the selection.
         """
@@ -233,8 +233,8 @@ class AdaptiveSynchronizer(TopKSynchronizer):
     def refit(self) -> None:
         """Measure the link, and fit the ratios to it and to the times of the last iterations. Collective.
 
-        Between iterations. All ranks take the largest ratio that any of them finds. A stage keeps its ratio if no rank
-        has measured the backpropagation that could hide it.
+        Between iterations. All ranks take the largest ratio that a rank has found. A stage keeps its ratio if no rank
+        has measured the backpropagation that could hide the stage.
         """
         with self.comm.span("refit"):
             dtype, _ = max(self.layout.groups, key=lambda group: sum(self.layout.counts[i] for i in group[1]))
@@ -304,7 +304,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
             raise ArgumentError(f"the state has {len(ratios)} ratios for {len(self.layout)} tensors")
 
     def load_state_dict(self, state: State | None) -> None:
-        """Load a state. Without one, or with a consolidated one, the ratios are fitted again. Collective."""
+        """Load a state. Without a state, or with a consolidated state, the ratios are fitted again. Collective."""
         super().load_state_dict(state)
         self._computing.clear()
         self._selecting.clear()
@@ -327,7 +327,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take residuals, ratios and iteration of another synchronizer, by the names of tensors.
 
-        If it had other ranks, the ratios are fitted again.
+        If `other` had other ranks, the ratios are fitted again.
         """
         assert isinstance(other, AdaptiveSynchronizer)
         super().take_over(other)
@@ -339,7 +339,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
 
 
 def _median(samples: Sequence[Times], count: int) -> Times:
-    """Return the medians of the values that are known, NaN where none is."""
+    """Return the medians of the known values, NaN where no value is known."""
     found = np.full(count, np.nan)
     if len(samples):
         table = np.array(samples)

@@ -25,18 +25,18 @@ Floats = npt.NDArray[np.float32]
 class PowerSGD(Strategy):
     """PowerSGD (Vogels et al., 2019): one step of a power iteration for each matrix, warm-started.
 
-    A gradient of more than one dimension counts as a matrix of its first dimension by the rest. It travels as two
-    matrices of `rank` columns; the error of this approximation is added to the next gradient. Tensors that would not
-    shrink to less than half travel as they are.
+    A gradient with several dimensions counts as a matrix: its first dimension gives the rows, the rest the columns. It
+    travels as two matrices of `rank` columns; the error of this approximation is added to the next gradient. Tensors
+    that would not shrink to less than half travel whole.
 
     Parameters
     ----------
     rank : int, default 4
         Columns of the two matrices.
     warmup : int, default 10
-        Iterations at the beginning in which everything travels as it is.
+        Iterations at the beginning in which all tensors travel whole.
     seed : int, default 0
-        Of the matrices with which the power iteration starts.
+        Seed of the matrices with which the power iteration starts.
     wire : str, optional
         Format to which values are rounded between nodes, as in `gradientflow.Communicator.allreduce`. The rounding
         error of a product is added to the next gradient, too.
@@ -80,7 +80,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
     Attributes
     ----------
     residuals : list of arrays
-        Gradients less their products; empty for tensors that travel as they are.
+        Gradients less their products; empty for tensors that travel whole.
     bases : list of arrays
         The right matrices of the last iteration.
     steps : int
@@ -99,7 +99,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
         for (_, columns, rank), name in zip(self._sizes, layout.names, strict=True):
             random = np.random.default_rng([strategy.seed, *name.encode()])
             self.bases.append(random.standard_normal((columns, rank)).astype(np.float32))
-        # First call: tensors that travel as they are, and left matrices. Second call: right matrices.
+        # First call: whole tensors, and left matrices. Second call: right matrices.
         plain = [0 if rank else count for (*_, rank), count in zip(self._sizes, layout.counts, strict=True)]
         left = [rows * rank for rows, _, rank in self._sizes]
         right = [columns * rank for _, columns, rank in self._sizes]
@@ -130,7 +130,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
             np.matmul(residual, self.bases[index], out=self._left[index])
 
     def backward_done(self) -> None:
-        """Exchange the left, then the right matrices, which need the means of the left."""
+        """Exchange the left matrices, then the right matrices, which need the means of the left."""
         is_warm = self.steps >= self.strategy.warmup
         self.steps += 1
         if not is_warm:
@@ -166,7 +166,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
         self.comm.allreduce(values, "mean", **wire)
 
     def nonfinite_mean(self) -> int | None:
-        """Look at the thin matrices in place of their products, unless these are scaled or rounded."""
+        """Check the thin matrices in place of their products, unless the products are scaled or rounded."""
         if self.steps <= self.strategy.warmup or self.skips_nonfinite or {*self.layout.dtypes} != {"float32"}:
             return super().nonfinite_mean()
         parts = zip(self._plain, self._left, self._right, strict=True)
@@ -183,7 +183,7 @@ class PowerSGDSynchronizer(SurvivableArrays):
 
 
 def _matrix(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
-    """Return rows, columns, and the rank of the product; all 0 for a tensor that travels as it is."""
+    """Return rows, columns, and the rank of the product; all 0 for a tensor that travels whole."""
     rows = shape[0] if len(shape) > 1 else 0
     columns = int(np.prod(shape[1:])) if rows else 0
     rank = min(rank, rows, columns)

@@ -51,7 +51,8 @@ class PSGDSynchronizer(SurvivableArrays):
     def finish(self) -> None:
         """Average the weights. If a rank's weights are not finite, all ranks keep theirs and get the error.
 
-        Weights change once all means are there: if a rank is lost before, the survivors' weights are averaged again.
+        Weights change once all means are there: if a rank is lost before that, the survivors' weights are averaged
+        again.
         """
         found = first_nonfinite(self.weights)
         places = self.comm.allgather(np.array([-1 if found is None else found]), label="weights that are not finite")

@@ -17,7 +17,7 @@ class SLGS(TopKStrategy):
     ratio : float, default 1000
         Compression ratio, 1 or more: n / ratio entries for n parameters are sent, rounded up.
     selection : {"sampled", "exact"}
-        Way to find the largest entries, as in `gradientflow.TopKGradientPool`.
+        Method to find the largest entries, as in `gradientflow.TopKGradientPool`.
     warmup, monitor, wire, algorithm
         As in `LAGS`.
     """

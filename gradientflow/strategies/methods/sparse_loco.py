@@ -1,4 +1,4 @@
-"""SparseLoCo: every few steps the largest changes of weights travel, in two bits each."""
+"""SparseLoCo: every few steps the largest changes of weights are sent, with two bits for each value."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Bytes = npt.NDArray[np.uint8]
 class SparseLoCo(PeriodicStrategy):
     """SparseLoCo (Sarfi et al., 2025): DiLoCo without outer momentum, with top-k, two bits and error feedback.
 
-    Every `period` steps each rank adds the change of its weights to its residuals, sends the 64 largest of each 4,096
-    entries, and keeps the rest as residuals.
+    Every `period` steps each rank adds the change of its weights to its residuals, and sends the 64 largest of each
+    4,096 entries. All other entries stay residuals.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class SparseLoCoSynchronizer(PeriodicSynchronizer):
             residual[...] = values
 
     def catch_up(self, state: Plain, begins: bool) -> None:
-        """Keep as residuals the entries not sent in the exchange that other ranks have ended."""
+        """Keep as residuals the entries that were not sent in the exchange that other ranks have ended."""
         was_sent = self._pending() and state["exchanges"] > self.exchanges
         if was_sent and all(is_finite(values) for values in self._left):
             self._keep_left()
@@ -138,9 +138,9 @@ def encode(values: Floats) -> Bytes:
     blocks = -(-values.size // _BLOCK)
     padded = np.zeros((blocks, _BLOCK), np.float32)
     padded.reshape(-1)[: values.size] = values
-    # The lower index is sent if magnitudes are equal, as everywhere.
+    # If magnitudes are equal, the entry with the lower index is sent, as everywhere.
     magnitudes = np.abs(padded)
-    magnitudes[np.isnan(magnitudes)] = np.inf  # so that they are sent: NaNs would be sorted last
+    magnitudes[np.isnan(magnitudes)] = np.inf  # so that NaNs are sent: otherwise they are sorted last
     order = np.argsort(-magnitudes, axis=1, kind="stable")[:, :_SENT]
     places = np.sort(order, axis=1).astype(np.uint16)
     chosen = np.take_along_axis(padded, places.astype(np.int64), axis=1)
@@ -158,7 +158,7 @@ def encode(values: Floats) -> Bytes:
 
 
 def decode(sent: Bytes, count: int) -> Floats:
-    """Return so many entries from the result of `encode`: zeros where nothing was sent."""
+    """Return `count` entries from the result of `encode`, with zeros where nothing was sent."""
     rows = np.ascontiguousarray(sent).reshape(-1, BLOCK_BYTES)
     first, second, third = (rows[:, start:_INDEX_BYTES:3].astype(np.uint16) for start in range(3))
     places = np.stack([first | ((second & 0xF) << 8), (second >> 4) | (third << 4)], axis=2).reshape(len(rows), _SENT)

@@ -1,4 +1,4 @@
-"""SSD-SGD: workers push in every step, pull in every k-th, and update their own weights in between."""
+"""SSD-SGD: workers push in every step, pull in every k-th step, and update their own weights in between."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _RULES = ("glu", "sgd", "dc_asgd", "none")
 
 
 class SSDSGD(ServedStrategy):
-    """Several steps delay SGD (SSD-SGD paper): synchronous steps on the servers, asynchronous ones in the workers.
+    """Several steps delay SGD (SSD-SGD paper): synchronous steps on the servers, asynchronous steps in the workers.
 
     After `warmup` iterations of synchronous SGD a worker no longer waits for peers: it pushes its gradient, updates its
-    own weights, and proceeds. Every `k` iterations it pulls, in the background, during the next iteration; the pulled
-    weights replace its own just before their next update. Two runs give the same bits.
+    own weights, and proceeds. Every `k` iterations it pulls the servers' weights, in the background, during the next
+    iteration. They replace the worker's weights just before the next update of these. Two runs give the same bits.
 
     Parameters
     ----------
@@ -40,16 +40,16 @@ class SSDSGD(ServedStrategy):
     warmup : int, default 500
         Iterations of synchronous SGD, a positive multiple of `k`.
     local_update : {"glu", "sgd", "dc_asgd", "none"}, default "glu"
-        Update of a worker's weights: by its own gradient and one derived from the servers' last rounds; by its own; by
-        its own with delay compensation; or none.
+        Update of a worker's weights: by its own gradient and a gradient derived from the servers' last rounds; by its
+        own gradient; by its own gradient with delay compensation; or no update.
     alpha, beta : float, default 2.0, 0.5
         The weights of the two gradients in "glu".
     loc_lr : float, optional
-        The learning rate of the local update; by default the servers' times the number of workers.
+        Learning rate of the local update; by default the servers' rate times the number of workers.
     lambda_0, decay, epsilon : float, default 2.0, 0.95, 1e-7
-        The strength of the compensation in "dc_asgd", and decay and epsilon of the mean square that divides it.
+        Strength of the compensation in "dc_asgd", and decay and epsilon of the mean square that divides it.
     optimizer : str, default "sgd(rate_in_momentum=True)"
-        Optimizer of the servers, by default momentum SGD as in the paper; "glu" goes with "sgd", in either form.
+        Optimizer of the servers, by default momentum SGD as in the paper; "glu" needs "sgd", in either form.
     servers, wire, fusion_threshold
         As in `ServedStrategy`.
 
@@ -132,7 +132,7 @@ class SSDSGD(ServedStrategy):
 
     @property
     def steps_together(self) -> float:
-        """The steps from one pull to the next, and the step that hides a pull."""
+        """The steps from one pull to the next, plus the step that hides a pull."""
         return self.k + 1.0
 
     @property
@@ -172,9 +172,9 @@ class DelayedSynchronizer(ServedSynchronizer):
         return push <= self.strategy.warmup
 
     def outcome(self, push: Push) -> str:
-        """Wait for the round in the warm-up; later only if the weights of the last pull are needed.
+        """Wait for the round in the warm-up. After it, wait only if the weights of the last pull are needed.
 
-        Rounds skipped for a gradient that is not finite are reported then: in the same iteration on all ranks.
+        Rounds skipped for a gradient that is not finite are reported at that time: in the same iteration on all ranks.
         """
         if self.pulls_with(self.pushes):
             return super().outcome(push)
@@ -202,13 +202,13 @@ class DelayedSynchronizer(ServedSynchronizer):
         self._has_pre_weights = True
 
     def rollback(self, phase: Phase, stream: object = None) -> None:
-        """Give up the iteration: its round changes nothing."""
+        """Give up the iteration. Its round on the servers then changes nothing."""
         super().rollback(phase, stream)
         if phase is Phase.HANDING_OVER and not self.pulls_with(self.pushes):
             self._pull_if_due()
 
     def finish(self) -> None:
-        """Take the servers' weights. Rounds that were skipped since the last pull are reported then."""
+        """Take the servers' weights. Report rounds that were skipped since the last pull."""
         self._see_rounds()
         skipped, nonfinite = self._was_skipped, self._nonfinite
         super().finish()
@@ -270,7 +270,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             raise ArgumentError(f"the state is of another local update than {self.strategy.local_update}")
 
     def load_state_dict(self, state: State | None) -> None:
-        """Load a state; without one, begin again with the weights of rank 0. Collective."""
+        """Load a state; without a state, begin again with the weights of rank 0. Collective."""
         is_own = state is not None and state.get("rank") is not None
         if state is not None and not is_own:
             state = {**state, "pushes": min(int(state["pushes"]), self.strategy.warmup)}
@@ -287,7 +287,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             self._begin_pull()
 
     def summary(self, state: Mapping[str, object]) -> dict[str, str]:
-        """Return the pushes of a state, and its kind: for one rank, or for any."""
+        """Return the pushes of a state, and its kind: for one rank, or for any rank."""
         return {"pushes": str(state["pushes"]), "kind": "for any rank" if state.get("rank") is None else "of its rank"}
 
     def take_over(self, other: Synchronizer) -> None:

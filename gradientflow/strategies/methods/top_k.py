@@ -17,7 +17,7 @@ class TopK(TopKStrategy):
     ratio : float, default 1000
         Compression ratio, 1 or more: n / ratio entries of a layer of n elements are sent, rounded up.
     density : float, optional
-        Share of entries that is sent, 1 / ratio, in place of a ratio.
+        Share of entries that is sent, 1 / ratio; given in place of a ratio.
     warmup, monitor, wire, algorithm
         As in `LAGS`.
     """

@@ -45,8 +45,8 @@ def adaptive_ratio(stage: Stage, dense: Cost, sparse: Cost, ranks: int, max_rati
     """Return the smallest ratio with which communication hides behind backpropagation, at most `max_ratio`.
 
     Ratio 1 means a dense allreduce, without selection. Between 1 and the number of ranks an allgather of entries costs
-    more than that, so no such ratio is chosen. The last stage takes `max_ratio`, as does a stage whose communication
-    cannot be hidden.
+    more than this allreduce, so no such ratio is chosen. The last stage takes `max_ratio`, as does a stage whose
+    communication cannot be hidden.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def adaptive_ratio(stage: Stage, dense: Cost, sparse: Cost, ranks: int, max_rati
 def stages_of(counts: Sequence[int], least: int) -> list[range]:
     """Return the tensors of each stage, in order: a stage ends with a large tensor, of at least `least` elements.
 
-    Smaller tensors, such as biases, go with the next large tensor, or with the last one if none follows.
+    Smaller tensors, such as biases, belong to the stage of the next large tensor, or to the last stage if none follows.
     """
     ends = [index + 1 for index, count in enumerate(counts) if count >= least]
     if not ends:

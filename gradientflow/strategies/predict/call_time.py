@@ -1,4 +1,4 @@
-"""The time of a call, linear in its size, fitted to calls of two sizes on the ranks of the job."""
+"""The time of a call as a linear function of its size, fitted to calls of two sizes on the ranks of the job."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CallTime(NamedTuple):
         return cls(max(0.0, short - slope * small), slope)
 
     def seconds(self, elements: float) -> float:
-        """Return the seconds of a call with so many elements; 0 without any."""
+        """Return the seconds of a call with so many elements; 0 for no elements."""
         return self.latency + elements * self.seconds_per_element if elements else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The predicted time of a strategy's step on the ranks of a job: a view of the model, with the measured link."""
+"""The predicted time of a strategy's step on the ranks of a job, computed by the model from the measured link."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def gain(self) -> float:
-        """Predicted steps a second, as a multiple of dense float32's."""
+        """Predicted steps a second, as a multiple of the steps with dense float32."""
         return self.dense.seconds / self.step.seconds if self.step.seconds > 0 else 1.0
 
     @property
@@ -101,7 +101,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Measured:
-    """A step without communication and the costs of the ranks of a job, from which every strategy is explained.
+    """Measured costs of a job's ranks and a step without communication, from which every strategy is explained.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class Measured:
         compute_seconds: float | None = None,
         backward_seconds: float | None = None,
     ) -> Measured:
-        """Measure the link between the ranks, of memory on this device. Collective."""
+        """Measure the link between the ranks, for memory on this device. Collective."""
         checked_instance("comm", comm, Communicator)
         for what, number in (("compute_seconds", compute_seconds), ("backward_seconds", backward_seconds)):
             if number is not None:

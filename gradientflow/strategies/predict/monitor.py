@@ -31,8 +31,8 @@ class LayerMonitor(NamedTuple):
     ratio : float
         Compression ratio of the layer.
     delta : float
-        The squared norm of the sum over the ranks of unsent values, divided by (1 - k / elements) times the squared
-        norm of the sum of x, where x is a rank's gradient plus residual before selection. At most 1 where LAGS-SGD's
+        The squared norm of the sum over the ranks of unsent values, divided by (1 - k / elements) and by the squared
+        norm of the sum of x. Here x is a rank's gradient plus residual before the selection. At most 1 where LAGS-SGD's
         Assumption 1 holds. The same on all ranks.
     residual_norm : float
         L2 norm of this rank's residual.
@@ -97,8 +97,8 @@ class _Part(NamedTuple):
 class Monitor:
     """Measurement of values that sparsification leaves unsent.
 
-    A rank selects from the sum of the entries that it then sends and its new residual. The gradients have the sum of
-    the sent entries over the ranks already, so only the residuals have to be summed.
+    The input of a rank's selection is the sum of the entries that it then sends and its new residual. The gradients
+    already have the sum of the sent entries over the ranks, so only the residuals have to be summed.
     """
 
     def __init__(self) -> None:

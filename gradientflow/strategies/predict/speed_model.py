@@ -42,7 +42,7 @@ class StepTimes:
 
     @property
     def linear(self) -> float:
-        """A step of one machine, without communication: n machines that scale linearly take as long."""
+        """A step of one machine, without communication. With linear scaling, n machines take as long."""
         return self.forward + self.backward
 
     @property
@@ -71,7 +71,7 @@ class StepTimes:
 
     @property
     def _late(self) -> float:
-        """Seconds from the end of the next step's computation until the pulled weights come; below 0 if earlier."""
+        """Seconds from the end of the next step's computation until the pulled weights come; negative if early."""
         return self.communication + self.first_backward - self.linear - self.backward - self.local_update
 
 

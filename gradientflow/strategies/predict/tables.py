@@ -7,7 +7,7 @@ from io import StringIO
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table: the first column to the left, the rest to the right. A heading may have two lines."""
+    """Return a table: the first column aligned left, all others right. A heading may have two lines."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

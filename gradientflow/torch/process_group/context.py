@@ -20,9 +20,10 @@ _MOST_KEPT_BYTES = 1 << 20  # size of their results
 class Unclaimed:
     """Works without references in Python for which no caller has waited.
 
-    PyTorch's C++ may still hold one, and wait for it later: DistributedDataParallel does so with the call that counts
-    the ranks left in a `join`. Without its Python object such a work would never end, and Python cannot tell if C++
-    holds it. So the latest works are kept if they are small. Most come from programs that do not wait.
+    PyTorch's C++ may still hold such a work, and wait for it later: DistributedDataParallel does this with the call
+    that counts the ranks left in a `join`. Without its Python object the work would never end, and Python cannot tell
+    if C++ holds the work. So the latest works are kept if they are small. Most works here come from programs that do
+    not wait.
     """
 
     def __init__(self) -> None:

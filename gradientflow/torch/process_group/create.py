@@ -33,8 +33,8 @@ dist: Any = torch.distributed  # annotations of torch.distributed lack names tak
 def create(options: Options, backend_options: object) -> ProcessGroup:
     """Make a process group; called by ``torch.distributed`` on the members of the group.
 
-    In an MPI job the ranks meet through MPI, and exchange messages like the ranks of `gradientflow.init`. Else they do
-    so over TCP, and meet at the group's store, as with PyTorch's own backends.
+    In an MPI job the ranks meet through MPI, and exchange messages like the ranks of `gradientflow.init`. Otherwise the
+    ranks meet at the group's store, as with PyTorch's own backends, and exchange messages over TCP.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ def _meet(store: object, place: RankAndSize, towards: str, settings: Config) -> 
 
 
 def _towards(store: object) -> str:
-    """Return where the ranks meet on the network, if known from the store, the job, or PyTorch's variables."""
+    """Return the meeting place on the network, if known from the store, the job, or PyTorch's variables."""
     address = address_of_store(store)
-    if address and not _is_loopback(address):  # rank 0 may know a store by a loopback address, others by another one
+    if address and not _is_loopback(address):  # rank 0 may know a store by a loopback address
         return address
     with suppress(ArgumentError):  # about variables that are not needed here
         if towards := near(way_of_job()):

@@ -67,7 +67,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     name : str
         Name shown to people.
     towards : str, optional
-        Location of the ranks on the network, as far as it is known; None if not over TCP, so that the members stay.
+        Location of the ranks on the network, as far as it is known; None if not over TCP: the members cannot change
+        then.
     """
 
     supports_splitting = False
@@ -159,18 +160,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._reconfiguration is not None
 
     def get_reconfigure_handle(self) -> str:
-        """Return the handle of this process, which others need for `reconfigure`; new after each reconfiguration."""
+        """Return this process's handle, which peers need for `reconfigure`; new after each reconfiguration."""
         return self._reconfigured().handle(None if self._collectives is NO_CALLS else self._place.rank)
 
     def reconfigure(self, options: object) -> Work:
-        """Replace the members of the group. Collective over the new ones; calls under way among the former ones fail.
+        """Replace the members of the group. Collective over the new members; calls of former members fail.
 
         Parameters
         ----------
         options : torch._C._distributed_c10d.ReconfigureOptions
-            The handles of all members, in a list by rank, or in a set: then ranks keep their order, and processes
-            without a rank follow; a uuid, equal on all of them and new to the group; and how long to wait for other
-            members, by default the timeout of the group.
+            The handles of all members, in a list by rank or in a set. With a set, ranks keep their order, and processes
+            without a rank follow. Also a uuid, equal on all members and new to the group, and the time to wait for
+            other members, by default the timeout of the group.
 
         Raises
         ------
@@ -440,7 +441,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         timeout : datetime.timedelta, optional
             Time that rank 0 waits; by default the group's timeout. With 0 it checks once.
         wait_all_ranks : bool
-            True if the error names all missing ranks together; else it names the first one before the rest.
+            True if the error names all missing ranks together; otherwise it names the first one before the rest.
 
         Raises
         ------

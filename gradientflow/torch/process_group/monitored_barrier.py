@@ -45,7 +45,7 @@ def monitored_barrier(
     limit : float
         Seconds that rank 0 waits.
     wait_all_ranks : bool
-        True if the error names all missing ranks together; else it names the first one before the rest.
+        True if the error names all missing ranks together; otherwise it names the first one before the rest.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _ask_rank_0(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: flo
 
 
 def _come(mailbox: Mailbox, tags: Tags, rank: int, number: int, deadline: float, message: torch.Tensor) -> bool:
-    """Receive a rank's message of this barrier, dropping messages of earlier ones. Return True if it came."""
+    """Receive a rank's message of this barrier, dropping messages of earlier barriers. Return True if it came."""
     try:
         while (arrival := mailbox.next(tags, rank, max(0.0, deadline - time.monotonic()))) is not None:
             mailbox.take(arrival, message.data_ptr(), message).wait()

@@ -1,7 +1,7 @@
 """PyTorch's reductions, expressed by reductions of the core.
 
 The core knows sum, mean, max, min and prod on some dtypes. Other dtypes are converted: complex numbers to pairs, small
-integers to wider ones, unsigned 64-bit integers to signed ones in the same order.
+integers to wider integers, and unsigned 64-bit integers to signed integers in the same order.
 """
 
 from __future__ import annotations

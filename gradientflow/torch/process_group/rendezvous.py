@@ -1,8 +1,8 @@
 """Rendezvous of the ranks of a job for PyTorch: rank, number of ranks, and a store.
 
 PyTorch asks for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where the launcher sets these, PyTorch's own rendezvous
-does the work. Else rank and number of ranks are known from MPI or from the store where GradientFlow's ranks meet; the
-ranks use MPI or this store to agree on the address and port.
+does the work. Otherwise rank and number of ranks are known from MPI or from the store where GradientFlow's ranks meet;
+the ranks use MPI or this store to agree on the address and port.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Rendezvous:
     def make_store(self, timeout: timedelta) -> Any:
         """Make the store through which PyTorch's processes exchange small values. Collective over all ranks.
 
-        Rank 0 serves it: at MASTER_ADDR and MASTER_PORT if these are set, else at an address of its host that other
-        ranks can reach, and at a free port.
+        Rank 0 serves it: at MASTER_ADDR and MASTER_PORT if these are set, otherwise at an address of its host that
+        other ranks can reach, and at a free port.
 
         Raises
         ------
@@ -183,7 +183,8 @@ def _exchange_at_store(way: Way, place: RankAndSize, mine: bytes, config: Config
 def is_left_to_pytorch(given: dict[str, Any], url_says: bool) -> bool:
     """Tell if PyTorch's own rendezvous finds rank, number of ranks and store.
 
-    It does if the program gives all of them, or the variables that it reads are set; but MPI has to agree.
+    PyTorch finds them if the program gives all of them, or if the variables that PyTorch reads are set; but MPI has to
+    agree.
     """
     if url_says:
         return True

@@ -57,7 +57,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor if it is plain, else a plain copy."""
+    """Return the tensor if it is plain, otherwise a plain copy."""
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
@@ -73,7 +73,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a plain tensor if the core can move its dtype, else a view of it as bytes."""
+    """Return a plain tensor if the core can move its dtype, otherwise a view of the tensor as bytes."""
     return tensor if tensor.dtype in CORE_DTYPES else as_bytes(tensor)
 
 
@@ -101,7 +101,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the elements of tensors as one row: a view if they are adjacent in memory, else a copy."""
+    """Return the elements of tensors as one row: a view if they are adjacent in memory, otherwise a copy."""
     row = joined(tensors)
     return torch.cat([plain(tensor).reshape(-1) for tensor in tensors]) if row is None else row
 

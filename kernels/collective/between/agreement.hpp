@@ -1,6 +1,6 @@
 // Agreement: before a call between nodes moves data, all ranks check that all make the same call. The leaders (first
-// ranks) of the nodes exchange statements about it. Data travel along, so that little or no work is left for a small
-// tensor. All ranks learn of any difference.
+// ranks) of the nodes exchange statements about the call. Data travel with the statements, so that little or no work is
+// left for a small tensor. All ranks learn of any difference.
 //
 //   few nodes    every leader sends to all other leaders: one step
 //   many nodes   recursive doubling: log2 N steps
@@ -24,7 +24,7 @@ inline constexpr std::size_t largest_along = 128 * kib;
 struct Statement {
   transport::Signature signature;
   bool same = true;    // no rank has made another call
-  bool mapped = true;  // the tensors of each node's ranks lie in memory that these share
+  bool mapped = true;  // the tensors of each node's ranks lie in memory that these ranks share
 };
 
 // A leader's side of the agreement.
@@ -38,14 +38,14 @@ class Agreement {
   // Tells if every leader sends to all other leaders.
   [[nodiscard]] static bool is_direct(int nodes) { return nodes <= 8; }
 
-  // Returns the combined statement of all leaders, with few nodes. parts[i], unless `parts` is empty, travels to leader
+  // Returns the combined statement of all leaders; for few nodes. parts[i], unless `parts` is empty, travels to leader
   // i; received() returns the parts from other leaders. All parts for the same leader must be of equal size.
   Statement agree_directly(Statement word, std::span<const std::span<const std::byte>> parts);
   [[nodiscard]] const std::byte* received(std::size_t leader) const {
     return incoming_[leader].data() + sizeof(Statement);
   }
 
-  // Returns the same with many nodes, and reduces the payload over all leaders.
+  // Returns the combined statement of all leaders, and reduces the payload over them; for many nodes.
   Statement agree_by_doubling(Statement word, std::span<std::byte> payload, const compute::Reduction& how);
 
  private:

@@ -98,7 +98,7 @@ void Operands::combine(const Range& range, const std::byte* received, std::byte*
   add_inputs(range, received, false);
 }
 
-// Rounds the owner's result, too, with a cast, so that all members get the same bits.
+// With a cast, rounds the owner's result too, so that all members get the same bits.
 void Operands::conclude(const Range& range, const std::byte* received, std::byte* scratch) {
   if (!cast()) {
     add_inputs(range, received, true);

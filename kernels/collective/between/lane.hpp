@@ -1,7 +1,7 @@
 // A lane: the ranks that exchange messages in one algorithm, and the operands of each.
 //
-// The algorithms between nodes know nothing about nodes. A lane has either one rank of each node, whose operands are
-// the tensors of all ranks of its node that are mapped here, or all ranks, each with its own tensor.
+// The algorithms between nodes know nothing about nodes. A lane has either all ranks, each with its own tensor, or one
+// rank of each node. The operands of such a rank are the tensors of all ranks of its node that are mapped here.
 #pragma once
 
 #include <cstddef>
@@ -53,7 +53,7 @@ class Operands {
     std::optional<Wire> wire;  // none: values are not rounded
   };
 
-  // `outputs.front()` is this rank's own, and holds partial results. inputs[i] may be outputs[i].
+  // `outputs.front()` is this rank's own output, and holds partial results. inputs[i] may be outputs[i].
   Operands(std::vector<const std::byte*> inputs, std::vector<std::byte*> outputs, std::size_t count, const How& how);
 
   [[nodiscard]] std::size_t count() const { return count_; }
@@ -80,7 +80,8 @@ class Operands {
   // partial = received op inputs. `received` is a segment of the wire.
   void combine(const Range& range, const std::byte* received, std::byte* scratch);
 
-  // outputs = (received op inputs), divided for a mean: the final result. With a cast it is rounded as for the wire.
+  // outputs = (received op inputs), divided for a mean: the final result. With a cast the result is rounded as for the
+  // wire.
   void conclude(const Range& range, const std::byte* received, std::byte* scratch);
 
   // outputs = inputs, reduced and divided, for the only member of a lane.
@@ -101,7 +102,7 @@ class Operands {
   void encode(std::byte* wire, const std::byte* values, std::size_t count, bool final) const;
   void decode(std::byte* values, const std::byte* wire, std::size_t count, bool final) const;
 
-  // Returns the number of elements of results that came over the wire, or were rounded for it, and are not finite.
+  // Returns the number of nonfinite elements among the results that came over the wire or were rounded for it.
   [[nodiscard]] std::size_t nonfinite() const { return nonfinite_; }
 
  private:

@@ -1,5 +1,5 @@
-// Interface of the core to MPI. All code that needs an MPI library is in a library of its own, libgradientflow_mpi.so
-// beside the core's, which is loaded in jobs of MPI: the core is built, and runs, without any MPI.
+// Interface of the core to MPI. All code that needs MPI is in a separate library, libgradientflow_mpi.so, which lies
+// beside the core's and is loaded in MPI jobs. So the core is built, and runs, without MPI.
 //
 // The type of a handle differs between MPI libraries. So functions take a communicator of MPI as the address of its
 // handle, and return it as the number of a handle, as mpi4py gives and takes them.
@@ -25,10 +25,10 @@ class MpiPlugin {
   // Returns the library's own name and version, one line.
   [[nodiscard]] virtual std::string version() const = 0;
 
-  // Initializes MPI, with MPI_THREAD_MULTIPLE, unless that was done, and checks a program's communicator, whose handle
-  // has `handle_bytes` bytes. Throws Error if no endpoint can be made of it: (mpi) if the program was compiled for
-  // another MPI library, or launcher_mismatch() gives a reason; (closed) once MPI has been finalized; (value) if it has
-  // no ranks; (type) for an intercommunicator.
+  // Initializes MPI, with MPI_THREAD_MULTIPLE, unless it is initialized, and checks a program's communicator, whose
+  // handle has `handle_bytes` bytes. Throws Error if no endpoint can be made of the communicator: (mpi) if the program
+  // was compiled for another MPI library, or launcher_mismatch() gives a reason; (closed) once MPI has been finalized;
+  // (value) if the communicator has no ranks; (type) for an intercommunicator.
   virtual void begin(const void* comm, std::size_t handle_bytes) const = 0;
 
   // Returns the mistake in this process's start; empty if none.
@@ -46,7 +46,7 @@ class MpiPlugin {
   virtual void run(const transport::Endpoint& endpoint, const Call& call) const = 0;
 };
 
-// Function that the library exports, and its name. It returns the plugin, which lives as long as the process.
+// Function that the library exports, and its name. The function returns the plugin, which lives as long as the process.
 extern "C" using MakeMpiPlugin = const MpiPlugin * ();
 inline constexpr const char* make_mpi_plugin_name = "gradientflow_mpi_plugin";
 

@@ -10,7 +10,7 @@ using transport::CallKind;
 using transport::Purpose;
 using transport::Request;
 
-// A block of bytes of this rank's input or output; empty if this rank neither sends nor receives it.
+// A block of bytes of this rank's input or output; empty if this rank neither sends nor receives the block.
 struct Block {
   std::size_t offset = 0;
   std::size_t bytes = 0;

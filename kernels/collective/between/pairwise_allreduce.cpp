@@ -15,7 +15,8 @@ Range PairwiseAllreduce::slice_of(std::size_t member) const {
   return slice(operands_.count(), lane_.size(), member, 64 / operands_.element());
 }
 
-// Buffers of one slice each: segments of contributions to the members, of contributions or results from them; values.
+// Buffers of one slice each. Segments hold contributions to members, then contributions or results from members;
+// further buffers hold values.
 std::byte* PairwiseAllreduce::segment(std::size_t index) { return scratch_.at(index, largest_part()); }
 std::byte* PairwiseAllreduce::values(std::size_t index) {
   return scratch_.at(index, slice_of(0).size() * operands_.element());

@@ -1,5 +1,6 @@
-// Tensors from one rank to another, not collective: only the two ranks take part, and several threads may call at once.
-// A header has count and dtype, so that a receiver that expects different ones gets an error and no data.
+// Messages with a tensor from one rank to another. They are not collective: only the two ranks take part, and several
+// threads may call at once. A header has count and dtype, so that a receiver that expects different ones gets an error
+// and no data.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@ class PointToPoint {
   // Returns when `data` may be overwritten, perhaps before it is received. Throws Error(peer), Error(timeout).
   void send(int to, const void* data, std::size_t count, DType dtype);
 
-  // Throws Error(mismatch) if the sender's tensor has another count or dtype; it is then lost.
+  // Throws Error(mismatch) if the sender's tensor has another count or dtype; that tensor is then lost.
   void receive(int from, void* data, std::size_t count, DType dtype);
 
  private:

@@ -35,7 +35,8 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
   const auto round_of = [&](std::size_t t) { return rounds[t / segments]; };
   const auto range_of = [&](std::size_t t) { return piece({0, operands.count()}, segment, t % segments); };
   const auto is_first = [&](std::size_t t) { return t < segments; };
-  // True if this rank has the result after segment t's round; and true if that round only sends or receives the result.
+  // Two predicates of segment t's round: this rank has the result after the round; the round only sends or receives the
+  // result.
   const auto is_last_exchange = [&](std::size_t t) {
     return t / segments + 1 == rounds.size() || !rounds[t / segments + 1].receives;
   };

@@ -1,10 +1,10 @@
 // Allreduce by recursive doubling: in every round each rank exchanges its partial result with a partner, twice as far
 // away as in the round before, and combines the two. After log2 P rounds all ranks have the result.
 //
-// Every rank sends the whole tensor log2 P times, so it is for small tensors. Between two ranks it is the fastest for
-// all sizes, because no step waits for another. If P is not a power of two, the ranks beyond the largest power of two
-// first send their values to a partner, and receive the result from it at the end. Segments are pipelined across rounds
-// as in a ring.
+// Every rank sends the whole tensor log2 P times, so the algorithm is for small tensors. Between two ranks it is the
+// fastest for all sizes, because no step waits for another. If P is not a power of two, the ranks beyond the largest
+// power of two first send their values to a partner, which sends back the result at the end. Segments are pipelined
+// across rounds as in a ring.
 #pragma once
 
 #include <cstddef>

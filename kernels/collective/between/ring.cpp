@@ -13,8 +13,8 @@ using transport::Purpose;
 using transport::Request;
 
 // Schedule of the elements of segment t. In step s a rank receives the chunk `s + 1` places before its own, and sends
-// the chunk that it received in the step before. `shift` rotates the ring: rank r ends the reduce-scatter with chunk
-// r + 1 for 0, and with chunk r for 1.
+// the chunk that it received in the step before. `shift` rotates the ring: rank r ends the reduce-scatter with chunk r
+// + 1 if `shift` is 0, and with chunk r if it is 1.
 class Schedule {
  public:
   Schedule(const Lane& lane, std::vector<Range> chunks, std::size_t segment, std::size_t shift)

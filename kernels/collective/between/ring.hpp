@@ -1,4 +1,4 @@
-// Collectives around a ring: every rank sends to its right and receives from its left.
+// Collectives around a ring: every rank sends to the next rank and receives from the previous one.
 //
 // The tensor is cut into one chunk for each rank, a chunk into segments. In an allreduce the chunks travel twice around
 // the ring: the first time every rank adds its own values, until the last rank has the result (reduce-scatter); the

@@ -1,4 +1,4 @@
-// Pipeline of the algorithms over messages: segments in order, a window of them under way at once.
+// Pipeline of the algorithms over messages: segments are sent in order, and a window of segments is under way at once.
 #pragma once
 
 #include <algorithm>

@@ -45,7 +45,7 @@ struct Call {
   std::byte* output = nullptr;
   std::vector<std::size_t> counts = {};     // allgatherv's counts
   std::optional<Placement> placement = {};  // present if signature.memory is a device's
-  std::optional<Choice> choice = {};        // path that was chosen beforehand, for ordinary arrays of the host
+  std::optional<Choice> choice = {};        // path chosen beforehand, for ordinary arrays in host memory
   std::string label = {};                   // caller's label and a shape, which the ranks compare by a hash
 
   [[nodiscard]] std::size_t element() const { return size_of(signature.dtype); }
@@ -61,7 +61,7 @@ struct Call {
   return *call.placement;
 }
 
-// Returns the elements of rank `rank`'s block, or of the tensor if there are no blocks.
+// Returns the number of elements of rank `rank`'s block, or of the tensor if there are no blocks.
 [[nodiscard]] inline std::size_t block_count(const transport::Signature& signature,
                                              const std::vector<std::size_t>& counts, int ranks, int rank) {
   const auto index = static_cast<std::size_t>(rank);
@@ -71,7 +71,7 @@ struct Call {
   return counts.empty() ? block(signature.count, static_cast<std::size_t>(ranks), index).size() : counts[index];
 }
 
-// Returns the elements of the blocks of all ranks.
+// Returns the number of elements of the blocks of all ranks together.
 [[nodiscard]] inline std::size_t count_of_all(const transport::Signature& signature, int ranks) {
   const bool counted = transport::traits_of(signature.kind).counts_all_blocks;
   return signature.count * (counted ? 1 : static_cast<std::size_t>(ranks));

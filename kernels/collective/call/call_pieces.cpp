@@ -50,8 +50,8 @@ std::size_t CallPieces::of_block(std::size_t rank) const {
 }
 
 // Piece k has elements [k * length, (k + 1) * length) of the tensor, or of every rank's block of it. With
-// reduce_scatter, the first blocks of the tensor may have one element more than the rest; then so do the first blocks
-// of the last piece, as in block() of the sum of their lengths.
+// reduce_scatter, the first blocks of the tensor may have one element more than the rest. The last piece is then uneven
+// in the same way: block() cuts its blocks from their total length.
 CallPiece CallPieces::at(std::size_t index) const {
   const std::size_t element = call_.element();
   const auto part = [&](std::size_t rank) { return piece({0, of_block(rank)}, length_, index); };
@@ -62,7 +62,7 @@ CallPiece CallPieces::at(std::size_t index) const {
   cut.call.signature.memory = transport::Memory::host;
   cut.call.signature.count = mine.size();
 
-  // Moves the tensor, or this rank's block alone: the buffer holds nothing else.
+  // Moves the tensor, or only this rank's block, between offset 0 of the buffer and its place in the tensor.
   const auto one = [&](std::vector<Move>& moves) { add(moves, mine.begin * element, 0, mine.size() * element); };
   // Moves the blocks of all ranks.
   const auto all = [&](std::vector<Move>& moves) {

@@ -1,8 +1,8 @@
 // A call cut into pieces that fit into a buffer, for tensors that are staged in other memory.
 //
-// Each piece is a smaller call of the same kind, on dense input and output buffers; moves map their bytes to the
-// tensors. All ranks cut the same pieces. Allreduce, broadcast and reduce use one buffer for both. All functions are
-// pure.
+// Each piece is a smaller call of the same kind, on dense input and output buffers. Moves map the bytes of the buffers
+// to the tensors. All ranks cut the same pieces. Allreduce, broadcast and reduce use one buffer for input and output.
+// All functions are pure.
 #pragma once
 
 #include <cstddef>

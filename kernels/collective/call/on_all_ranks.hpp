@@ -1,4 +1,4 @@
-// Local work of every rank, which may fail on any: then all ranks throw, and none waits for the failed one.
+// Local work of every rank. If it fails on any rank, all ranks throw, and no rank waits for the failed rank.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace gradientflow::collective {
 
-// Throws "rank 2 WHAT: why" if work fails, the same on all ranks: Error(memory) if that rank lacks memory, otherwise
-// Error(value). Collective. Nothing was sent, and the communicator stays usable.
+// Throws "rank 2 WHAT: why" if the work of rank 2 fails, the same on all ranks: Error(memory) if that rank lacks
+// memory, otherwise Error(value). Collective. Nothing was sent, and the communicator stays usable.
 template <class Work>
 void on_all_ranks(const transport::Endpoint& endpoint, const std::string& what, Work work) {
   struct Failure {

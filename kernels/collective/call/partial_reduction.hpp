@@ -1,7 +1,7 @@
 // Reduction over all ranks from partial results, each over some of the ranks.
 //
-// A mean is divided at the end. A mean of 16-bit floats is divided at the beginning: its partial results are 16-bit
-// floats, too, and a sum of many values could overflow.
+// A mean is divided at the end. But a mean of 16-bit floats is divided at the beginning, because its partial results
+// are 16-bit floats too, and an undivided sum could overflow.
 #pragma once
 
 #include "../../base/dtype.hpp"

@@ -26,13 +26,14 @@ class PeerMemory {
   // Accesses the inputs of all ranks in their processes' ordinary memory.
   static PeerMemory direct(const transport::Node& node);
 
-  // Tells if at() of another rank may be read and written; direct reads need view() or fetch().
+  // Tells if this rank may read and write at the address at() of another rank; direct reads need view() or fetch().
   [[nodiscard]] bool is_mapped() const { return mapped_; }
 
-  // Returns the address of rank `local`'s tensor in this process; with direct reads, in its own.
+  // Returns the address of rank `local`'s tensor in this process; with direct reads, in the process of that rank.
   [[nodiscard]] std::byte* at(int local) const { return addresses_[static_cast<std::size_t>(local)]; }
 
-  // Returns `bytes` bytes of rank `local`'s tensor, from byte `offset` on: in place if mapped, else read into `buffer`.
+  // Returns `bytes` bytes of rank `local`'s tensor, from byte `offset` on: in place if mapped, otherwise read into
+  // `buffer`.
   [[nodiscard]] const std::byte* view(int local, std::size_t offset, std::size_t bytes, std::byte* buffer) const;
 
   // Copies the same bytes to `destination`.

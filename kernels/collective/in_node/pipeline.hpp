@@ -9,9 +9,9 @@
 namespace gradientflow::collective {
 
 // Runs three stages: copy in, work, copy out. A rank fills the slot of piece k + 1 before it waits for piece k. Two
-// slots are enough: piece k - 1 used the same slot, and all ranks have finished their work on it, which its `out`
-// awaited. `work` of piece k + 1 overwrites results of piece k - 1, but only after all ranks have filled their slots
-// with piece k + 1, which they do after their `out` of piece k - 1.
+// slots are enough: piece k - 1 used the same slot, and `out` of piece k - 1 waited until all ranks had finished their
+// work on it. `work` of piece k + 1 overwrites results of piece k - 1, but only after all ranks have filled their slots
+// with piece k + 1, and a rank fills its slot after its `out` of piece k - 1.
 template <class In, class Work, class Out>
 void pipeline(transport::Node& node, std::size_t pieces, In in, Work work, Out out) {
   in(std::size_t{0});

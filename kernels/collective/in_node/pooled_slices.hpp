@@ -1,8 +1,9 @@
 // Reduction of the ranges of a gradient pool inside a node, by the threads that use the pool, without a progress
-// thread. Every rank publishes the number of its complete ranges. From time to time a rank reduces its own slice of the
-// ranges that are complete on all ranks, for all ranks. No rank waits: remaining ranges are reduced after a barrier at
-// the end, and another barrier precedes the use of the results. So a range is reduced while it is still in the caches,
-// and no core switches between threads. Every element is computed once, by one rank: all ranks get the same bits.
+// thread. Every rank publishes the number of its complete ranges. From time to time a rank takes the ranges that are
+// complete on all ranks, and reduces its own slice of them for all ranks. No rank waits: remaining ranges are reduced
+// after a barrier at the end, and another barrier precedes the use of the results. So a range is reduced while it is
+// still in the caches, and no core switches between threads. Every element is computed once, by one rank: all ranks get
+// the same bits.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ namespace gradientflow::collective {
 
 class PooledSlices {
  public:
-  // Extra bytes of a segment after the tensors, for the number of complete ranges of its rank.
+  // Extra bytes after the tensors of a rank's segment, for the number of complete ranges of that rank.
   static constexpr std::size_t extra_bytes = 64;
 
   PooledSlices(std::shared_ptr<transport::Segment> segment, int ranks, int rank);

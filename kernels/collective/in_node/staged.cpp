@@ -127,8 +127,8 @@ void staged_reduce_scatter(const Context& c) {
   pipeline(c.node, pieces(longest, slots.length()), in, work, nothing);
 }
 
-// Serves copies. A whole slot is one piece of its rank's input, filled by the root (broadcast) or all ranks, and copied
-// out by the root (gather) or all ranks.
+// Serves copies. A whole slot holds one piece of its rank's input. The root (broadcast) or all ranks fill their slots;
+// the root (gather) or all ranks copy them out.
 void staged_copy(const Context& c) {
   const CallKind kind = c.call.signature.kind;
   const std::size_t length = c.node.staging_bytes() / c.element;

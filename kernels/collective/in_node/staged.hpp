@@ -1,6 +1,6 @@
 // Collectives on ordinary arrays through staging slots: pieces of the tensors pass through node memory.
 //
-// Every rank has two slots, so that it fills one while its peers read the second. A piece passes through three stages:
+// Every rank has two slots: it fills one while its peers read the second. A piece passes through three stages:
 //   in    each rank copies the data of its tensor that its peers need into its slot
 //   work  (once all are in) each rank copies the data that it needs from its peers' slots; in allreduce and reduce, it
 //         reduces its sub-slot of all slots, with the result in its own slot
@@ -14,7 +14,7 @@
 
 namespace gradientflow::collective {
 
-// Requires exchanged announcements, so that no rank still uses the slots.
+// Requires that announcements are exchanged: then no rank uses the slots any more.
 void staged(transport::Node& node, const Call& call);
 
 }  // namespace gradientflow::collective

@@ -156,7 +156,8 @@ class Rounds {
     }
   }
 
-  // Reduces in place on every receiver: MPI requires all ranks of an allreduce to do the same, we do not.
+  // Reduces in place on every receiver. MPI requires that either all ranks of an allreduce work in place or none does;
+  // our callers need not agree.
   void reduce_native(const std::byte* data, bool receives, std::size_t elements, int root, DType dtype) {
     const int count = static_cast<int>(elements);
     const MPI_Datatype type = native_type(dtype);

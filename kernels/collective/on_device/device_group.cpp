@@ -175,8 +175,8 @@ DeviceChoice DeviceGroup::serve(const Call& call, DeviceChoice choice, CallResul
   return choice;
 }
 
-// Returns each local rank's offset, if all tensors of an allreduce in place lie in one segment of device memory;
-// otherwise empty. The ranks tell each other.
+// Returns each local rank's offset if all tensors of an allreduce in place lie in one segment of device memory,
+// otherwise an empty vector. The ranks tell each other their offsets.
 std::vector<std::size_t> DeviceGroup::common_segment(const Call& call) {
   if (call.signature.kind != transport::CallKind::allreduce) {
     return {};
@@ -210,8 +210,8 @@ void DeviceGroup::run_alone(const Call& call) {
   }
 }
 
-// Returns false if NCCL does not start: all ranks learn why, and take another path. Throws if an algorithm was
-// requested.
+// Returns false if NCCL does not start: all ranks then learn the reason, and take another path. Throws if the call
+// requests an algorithm.
 bool DeviceGroup::start_nccl(transport::Algorithm algorithm) {
   try {
     auto made = std::make_unique<NcclCollectives>(group_, nccl_library_);

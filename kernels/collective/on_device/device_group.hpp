@@ -34,11 +34,12 @@ class DeviceGroup {
   // Allocates memory of this rank's device, mapped by the ranks of the node if they can. Collective.
   std::shared_ptr<DeviceSegment> allocate(std::size_t bytes);
 
-  // Return reasons for messages: why there is no NCCL, and why ranks cannot map each other's memory; or empty.
+  // Return the reason, for messages, why there is no NCCL, or why ranks cannot map each other's memory; empty if there
+  // is none.
   [[nodiscard]] const std::string& no_nccl() const { return no_nccl_; }
   [[nodiscard]] const std::string& no_peers() const { return no_peers_; }
 
-  // Throws the error that happened on the device after a call had returned, if any.
+  // Throws the error, if any, that happened on the device after a call had returned.
   void check() const;
 
   // Lets streams continue, whatever other ranks do.

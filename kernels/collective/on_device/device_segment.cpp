@@ -35,9 +35,9 @@ BoardEntry& entry_of(const transport::Segment& board, std::size_t rank) {
 std::size_t ranks_of(const transport::Node& node) { return static_cast<std::size_t>(node.size()); }
 std::size_t rank_of(const transport::Node& node) { return static_cast<std::size_t>(node.rank()); }
 
-// Steps in which a segment is created. Each rank does its part; then all learn if it succeeded on all. A rank may fail
-// in the next step before its peers have read this step's failures. So two entries of the board alternate: all ranks
-// have read an entry before it is used again.
+// Steps in which a segment is created. Each rank does its part; then all ranks learn if every rank succeeded. A rank
+// may fail in the next step before its peers have read this step's failures. So two entries of the board alternate: all
+// ranks have read an entry before it is used again.
 class Steps {
  public:
   Steps(transport::Node& node, const transport::Segment& board) : node_(node), board_(board) {}
@@ -94,7 +94,7 @@ Waiting& waiting() {
   return *all;
 }
 
-// Closes the peers' parts, if unused. Tells if they are closed.
+// Closes the peers' parts if this rank no longer uses them. Tells if they are closed.
 bool close_parts(DeviceShare& share) {
   std::atomic<std::uint32_t>& closed = entry_of(*share.board, share.rank).closed;
   if (closed.load(std::memory_order_relaxed) == 0) {

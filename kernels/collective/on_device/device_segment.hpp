@@ -1,12 +1,12 @@
 // A segment of device memory of a node: one part of equal size for every rank, which its peers may map by CUDA's
 // interprocess handles, and events for which the peers' streams may wait.
 //
-// In CUDA it is undefined behavior to free memory that another process still maps. But each rank releases a segment at
-// any time, without waiting for its peers. So a rank's share retires in two steps, which are tried whenever a segment
-// is created or released in this process:
-//   1. once this rank's work on the peers' parts is done, it closes these parts, and reports that on a board in host
+// In CUDA it is undefined behavior to free memory that another process still maps. But each rank can release a segment
+// at any time, without waiting for its peers. So a rank's share retires in two steps, which are tried whenever a
+// segment is created or released in this process:
+//   1. once this rank's work on the peers' parts is done, it closes these parts, and reports this on a board in host
 //      memory, which all ranks of the node map
-//   2. once all peers have reported that, it frees its own part
+//   2. once all peers have reported so on the board, it frees its own part
 // If a rank has died, the parts of its peers stay until their processes end.
 #pragma once
 

@@ -21,7 +21,7 @@ std::unique_ptr<cuda::Pinned> pin(const transport::Segment& memory) {
 
 }  // namespace
 
-// A rank may fail to get its resources; all must know before the first call.
+// A rank may fail to get its resources; all ranks must know this before the first call.
 HostStaging::HostStaging(Group& group)
     : group_(group), capacity_(group.config().host_piece_bytes), memory_(group.allocate(2 * slots * capacity_)) {
   on_all_ranks(group_.endpoint(), "cannot get what it takes to have tensors of its device pass through the host", [&] {
@@ -46,7 +46,8 @@ HostStaging::~HostStaging() {
   }
 }
 
-// As on the host: only if values travel in messages. On one node they do not with hierarchical algorithms.
+// Rounds values, as on the host, only if they travel in messages. In hierarchical algorithms on one node, values do not
+// travel in messages.
 bool HostStaging::rounds(const Signature& signature) const {
   if (!signature.wire) {
     return false;
@@ -63,7 +64,7 @@ Signature HostStaging::on_host(Signature signature) {
 std::optional<std::size_t> HostStaging::run(const Call& call) {
   const cuda::Runtime& runtime = cuda::runtime();
   std::optional<std::size_t> nonfinite = rounds(call.signature) ? std::optional<std::size_t>(0) : std::nullopt;
-  // Values that share a scale are rounded on the host, where messages have it.
+  // Values that share a scale are rounded on the host, because the scale is in the messages.
   const bool rounded = nonfinite && traits_of(*call.signature.wire).dtype;
   Call whole = call;
   whole.signature = on_host(call.signature);

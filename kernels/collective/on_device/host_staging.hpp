@@ -2,8 +2,8 @@
 // reduces one piece, the next is copied down to the host and the last one up to the device.
 //
 // The pinned memory is node memory, so inside a node the hosts reduce it in one pass. Values that are rounded for the
-// wire are rounded on the device before the copy down, and widened there after the copy up; by the hosts, if they share
-// a scale.
+// wire are rounded on the device before the copy down, and widened there after the copy up. Values that share a scale
+// are rounded and widened by the hosts.
 #pragma once
 
 #include <cstddef>

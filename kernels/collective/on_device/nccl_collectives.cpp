@@ -259,7 +259,7 @@ void NcclCollectives::allreduce_in_wire(const Call& call, bool hierarchical) {
   runtime.cast(call.output, signature.dtype, wire_.data(), wire, signature.count, 1.0F, stream);
 }
 
-// Counts nonfinite values on the wire, as many as in the result.
+// Counts the nonfinite values on the wire: the result has the same number of them.
 std::size_t NcclCollectives::wait_for_nonfinite(const Call& call) {
   std::uint64_t number = 0;
   cuda::runtime().copy(&number, nonfinite_.data(), sizeof number, placement_of(call).stream);

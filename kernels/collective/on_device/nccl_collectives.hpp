@@ -33,8 +33,8 @@ namespace gradientflow::collective {
 
 class NcclCollectives {
  public:
-  // Creates a communicator of all ranks on the current device; the first hierarchical call creates its communicators
-  // itself. Collective. Throws, on all ranks, if that fails on any: see NcclCommunicator::make.
+  // Creates a communicator of all ranks on the current device; the first hierarchical call creates the communicators of
+  // the levels. Collective. Throws, on all ranks, if any rank fails: see NcclCommunicator::make.
   NcclCollectives(Group& group, std::shared_ptr<const transport::NcclLibrary> library);
   NcclCollectives(const NcclCollectives&) = delete;
   NcclCollectives& operator=(const NcclCollectives&) = delete;
@@ -91,9 +91,9 @@ class NcclCollectives {
   std::shared_ptr<const transport::NcclLibrary> library_;
   std::shared_ptr<Communicator> all_;
   std::unique_ptr<Levels> levels_;         // created by the first call that needs them
-  compute::cuda::DeviceMemory wire_;       // one call at a time uses it: each waits for its end
+  compute::cuda::DeviceMemory wire_;       // buffer of one call at a time: each call waits for its own end
   compute::cuda::DeviceMemory nonfinite_;  // one number
-  NcclWatch watch_;                        // destroyed first, because it has the communicators, too
+  NcclWatch watch_;                        // destroyed first, because it also holds the communicators
 };
 
 }  // namespace gradientflow::collective

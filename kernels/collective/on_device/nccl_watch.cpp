@@ -16,7 +16,7 @@ namespace cuda = compute::cuda;
 using namespace std::chrono_literals;
 
 constexpr auto interval = 20ms;
-constexpr std::size_t many = 64;  // calls under way from which events of ended calls are reused before new ones
+constexpr std::size_t many = 64;  // number of calls under way from which on events of ended calls are reused
 
 }  // namespace
 

@@ -43,8 +43,8 @@ class NcclWatch {
   // Throws the error, if there was one.
   void check() const;
 
-  // Aborts the communicators, and tells peers of the node not to wait for this rank, unless the reason is that it was
-  // closed. The first reason counts.
+  // Aborts the communicators, and tells peers of the node not to wait for this rank, unless the reason is that the
+  // communicator was closed. The first reason counts.
   void fail(const Error& reason) noexcept;
 
   // Waits until no call is under way. Calls that cannot end are aborted meanwhile.

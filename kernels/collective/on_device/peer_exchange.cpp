@@ -10,7 +10,8 @@ using transport::CallKind;
 
 constexpr std::size_t line = 128;  // bytes of a line, to which only one rank writes
 
-// Bytes in all slots together up to which a rank reads them all: that is faster than another meeting.
+// Largest number of bytes in all slots together for which every rank reads all slots: that is faster than a further
+// meeting.
 constexpr std::size_t whole_bytes = std::size_t{1} << 20;
 
 // Returns the address in the output tensor of byte `at` of a piece's output buffer.

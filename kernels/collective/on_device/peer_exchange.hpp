@@ -38,8 +38,8 @@ namespace gradientflow::collective {
 class PeerExchange {
  public:
   // Serves the current device, like all functions of this class. Tests if the ranks of the node can access each other's
-  // memory. Collective over the node. A failure of a rank's device becomes the reason why they cannot, the same on all
-  // ranks; throws Error if a rank is lost meanwhile.
+  // memory. Collective over the node. A failure of a rank's device becomes unavailable_reason(), the same on all ranks.
+  // Throws Error if a rank is lost meanwhile.
   PeerExchange(transport::Node& node, std::size_t slot_bytes);
   PeerExchange(const PeerExchange&) = delete;
   PeerExchange& operator=(const PeerExchange&) = delete;
@@ -47,7 +47,7 @@ class PeerExchange {
 
   [[nodiscard]] const std::string& unavailable_reason() const { return unavailable_reason_; }  // empty: they can
 
-  // Allocates zero-filled memory for every rank, which all ranks map. Only if the ranks can access each other's memory.
+  // Allocates zero-filled memory for every rank, which all ranks map. Call it only if unavailable_reason() is empty.
   // Collective. Throws the same on all ranks: Error(memory) if any lacks memory, Error(system) if any cannot map a
   // peer's memory.
   std::shared_ptr<DeviceSegment> allocate(std::size_t bytes);

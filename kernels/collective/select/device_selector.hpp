@@ -27,11 +27,11 @@ struct DeviceChoice {
 struct DeviceSituation {
   Situation call;        // its `in_node_memory` means memory of the devices
   bool shares_device;    // two ranks have the same device, which NCCL refuses
-  std::string no_nccl;   // why NCCL is not available; empty: it is
-  std::string no_peers;  // why ranks cannot map each other's memory; empty: they can
+  std::string no_nccl;   // reason why NCCL is not available; empty if it is available
+  std::string no_peers;  // reason why ranks cannot map each other's memory; empty if they can
 };
 
-// Throws Error(value) if the requested algorithm does not support the call: it is never replaced silently.
+// Throws Error(value) if the requested algorithm does not support the call: an algorithm is never replaced silently.
 [[nodiscard]] DeviceChoice select_on_device(const DeviceSituation& situation, const Config& config);
 
 }  // namespace gradientflow::collective

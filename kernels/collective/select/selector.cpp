@@ -47,9 +47,10 @@ Choice choose_between(const Situation& s, const Config& config) {
 }
 
 // Returns the bytes of the largest tensor that travels with the agreement on a call. With one rank per node the
-// agreement takes the place of recursive doubling. With more, the announcements inside the nodes must hold the tensor,
-// too. Over MPI a message longer than a segment may wait for its receiver; over TCP it is faster than an agreement and
-// two segments. This is for two nodes, where both ways give the same bits: results must not depend on the transport.
+// agreement replaces recursive doubling. With more ranks per node, the announcements inside the nodes must hold the
+// tensor too. Over MPI a message longer than a segment may wait for its receiver; over TCP such a message is faster
+// than an agreement and two segments. TCP's larger limit holds for two nodes only, where both ways give the same bits:
+// results must not depend on the transport.
 std::size_t agreement_limit(const Situation& s, const Config& config) {
   if (s.largest_node > 1) {
     return std::min(config.inline_bytes, config.staging_bytes);

@@ -1,4 +1,4 @@
-// Selection of the path of a call. Pure: the same choice on every rank, because all have the same information. path.hpp
+// Selection of the path of a call. Pure: all ranks have the same information, and so make the same choice. path.hpp
 // describes the paths; device_selector.hpp selects for CUDA devices.
 #pragma once
 
@@ -20,10 +20,10 @@ struct Situation {
   bool wire = false;  // values are rounded between nodes
   int ranks;
   int nodes;
-  int smallest_node;                                          // its number of ranks
-  int largest_node;                                           // likewise
+  int smallest_node;                                          // number of ranks of the smallest node
+  int largest_node;                                           // number of ranks of the largest node
   bool in_node_memory;                                        // the tensors of all ranks lie in one segment
-  bool direct_read_allowed;                                   // the kernel allows it, on every rank
+  bool direct_read_allowed;                                   // the kernel allows direct reads, on every rank
   transport::Transport transport = transport::mpi_transport;  // transport of messages
   bool has_mpi_communicator = true;                           // MPI has a communicator of these ranks
 };
@@ -31,7 +31,7 @@ struct Situation {
 // Choice inside a node if the tensors of all ranks lie in one segment, and are not small.
 inline constexpr Choice in_one_segment = {Path::node_memory, "all tensors lie in node memory"};
 
-// Throws Error(value) if the requested algorithm does not support the call: it is never replaced silently.
+// Throws Error(value) if the requested algorithm does not support the call: an algorithm is never replaced silently.
 [[nodiscard]] Choice select(const Situation& situation, const Config& config);
 
 // A choice and its smallest size in bytes.

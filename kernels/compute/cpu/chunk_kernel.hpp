@@ -66,7 +66,7 @@ struct UpdateResidualPass {
   }
 };
 
-// `is_finite`: no NaN is expected. A block with a NaN is gathered again, without this assumption.
+// `is_finite`: assumes that there is no NaN. A block with a NaN is gathered again, without this assumption.
 template <class Element, bool has_residual, bool is_finite>
 struct GatherPass {
   const std::byte* gradient;

@@ -1,6 +1,7 @@
 // Copies of memory in vectors, into the caches or past them.
 //
-// Not by memcpy: from 2 KiB on, glibc uses `rep movsb`, also on processors where it is slow (rep_movsb.hpp).
+// memcpy is not used: from 2 KiB on, glibc's memcpy uses `rep movsb`, even on processors where it is slow
+// (rep_movsb.hpp).
 #pragma once
 
 #include "vector.hpp"
@@ -22,8 +23,8 @@ template <std::size_t Bytes>
   }
 }
 
-// Writes the first vector and the last at any address, and the vectors between, which may overlap with them, at
-// multiples of a vector's size.
+// Writes the first and the last vector at any address, and the vectors between them at multiples of a vector's size, so
+// that these may overlap with the first and the last.
 template <bool streaming>
 void copy(void* destination, const void* source, std::size_t bytes) {
   using Block = Vector<std::uint8_t>;

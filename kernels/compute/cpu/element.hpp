@@ -1,9 +1,9 @@
 // Element types of the kernels: conversion of a vector of memory to values for computing, and back.
 //
-// A group is the values of one vector of memory. For most types it is that vector. The 16-bit floats are computed as
-// float32, so their groups have two parts. A reduction does not depend on the part in which an element is, so the parts
-// are chosen for speed: the lower and the upper half of each 32-bit word need no shuffle. If the order matters,
-// load_ordered and store_ordered convert one vector of float32 at a time.
+// A group is the values of one vector of memory. For most types a group is that vector. The 16-bit floats are computed
+// as float32, so their groups have two parts. The result of a reduction does not depend on the part in which an element
+// is, so the parts are chosen for speed: the lower and the upper half of each 32-bit word need no shuffle. If the order
+// matters, load_ordered and store_ordered convert one vector of float32 at a time.
 #pragma once
 
 #include "half.hpp"

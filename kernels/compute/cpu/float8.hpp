@@ -1,8 +1,8 @@
 // Elements of float8_e4m3 (sign, 4 bits of exponent, 3 of fraction; Micikevicius et al., FP8 Formats for Deep Learning,
 // 2022, section 3) to float32 and back, on whole vectors, the same bits at every SIMD level.
 //
-// Rounding is to nearest, ties to even; what is larger than 448 becomes 448. There is no infinity: infinity and NaN
-// become the NaN without sign, which becomes the quiet one.
+// Rounding is to nearest, ties to even; values above 448 become 448. The format has no infinity: infinity and NaN
+// become its NaN without sign, which becomes the quiet NaN of float32.
 #pragma once
 
 #include "half.hpp"
@@ -12,7 +12,7 @@ namespace {
 
 using Bytes = Vector<std::uint8_t, vector_bytes / 4>;  // as many as there are Floats
 
-// Each byte widened to a word, and the lowest byte of each word (the rest is 0), in order.
+// Widen each byte to a word, and narrow each word, whose upper bytes are 0, to its lowest byte, in order.
 #if defined(__AVX512F__)
 [[gnu::always_inline]] inline Words widen(Bytes bytes) {
   return reinterpret_cast<Words>(_mm512_maskz_cvtepu8_epi32(0xffff, reinterpret_cast<__m128i>(bytes)));
@@ -29,7 +29,7 @@ struct Float8 {
   static constexpr std::size_t size = 1;
 
   // Shifted left by 20, exponent and fraction lie as in a float32, with an exponent that is too small by
-  // 120 (the biases are 7 and 127). A subnormal is put right as in Float16Format.
+  // 120 (the biases are 7 and 127). A subnormal is corrected as in Float16Format.
   [[gnu::always_inline]] static Floats load_ordered(const std::byte* address) {
     constexpr std::int32_t smallest_normal = 0x08 << 20;
     const Words words = widen(load<Bytes>(address));
@@ -42,7 +42,8 @@ struct Float8 {
     return floats_of((is_above(magnitude, smallest_normal - 1) ? normal : subnormal) | sign);
   }
 
-  // Rebias and round by adding, as in Float16Format; the last bit of 2^14 is worth as much as that of a subnormal.
+  // Rebias and round by adding, as in Float16Format; the last bit of 2^14 is worth as much as the last bit of a
+  // subnormal.
   [[gnu::always_inline]] static void store_ordered(std::byte* address, Floats values) {
     constexpr std::int32_t smallest_normal = 121 << 23;  // 2^-6
     constexpr std::int32_t largest = 0x43e00000;         // 448
@@ -57,7 +58,7 @@ struct Float8 {
   }
 };
 
-// The largest magnitude among the finite values; 0 if there is none.
+// Returns the largest magnitude among the finite values; 0 if no value is finite.
 inline float largest_finite(const void* source, std::size_t count) {
   const auto* const from = static_cast<const std::byte*>(source);
   Signed most[4] = {};

@@ -24,8 +24,8 @@ constexpr std::size_t lanes = sizeof(Floats) / sizeof(float);
 }
 
 // Returns the value, or the quiet NaN without sign or payload for any NaN, so that results have the same bits
-// everywhere. Of two NaN operands, an addition or multiplication keeps the first, but the compiler is free to swap
-// them, and processors differ in the NaN of inf - inf.
+// everywhere. An addition or multiplication of two NaN operands keeps the first, but the compiler is free to swap the
+// operands, and processors differ in the NaN of inf - inf.
 template <class V>
 [[gnu::always_inline]] inline V canonical_nan(V value) {
   return (value != value) ? V{} + __builtin_nanf("") : value;

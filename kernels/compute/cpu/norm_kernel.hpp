@@ -1,9 +1,9 @@
 // Sums over the elements of a chunk, added up as chunks.hpp says: the same at every SIMD level.
 //
 // A pass processes a chunk row by row, norm_lanes elements each. Its at(i) processes the vector that begins at element
-// i, and returns the terms to add up; its rest(i, count, sums) does so for the last elements, fewer than a row, in
-// padded copies. canonicalize_nans(begin, end) is called only after a block whose sum is not finite: to look for NaN in
-// each vector would take a third of the time on a chunk in the caches.
+// i, and returns the terms to add up. Its rest(i, count, sums) processes the last elements, fewer than a row, in padded
+// copies. canonicalize_nans(begin, end) is called only after a block whose sum is not finite: a search for NaN in each
+// vector would take a third of the time on a chunk in the caches.
 #pragma once
 
 #include "../chunks.hpp"

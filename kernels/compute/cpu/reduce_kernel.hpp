@@ -22,7 +22,7 @@ template <class V>
   }
 }
 
-// Operators: combine() of two values, a the earlier, and canonical() of the last result.
+// Operators: combine(a, b) of two values, of which a is the earlier; canonical() of the last result.
 struct Sum {
   static constexpr bool is_frequent = true;
 
@@ -49,7 +49,8 @@ struct Product {
   }
 };
 
-// As numpy.maximum: a if it is NaN or not smaller, else b (which may be NaN). For integers a != a is false.
+// Maximum as in numpy.maximum: a if a is NaN or not smaller than b, otherwise b (which may be NaN). For integers a != a
+// is false.
 struct Maximum {
   static constexpr bool is_frequent = false;
 
@@ -103,7 +104,7 @@ struct Divide {
 };
 
 // Addresses of all sources or all destinations. If the compiler knows their number, they fit in registers, which makes
-// up to 1.5 times the speed on data in the caches. With a `number` of 0 the call gives it.
+// up to 1.5 times the speed on data in the caches. With a `number` of 0 the call gives the number.
 template <class Pointer, std::size_t number>
 struct Addresses {
   Pointer addresses[number];
@@ -127,7 +128,7 @@ struct Addresses<Pointer, 0> {
   [[gnu::always_inline]] Pointer operator[](std::size_t i) const { return addresses[i]; }
 };
 
-// One kernel: all that is known when it is compiled.
+// One kernel: all its properties that are known at compile time.
 template <class ElementType, class OpType, class FinishType>
 struct Kernel {
   using Element = ElementType;
@@ -237,8 +238,8 @@ inline void reduce_cached(const ReduceCall& call, std::size_t begin, std::size_t
 }
 
 // Tells if streaming stores help. They write whole cache lines, so all destinations must reach a line's boundary at the
-// same offset. They save reading a destination first: a source is read anyway, and a streaming store would only throw
-// it out of the cache.
+// same offset. They save reading a destination first. But a destination that is also a source is read anyway, and a
+// streaming store would only remove it from the cache.
 inline bool can_stream(const ReduceCall& call) {
   const auto misalignment = [&](std::size_t d) {
     return reinterpret_cast<std::uintptr_t>(call.destinations[d]) % cache_line;
@@ -274,7 +275,8 @@ void reduce(const ReduceCall& call) {
   reduce_bytes<Kernel<Element, Op, Keep>>(call, {});
 }
 
-// Divides only if it must: a division costs many multiplications, but only the reciprocal of a power of two is exact.
+// Divides only if necessary: a division costs as much as many multiplications, but only the reciprocal of a power of
+// two is exact.
 template <class Element>
 void reduce_mean(const ReduceCall& call) {
   using Scalar = typename Element::Scalar;

@@ -12,8 +12,8 @@ namespace gradientflow::compute {
 // Bytes below which the instruction costs more to start than it saves.
 inline constexpr std::size_t rep_movsb_bytes = 2048;
 
-// Tells if it is fast here: not on AMD's Zen 3 and Zen 4, where a copy to another alignment takes up to twenty times as
-// long, nor on other architectures.
+// Tells if the instruction is fast here. It is slow on AMD's Zen 3 and Zen 4, where a copy to another alignment takes
+// up to twenty times as long, and does not exist on other architectures.
 [[nodiscard]] bool rep_movsb_is_fast();
 
 // Copies `bytes` bytes between memory that does not overlap. Uses memcpy on other architectures, and under sanitizers,

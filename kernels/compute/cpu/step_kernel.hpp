@@ -10,7 +10,7 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-// Stand-in for the copy of the weights, if there is none.
+// Stand-in for the copy of the weights, for steps without a copy.
 struct NoCopy {
   static constexpr std::size_t size = 0;
 

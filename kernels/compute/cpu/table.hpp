@@ -26,8 +26,9 @@ struct Candidates {
   std::size_t number;
 };
 
-// Part of a Select call, from element `first` on, to which all pointers point; only next_velocity may be nullptr.
-// Elements of x whose magnitude has the bits `least` (at least 1) or more are appended to the candidates.
+// Part of a Select call, from element `first` on. All pointers point to that element; only next_velocity may be
+// nullptr. Elements of x whose magnitude has the bits `least` (1 or more) or greater bits are appended to the
+// candidates.
 struct CorrectCall {
   void* gradient;
   const float* residual;
@@ -65,8 +66,8 @@ struct StepKernels {
 };
 using StepTable = AllSteps::All<StepKernels>;
 
-// Kernels in the order of the enumerators of DType and ReduceOp; nullptr if an op is not defined. Three entries stand
-// for float16, bfloat16 and float32.
+// Kernels in the order of the enumerators of DType and ReduceOp; nullptr if an op is not defined. Tables of three
+// entries are for float16, bfloat16 and float32.
 struct KernelTable {
   ReduceKernel reduce[9][5];
   CastKernel cast[3][3];  // [destination][source]

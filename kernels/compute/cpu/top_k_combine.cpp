@@ -29,7 +29,7 @@ class Reader {
   Reader(const EntryBlock& block, const std::byte* data)
       : block_(block), data_(data), indices_(data + block.index_begin), entries_(word_at(data)) {}
 
-  // Throws unless the number of indices is right, and they ascend and lie within the layer.
+  // Throws unless the number of indices is right, and the indices ascend and lie within the layer.
   void check(std::size_t number) const {
     if (entries_ > block_.k) {
       throw no_block(number, std::to_string(entries_) + " entries, where it has room for " + std::to_string(block_.k));
@@ -67,7 +67,7 @@ class Reader {
     }
   }
 
-  // Returns the beginning of the next window with entries; after the last, the end of the layer.
+  // Returns the beginning of the next window with entries; after the last such window, the end of the layer.
   std::size_t next_window() {
     if (position_ == entries_) {
       return block_.count;
@@ -93,7 +93,7 @@ class Reader {
     return index / window * window;
   }
 
-  // Reads the indices of entries in the window at `begin`, given by next_window(), counted from there.
+  // Reads the indices of entries in the window at `begin`, a result of next_window(). Indices are counted from `begin`.
   std::size_t read(std::size_t begin, std::array<std::uint16_t, window>& indices) {
     std::size_t number = 0;
     switch (block_.indices) {
@@ -160,7 +160,7 @@ class Reader {
   std::size_t entries_;
   std::size_t position_ = 0;  // number of entries read
   std::size_t page_ = 0;      // number of pages begun
-  std::size_t page_end_ = 0;  // first entry after these pages
+  std::size_t page_end_ = 0;  // first entry after the pages begun
   std::size_t word_ = 0;      // next word of a bitmap
 };
 

@@ -25,7 +25,7 @@ constexpr std::size_t streaming_count = 1 << 20;  // least size of layers that a
 
 std::uint32_t magnitude(float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffffU; }
 
-// The k-th largest of the magnitudes, and the number of larger ones, found in rounds of 11, 10 and 10 bits.
+// The k-th largest of the magnitudes, and the number of larger magnitudes, found in rounds of 11, 10 and 10 bits.
 struct Kth {
   std::uint32_t least;
   std::size_t larger;
@@ -219,8 +219,9 @@ class Selection {
     }
   }
 
-  // Collects the candidates of the layer. x is computed now if `arises`, or has been computed before. There is room for
-  // twice as many as are sent; when it is full, the k largest stay, and later candidates must exceed the least of them.
+  // Collects the candidates of the layer. If `arises`, x is computed now; otherwise it has been computed before. There
+  // is room for twice as many candidates as entries are sent. When the room is full, the k largest candidates stay, and
+  // later candidates must exceed the least of them.
   void collect(std::uint32_t least, bool arises) {
     const std::size_t limit = 2 * k_ + 256;
     make_room(limit + run);
@@ -244,7 +245,7 @@ class Selection {
     }
   }
 
-  // Keeps the k largest candidates, in their order. Returns the magnitude of the least.
+  // Keeps the k largest candidates, in their order. Returns the magnitude of the least of them.
   std::uint32_t keep_largest() {
     if (found_.number <= k_) {
       return 0;
@@ -273,7 +274,7 @@ class Selection {
   Selected take_largest(Writer& writer) {
     Kth kth = kth_largest(call_.next_residual, count_, k_);
     if (kth.least < floor_) {
-      kth = {floor_, 0};  // fewer than k can travel: send all of these
+      kth = {floor_, 0};  // fewer than k elements can travel: all of them are sent
     }
     std::size_t equals = k_ - kth.larger;
     for (std::size_t begin = 0; begin < count_; begin += run) {
@@ -285,7 +286,7 @@ class Selection {
     return writer.finish(0);
   }
 
-  // Draws Robert Floyd's sample: each set of k elements is equally likely. A set of bits orders them.
+  // Draws Robert Floyd's sample: each set of k elements is equally likely. A set of bits orders the drawn elements.
   Selected draw(Writer& writer) {
     std::vector<std::uint64_t> set((count_ + 63) / 64);
     const auto bit = [](std::size_t i) { return std::uint64_t{1} << i % 64; };
@@ -311,8 +312,9 @@ class Selection {
     return selected;
   }
 
-  // Estimates the threshold that k elements, plus so many standard deviations, should reach. The sample is stratified:
-  // one random element of each of as many parts of the layer. `arises`: x is computed for the sample alone.
+  // Estimates the threshold that k elements should reach, plus a margin of `deviations` standard deviations. The sample
+  // is stratified: the layer is cut into `sample` parts, and one random element is taken from each. `arises`: x is
+  // computed only for the sample.
   std::uint32_t estimate(std::size_t sample, std::size_t deviations, bool arises) {
     const std::size_t rank = sample_rank(deviations);
     const auto x = std::make_unique_for_overwrite<float[]>(sample);

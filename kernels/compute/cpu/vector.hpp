@@ -48,7 +48,7 @@ template <class V>
   return vector;
 }
 
-// Stores a vector: past the caches if `streaming`, at a multiple of the vector's size, else by an ordinary store.
+// Stores a vector: if `streaming`, past the caches, at a multiple of the vector's size; otherwise by an ordinary store.
 template <bool streaming, class V>
 [[gnu::always_inline]] inline void store(std::byte* address, V vector) {
 #if defined(__x86_64__)

@@ -10,7 +10,7 @@
 namespace gradientflow::compute {
 namespace {
 
-constexpr float top = 256;  // largest finite element: values up to it are rounded by at most a 32nd of it
+constexpr float top = 256;  // largest finite element: values up to it are rounded by at most top / 32
 
 const std::size_t float32 = static_cast<std::size_t>(DType::float32);
 

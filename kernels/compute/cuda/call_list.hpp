@@ -1,9 +1,9 @@
-// Lists of calls, each on its own memory, that one kernel launch serves. A launch takes as long as the device needs to
-// read a megabyte or more, so a launch for every chunk or tensor would be slow.
+// Lists of calls, each on its own memory, that one kernel launch serves. A launch takes as long as reading a megabyte
+// or more on the device, so a launch for every chunk or tensor would be slow.
 //
 // Kernels divide the work into blocks of norm_block elements, counted through all calls. The calls and the numbers of
-// their first blocks are in device memory; the caller keeps both until the kernels have run. A part of a list is a
-// list: calls + k and first_block + k, the number of calls, and the number of their blocks.
+// their first blocks are in device memory; the caller keeps both until the kernels have run. A part of a list is a list
+// too: calls + k and first_block + k, the number of calls in the part, and the number of their blocks.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,8 @@ struct CallList {
   DType dtype;         // dtype of the gradients, the same in all calls
 };
 
-// Returns, for each call, the number of blocks of all calls before it; the last entry is the number for all calls.
+// Returns, for each call, the number of blocks of all calls before it; the last entry is the number of blocks of all
+// calls.
 template <class Call>
 [[nodiscard]] std::vector<std::uint32_t> first_blocks(std::span<const Call> calls) {
   std::vector<std::uint32_t> first{0};

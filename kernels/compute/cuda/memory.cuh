@@ -1,7 +1,7 @@
 // Loads and stores of elements that lie side by side in global memory, each as one access.
 //
-// They are in PTX, because the compiler splits some of these accesses when it sees through them, and does not know that
-// the pointers of a call list are to global memory.
+// The accesses are written in PTX, because the compiler splits some of them if they are written in C++, and does not
+// know that the pointers of a call list are to global memory.
 #pragma once
 
 #include <cstddef>

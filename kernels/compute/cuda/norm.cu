@@ -6,7 +6,7 @@ namespace {
 constexpr unsigned warp = 32;
 constexpr unsigned most_threads = 1024;
 
-// Returns the exponent of the last bit of a value that is not 0: the value is a multiple of 2 to that power.
+// Returns the exponent of the last bit of a nonzero value: the value is a multiple of 2 to that power.
 __device__ int last_bit_of(float value) {
   const unsigned bits = __float_as_uint(value);
   const int exponent = static_cast<int>(bits >> 23U);
@@ -15,7 +15,7 @@ __device__ int last_bit_of(float value) {
                        : exponent + __ffs(static_cast<int>(fraction | 0x800000U)) - 151;
 }
 
-// Sum of some floats, none below 0, and the exponent of a power of two that divides them all.
+// Sum of nonnegative floats, and the exponent of a power of two that divides all of them.
 struct Part {
   double sum = 0.0;
   int last_bit = 128;  // above the exponent of any float
@@ -26,7 +26,8 @@ struct Part {
   }
   __device__ void add(float value) { add({value, value != 0.0F ? last_bit_of(value) : Part().last_bit}); }
 
-  // Tells if every sum of such multiples is exact, in any order of addition: float64 has 53 bits.
+  // Tells if the sum is exact in any order of addition, since all terms are multiples of 2^last_bit and float64 has 53
+  // bits.
   __device__ bool is_exact() const { return sum < scalbn(1.0, last_bit + 53); }
 };
 
@@ -39,7 +40,7 @@ __device__ Part add_warp(Part part) {
   return part;
 }
 
-// Adds the blocks of each call, in one thread block per call. Most sums are exact, and so the same in any order;
+// Adds the blocks of each call, in one thread block per call. Most sums are exact, and therefore the same in any order;
 // otherwise one thread adds the blocks in their order. (Sums that round do not fall below the limit: rounding is
 // monotonic, and the limit is a float64.)
 __global__ void add_each_call(const float* sums, const std::uint32_t* first_block, double* norms) {

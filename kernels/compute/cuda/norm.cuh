@@ -2,7 +2,7 @@
 // norm_block elements in float32, the second the blocks of each call in float64.
 //
 // A team of norm_lanes / width threads adds up a block. Each thread has `width` neighboring lanes and reads the block
-// row by row. So all loads are of whole packs, each lane adds its elements in their order, and threads exchange data
+// row by row. So threads load whole packs only, each lane adds its elements in their order, and threads exchange data
 // only to add the lanes of a block.
 #pragma once
 

@@ -10,7 +10,8 @@
 namespace gradientflow::compute::cuda {
 
 // Makes a device the calling thread's current device, and afterwards restores the former device, if this process uses
-// it. A thread's first device is 0: if the process does not use it, to make it current again would waste its memory.
+// that device. A thread's first device is 0: if the process does not use device 0, making it current again would waste
+// memory of that device.
 class UseDevice {
  public:
   explicit UseDevice(int device) : before_(runtime().device()), device_(device) {
@@ -61,7 +62,7 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-// Pinned memory of the host, so that copies of it do not wait. It must stay mapped.
+// Registration of host memory as pinned, so that copies of it do not wait. The memory must stay mapped.
 class Pinned {
  public:
   Pinned(void* memory, std::size_t bytes) : memory_(memory) { runtime().register_host(memory, bytes); }

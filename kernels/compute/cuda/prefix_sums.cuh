@@ -1,4 +1,4 @@
-// Prefix sums over a thread block or memory: each excludes its own number.
+// Prefix sums over a thread block or over memory. Each sum excludes the number at its own position.
 #pragma once
 
 #include <cstddef>

@@ -17,7 +17,7 @@ struct Tensors {
   unsigned destination_count;
 };
 
-// An element type that is computed as it is stored.
+// An element type that is computed in its stored form.
 template <class T>
 struct Plain {
   using Stored = T;
@@ -101,7 +101,8 @@ __device__ void combine(const Tensors& tensors, std::size_t i, ReduceOp op, int 
   }
 }
 
-// max and min: chooses the earlier operand if it is NaN, or at least as large (small), else the later.
+// max and min: chooses the earlier operand if it is NaN, or at least as large (small) as the later operand; otherwise
+// the later one.
 template <class Element, int n>
 __device__ void choose(const Tensors& tensors, std::size_t i, ReduceOp op) {
   using Stored = typename Element::Stored;

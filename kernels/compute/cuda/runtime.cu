@@ -62,7 +62,7 @@ class CudaRuntime final : public Runtime {
 
   void use(int device) const override { check(cudaSetDevice(device)); }
 
-  // Asks the driver. True if that is impossible.
+  // Asks the driver if the device is in use. Returns true if the driver cannot be asked.
   [[nodiscard]] bool is_in_use(int device) const noexcept override {
 #ifdef __CUDACC__
     void* function = nullptr;

@@ -1,10 +1,10 @@
 // Interface to CUDA for the layers above: devices, memory, streams, events, sharing between processes, and the kernels.
 //
-// All code that needs CUDA is in a library of its own, libgradientflow_cuda.so beside the core's, which is loaded when
-// CUDA is used for the first time: one build runs with and without a GPU. No code above this interface includes a
-// header of CUDA.
+// All code that needs CUDA is in a separate library, libgradientflow_cuda.so, which lies beside the core's and is
+// loaded when CUDA is used for the first time. So one build runs with and without a GPU. No code above this interface
+// includes a header of CUDA.
 //
-// Work is put into a stream and done in its order; only functions named synchronize, allocate, free or register wait
+// Work is put into a stream, which runs it in order; only functions named synchronize, allocate, free or register wait
 // for a device. Calls without a stream, event or memory as an argument are for the calling thread's current device (see
 // UseDevice). Errors of CUDA are thrown as Error(system), or as Error(memory) if memory has run out; functions named
 // destroy, free or close throw nothing. Errors of kernels are reported by a later call.
@@ -34,9 +34,9 @@ struct MemoryFacts {
 };
 
 enum class EventKind {
-  order,    // streams wait for it
-  time,     // also tells its time
-  process,  // streams of other processes may wait for it, too
+  order,    // streams wait for the event
+  time,     // the event also has a time
+  process,  // streams of other processes may wait for the event, too
 };
 
 // Handle with which another process opens memory or an event.
@@ -57,7 +57,7 @@ class Runtime {
   [[nodiscard]] virtual std::string unavailable_reason() const = 0;  // reason why there is no device; empty if there is
   [[nodiscard]] virtual int device() const = 0;                      // calling thread's device
   virtual void use(int device) const = 0;
-  [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // this process uses it, so use() costs nothing
+  [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // true if in use here: use() costs nothing
   [[nodiscard]] virtual std::string name(int device) const = 0;
   [[nodiscard]] virtual std::string bus_id(int device) const = 0;  // same in all processes of a machine
 
@@ -109,17 +109,18 @@ class Runtime {
   virtual void combine(const Combine& call, Combined* combined, void* scratch, Stream stream) const = 0;
 };
 
-// Function that the library exports, and its name. It returns the runtime, which lives as long as the process.
+// Function that the library exports, and its name. The function returns the runtime, which lives as long as the
+// process.
 extern "C" using MakeRuntime = const Runtime * ();
 inline constexpr const char* make_runtime_name = "gradientflow_cuda_runtime";
 
 // Loads the library, once. Throws Error(system), with advice, if it is absent, cannot be loaded, or has no device.
 [[nodiscard]] const Runtime& runtime();
 
-// Returns why runtime() throws; empty if it does not.
+// Returns the reason why runtime() throws; empty if it does not throw.
 [[nodiscard]] std::string unavailable_reason();
 
-// Tells if the core was built with CUDA: the library is there, even if no device is.
+// Tells if the core was built with CUDA: the library exists, even if there is no device.
 [[nodiscard]] bool is_built();
 
 // Counts the devices that runtime() serves; 0 if it throws.

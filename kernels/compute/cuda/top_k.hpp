@@ -1,7 +1,7 @@
 // Kernels of ../top_k.hpp on a CUDA device: the same calls, the same bits.
 //
-// All memory is the device's, blocks begin at multiples of 4 bytes, and all work is put into the stream. No call waits:
-// results stay in memory of the device, too. Invalid numbers in a call are errors as on the CPU.
+// All memory is the device's, blocks begin at multiples of 4 bytes, and all work is put into the stream. No call waits,
+// because results, too, stay in memory of the device. Invalid numbers in a call are errors as on the CPU.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ void select(const Select& call, Selected* selected, void* scratch, Stream stream
 
 struct Combined {
   std::uint64_t written;  // elements written
-  std::uint64_t bad;      // 1 + the number of the first invalid block, and no gradient is written; 0: none
+  std::uint64_t bad;      // 0: all blocks are valid; otherwise no gradient is written: 1 + the first invalid block
 };
 
 // Writes the CPU's result or error to *combined, on the device. Reads the pointers to the blocks before it returns.

@@ -5,7 +5,7 @@
 namespace gradientflow::compute::cuda {
 namespace {
 
-constexpr std::uint32_t nothing = 0xffffffffU;  // no entries: a NaN that no sum is
+constexpr std::uint32_t nothing = 0xffffffffU;  // mark of an element without entries: a NaN that no sum can be
 
 // Returns the number of parts of a block, each of 2,048 entries, a page, or 2,048 bits.
 std::size_t parts_of(const EntryBlock& block) {

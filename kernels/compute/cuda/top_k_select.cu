@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(threads) correct(Select call, unsigned long lo
 struct Search {
   std::uint32_t bins[bin_count];
   std::uint32_t prefix;       // known upper bits
-  unsigned long long larger;  // number of elements above them
+  unsigned long long larger;  // number of elements above the known upper bits
 };
 
 // State of a selection that is under way, in scratch memory.
@@ -216,8 +216,8 @@ __global__ void decide(SelectionState* state, std::size_t k, std::uint32_t floor
 
 // ---- choice of entries ----------------------------------------------------------------------------------------------
 
-// Numbers of elements that are sent for certain, and of elements equal to the least magnitude, of which the first are
-// sent.
+// Number of elements that are sent for certain, and number of elements equal to the least magnitude, of which only the
+// first are sent.
 struct Counts {
   std::uint32_t certain;
   std::uint32_t equal;

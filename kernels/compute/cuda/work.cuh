@@ -2,7 +2,7 @@
 //
 // A body is the work of a kernel on n neighboring elements: load<n>(i) reads the elements from i on, and
 // finish<n>(elements, i) computes and stores. Between the two, a thread issues further loads, so that it does not wait
-// for memory one access at a time. n is Body::width if body.is_aligned() and all n elements are there, else 1.
+// for each access separately. n is Body::width if body.is_aligned() and all n elements exist, otherwise 1.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Local updates of a worker's own weights, made while it does not wait for the parameter servers (SSD-SGD paper,
+// Local updates that a worker makes to its own weights without waiting for the parameter servers (SSD-SGD paper,
 // section 3.2): GLU, and delay compensation (DC-ASGD-a). Plain SGD is the step of momentum.hpp without momentum.
 #pragma once
 

@@ -9,8 +9,9 @@ namespace gradientflow::compute {
 // direction = gradient * gradient_scale + weight_decay * weight
 // momentum = factor * momentum + inner_rate * direction
 // weight = weight - outer_rate * momentum
-// Inside (as in the paper), the learning rate is inner_rate, and outer_rate is 1; outside (as in PyTorch), it is
-// outer_rate, and inner_rate is 1. Without momentum, inner_rate * direction takes its place in the last line.
+// With the learning rate inside (as in the paper), inner_rate is the learning rate, and outer_rate is 1; with the
+// learning rate outside (as in PyTorch), outer_rate is the learning rate, and inner_rate is 1. Without momentum,
+// inner_rate * direction replaces momentum in the last line.
 struct MomentumStep {
   float* weight;
   void* parameter;
@@ -25,7 +26,7 @@ struct MomentumStep {
   float inner_rate = 1.0F;
   float outer_rate = 1.0F;
   const float* before = nullptr;  // address where the weights are read; nullptr: `weight`
-  Store store = Store::cached;    // target of the weights; streaming needs them at a cache line, and another `before`
+  Store store = Store::cached;  // target of the weights; streaming needs them at a cache line, and a separate `before`
 
   enum : unsigned { weights, momenta, arrays };
   enum : unsigned { plain, with_momentum, variants };

@@ -1,5 +1,5 @@
-// Steps of HPSGD (HPSGD paper, algorithms 2 and 3): a training step on a replica, which adds up gradients, and the end
-// of a round.
+// Steps of HPSGD (HPSGD paper, algorithms 2 and 3): a training step on a replica, which also adds up gradients; and the
+// end of a round.
 #pragma once
 
 #include "step.hpp"

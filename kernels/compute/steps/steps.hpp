@@ -1,4 +1,4 @@
-// Steps of optimizers, and of workers on weights of their own: each is one pass over memory. Their formulas and
+// Steps of optimizers, and of workers on their own weights. Each step is one pass over memory. Their formulas and
 // settings are in the files beside this file, which lists all steps. A new step needs a file and an entry here.
 #pragma once
 

@@ -23,8 +23,8 @@ std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endp
   return make(std::move(endpoint), config, within, "collectives");
 }
 
-// Makes a communicator that is never destroyed in a forked process: the endpoint and the parent's flags must not be
-// touched there, and a lock or condition variable in use at the fork stays in use.
+// Makes a communicator that is never destroyed in a forked process. There, the endpoint and the parent's flags must not
+// be touched, and a lock or condition variable that was in use at the fork stays in use.
 std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
                                                  const Communicator* within, std::string name) {
   std::shared_ptr<Communicator> communicator(new Communicator(std::move(endpoint), config, within, std::move(name)),
@@ -94,8 +94,8 @@ std::shared_ptr<Failure> Communicator::unreported_failure() const {
   return nullptr;
 }
 
-// Adds to a timeout the earlier asynchronous call that failed and whose error no thread here has asked for: peers may
-// know of that failure and make different calls.
+// Adds to a timeout error the earlier asynchronous call that failed, if no thread of this rank was told of its error:
+// peers may know of that failure and make different calls.
 Error Communicator::with_unreported_failure(const Error& error) const {
   if (error.kind() != ErrorKind::timeout) {
     return error;
@@ -246,7 +246,7 @@ bool Communicator::close(bool drain) noexcept {
   return is_first;
 }
 
-// Closes it, but keeps the endpoint for the communicator that replaces it.
+// Closes the communicator, but keeps the endpoint for the communicator that replaces this one.
 bool Communicator::leave(bool drain) noexcept {
   if (forks_ != count_forks()) {
     return false;

@@ -49,16 +49,16 @@ class Communicator {
   [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
   [[nodiscard]] const collective::Group& group() const { return *group_; }
 
-  // Returns the bytes that this rank has sent in messages so far, through this communicator and those made from it
-  // (pools, duplicates, parts); nothing once a call has sent bytes that cannot be counted, through the MPI library's
-  // own collectives or NCCL.
+  // Returns the bytes that this rank has sent in messages so far, through this communicator and all communicators made
+  // from it (pools, duplicates, parts). Returns nothing once a call has sent bytes that cannot be counted, through the
+  // MPI library's own collectives or NCCL.
   [[nodiscard]] std::optional<std::uint64_t> bytes_sent() const { return sent_->total(); }
-  void count_as_sent(std::optional<std::uint64_t> bytes) const { sent_->add(bytes); }  // sent by other means
+  void count_as_sent(std::optional<std::uint64_t> bytes) const { sent_->add(bytes); }  // bytes sent by other code
 
   void check_rank(int rank, const char* what) const;  // throws Error(value) if there is no such rank
   void check_device(int device) const { devices_.check(device); }
   void check_open() const;
-  // True if an error has left the ranks in different states, so that each further call throws it.
+  // True if an error has left the ranks in different states, so that each further call throws this error.
   [[nodiscard]] bool is_broken() const { return turns_.is_broken(); }
   // False if the rank is on this node and its process is known to be dead. Does not ask the endpoint.
   [[nodiscard]] bool is_alive(int rank) const;
@@ -75,11 +75,11 @@ class Communicator {
   // Serves the call in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
-  // Serves the call in the background; or at once, if the ranks are on one node, its cores are short, and the peers
+  // Serves the call in the background; or at once, if all ranks are on one node that is short of cores, and the peers
   // have reached the call.
   std::shared_ptr<Handle> submit(const collective::Call& call, const Release& release);
 
-  // Serves the call on a device in the background, in the communicator's own stream, after all marked work: so a call
+  // Serves the call on a device in the background, in the communicator's own stream, after all marked work. So a call
   // can wait for several streams. The marks must not change until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call, const StreamMarks& after);
 
@@ -90,17 +90,18 @@ class Communicator {
   [[nodiscard]] bool has_cores_for_threads() const;
 
   // Serve prepared calls in turn, in the order of start(). finish() throws the call's error, or Error(timeout) if the
-  // time is over first: then the call continues.
+  // timeout passes first; the call then continues.
   void start(PreparedCall& prepared, const Release& release);
   collective::CallResult finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
-  // Serves a call within such work, as run() does. Reads `times.queued`; sets when the call began and ended.
+  // Serves a call within the work of such a submit(), as run() does. Reads `times.queued`; sets when the call began and
+  // ended.
   collective::CallResult run_within(const collective::Call& call, Times& times);
 
   // Sends a tensor to rank `to`, or receives one from rank `from`. If several threads can use the endpoint at once,
   // neither waits for collective calls or for other sends and receives. Tensors on devices pass through host memory,
-  // and the device is waited for.
+  // and this function waits for the device.
   void send(int to, const void* data, std::size_t count, DType dtype,
             const std::optional<collective::Placement>& placement = {});
   void receive(int from, void* data, std::size_t count, DType dtype,
@@ -110,8 +111,9 @@ class Communicator {
   // Collective.
   std::unique_ptr<transport::Endpoint> split(int color, int key);
 
-  // Returns a communicator of the same ranks with its own progress thread, so that its calls and this one's do not wait
-  // for each other. It is closed with this one, and writes to the same timeline, under `name`. Collective.
+  // Returns a communicator of the same ranks with its own progress thread, so that calls on the two communicators do
+  // not wait for each other. The duplicate is closed with this communicator, and writes to the same timeline, under
+  // `name`. Collective.
   std::shared_ptr<Communicator> duplicate(const std::string& name, transport::MadeFor what);
 
   // Records every call in this rank's own file (see path_of_rank), until stopped or until all communicators that write
@@ -136,14 +138,14 @@ class Communicator {
   // Returns the server of calls on device tensors, for information only; nullptr before the first such call.
   [[nodiscard]] const collective::DeviceGroup* device_group() const { return devices_.made(); }
 
-  // Closes the communicator, and frees all memory and descriptors, but not those used by calls on a device. `drain`:
-  // waits for the asynchronous calls first; otherwise they end with Error(closed). Closing twice is harmless. Not
-  // collective: peers find out when they wait for this rank. Returns true if this call closed it.
+  // Closes the communicator, and frees all memory and descriptors that calls on a device do not use. `drain`: waits for
+  // the asynchronous calls first; otherwise they end with Error(closed). Closing twice is harmless. Not collective:
+  // peers find out when they wait for this rank. Returns true if this call closed it.
   bool close(bool drain) noexcept;
   [[nodiscard]] bool closed() const;
 
-  // Closes this communicator and returns a communicator of its survivors. Collective among these: all of them succeed,
-  // or get the same error: Error(peer) if too few survive (see transport/recovery/verdict.hpp), Error(mismatch) if
+  // Closes this communicator and returns a communicator of its survivors. Collective over the survivors: all succeed,
+  // or all get the same error: Error(peer) if too few survive (see transport/recovery/verdict.hpp), Error(mismatch) if
   // their `min_ranks` differ.
   std::shared_ptr<Communicator> recover(std::optional<int> min_ranks);
   // Throws the errors that recover() throws before it changes anything.
@@ -154,9 +156,9 @@ class Communicator {
   [[nodiscard]] std::unique_ptr<transport::Endpoint> widen(std::span<const std::string> addresses, int first);
 
   // Closes this communicator and returns a communicator of its ranks, followed by the joiners of `widened`, which call
-  // enter() after `invite` has told them. Collective; errors as in recover(). Leaves out dead joiners, and all if setup
-  // fails with them. If a rank has died, or calls recover() because it has heard of a death, joiners are not told, and
-  // only survivors remain.
+  // enter() once `invite` has told them. Collective; errors as in recover(). Leaves out dead joiners, and all joiners
+  // if setup with joiners fails. If a rank has died, or calls recover() because it has heard of a death, no joiner is
+  // told, and the new communicator has only the survivors.
   std::shared_ptr<Communicator> welcome(std::unique_ptr<transport::Endpoint> widened, std::optional<int> min_ranks,
                                         const std::function<void()>& invite);
   // Returns the same communicator on a joiner; the first `former` ranks of `widened` are the old communicator's. Throws

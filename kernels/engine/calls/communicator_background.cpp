@@ -43,7 +43,7 @@ bool Communicator::has_cores_for_threads() const {
   return choice == "thread" || (choice == "auto" && group_->node().cores().size() >= enough);
 }
 
-// Hands the call to the progress thread if a peer is late: it may be waiting for this rank's next call.
+// Hands the call to the progress thread if a peer is late, because that peer may be waiting for this rank's next call.
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const Release& release) {
   if (call.placement || nodes() > 1 || has_cores_for_threads()) {
     return submit(call);
@@ -64,7 +64,7 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const
   });
 }
 
-// Records the end of the stream's work even if the call fails: until then its tensors may be in use.
+// Records the end of the stream's work even if the call fails: until that end the call's tensors may be in use.
 void Communicator::serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,
                                        Served& served) {
   const int device = placement_of(call).device;

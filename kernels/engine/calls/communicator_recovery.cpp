@@ -111,7 +111,7 @@ std::shared_ptr<Communicator> Communicator::welcome(std::unique_ptr<transport::E
                poll_signals_);
 }
 
-// Agrees with the ranks of the closed communicator, whether they recover or admit joiners.
+// Agrees with all ranks of the closed communicator: some of them may call recover(), some welcome().
 Communicator::PendingMembership Communicator::agree_with_all(const std::string& said, std::optional<int> min_ranks) {
   std::vector<int> names(static_cast<std::size_t>(size()));
   std::iota(names.begin(), names.end(), 0);
@@ -138,7 +138,7 @@ Communicator::PendingMembership Communicator::PendingMembership::of_all(std::uni
 }
 
 // Sets up a communicator and agrees that all ranks have done so. Otherwise tries again without ranks that died
-// meanwhile, or without joiners if it cannot be set up with them.
+// meanwhile, or without joiners if setup with joiners fails.
 std::shared_ptr<Communicator> Communicator::renew(PendingMembership renewal, const Config& config,
                                                   const transport::Endpoint::IsAlive& is_alive,
                                                   const std::function<void()>& poll_signals) {

@@ -16,8 +16,8 @@ class DeviceCalls {
  public:
   DeviceCalls(collective::Group& group, Recorder& recorder) : group_(group), recorder_(recorder) {}
 
-  void check(int device) const;  // throws Error(value) if calls have used another device
-  void bind(int device);         // the same, and fixes the device before any call is served
+  void check(int device) const;  // throws Error(value) if earlier calls have used another device
+  void bind(int device);         // checks, and fixes the device before any call is served
 
   // Returns the group that serves the device's calls. Called in turn. Creating it is collective, so all ranks first
   // agree on the call that needs it: peers may be in a call on host memory.
@@ -26,7 +26,7 @@ class DeviceCalls {
   // Returns the same group; nullptr before the first such call.
   [[nodiscard]] const collective::DeviceGroup* made() const;
 
-  // Runs the call, and records when the device does. Called in turn.
+  // Runs the call, and records when the device runs it. Called in turn.
   collective::CallResult run(const collective::Call& call);
 
   // Aborts the calls under way, so that no stream waits for ranks that will not come.

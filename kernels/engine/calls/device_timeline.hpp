@@ -1,7 +1,7 @@
-// Times of calls on a device, for the timeline: the host itself sees only when they were put into a stream.
+// Times of calls on a device, for the timeline: the host itself sees only when the calls were put into a stream.
 //
-// Timing events are recorded around each call. After they have happened, their distance from a first event, whose host
-// time is known, gives their host times to within about ten microseconds.
+// Timing events are recorded around each call. Once an event has happened, its distance from a first event, whose host
+// time is known, gives its host time to within about ten microseconds.
 #pragma once
 
 #include <deque>

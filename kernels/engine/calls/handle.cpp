@@ -140,7 +140,7 @@ void Handle::finish(Served served, std::shared_ptr<Failure> failure) {
   done_.store(true, std::memory_order_release);
   changed_.notify_all();
   for (Watcher* const watcher : watchers_) {
-    const std::lock_guard watching(watcher->mutex);  // so that the watcher either has yet to check or is asleep
+    const std::lock_guard watching(watcher->mutex);  // so that the watcher is either asleep or before its check
     watcher->changed.notify_all();
   }
 }

@@ -66,17 +66,18 @@ class Handle {
   static std::optional<std::size_t> any_done_by(std::span<Handle* const> handles,
                                                 std::optional<Times::Clock::time_point> deadline);
 
-  // Returns the call's error, if it failed and no caller has been told. mark_reported() marks it as told.
+  // Returns the call's error, if the call failed and no caller has been told. mark_reported() notes that a caller has
+  // been told.
   [[nodiscard]] std::optional<std::string> unreported_error() const;
   void mark_reported() const;
 
-  // Follow up `wait` for device tensors, on which the call may still be running: `order` lets later work of the stream
-  // see the result; `synchronize` waits for it. Both throw errors of the device so far.
+  // For calls on device tensors, which may still be running on the device after `wait`: `order` lets later work of the
+  // stream see the result; `synchronize` waits for the result. Both throw errors that the device has had so far.
   [[nodiscard]] bool ends_on_device() const;
   void order(compute::cuda::Stream stream) const;
   void synchronize() const;
 
-  // True if the call has ended, on the device too: it no longer reads or writes the tensors.
+  // True if the call has ended on the device too, and no longer reads or writes the tensors.
   [[nodiscard]] bool device_done() const;
 
   // Return the outcome and the times of a call that has ended.

@@ -2,8 +2,9 @@
 // persistent collectives of MPI 4. It is served in turn with all other calls of its communicator, in the order of their
 // start; peers may make the same call without preparing it.
 //
-// start() begins a small call inside a node: peers then need nothing more of this rank. The call keeps the turn until
-// wait(), or the first thread that waits for the turn, finishes it. Other calls go to the progress thread.
+// For a small call inside a node, start() itself begins the call: peers then need nothing more of this rank. The call
+// keeps the turn until wait(), or the first thread that waits for the turn, finishes the call. Other calls go to the
+// progress thread.
 #pragma once
 
 #include <memory>
@@ -24,12 +25,13 @@ class PreparedCall {
   ~PreparedCall();  // waits for the call, if it is under way
 
   // Start the call and wait for it, in one thread at a time. The tensors must not be used in between. start() throws
-  // Error(value) if the call is under way, wait() if not; both also throw as Communicator::submit and Handle::wait do.
-  // After any error of wait() except its own timeout the call is no longer under way.
+  // Error(value) if the call is under way; wait() throws it if no call is under way. They also throw as
+  // Communicator::submit and Handle::wait do. After any error of wait() except its own timeout the call is no longer
+  // under way.
   void start(const Communicator::Release& release = {});
   void wait(std::optional<double> timeout = {}, const Communicator::Release& release = {});
   [[nodiscard]] bool under_way() const { return under_way_; }
-  // True if wait() would return at once: nothing is under way, or it has ended.
+  // True if wait() would return at once: no call is under way, or the call has ended.
   [[nodiscard]] bool done();
 
   // Returns the outcome of the last call that was waited for.

@@ -1,6 +1,5 @@
-// Checked requests: a request from an interface of the library (Python, C) is checked here, and nowhere else, and
-// becomes a Call. An interface converts its caller's values, and checks only errors that are possible in that interface
-// alone.
+// Checked requests: a request from an interface of the library (Python, C) becomes a Call here, and only here it is
+// checked. An interface converts its caller's values, and checks only for errors that no other interface can have.
 #pragma once
 
 #include <cstddef>
@@ -38,14 +37,14 @@ struct Request {
   std::vector<std::size_t> counts = {};  // allgatherv: by rank
   std::optional<Label> label = {};
   Array input = {};   // input as in collective::Call; ignored if the rank has none
-  Array output = {};  // output as there; in broadcast, the input too
+  Array output = {};  // output as in collective::Call; in broadcast, the input too
 };
 
 // Throws Error(value) if no memory can hold `count` elements of `element` bytes.
 void check_fits(std::size_t count, std::size_t element);
 
-// Returns the checked call; on host memory its path is chosen. Throws Error(value) or Error(type) if it cannot be
-// served.
+// Returns the checked call; for host memory its path is chosen too. Throws Error(value) or Error(type) if the call
+// cannot be served.
 [[nodiscard]] collective::Call make_call(const Communicator& communicator, const Request& request);
 
 }  // namespace gradientflow::engine

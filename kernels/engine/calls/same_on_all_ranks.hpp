@@ -1,4 +1,4 @@
-// Check, before anything else, that all ranks make the same object.
+// Check that all ranks make the same object, done before any other step.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Count of the bytes that this rank has sent in messages, through a communicator and those made from it.
+// Count of the bytes that this rank has sent in messages, through a communicator and all communicators made from it.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ class SentBytes {
   // `within`: the count of the communicator that this one is made from, if any.
   explicit SentBytes(std::shared_ptr<SentBytes> within = nullptr) : within_(std::move(within)) {}
 
-  // Adds the bytes of a call; nothing: unknown, and so is the total from then on. From any thread.
+  // Adds the bytes of a call. If they are unknown (no value), the total is unknown from then on. From any thread.
   void add(std::optional<std::uint64_t> bytes) noexcept {
     if (bytes) {
       bytes_.fetch_add(*bytes, std::memory_order_relaxed);

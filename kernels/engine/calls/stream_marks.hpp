@@ -1,4 +1,5 @@
-// Marks in streams of a device: each stream has one reused event, recorded after the work that it then holds.
+// Marks in streams of a device: each stream has one reused event, recorded after the work that the stream holds at that
+// time.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,10 @@
 // Turns: serve the calls of a communicator, from any thread, one at a time in the order in which they were made.
 //
 // Every call draws a ticket. A blocking call waits for its turn and runs in the caller's thread. An asynchronous call
-// runs in the progress thread, or in the caller's thread if it need not wait there. The progress thread starts with the
-// first such call and sleeps while it has no work. A blocking call takes no lock if no other call waits before or after
-// it. An error that leaves the ranks in different states (a dead peer, a timeout, MPI) breaks the communicator: every
-// later call throws, on this rank and, as soon as they wait for it, on its peers.
+// runs in the progress thread, or in the caller's thread if the call need not wait there. The progress thread starts
+// with the first such call and sleeps while it has no work. A blocking call takes no lock if no other call waits before
+// or after it. An error that leaves the ranks in different states (a dead peer, a timeout, MPI) breaks the
+// communicator: every later call throws, on this rank and, as soon as they wait for this rank, on its peers.
 #pragma once
 
 #include <atomic>
@@ -48,22 +48,22 @@ class Turns {
   template <class Work>
   auto run(Work work, const Release& release = {});
 
-  // Runs `work` at once, beside the call that has the turn: only closing waits for it.
+  // Runs `work` at once, beside the call that has the turn. Only closing waits for `work`.
   template <class Work>
   void run_concurrently(Work work);
 
   // Runs `work` in turn, in the progress thread. Its output is kept even if it throws.
   std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
 
-  // Runs `work` in turn; in this thread if its turn is now and `may_run()` then returns true.
+  // Runs `work` in turn; in this thread if its turn has come and `may_run()` returns true.
   std::shared_ptr<Handle> run_or_enqueue(const std::function<void(Served&)>& work,
                                          const std::function<bool()>& may_run);
 
-  // Begins the call if it is next in turn; returns true if it was. It keeps the turn until finish(), or the first
-  // thread that waits for the turn, finishes it.
+  // Begins the call if it is next in turn, and then returns true. The call keeps the turn until finish(), or the first
+  // thread that waits for the turn, finishes the call.
   bool begin(PreparedCall& prepared);
   // Returns the outcome of a call that was begun, or was enqueued with its handle. Throws the call's error, or
-  // Error(timeout) if the time is over first: then the call continues.
+  // Error(timeout) if the timeout passes first; the call then continues.
   collective::CallResult finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
@@ -71,16 +71,16 @@ class Turns {
   [[nodiscard]] std::shared_ptr<Failure> unreported_failure() const;
 
   // Runs the caller's signal handlers, in the middle of a call that has the turn. A handler can wait neither for that
-  // call nor for a later one: each call that it makes throws Error(value).
+  // call nor for a later call: each call that a handler makes throws Error(value).
   template <class Handlers>
   void poll(const Handlers& handlers) const;
   [[nodiscard]] bool is_polling_here() const;
 
-  // Lets nothing more begin, because of an error, and tells the peers.
+  // Lets no further call begin, because of an error, and tells the peers.
   void break_off(const Error& error);
 
-  // Lets nothing more begin, and returns when nothing is under way. `drain`: serves waiting calls first; otherwise they
-  // end with Error(closed). Returns true if this call closed it, false if it was already closed.
+  // Lets no further call begin, and returns when no call is under way. `drain`: serves waiting calls first; otherwise
+  // they end with Error(closed). Returns false if the turns were already closed.
   bool close(bool drain);
 
  private:
@@ -188,7 +188,7 @@ void Turns::poll(const Handlers& handlers) const {
   handlers();
 }
 
-// Waits until `reached()`; meanwhile finishes the open prepared call, if any, as it has the turn.
+// Waits until `reached()`. Meanwhile finishes the open prepared call, if any, since that call has the turn.
 template <class Reached>
 void Turns::wait_for(std::unique_lock<std::mutex>& lock, Reached reached) {
   while (!reached()) {

@@ -42,7 +42,7 @@ bool Turns::take(PreparedCall& prepared) {
   return open_.compare_exchange_strong(open, nullptr);
 }
 
-// Finishes the open prepared call. Returns false if there is none: its own thread may have finished it.
+// Finishes the open prepared call. Returns false if no call is open: the thread that started it may have finished it.
 bool Turns::finish_open(std::unique_lock<std::mutex>& lock) {
   PreparedCall* const prepared = open_.exchange(nullptr);
   if (prepared == nullptr) {

@@ -1,7 +1,7 @@
 // Memory for the blocks of all ranks.
 //
 // Inside a node blocks are in memory that its ranks share. It has two sides, used by iterations in turn: a rank writes
-// its next blocks while peers still read its last ones, and returns to a side only after a barrier of all ranks.
+// its next blocks while peers still read its last blocks, and returns to a side only after a barrier of all ranks.
 // Otherwise blocks are exchanged by allgathers.
 #pragma once
 
@@ -22,7 +22,7 @@ class BlockMemory {
   // `bytes`: room for each rank. `algorithm`: for allgathers, if any. Collective.
   BlockMemory(Communicator& communicator, transport::Algorithm algorithm, std::size_t bytes);
 
-  // Changes the room to `bytes`. If it exceeds the shared memory, allgathers are used until `grow`.
+  // Changes the room to `bytes`. If the room exceeds the shared memory, allgathers are used until `grow`.
   void resize(std::size_t bytes);
   [[nodiscard]] bool must_grow() const { return shares_ && bytes_ > capacity_; }
   void grow();  // collective

@@ -40,7 +40,8 @@ void SparsePool::learn_own_norms(Deadline deadline) {
   learned_ = true;
 }
 
-// Finds the tensor whose gradient is not finite: in the gradients if they are still there, otherwise in the residuals.
+// Finds the tensor whose gradient is not finite. Looks in the gradients if they are still in memory, otherwise in the
+// residuals.
 void SparsePool::find_nonfinite_tensor(std::size_t chunk) {
   const Span span = layout_.span_of(chunk);
   const auto [first, last] = layout_.tensors_of(chunk);
@@ -98,7 +99,7 @@ void SparsePool::give_up(Stream stream) noexcept {
   }
   try {
     work_->finish({});
-  } catch (const Error&) {  // same; and nothing can be done with a device that has failed
+  } catch (const Error&) {  // the same; a device that has failed cannot be used
   }
 }
 
@@ -112,7 +113,7 @@ void SparsePool::decide() {
     norms[chunk] = static_cast<double>(communicator_->size()) * work_->norm(chunk);
   }
   message_->read_extra(extra_);
-  if (!message_->has_same_loss_scales()) {  // first: another scale may make gradients nonfinite
+  if (!message_->has_same_loss_scales()) {  // tested first: a different scale may make gradients nonfinite
     failure_ = different_loss_scales();
   } else if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
     drop();

@@ -14,11 +14,12 @@ class ChunkLayout {
  public:
   using Span = Update::Span;
 
-  // Returns the offsets of tensors as in a GradientPool, without the padding after the last one: it would count as part
-  // of a chunk, or as a chunk.
+  // Returns the offsets of tensors as in a GradientPool, without the padding after the last tensor, which would count
+  // as part of a chunk, or as a chunk.
   [[nodiscard]] static std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& counts, DType dtype);
 
-  // `offsets`: the same, in elements. `chunk_size`: in elements; no chunk is larger than all elements.
+  // `offsets`: the result of offsets_of(), in elements. `chunk_size`: elements of a chunk; a chunk has at most all
+  // elements.
   ChunkLayout(std::vector<std::size_t> offsets, std::size_t chunk_size);
 
   [[nodiscard]] std::size_t chunks() const { return (offsets_.back() + chunk_size_ - 1) / chunk_size_; }

@@ -12,8 +12,8 @@ namespace {
 
 namespace cuda = compute::cuda;
 
-// Returns memory enough for any work on the chunks. Each chunk may need its own list, or two: gathering and updating
-// residuals use different lists.
+// Returns memory enough for any work on the chunks. Each chunk may need its own list, or two lists: gathering and
+// updating residuals use different lists.
 std::size_t list_bytes(std::size_t chunks) {
   return std::max({CallLists::bytes_for<compute::UpdateResidual>(chunks, 2 * chunks),
                    CallLists::bytes_for<compute::Gather>(chunks, 2 * chunks),

@@ -1,5 +1,5 @@
 // Layers in memory of a CUDA device: entries are selected and combined there, by the twins of the kernels, in a
-// separate stream. Little except blocks passes between the device and the host; but the residuals of dense layers are
+// separate stream. Little except blocks passes between the device and the host. But the residuals of dense layers are
 // added on the host.
 //
 // One thread at a time works on layers, and waits for its work; other threads may call note_ready() meanwhile.

@@ -6,7 +6,7 @@ namespace gradientflow::engine {
 namespace {
 
 constexpr std::size_t share = 16;                    // divisor of a pool's bytes
-constexpr std::size_t most_between_nodes = 4 * mib;  // largest range: a longer one only begins later
+constexpr std::size_t most_between_nodes = 4 * mib;  // largest range: a longer range would only begin later
 
 }  // namespace
 

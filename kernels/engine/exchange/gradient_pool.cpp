@@ -48,7 +48,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   }
 }
 
-// Puts the extra numbers, which are ready last and few, into the last range: a range of their own would cost a call.
+// Puts the extra numbers, which are few and ready last, into the last range: a separate range would cost a call.
 void GradientPool::lay_out_ranges() {
   std::vector<std::size_t> sizes;
   for (std::size_t i = 0; i < std::min(active_, tensors_); ++i) {
@@ -151,7 +151,7 @@ void GradientPool::write_extra() {
   compute::cast(place, dtype_, rounded.data(), DType::float32, rounded.size(), 1.0F);
 }
 
-// Copies their means back.
+// Copies the means of the extra numbers back.
 void GradientPool::read_extra() {
   const std::byte* const place = extra_pool_ != nullptr ? extra_pool_->data() : data() + offsets_[tensors_];
   if (extra_pool_ != nullptr || dtype_ == DType::float64) {
@@ -182,7 +182,7 @@ void GradientPool::record_ready(std::size_t tensor, Clock::time_point now, Strea
     return;
   }
   const std::string what = "tensor " + std::to_string(tensor) + " ready";
-  const bool has_place = tensor + 1 < offsets_.size();  // extra numbers have none
+  const bool has_place = tensor + 1 < offsets_.size();  // extra numbers have no place
   timeline->instant(timeline->thread_track(), what, now,
                     has_place ? "\"bytes\": " + std::to_string(offsets_[tensor + 1] - offsets_[tensor]) : "");
   if (const auto on_device = options_.device ? communicator_->recorder().device_timeline(*options_.device) : nullptr) {
@@ -265,7 +265,7 @@ void GradientPool::start_due_ranges() {
   }
 }
 
-// Reduces in a thread that called `ready`, unless another thread does so already.
+// Reduces in a thread that called `ready`, unless another thread already reduces.
 void GradientPool::help_reduce() {
   if (slices_ != nullptr) {
     reduce_own_slices(std::unique_lock(reducing_, std::try_to_lock));
@@ -346,7 +346,7 @@ void GradientPool::finish_ranges(Deadline deadline, Stream stream) {
 }
 
 // Reduces the remaining slices once all ranges are due on all ranks. Runs in the progress thread, so that this rank may
-// wait for this pool while another rank waits for something else.
+// wait for this pool while another rank waits for another call.
 void GradientPool::finish_slices(collective::Group& group) {
   collective::Call meet = make_call(*communicator_, {.kind = transport::CallKind::barrier});
   meet.signature.detail = transport::pool_detail(0);

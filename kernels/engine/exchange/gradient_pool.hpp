@@ -7,7 +7,7 @@
 // the order in which tensors become ready, and without communication about it. Due ranges are reduced by a progress
 // thread; or, inside a node without spare cores, by the threads that call `ready` and `wait`, see
 // collective::PooledSlices. On a device, ranges are reduced in the pool's own stream, behind the work that was in the
-// streams of their tensors when these became ready; the host does not wait for the device.
+// streams of their tensors when the tensors became ready; the host does not wait for the device.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ class GradientPool final : public Pool {
 
   // `counts`: elements of each tensor, in the order in which they lie in memory; every tensor starts at a multiple of
   // 64 bytes, and the padding between tensors is reduced too, as zeros. The pool has a duplicate of `communicator`, and
-  // is closed with `communicator`. Collective. Throws Error(type) unless `dtype` is a floating one.
+  // is closed with `communicator`. Collective. Throws Error(type) unless `dtype` is a floating-point dtype.
   GradientPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
   GradientPool(const GradientPool&) = delete;
   GradientPool& operator=(const GradientPool&) = delete;
@@ -50,10 +50,11 @@ class GradientPool final : public Pool {
     return offsets_[range.end] - offsets_[range.begin];
   }
 
-  // Limits the next iterations to the first `tensors` tensors; the same number on all ranks. Between iterations.
+  // Limits the next iterations to the first `tensors` tensors; the same number on all ranks. Call it between
+  // iterations.
   void limit(std::size_t tensors);
 
-  // From the next iteration on, ranges have another threshold and wire; the same on all ranks. Between
+  // Sets the threshold and wire of ranges from the next iteration on; the same on all ranks. Call it between
   // iterations; the contents of the tensors stay. Throws Error(value) once a tensor is ready.
   void regroup(std::optional<std::size_t> fusion_threshold, std::optional<Wire> wire);
 
@@ -65,11 +66,11 @@ class GradientPool final : public Pool {
   // Waits until every tensor is replaced by its mean over the ranks, and starts the next iteration. Tensors that are
   // not ready count as zeros; if no tensor is ready on any rank, throws Error(value) on all ranks, and the means are
   // zeros. If the timeout (seconds) passes first, throws Error(timeout); the iteration continues and can be waited for
-  // again. On a device: later work of the stream sees the means.
+  // again. On a device, later work of the stream sees the means.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
   using Pool::wait_until;  // same as `wait`; throws TimeOver
 
-  // Submits a call behind the due ranges to the progress thread; returns nullptr if there is none.
+  // Submits a call behind the due ranges to the progress thread; returns nullptr if there is no progress thread.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
   // Returns the input of a step: all gradients. Throws Error(value) unless they are averaged.
@@ -97,7 +98,7 @@ class GradientPool final : public Pool {
   [[nodiscard]] collective::Call call_for(std::size_t range, Stream stream = nullptr) const;
 
   void record_ready(std::size_t tensor, Clock::time_point now, Stream stream) const;
-  void mark(std::size_t tensor, Clock::time_point now, Stream stream);  // mutex_ held, as for the next two
+  void mark(std::size_t tensor, Clock::time_point now, Stream stream);  // mutex_ held, as for the next two functions
   void mark_in_range(std::size_t tensor, Clock::time_point now, Stream stream);
   void start_due_ranges();
   void help_reduce();
@@ -131,7 +132,7 @@ class GradientPool final : public Pool {
   std::vector<std::size_t> left_;                   // tensors not ready, for each range
   std::vector<Clock::time_point> complete_;         // time at which each range became complete
   std::size_t due_ = 0;                             // number of due ranges
-  std::vector<std::shared_ptr<Handle>> under_way_;  // handle of each queued range; or one for the end of all
+  std::vector<std::shared_ptr<Handle>> under_way_;  // handles of queued ranges, or one for the end of all
   bool all_idle_ = false;                           // no tensor was ready on any rank
 };
 

@@ -20,8 +20,8 @@ void add(float* to, const float* numbers, std::size_t count) {
   compute::reduce(targets, sources, count, {.dtype = DType::float32, .op = ReduceOp::sum});
 }
 
-// Returns the largest magnitude of a gradient that is float16 or is sent as float16. For a dense layer it leaves room
-// for the rounding of partial means as they pass through hundreds of ranks.
+// Returns the largest magnitude of a gradient that is float16 or is sent as float16. For a dense layer this limit
+// leaves room for the rounding of partial means as they pass through hundreds of ranks.
 float limit_of(const LayerJob& job) {
   constexpr float largest_averaged = 61440.0F;
   if (job.layer.dense && (job.dtype == DType::float16 || job.layer.block.values == DType::float16)) {

@@ -1,5 +1,5 @@
-// Work of a top-k pool on the elements of a layer: with the same bits on the host and on a CUDA device. Blocks are in
-// memory of the host.
+// Work of a top-k pool on the elements of a layer. Results have the same bits on the host and on a CUDA device. Blocks
+// are in memory of the host.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Selection {
   float scale = 1.0F;     // factor of gradients: 1 / loss scale
   float momentum = 0.0F;  // momentum of velocities, if there are any
   bool masking = true;
-  double clip = 0.0;  // largest norm of a layer's gradient; 0: any
+  double clip = 0.0;  // largest norm of a layer's gradient; 0: no limit
 };
 
 struct LayerJob {
@@ -41,8 +41,8 @@ struct LayerResult {
   bool keeps;  // true if next_residual has a residual; otherwise there is none
 };
 
-// Work on the host. The twin for devices overrides the functions that touch elements; their work is done when they
-// return.
+// Work on the host. The derived class for devices overrides the functions that touch elements. The work of a function
+// is done when the function returns.
 class LayerWork {
  public:
   using Stream = compute::cuda::Stream;
@@ -54,24 +54,24 @@ class LayerWork {
   LayerWork& operator=(const LayerWork&) = delete;
   virtual ~LayerWork() = default;
 
-  // Selects the entries of a layer to be sent. For a dense layer, adds the residual to the gradient instead: all of it
-  // is sent, except the parts that are lost in rounding to 16 bits or exceed float16.
+  // Selects the entries of a layer to be sent. For a dense layer, adds the residual to the gradient instead: the whole
+  // sum is sent, except the parts that are lost in rounding to 16 bits or exceed float16.
   [[nodiscard]] LayerResult select_from(const LayerJob& job, const Selection& how);
 
   // Forward to the functions of compute.
   virtual std::size_t combine(const compute::Combine& call);
   [[nodiscard]] virtual std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count);
 
-  // Notes that a tensor of the layer, perhaps its last one, is ready in this stream. From any thread, one at a time for
-  // each layer.
+  // Notes that a tensor of the layer, perhaps its last tensor, is ready in this stream. From any thread; for each
+  // layer, one thread at a time.
   virtual void note_ready(std::size_t /*layer*/, bool /*is_last*/, Stream /*stream*/) {}
   // Waits until the layer is ready, as noted since the last forget().
   virtual void wait_for(std::size_t /*layer*/) {}
   virtual void forget() {}
-  // Returns how many seconds ago each layer became ready; empty if the host knows.
+  // Returns how many seconds ago each layer became ready; empty on the host, which knows the times itself.
   [[nodiscard]] virtual std::vector<double> seconds_since_ready() { return {}; }
 
-  // Return the stream for calls on dense layers; wait for it.
+  // stream() returns the stream for calls on dense layers; finish() waits for that stream.
   [[nodiscard]] virtual Stream stream() const { return nullptr; }
   virtual void finish() {}
 

@@ -1,5 +1,5 @@
 // Message in which the ranks of a sparse pool sum numbers at the end of an iteration: the norms of unsent chunks, and
-// the extra numbers. Settings travel with their squares: the sums show whether all ranks have the same.
+// the extra numbers. Settings travel with their squares: the sums show whether all ranks have the same settings.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class NormsMessage {
  public:
   // Settings that a rank sends beside norms and extra numbers.
   struct Own {
-    std::optional<std::size_t> next;  // number of chunks it wants to send next; a rank without a wish follows its peers
+    std::optional<std::size_t> next;  // number of chunks to send next that this rank wants; none: it follows its peers
     bool idle;                        // true if none of its tensors is ready
     double loss_scale;
   };
@@ -34,7 +34,7 @@ class NormsMessage {
   // Received numbers, the same on all ranks.
   [[nodiscard]] std::span<const double> norms() const { return {numbers_.data(), chunks_}; }
   [[nodiscard]] bool has_same_loss_scales() const;
-  [[nodiscard]] std::optional<std::size_t> next() const;  // wish of the ranks, if any has one
+  [[nodiscard]] std::optional<std::size_t> next() const;  // wish of the ranks, if any rank has a wish
   [[nodiscard]] bool has_same_next() const;
   [[nodiscard]] bool all_idle() const { return trailer()[active_ranks] == 0.0; }
   void read_extra(std::span<double> means) const;

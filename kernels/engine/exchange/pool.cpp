@@ -87,7 +87,7 @@ void Pool::wait_until(Deadline deadline, Stream stream, const std::function<void
   } else {
     one_at_a_time.lock();
   }
-  if (iteration() != awaited) {  // another thread has ended it meanwhile
+  if (iteration() != awaited) {  // another thread has ended the iteration meanwhile
     return;
   }
   if (!one_at_a_time.owns_lock()) {

@@ -1,12 +1,12 @@
 // Common base of all gradient pools: the memory of the tensors, and the states of an iteration.
 //
 // An iteration begins with the first ready tensor. `wait` or `rollback` finishes it, in four steps, and begins the next
-// one: remaining tensors are completed; the rest is exchanged; the pool decides on the result; everything is reset. If
-// the timeout of a `wait` passes, the iteration stays in the second step, and the next call continues there. Each kind
-// of pool defines the steps, and the effect of `ready`; errors of an iteration are thrown once it has ended.
+// iteration: remaining tensors are completed; the rest is exchanged; the pool decides on the result; the state is
+// reset. If the timeout of a `wait` passes, the iteration stays in the second step, and the next call continues there.
+// Each kind of pool defines the steps, and the effect of `ready`; errors of an iteration are thrown once it has ended.
 //
-// Until the next one begins, a finished iteration can be rolled back; and an iteration that has failed on this rank,
-// though its peers have finished it, can be committed.
+// Until the next iteration begins, a finished iteration can be rolled back. An iteration that has failed on this rank,
+// although its peers have finished it, can be committed.
 #pragma once
 
 #include <atomic>
@@ -74,13 +74,13 @@ class Pool {
   // Zeroes the gradients, between iterations: the last iteration can then be neither committed nor rolled back.
   void zero(Stream stream = nullptr);
 
-  // Rolls back the iteration under way, which this rank ends without its result: its peers get zeros for tensors not
-  // ready. If none is under way, rolls back the last finished one, unless it was zeroed or committed since. Residuals
-  // are as before it; there are no means.
+  // Rolls back the iteration under way: this rank ends it without a result, and peers get zeros for tensors not ready.
+  // If no iteration is under way, rolls back the last finished one, unless it was zeroed or committed since. Residuals
+  // are then as before that iteration; there are no means.
   virtual void rollback(Stream stream = nullptr);
 
-  // Commits the last iteration, which has failed on this rank but which its peers have finished: so their means have
-  // all that this rank had to send. Throws Error(value) if the last iteration has not failed.
+  // Commits the last iteration, which has failed on this rank but which its peers have finished, so that their means
+  // include all data that this rank had to send. Throws Error(value) if the last iteration has not failed.
   void commit();
 
   // True if the last iteration has failed on this rank, and was neither committed nor rolled back.
@@ -90,12 +90,12 @@ class Pool {
   [[nodiscard]] std::vector<Report> reports() const { return locked(reports_); }
   [[nodiscard]] std::uint64_t iteration() const { return locked(iteration_); }  // number of finished iterations
 
-  // Returns the number of the means in the pool; no_means once a tensor is ready, or after an iteration that failed or
-  // was rolled back. A dropped iteration has means, which are zeros.
+  // Returns the number that identifies the means in the pool; no_means once a tensor is ready, or after an iteration
+  // that failed or was rolled back. A dropped iteration has means, which are zeros.
   [[nodiscard]] Means means() const;
   void take_over_means(const Pool& other);  // call it after copying the tensors here
 
-  // Ends the pool; the memory stays as long as the segment is held. Closing twice is harmless.
+  // Closes the pool; the memory stays as long as the segment is held. Closing twice is harmless.
   virtual void close(bool drain) noexcept;
   [[nodiscard]] bool closed() const { return closed_ || communicator_->closed(); }
 
@@ -108,7 +108,7 @@ class Pool {
   virtual ~Pool() = default;
 
   // Waits for the end of the iteration, at most `timeout` seconds. On a broken communicator the iteration ends with its
-  // error. `prepare` is called by the thread that ends it, before the steps below.
+  // error. The thread that ends the iteration calls `prepare` before the steps below.
   void wait_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare = {});
   void wait_until(Deadline deadline, Stream stream, const std::function<void()>& prepare = {});  // throws TimeOver
 
@@ -120,7 +120,7 @@ class Pool {
 
   void check_open() const;
   void check_between_iterations(const char* what) const;
-  void check_none_ready(const char* what) const;  // same; mutex_ held
+  void check_none_ready(const char* what) const;  // the same; mutex_ held
   void check_can_end() const;                     // lets an iteration end on a broken communicator
   void check_begun(bool begun) const;             // throws the error of the communicator if a call could not begin
   void check_same(const std::string& things, const std::string& description) const;
@@ -131,13 +131,13 @@ class Pool {
   // Completes the iteration's tensors: zeroes those not ready, and marks them as ready. If the iteration is given up,
   // incomplete data need not be sent. This and the next steps of the end run in one thread at a time.
   virtual void complete_remaining(Stream stream) = 0;
-  // Waits until everything is exchanged. Throws TimeOver, and then is called again.
+  // Waits until everything is exchanged. Throws TimeOver; the caller then calls this step again.
   virtual void exchange(Deadline deadline, Stream stream) = 0;
   // Makes the result, or discards it if the exchange has failed.
   virtual void conclude(Stream stream) = 0;
   virtual void start_next_iteration();
-  // Resets the state of an iteration, with mutex_ held, while failure_ and fate_ are still the ended iteration's, and
-  // last_ is already its fate.
+  // Resets the state of an iteration, with mutex_ held. At this time failure_ and fate_ still belong to the ended
+  // iteration, and last_ is already its fate.
   virtual void reset() = 0;
   virtual void commit_residuals() {}  // keeps the residuals of an iteration that failed here and ended elsewhere
 
@@ -172,13 +172,13 @@ class Pool {
   std::unique_ptr<PoolMemory> memory_;
 
   std::timed_mutex waiting_;      // held by the thread that waits
-  std::optional<Error> failure_;  // error of this iteration; the waiting thread's
-  Fate fate_ = Fate::open;        // same; dropped and given_up as soon as that is known
+  std::optional<Error> failure_;  // error of this iteration; only for the waiting thread
+  Fate fate_ = Fate::open;        // fate of this iteration; likewise; dropped and given_up as soon as known
 
   mutable std::mutex mutex_;
   ReadyTensors ready_;
   bool finishing_ = false;         // true once this iteration is waited for
-  std::atomic<bool> idle_{false};  // no tensor was ready before that
+  std::atomic<bool> idle_{false};  // no tensor was ready before the wait
   std::vector<Report> current_;    // reports of this iteration
 
   // Results of the last iteration.

@@ -43,7 +43,7 @@ void ResidualPool::rollback(Stream stream) {
   if (ready_count() > 0) {
     try {
       give_up(stream);
-    } catch (const Error& error) {  // these errors are for ranks that have not given the iteration up
+    } catch (const Error& error) {  // these errors concern only ranks that have not given the iteration up
       if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
         throw;
       }

@@ -1,5 +1,5 @@
-// Common base of pools with residuals: an iteration in which a gradient is not finite is dropped, and leaves residuals
-// as they were.
+// Common base of pools with residuals. An iteration in which a gradient is not finite is dropped, and leaves residuals
+// unchanged.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 namespace gradientflow::engine {
 
 struct NonfiniteTensorRange {  // place of the first nonfinite gradient found: a tensor from `first` to `last`
-  int rank;                    // -1: every rank's gradient was finite, but not the mean
+  int rank;                    // -1: every rank's gradient was finite, but the mean was not
   std::size_t first;
   std::size_t last;
 };
@@ -39,12 +39,12 @@ class ResidualPool : public Pool {
 
   // Describe the last finished iteration.
   [[nodiscard]] bool dropped() const { return locked(last_) == Fate::dropped; }  // a gradient was not finite
-  // Returns the place of that gradient; a SparsePool knows it only if it threw.
+  // Returns the place of the gradient that was not finite; a SparsePool knows the place only if it threw.
   [[nodiscard]] std::optional<NonfiniteTensorRange> nonfinite() const { return locked(nonfinite_); }
   // Returns the time to select, gather and scatter the sent data.
   [[nodiscard]] double selection_seconds() const { return locked(selection_seconds_); }
 
-  // Sets whether iterations with nonfinite gradients are dropped, instead of an error. The same on all ranks.
+  // Sets if iterations with nonfinite gradients are dropped instead of an error. The same on all ranks.
   void set_skip_nonfinite(bool skip) { skip_nonfinite_ = skip; }
   [[nodiscard]] bool skip_nonfinite() const { return skip_nonfinite_; }
 
@@ -64,8 +64,8 @@ class ResidualPool : public Pool {
   ResidualPool(const std::string& name, DType dtype, const std::vector<std::size_t>& offsets, std::size_t extra,
                bool skip_nonfinite);
 
-  // Marks tensors, with mutex_ held, and then processes everything that they complete; the end of the iteration waits
-  // for that.
+  // Marks tensors, with mutex_ held, and then processes everything that these tensors complete. The end of the
+  // iteration waits for this processing.
   template <class Mark, class Process>
   void work_on(Mark mark, Process process) {
     check_open();
@@ -77,11 +77,11 @@ class ResidualPool : public Pool {
     const Workers::Leave leave(workers_);
     process();
   }
-  // Waits for that work, at the beginning of the end; mutex_ is held from then on.
+  // Waits for the processing above, when the end of the iteration begins; mutex_ is held from then on.
   [[nodiscard]] std::unique_lock<std::mutex> stop_work();
 
   void conclude(Stream stream) final;
-  // Decides whether the iteration is kept, fails or is dropped: every rank alike, from the same numbers.
+  // Decides if the iteration is kept, fails or is dropped. Every rank decides alike, from the same numbers.
   virtual void decide() = 0;
   virtual void drop_gradients(Stream stream);
   // Remember the state beside the gradients, before `decide` changes it; return to that state.
@@ -100,8 +100,8 @@ class ResidualPool : public Pool {
   [[nodiscard]] NonfiniteTensors nonfinite_tensors() const;  // mutex_ held, or at the end
   [[nodiscard]] static std::optional<NonfiniteTensorRange> first_place(std::span<const NonfiniteTensors> of_ranks);
   [[nodiscard]] static Error nonfinite_error(const NonfiniteTensorRange& place);
-  // Notes a gradient of this rank in `part` of the elements, which belongs to the tensors `first` to `last`, that is
-  // not finite. `count(begin, end)` counts such elements, to find the tensor.
+  // Notes that a gradient of this rank is not finite in `part` of the elements, which belongs to the tensors `first` to
+  // `last`. `count(begin, end)` counts nonfinite elements, to find the tensor.
   template <class Count>
   void note_nonfinite(Update::Span part, std::size_t first, std::size_t last, Count count);
 
@@ -124,7 +124,7 @@ class ResidualPool : public Pool {
   float scale_ = 1.0F;  // factor of gradients: 1 / loss scale
   VersionedArray residual_;
 
-  std::optional<NonfiniteTensorRange> found_nonfinite_;  // this rank's; at the end all ranks'
+  std::optional<NonfiniteTensorRange> found_nonfinite_;  // nonfinite place on this rank; at the end, over all ranks
   std::atomic<std::int64_t> selection_time_{0};          // nanoseconds
   // NOLINTEND(cppcoreguidelines-non-private-member-variables-in-classes)
 

@@ -8,12 +8,12 @@
 // the memory holds exactly the gradient that the update uses, the same on all ranks. Then all ranks choose the next
 // important chunks: those with the largest L1 norms, summed over the ranks. The first iteration sends everything.
 //
-// On a CUDA device, all of this memory is there, and the work on chunks is put into the streams in which tensors become
-// ready (ChunkWork). To choose chunks the host needs norms: `wait` waits for the device twice, first for the norms of
-// this rank's chunks, then for the means' norms; in between, chunks are being sent.
+// With a CUDA device, all of this memory is on the device, and the work on chunks is put into the streams in which
+// tensors become ready (ChunkWork). To choose chunks the host needs norms. So `wait` waits for the device twice: first
+// for the norms of this rank's chunks, then for the norms of the means; in between, chunks are being sent.
 //
-// Residuals are kept twice, before and after the iteration, by chunk: an iteration that fails, has gradients that are
-// not finite, or is rolled back, leaves them as they were.
+// For each chunk there are two residuals, from before and after the iteration. So an iteration that fails, has
+// gradients that are not finite, or is rolled back, leaves residuals unchanged.
 #pragma once
 
 #include <cstddef>
@@ -62,12 +62,12 @@ class SparsePool final : public ResidualPool {
   void ready_all(Stream stream = nullptr);
 
   // Waits until the memory holds the means of the sent chunks, and zeros elsewhere, and starts the next iteration,
-  // which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; if none is ready on any
-  // rank, throws Error(value) on all ranks, and residuals are as before. If the timeout (seconds) passes first, throws
-  // Error(timeout); the iteration continues and can be waited for again. Throws Error(nonfinite), on all ranks, if a
-  // gradient is infinite or NaN, unless such iterations are skipped: either way all gradients are then zero, and
-  // residuals are as before. Throws Error(mismatch) if densities differ. On a device it waits until the gradients are
-  // there.
+  // which sends a share of `density` of the chunks. Tensors that are not ready count as zeros. If no tensor is ready on
+  // any rank, throws Error(value) on all ranks, and residuals are as before. If the timeout (seconds) passes first,
+  // throws Error(timeout); the iteration continues and can be waited for again. Throws Error(nonfinite), on all ranks,
+  // if a gradient is infinite or NaN, unless such iterations are skipped; in both cases all gradients are then zero,
+  // and residuals are as before. Throws Error(mismatch) if densities differ. On a device, waits until the gradients are
+  // in memory.
   void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
 
   // Describe the last finished iteration; before the first one, everything counts as sent. Chunks are in ascending
@@ -87,16 +87,16 @@ class SparsePool final : public ResidualPool {
   void take_over_means(const SparsePool& other);
 
   // Sets the factor by which this rank's residuals are multiplied in every iteration from now on. Between iterations.
-  // Throws Error(value) unless it is from 0 to 1, and 0 if the pool was made with 0.
+  // Throws Error(value) unless the factor is from 0 to 1; in a pool made with a momentum of 0, unless it is 0.
   void set_momentum(float momentum);
   [[nodiscard]] float momentum() const { return options_.momentum; }
 
   // Sets a power of two by which gradients are multiplied; residuals are not. Between iterations.
   void set_loss_scale(double scale);
 
-  // Resumes from a checkpoint with iteration `iteration`, which sends the `important` chunks; all chunks, if that is
-  // empty. Collective. Throws Error(mismatch), before it changes anything, if the states of the ranks do not agree, or
-  // if another rank has refused its state.
+  // Resumes from a checkpoint with iteration `iteration`, which sends the `important` chunks; all chunks if `important`
+  // is empty. Collective. Throws Error(mismatch), before it changes anything, if the states of the ranks do not agree,
+  // or if another rank has refused its state.
   void restore(std::span<const float> residual, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
 
   void close(bool drain) noexcept override;

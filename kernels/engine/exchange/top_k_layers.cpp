@@ -135,7 +135,7 @@ void TopKPool::select_from_layer(std::size_t layer, std::byte* elsewhere) {
   }
 }
 
-// Finds the tensor whose gradient is not finite, if that can still be seen. Sends nothing of the layer.
+// Finds the tensor whose gradient is not finite, if the gradient is still in memory. Sends nothing of the layer.
 void TopKPool::find_nonfinite_tensor(std::size_t layer) {
   const TopKLayer& its = plan_.layers[layer];
   const float* const left = residual_.after(layer);

@@ -14,7 +14,7 @@ namespace gradientflow::engine {
 namespace {
 
 constexpr std::size_t alignment = 64;
-constexpr std::size_t never_dense_bytes = 4 * kib;  // so little is cheaper merged than in a separate call
+constexpr std::size_t never_dense_bytes = 4 * kib;  // size below which merging is cheaper than a separate call
 constexpr std::size_t dense_message_bytes = mib;
 
 [[nodiscard]] std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -87,7 +87,7 @@ TopKPlan plan_top_k(std::vector<TopKLayer> layers, std::span<const double> ratio
     layer.block = compute::block_of(layer.count, layer.k, rules.values);
     layer.dense = is_dense(layer, rules);
     const std::size_t full = layer.dense ? dense_message_bytes : rules.merge_bytes;
-    const bool is_nothing = layer.count == 0;  // and fits into any message
+    const bool is_nothing = layer.count == 0;  // an empty layer fits into any message
     if (!messages.empty() && messages.back().bytes == 0) {
       messages.back().dense = layer.dense;
     }

@@ -23,7 +23,7 @@ struct TopKLayer {
   // Values for a ratio:
   double ratio = 1.0;
   std::size_t k = 0;
-  bool dense = false;  // all of it is averaged, in place
+  bool dense = false;  // the whole layer is averaged, in place
   compute::EntryBlock block{};
   std::size_t data = 0;  // start of its block in the memory for blocks, in bytes
   std::size_t message = 0;
@@ -59,8 +59,8 @@ struct TopKRules {
 [[nodiscard]] std::size_t k_of(std::size_t elements, double ratio);
 
 // Returns the layers of tensors with these counts and offsets, in elements. `together`: number of tensors of each
-// layer; empty: one each. Throws Error(value) if these do not add up to all tensors, or if a layer has 2^32 elements or
-// more.
+// layer; empty: one tensor per layer. Throws Error(value) if these numbers do not add up to all tensors, or if a layer
+// has 2^32 elements or more.
 [[nodiscard]] std::vector<TopKLayer> lay_out_layers(std::span<const std::size_t> counts,
                                                     std::span<const std::size_t> offsets,
                                                     std::span<const std::size_t> together);

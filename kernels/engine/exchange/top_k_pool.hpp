@@ -1,18 +1,18 @@
 // Top-k pool: top-k communication (LAGS-SGD paper, algorithm 1). Each rank sends the gradient entries of largest
 // magnitude, layer by layer, and keeps the remaining entries in residuals.
 //
-// A layer is one or more consecutive tensors. Once they are all ready, the thread that made the last one ready (on a
-// device, the thread that sends the layer's message) adds the residual and selects: selected entries go into a block,
-// the rest into the next residual, and the gradient is zeroed. All ranks know the sizes of blocks (TopKPlan), so a
-// message, the blocks of one or more layers, is one allgather; messages are sent in the order of layers. The thread
-// that has received a message adds up its entries, in the order of ranks, in place of the gradients: so all ranks have
-// the same bits. A layer for which a dense allreduce is cheaper is reduced by that.
+// A layer is one or more consecutive tensors. Once all tensors of a layer are ready, the thread that made the last one
+// ready (on a device, the thread that sends the layer's message) adds the residual and selects entries. Selected
+// entries are written to a block, the rest to the next residual, and the gradient is zeroed. All ranks know the sizes
+// of blocks (TopKPlan), so a message (the blocks of one or more layers) is one allgather; messages are sent in the
+// order of layers. The thread that has received a message adds up its entries, in rank order, where the gradients were.
+// So all ranks have the same bits. A layer for which a dense allreduce is cheaper is reduced by such an allreduce.
 //
 // The last message ends with a trailer: the extra numbers, and a report on nonfinite gradients. Settings that must be
 // the same on all ranks, such as ratios, are compared with each message.
 //
-// Residuals and velocities are kept twice, before and after the iteration, by layer: an iteration that fails, is given
-// up, has gradients that are not finite, or is rolled back, leaves them as they were.
+// For each layer there are two residuals and two velocities, from before and after the iteration. So an iteration that
+// fails, is given up, has gradients that are not finite, or is rolled back, leaves them unchanged.
 #pragma once
 
 #include <atomic>
@@ -36,12 +36,12 @@ class TopKPool final : public ResidualPool {
  public:
   struct Options {
     std::vector<double> ratios = {1000.0};  // one ratio for each layer, or one for all
-    std::vector<std::size_t> layers = {};   // number of tensors of each layer; empty: one each
+    std::vector<std::size_t> layers = {};   // number of tensors of each layer; empty: one tensor per layer
     compute::Select::How selection = compute::Select::How::sampled;
     std::size_t threshold_reuse = 0;     // number of iterations that reuse a threshold before it is sampled again
     std::optional<float> momentum = {};  // momentum correction, with velocities (DGC paper, section 3.1)
     bool masking = true;                 // a velocity is zeroed where it was sent
-    std::optional<double> clip = {};     // the largest norm of a layer's mean gradient, if the ranks' are independent
+    std::optional<double> clip = {};     // largest norm of a layer's mean gradient if ranks' gradients are independent
     std::optional<Wire> wire = {};  // format of values sent; by default float32, or bfloat16 for bfloat16 gradients
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<std::size_t> merge_bytes = {};  // least bytes of a message, into which layers are merged
@@ -88,12 +88,12 @@ class TopKPool final : public ResidualPool {
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
 
-  // Marks a tensor as ready that is elsewhere on the host: it is read there, never written, and may be freed after the
-  // call. The contents of its place in the pool are lost.
+  // Marks a tensor as ready whose gradient is outside the pool, at `gradient` on the host. The gradient is read there,
+  // never written, and may be freed after the call. The contents of the tensor in the pool are lost.
   void ready_elsewhere(std::size_t tensor, std::byte* gradient);
 
   // Waits until the memory holds the mean of the entries sent by all ranks, and zeros elsewhere, and starts the next
-  // iteration. Tensors that are not ready count as zeros; if none is ready on any rank, throws Error(value) on all
+  // iteration. Tensors that are not ready count as zeros. If no tensor is ready on any rank, throws Error(value) on all
   // ranks. If the timeout (seconds) passes first, throws Error(timeout); the iteration continues and can be waited for
   // again. Throws Error(nonfinite), on all ranks, if a gradient is infinite or NaN, unless such iterations are skipped;
   // Error(mismatch), on all ranks, if ratios or loss scales differ. After these errors, except the timeout, gradients

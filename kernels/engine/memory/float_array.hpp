@@ -1,5 +1,5 @@
-// Array of float32 numbers. Its own memory is zero-filled: of a CUDA device, or of the host, there aligned to a cache
-// line and in huge pages if the system has them. Or it uses memory that has another owner.
+// Array of float32 numbers. Its own memory is zero-filled, on a CUDA device or on the host; host memory is aligned to a
+// cache line, and in huge pages if the system has them. Or the array uses memory that has another owner.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ class FloatArray {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::optional<int> device() const noexcept { return device_; }
 
-  // Copy from element `begin` on, to and from memory of the host. On a device, earlier work on the array must be done
-  // or in the default stream, which is waited for.
+  // Copy from element `begin` on, to and from memory of the host. On a device, earlier work on the array must be done,
+  // or be in the default stream, for which these functions wait.
   void read(std::size_t begin, std::span<float> destination) const;
   void write(std::size_t begin, std::span<const float> source);
 

@@ -6,7 +6,7 @@ namespace gradientflow::engine {
 
 std::vector<std::size_t> lay_out(const std::vector<std::size_t>& counts, DType dtype) {
   constexpr std::size_t alignment = 64;
-  constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
+  constexpr std::size_t largest = std::size_t{1} << 40;  // limit of any node memory
   std::vector<std::size_t> offsets{0};
   for (const std::size_t count : counts) {
     if (count > largest || offsets.back() > largest) {

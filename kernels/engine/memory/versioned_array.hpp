@@ -1,6 +1,6 @@
 // Numbers that a pool keeps beside its gradients, such as residuals, in two copies: before and after an iteration. So
-// an iteration that fails or is dropped leaves them unchanged. They are kept by parts; an empty part stands for zeros,
-// and costs no memory traffic.
+// an iteration that fails or is dropped leaves the numbers unchanged. The array has parts; an empty part stands for
+// zeros, and costs no memory traffic.
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,16 @@ class VersionedArray {
 
   [[nodiscard]] bool is_none() const { return sides_[0].data() == nullptr; }
 
-  // Return the numbers of a part before the iteration, nullptr for zeros; and the memory for its numbers afterwards.
+  // before() returns the numbers of a part before the iteration, nullptr for zeros; after() returns the memory for the
+  // part's numbers after the iteration.
   [[nodiscard]] const float* before(std::size_t part) const;
   [[nodiscard]] float* after(std::size_t part) const;
 
-  // Keep the numbers written to `after` as the part's; or empty the part.
+  // keep() makes the numbers written to after() the part's numbers; clear() empties the part.
   void keep(std::size_t part);
   void clear(std::size_t part);
 
-  // Remember the present numbers; return to them, if `after` was not written since.
+  // Remember the present numbers; return to the remembered numbers, if `after` was not written since.
   void snapshot();
   void restore();
 

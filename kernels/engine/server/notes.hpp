@@ -1,4 +1,4 @@
-// Notes: small messages between servers and workers, beside the data.
+// Notes: small messages between servers and workers, separate from the data.
 #pragma once
 
 #include <cstddef>
@@ -38,10 +38,10 @@ struct ServerOptimizer {
   [[nodiscard]] bool is_rate_inside() const { return rate_in_momentum || name == "lars"; }
 };
 
-// Tensors with a gradient in a push: a nonzero byte for each. Empty: all have one.
+// Tensors with a gradient in a push: a nonzero byte for each such tensor. Empty: all tensors have a gradient.
 using Presence = std::vector<std::uint8_t>;
 
-// Reason for skipping the round of a push. If the pushes of a round differ, the largest value holds.
+// Reason for skipping the round of a push. If the pushes of a round have different reasons, the largest value holds.
 enum class Skip : std::uint8_t { no, nonfinite, abandoned };
 
 // Skipped push: the reason, and the rank whose push caused it.

@@ -46,8 +46,8 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
   return roles;
 }
 
-// Returns the server that keeps copies of each: at the same distance for all, so that the work is shared equally, and
-// on a different node for as many as possible.
+// Returns, for each server, the server that keeps copies of it. The distance is the same for all servers, so that the
+// work is shared equally; as many servers as possible have their copies on a different node.
 std::vector<int> copy_holders_of(const std::vector<int>& servers, const std::vector<int>& node_of) {
   const std::size_t count = servers.size();
   const auto elsewhere = [&](std::size_t places) {
@@ -183,7 +183,8 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   registry().open.insert(this);
 }
 
-// Leaks the parts in a forked process: it lacks the server's thread, and locks held by that thread stay locked.
+// Leaks the parts in a forked process: that process lacks the server's thread, and locks held by the thread stay
+// locked.
 ParameterServer::~ParameterServer() {
   if (is_forked()) {
     if (thread_.joinable()) {
@@ -242,7 +243,7 @@ void ParameterServer::serve() {
   server_->run(poll_signals_);
 }
 
-// Returns the server's error first: that is the error told to the peers, and the worker's may be a copy.
+// Returns the server's error first: the peers were told that error, and the worker's error may be a copy of it.
 std::optional<Error> ParameterServer::failure() const {
   std::optional<Error> found = server_ != nullptr ? server_->failure() : std::nullopt;
   return found || worker_ == nullptr ? found : worker_->failure();

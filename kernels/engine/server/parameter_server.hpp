@@ -33,7 +33,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
     std::vector<std::vector<std::size_t>> shapes = {};  // shapes of the tensors, the same on all ranks; may be empty
     ServerOptimizer optimizer = {};
     std::string policy = "bsp";               // description of the policy, the same on all ranks
-    int replicas = 0;                         // 1: another server keeps copies of each
+    int replicas = 0;                         // 1: another server keeps copies of each server
     std::function<void()> poll_signals = {};  // called several times a second by waiting threads; may throw
   };
 
@@ -52,13 +52,13 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   // Returns the owner of the memory behind ServerWorker::gradient and ServerWorker::weights.
   [[nodiscard]] std::shared_ptr<const void> memory() const { return shared_->memory.owner(); }
 
-  // Throws Error(closed) once it or its communicator is closed, Error(value) on a rank that serves only.
+  // Throws Error(closed) once this object or its communicator is closed, Error(value) on a rank that serves only.
   [[nodiscard]] ServerWorker& worker() const;
 
   // Starts keeping copies of the servers' state, see Server::make_recoverable. On all ranks, before any push.
   void make_recoverable(std::size_t rounds);
 
-  // Forward to this rank's server, after it has closed: see Server.
+  // Forward to this rank's server, after the server has ended: see Server.
   [[nodiscard]] std::vector<Server::Holding> holdings() const;
   void read_copy(std::size_t server, std::uint64_t round, std::size_t array, std::span<float* const> tensors) const;
 
@@ -66,9 +66,9 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   void serve();
 
   // `orderly`: a rank that serves waits until all workers have closed, at most as long as a call may wait. While this
-  // process has other parameter servers open, it does not wait but continues to serve; closing the last one waits for
-  // all, so ranks may close theirs in different orders. After an error, or if not orderly, it does not wait: it tells
-  // the peers that it has given up, and the error, which they raise.
+  // process has other parameter servers open, the rank does not wait but continues to serve; closing the last parameter
+  // server waits for all of them, so ranks may close them in different orders. After an error, or if not orderly, the
+  // rank does not wait, but tells the peers that it has given up, with the error, which they raise.
   void close(bool orderly) noexcept;
   [[nodiscard]] bool closed() const;
 

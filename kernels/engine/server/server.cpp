@@ -82,8 +82,8 @@ void Server::serve(const std::function<void()>& poll_signals) {
   serves_ = false;
 }
 
-// Does all work that is possible now; serving_ must be held. Returns true if there was any. A new policy is made only
-// in the server's own thread, as that may run Python.
+// Does all work that is possible now; serving_ must be held. Returns true if there was work. A new policy is made only
+// in the server's own thread, because making a policy may run Python.
 bool Server::step(bool helps) {
   bool moved = take_notes();
   moved = take_copies() || moved;
@@ -126,7 +126,7 @@ void Server::take(ReceivedNote received) {
     case NoteKind::push:
       if (received.note.number > 0) {
         worker(source).pulls.push_back({.source = source, .note = received.note, .payload = {}});
-        answer_pulls(source);  // server 0 may have released the worker before its push came here
+        answer_pulls(source);  // server 0 may have released the worker before the worker's push arrived
       }
       [[fallthrough]];
     case NoteKind::depart:
@@ -193,7 +193,7 @@ void Server::check_losses() {
     if (!loss) {
       continue;
     }
-    take_notes();  // notes that it sent earlier are here
+    take_notes();  // notes that the rank sent earlier have arrived
     if (rank >= shared_.roles.workers || (!worker(rank).closed && !has_closing_note(worker(rank)))) {
       if (!recovery_.is_on) {  // recovery ignores which rank gave up first: all continue without it
         // Waits for another server's error, because of which the rank may have given up.

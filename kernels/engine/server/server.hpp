@@ -1,12 +1,12 @@
 // Server of a parameter server: receives pushes of the workers, applies them in the rounds that the policy decides, and
 // answers pulls. It runs in its own thread, and in threads of the same rank's worker while they wait.
 //
-// Only server 0 asks the policy. The answers become a list of decisions, which all servers carry out in the same order,
-// each as soon as its pushes have arrived: so all servers agree, whatever the timing.
+// Only server 0 asks the policy. The answers become a list of decisions, which all servers carry out in the same order.
+// A server carries out a decision as soon as its pushes have arrived, so all servers agree, whatever the timing.
 //
 // A worker's pushes are taken in order. The server has memory for one push of each worker of another node, and receives
-// the next push after applying the current one. Until then the push stays in either of the worker's two slots; when
-// both are full, the worker waits. So no worker can fill the server's memory.
+// the next push after applying the current one. Until then the next push stays in either of the worker's two slots;
+// when both slots are full, the worker waits. So no worker can fill the server's memory.
 #pragma once
 
 #include <array>
@@ -64,17 +64,17 @@ class Server {
     ServerMemory memory;
   };
 
-  // `threads`: number of threads that share an update. `make_policy`: called by server 0, at first here and again
-  // whenever all workers have departed; its policies answer as policy::Checked demands.
+  // `threads`: number of threads that share an update. `make_policy`: called by server 0, first in this constructor and
+  // again whenever all workers have departed; the policies answer as policy::Checked demands.
   Server(Shared& shared, std::size_t number, std::size_t threads, MakePolicy make_policy);
 
   // Serves until all workers have closed, or `stop` is called. `poll_signals` is called several times a second, and may
-  // throw. After an error, tells the workers and throws it.
+  // throw. After an error, tells the workers and throws the error.
   void run(const std::function<void()>& poll_signals = {});
   void stop() noexcept { stops_ = true; }  // thread-safe, as all functions below
 
   // Keeps copies of the last `rounds` rounds from now on; call it before any push. See server_copies.cpp. With 0, keeps
-  // only the state at the server's end; the server that keeps copies of it has its last copy, too.
+  // only the state at this server's end; the server that keeps its copies also has the last copy.
   void make_recoverable(std::size_t rounds);
 
   // Return, after the server's end, the copied servers with the first and the last round of their copies; and an array
@@ -90,8 +90,8 @@ class Server {
   // Returns the error that ended `run`, if any.
   [[nodiscard]] std::optional<Error> failure() const;
 
-  // Serves in the thread of a waiting worker of this rank: this saves a thread switch, and the server's own thread
-  // stays asleep. Called repeatedly, from any thread, while a Helper exists; an error here ends `run`.
+  // Serves in the thread of a waiting worker of this rank, which saves a thread switch: the server's own thread stays
+  // asleep. Called repeatedly, from any thread, while a Helper exists; an error here ends `run`.
   void help() noexcept;
   class Helper {
    public:
@@ -125,7 +125,7 @@ class Server {
     std::deque<ReceivedNote> notes;    // received, not yet processed, in order
     std::deque<Push> pushes;           // complete, not yet applied
     std::uint64_t applied = 0;         // number of applied pushes
-    std::uint64_t released = 0;        // number of the last push after which it may continue
+    std::uint64_t released = 0;        // number of the last push after which the worker may continue
     std::vector<SkippedPush> skipped;  // skipped pushes since the last release
     Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // last received settings
     std::shared_ptr<std::byte[]> received;                                      // push from another node

@@ -2,8 +2,8 @@
 // server's shard, received from it.
 //
 // No worker pushes more than two rounds past a push that is safe at all servers. So under a policy whose rounds have a
-// push of every worker, servers are at most two rounds apart, and a server that keeps three rounds has the round that
-// all servers have.
+// push of every worker, servers are at most two rounds apart. A server that keeps copies of three rounds therefore has
+// a copy of the last round that all servers have.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -103,7 +103,7 @@ bool Server::take_copies() {
     any = true;
     try {
       arrived.transfer->check();
-    } catch (const Error&) {  // its server is lost: earlier copies count
+    } catch (const Error&) {  // the server that sent the copy is lost: earlier copies count
       continue;
     }
     keep(arrived.server, std::move(arrived.copy));

@@ -59,7 +59,7 @@ std::size_t ServerLayout::servers_for(const std::vector<std::size_t>& counts, st
   return 1;
 }
 
-// Cuts each range into pieces. If they are not equal, the servers with the larger pieces change from range to range.
+// Cuts each range into pieces. If pieces are unequal, the servers with the larger pieces change from range to range.
 void ServerLayout::cut() {
   shard_sizes_.assign(servers_, 0);
   of_server_.resize(servers_);

@@ -1,8 +1,9 @@
 // Layout of the tensors of a parameter server, and their distribution over the servers.
 //
 // The tensors are concatenated in one flat vector. The vector is cut into ranges: several whole tensors fused (see
-// `fuse`), or a part of a large one. Every range is cut into one piece per server, of nearly equal size, so all servers
-// are busy all the time, whatever the sizes of the tensors. A server's shard is the concatenation of its pieces.
+// `fuse`), or a part of a large one. Every range is cut into pieces of nearly equal size, one for each server. So all
+// servers are busy all the time, whatever the sizes of the tensors. A server's shard is the concatenation of its
+// pieces.
 #pragma once
 
 #include <cstddef>
@@ -63,7 +64,7 @@ class ServerLayout {
 
   std::vector<std::size_t> counts_;
   std::size_t servers_;
-  std::vector<std::size_t> offsets_;  // start of each tensor; then the end
+  std::vector<std::size_t> offsets_;  // start of each tensor; then the end of the last
   std::vector<FlatRange> ranges_;
   std::vector<std::size_t> elements_;
   std::vector<Piece> pieces_;  // sorted by range, then by server

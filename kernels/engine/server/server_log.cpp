@@ -15,8 +15,8 @@ void ServerLog::pushed(int worker) {
   of(worker).since.push_back(now());
 }
 
-// Counts a worker's staleness when it continues: the number of pushes by which it leads the slowest worker that has not
-// departed.
+// Counts the staleness of a worker that continues: the number of pushes by which it leads the slowest worker that has
+// not departed.
 void ServerLog::went_on(int worker) {
   Worker& who = of(worker);
   if (who.since.empty()) {

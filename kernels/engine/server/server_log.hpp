@@ -39,7 +39,7 @@ class ServerLog {
     bool departed = false;
     std::uint64_t pushed = 0;         // pushes in this epoch
     std::uint64_t pushed_before = 0;  // pushes in earlier epochs
-    std::deque<double> since;         // times of the pushes after which it may not yet continue
+    std::deque<double> since;         // times of the pushes after which the worker is still waiting
     double waited = 0.0;
     std::map<std::uint64_t, std::uint64_t> staleness;
   };

@@ -2,11 +2,11 @@
 // servers, and atomic words by which they hand memory to each other. All ranks of a node map all of it.
 //
 // A worker has two slots for its pushes, used in turn, and one pull buffer, laid out as the flat vector, for tensors
-// that are not contiguous in the memory of a server of this node. A server has two more versions of its weights than
-// the node has workers. A worker that pulls reads a version in place and holds a lease on it, one per server at a time.
-// So a server always finds a version to write that is neither the present one nor leased. The first three versions have
-// pages from the beginning: workers in step need no more. Further versions, and pull buffers that may never be used,
-// get pages on first use.
+// that are not contiguous in the memory of a single server of this node. A server has two more versions of its weights
+// than the node has workers. A worker that pulls reads a version in place and holds a lease on it, one lease per server
+// at a time. So a server always finds a version to write that is neither leased nor the present version. The first
+// three versions have pages from the beginning: workers in step need no further versions. Further versions, and pull
+// buffers that may never be used, get pages on first use.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ namespace gradientflow::engine {
 // Roles of the ranks of a parameter server: workers are ranks 0, 1, ...
 struct ServerRoles {
   int workers = 0;
-  std::vector<int> servers;                     // rank of each
-  std::vector<int> copy_holders = {};           // server that keeps copies of each; empty: none does
+  std::vector<int> servers;                     // rank of each server
+  std::vector<int> copy_holders = {};           // server that keeps copies of each server; empty: no server does
   [[nodiscard]] int server_at(int rank) const;  // -1: none
 };
 

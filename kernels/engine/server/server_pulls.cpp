@@ -17,7 +17,7 @@ void Server::answer_pulls(int number) {
   }
 }
 
-// Answers the due pulls. Returns true if the worker must be told that its weights are there.
+// Answers the due pulls. Returns true if the worker must be told that its weights are ready.
 bool Server::answer_due(int number) {
   Worker& of = worker(number);
   bool has_weights = false;
@@ -37,7 +37,7 @@ void Server::tell_answer(int number) {
 }
 
 // Returns pulls by workers of other nodes that are due right after the next round, before the weights change again.
-// They are sent range by range, while later ranges are still being updated.
+// Their weights are sent range by range, while later ranges are still being updated.
 std::vector<ReceivedNote> Server::pulls_after_round() {
   std::vector<ReceivedNote> pulls;
   for (auto next = decisions_.begin(); next != decisions_.end() && next->kind == Decision::Kind::go_on; ++next) {
@@ -65,8 +65,8 @@ void Server::answer(int number, const ReceivedNote& pull) {
   }
 }
 
-// Sends a range from a copy that all pulls of the same weights share, made range by range. A copy that is still being
-// sent is not overwritten.
+// Sends a range of a copy of the weights, which all pulls of the same weights share. The copy is made range by range.
+// If an old copy is still being sent, the new copy is made in new memory.
 void Server::send_weights(int number, bool exact, std::size_t range) {
   Copy& copy = copies_[exact ? 1 : 0];
   const std::size_t item = exact ? sizeof(float) : size_of(shared_.wire);

@@ -99,7 +99,7 @@ void Server::ask_policy(int number, bool departed) {
   decide(std::move(decisions));
 }
 
-// Sends server 0's decisions to all servers. Each has its kind, its number of workers, and the workers.
+// Sends server 0's decisions to all servers. Each decision is sent as its kind, its number of workers, and the workers.
 void Server::decide(std::vector<Decision> decisions) {
   std::vector<std::int32_t> words;
   for (const Decision& decision : decisions) {
@@ -115,7 +115,8 @@ void Server::decide(std::vector<Decision> decisions) {
 }
 
 bool Server::can_do(const Decision& decision) {
-  // An end waits until all workers have asked for its weights, which must not include later pushes.
+  // The decision to end waits until all workers have asked for the weights at that end, which must not include later
+  // pushes.
   if (decision.kind == Decision::Kind::end) {
     return std::all_of(workers_.begin(), workers_.end(), [this](const Worker& each) {
       return std::any_of(each.pulls.begin(), each.pulls.end(),

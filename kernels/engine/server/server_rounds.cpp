@@ -51,8 +51,8 @@ bool Server::has_norms(const Round& round) {
   return norms.size() == shared_.roles.servers.size();
 }
 
-// Returns the rate of each tensor; none if no push of the round has a gradient. Adds norms in the order of the servers,
-// so that all servers get the same sums.
+// Returns the rate of each tensor; no rate for a tensor without a gradient in any push of the round. Adds norms in the
+// order of the servers, so that all servers get the same sums.
 std::vector<std::optional<float>> Server::rates_of(const Round& round) {
   std::vector<std::optional<float>> rates;
   const auto norms = norms_.extract(rounds_ + 1);

@@ -13,7 +13,7 @@ namespace gradientflow::engine {
 namespace {
 
 constexpr std::size_t cached_bytes = 256 * kib;  // size of a block, over all arrays of an update
-constexpr std::size_t streamed_bytes = 4 * mib;  // smallest version that is in no cache when it is read
+constexpr std::size_t streamed_bytes = 4 * mib;  // size from which a version is in no cache when it is read
 constexpr std::size_t least_block = 1024;        // elements
 constexpr std::size_t worth_sharing = 1 << 17;   // elements: a smaller update ends before a thread wakes
 
@@ -179,7 +179,7 @@ void ServerShard::make_scratch(std::size_t round) {
   }
 }
 
-// Returns the mean; a single worker's gradients are read in place.
+// Returns the mean of the round's gradients; the gradients of a single worker are read in place.
 const void* ServerShard::mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
                                  std::size_t count, Scratch& scratch) {
   if (round.size() == 1) {

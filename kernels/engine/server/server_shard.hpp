@@ -30,14 +30,14 @@ class ServerShard {
               const ServerOptimizer& optimizer, std::size_t threads);
 
   // Updates the weights by the mean of the round's gradients, added in the given order, times `scale`. `rates`: one for
-  // each tensor; without a rate the tensor and its momentum stay as they are. `after_ranges`: called after each range
+  // each tensor; a tensor without a rate, and its momentum, stay unchanged. `after_ranges`: called after each range
   // with the number of ranges done; see `latest`.
   using AfterRanges = std::function<void(std::size_t ranges)>;
   void apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
              std::span<const std::optional<float>> rates, float scale, const AfterRanges& after_ranges = {});
 
-  // Returns the sums of squares that LARS needs, of this shard's weights and of that mean: two numbers for each tensor,
-  // zeros if it has no trust coefficient.
+  // Returns the sums of squares that LARS needs, of this shard's weights and of the mean: two numbers for each tensor,
+  // zeros if the tensor has no trust coefficient.
   [[nodiscard]] std::vector<double> norms(std::span<const Contribution> round, std::span<const ServerSettings> settings,
                                           float scale);
 
@@ -46,7 +46,7 @@ class ServerShard {
   [[nodiscard]] const float* weights() const { return memory_->weights(server_, version_); }
   [[nodiscard]] const std::byte* wire_weights() const { return memory_->wire_weights(server_, version_); }
 
-  // Return the same weights; during an update, the version being written, of which only the ranges done are valid.
+  // Return the weights; during an update, the version being written, of which only the finished ranges are valid.
   [[nodiscard]] const float* latest() const { return memory_->weights(server_, latest_); }
   [[nodiscard]] const std::byte* latest_wire_weights() const { return memory_->wire_weights(server_, latest_); }
 

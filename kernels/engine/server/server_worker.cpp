@@ -76,7 +76,7 @@ void ServerWorker::take_notes() {
   }
 }
 
-// Fails if a rank is lost; a rank that closed in order counts only if it serves.
+// Throws if a rank is lost; a rank that closed in order counts as lost only if it serves.
 void ServerWorker::check_losses(const std::string& what) {
   losses_ = shared_.mailbox->losses();
   for (int rank = 0; losses_ > 0 && rank < shared_.mailbox->size(); ++rank) {
@@ -142,7 +142,7 @@ void ServerWorker::send_to(std::size_t server, const Note& note, std::span<const
   send_note(*shared_.mailbox, shared_.roles.servers[server], shared_.tags.to_server, note, payload);
 }
 
-// Adds to `error`, a timeout, the ranks with the fewest pushes, which server 0 knows.
+// Adds the ranks with the fewest pushes, which server 0 knows, to `error`, a timeout.
 Error ServerWorker::with_slowest_ranks(const Error& error) {
   std::vector<int> last;
   double fewest = 0.0;

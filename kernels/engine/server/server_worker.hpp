@@ -1,8 +1,9 @@
 // Worker of a parameter server: pushes gradients as they become ready, and pulls weights.
 //
-// A push is written to a slot, of two used in turn, in the wire's dtype. Servers of this node read it in place; to
-// other servers each range is sent as soon as it and all ranges before it are complete. A slot is free again when its
-// messages have been sent and the servers of this node have applied the push; a worker that needs it earlier waits.
+// Pushes are written, in the wire's dtype, to two slots in turn. Servers of this node read the push in place. A range
+// is sent to other servers as soon as this range and all earlier ranges are complete. A slot is free again when its
+// messages have been sent and the servers of this node have applied the push; a worker that needs the slot earlier
+// waits.
 //
 // Thread-safe.
 #pragma once
@@ -40,21 +41,22 @@ class ServerWorker {
   // one are safe. On all workers, before any push.
   void make_recoverable(bool is_bounded);
 
-  // Returns where to write gradient `tensor` of the current push, in the wire's dtype, until `push` ends that push.
-  // Waits for a free slot, as `ready` does. The address alternates between two from push to push.
+  // Returns the address where gradient `tensor` of the current push may be written, in the wire's dtype, until `push`
+  // ends that push. Waits for a free slot, as `ready` does. The address alternates between the two slots from push to
+  // push.
   [[nodiscard]] std::byte* gradient(std::size_t tensor, Seconds timeout);
 
   // Adds gradient `tensor` to the current push: copies it, unless it is at the address that `gradient` returns.
   // `nonfinite`: set to the number of its elements that are not finite in the wire's dtype. Throws Error(value) if
-  // there is no such tensor, if it is ready already, or if it is in the slot at a different address.
+  // there is no such tensor, if it is ready already, or if `gradient` is in the slot at a different address.
   void ready(std::size_t tensor, const void* gradient, DType dtype, std::size_t* nonfinite = nullptr);
 
   // Ends the current push. A tensor that is not ready counts as zeros if another push of its round has it; otherwise
   // the round leaves it alone. Pushes of several threads take turns. `gradients`: one or none for each tensor, instead
-  // of `ready`; if any argument is refused, none is ready. `settings`: one for each tensor, or one for all.
-  // `with_pull`: pulls in the same message; the weights are those at the moment when this worker may continue, without
-  // any worker's later pushes. `nonfinite`: the tensor because of which the push is to be skipped, or -1; the round's
-  // other workers are told.
+  // of `ready`; if any argument is refused, no tensor becomes ready. `settings`: one for each tensor, or one for all.
+  // `with_pull`: also pulls, in the same message. The pull brings the weights at the moment when this worker may
+  // continue, without any worker's later pushes. `nonfinite`: the tensor whose gradient is not finite, because of which
+  // the push is to be skipped, or -1; other workers of the round are told.
   struct Pushed {
     std::uint64_t push;
     std::uint64_t pull;  // 0: no pull
@@ -67,15 +69,15 @@ class ServerWorker {
   Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no,
               std::span<const std::optional<Gradient>> gradients = {}, std::int64_t nonfinite = -1);
 
-  // Waits until the policy lets this worker continue after a push. Returns whether and why the push was skipped. Throws
-  // Error(value) for a push older than the last `most_skipped` skipped ones: older records are dropped.
+  // Waits until the policy lets this worker continue after a push. Returns the reason if the push was skipped. Throws
+  // Error(value) for a push older than the last `most_skipped` skipped pushes: older records are dropped.
   static constexpr std::size_t most_skipped = 1024;
   SkippedPush wait_for_push(std::uint64_t push, Seconds timeout);
   [[nodiscard]] bool may_go_on(std::uint64_t push);
 
   // Asks for the weights as of the moment when this worker may continue after all its pushes so far; `exact`: in
-  // float32, whatever the wire. Returns the number of the pull, which replaces the previous one. Throws Error(value)
-  // while that one is under way.
+  // float32, whatever the wire. Returns the number of the pull, which replaces the previous pull. Throws Error(value)
+  // while the previous pull is under way.
   std::uint64_t pull(bool exact);
   void wait_for_pull(std::uint64_t pull, Seconds timeout);
   [[nodiscard]] bool has_come(std::uint64_t pull);
@@ -84,15 +86,15 @@ class ServerWorker {
   void take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout);
 
   // Waits for a whole pull, and returns the address and dtype of a tensor: in the version of a server of this node if
-  // it is contiguous there, otherwise in this worker's pull buffer. The data does not change before the next pull or
-  // `close`. Throws as `take`.
+  // the tensor is contiguous there, otherwise in this worker's pull buffer. The data does not change before the next
+  // pull or `close`. Throws as `take`.
   struct Weights {
     const std::byte* data;  // nullptr if the tensor is empty
     DType dtype;
   };
   [[nodiscard]] Weights weights(std::uint64_t pull, std::size_t tensor, Seconds timeout);
 
-  // Announces that this worker pushes no more until all workers have announced it and all pushes are applied. Then
+  // Announces that this worker makes no push until all workers have announced the same and all pushes are applied. Then
   // pulls the exact weights; returns the number of the pull.
   std::uint64_t finish(Seconds timeout);
 
@@ -108,14 +110,14 @@ class ServerWorker {
   [[nodiscard]] std::uint64_t pushes() const;
   [[nodiscard]] std::optional<Error> failure() const;  // set: this worker is unusable
 
-  void close(bool orderly);  // tells the servers
+  void close(bool orderly);  // also tells the servers
 
  private:
   using Lock = std::unique_lock<std::mutex>;
   using Clock = std::chrono::steady_clock;
   using Transfers = std::vector<std::shared_ptr<transport::Transfer>>;
 
-  // Streams data too large for the caches: it is evicted before it is read again.
+  // Returns streaming for data too large for the caches, which would be evicted before they are read again.
   [[nodiscard]] static compute::Store store_for(std::size_t bytes) {
     return bytes >= 4 * mib ? compute::Store::streaming : compute::Store::cached;
   }
@@ -198,7 +200,7 @@ class ServerWorker {
   std::uint64_t ends_ = 0;
   std::optional<std::uint64_t> finishing_;  // pull of a finish that has not completed
   bool exact_ = false;                      // true if the last pull is exact
-  std::size_t answers_;                     // number of servers that have answered it
+  std::size_t answers_;                     // number of servers that have answered the last pull
   std::vector<bool> has_answered_;          // answer of each server
   std::vector<bool> gathered_;              // tensors whose parts at servers of this node are copied to the pull buffer
   bool has_pull_buffer_pages_ = false;

@@ -78,7 +78,7 @@ void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
   });
 }
 
-// Waits until the last pull has arrived, or another one has begun.
+// Waits until the last pull has arrived, or another pull has begun.
 void ServerWorker::await_pull(Lock& lock, std::uint64_t pull, Seconds timeout) {
   wait(lock, timeout, "pull " + std::to_string(pull), [&] { return pull != pulls_ || has_come(); });
   for (const auto& transfer : answers_under_way_) {

@@ -11,8 +11,8 @@
 namespace gradientflow::engine {
 namespace {
 
-// Most pushes that a worker may be ahead of the policy's releases without waiting: one at a server of another node, and
-// two in the slots.
+// Largest number of pushes by which a worker may be ahead of the policy's releases without waiting: one push at a
+// server of another node, and two in the slots.
 constexpr std::uint64_t most_under_way = 3;
 
 void check_number(const char* name, float value) {
@@ -96,8 +96,8 @@ std::byte* ServerWorker::gradient(std::size_t tensor, Seconds timeout) {
   return slot_of_tensor(tensor);
 }
 
-// True if a gradient is at its place in the slot. Throws if it is elsewhere in the slot, or has another dtype than the
-// wire: copied gradients would overwrite it.
+// True if a gradient is at its place in the slot. Throws if the gradient is elsewhere in the slot, or has another dtype
+// than the wire: copied gradients would overwrite it.
 bool ServerWorker::check_gradient(std::size_t tensor, const void* gradient, DType dtype) const {
   static_cast<void>(index_among_floats(dtype, "a gradient is float32, float16 or bfloat16"));
   ready_.check_new(tensor);

@@ -45,7 +45,8 @@ void ServerWorker::save(std::size_t array, std::span<float* const> tensors, Seco
   }
 }
 
-// Asks server 0. Answers come in the order of the requests; an answer that is no longer awaited is ignored.
+// Asks server 0 for a report. Answers come in the order of the requests; an answer that is no longer awaited is
+// ignored.
 std::vector<double> ServerWorker::ask(Query what, Seconds timeout) {
   check_timeout(timeout);
   const std::lock_guard one_at_a_time(reporting_);

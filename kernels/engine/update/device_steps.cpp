@@ -7,7 +7,8 @@ namespace {
 
 namespace cuda = compute::cuda;
 
-// Returns more bytes than needed now for memory to be replaced, as a sparse pool sends more parts in some iterations.
+// Returns the size of replacement memory: more than the bytes needed now, as a sparse pool sends more parts in some
+// iterations.
 constexpr std::size_t grown(std::size_t bytes) { return bytes + bytes / 2; }
 
 template <class Memory>

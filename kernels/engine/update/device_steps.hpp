@@ -26,10 +26,11 @@ class DeviceSteps {
 
   [[nodiscard]] int device() const { return device_; }
 
-  // Puts all steps into the stream, behind earlier steps in any stream. `dtype`: dtype of the gradients.
+  // Puts all steps into the stream, to run after earlier steps in any stream. `dtype`: dtype of the gradients.
   void run(const compute::StepVectors& steps, DType dtype, Stream stream);
 
-  // Returns the sums of squares of the gradients, then of the weights, which are float32. Waits for the stream.
+  // Returns the sums of squares of the gradients, then the sums of the weights, which are float32. Waits for the
+  // stream.
   [[nodiscard]] std::vector<double> sums_of_squares(std::span<const SumOfSquares> gradients, DType dtype,
                                                     std::span<const SumOfSquares> weights, Stream stream);
 

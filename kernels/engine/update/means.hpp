@@ -1,5 +1,5 @@
-// Number of the averaged gradients that a pool holds between two iterations. It is unique among all iterations of all
-// pools, so an optimizer takes the same averages only once.
+// Number of the averaged gradients that a pool holds between two iterations. The number is unique among all iterations
+// of all pools, so an optimizer takes the same averages only once.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ namespace gradientflow::engine {
 
 using Means = std::uint64_t;
 
-inline constexpr Means no_means = 0;  // no means: an iteration is under way, or failed, or there was none
+inline constexpr Means no_means = 0;  // no means: an iteration is under way or failed, or no iteration was made
 
 [[nodiscard]] inline Means new_means() {
   static std::atomic<Means> last{no_means};

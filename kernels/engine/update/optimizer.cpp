@@ -36,8 +36,8 @@ struct Optimizer::Gradients {
     }
   }
 
-  // Calls work(begin, end, gradients) for each such part; if the step takes the mean of several ranks, in blocks whose
-  // means stay in a cache until they are used.
+  // Calls work(begin, end, gradients) for each part of the tensor that has gradients. If the step takes the mean of
+  // several ranks, it works in blocks whose means stay in a cache until they are used.
   template <class Work>
   void each_gradient(std::size_t tensor, std::size_t count, Work work) const {
     constexpr std::size_t block = 4096;
@@ -104,8 +104,9 @@ struct Optimizer::Task {
 namespace {
 
 // Returns the shift with which a sum of squares must be computed again, from values times 2^shift; 0 if the sum is
-// right. The square of a float32 is infinite from 2^64 on, and loses bits below 2^-63. `scale`: factor of the values so
-// far. The shift for overflow leaves room for the sum of a block; the shift for underflow is for values below 2^-45.
+// right. The square of a float32 is infinite for values from 2^64 on, and loses bits for values below 2^-63. `scale`:
+// factor of the values so far. The shift for overflow leaves room for the sum of a block; the shift for underflow is
+// for values below 2^-45.
 int shift_for(double squares, float scale) {
   constexpr double least = 0x1p-90;
   if ((std::isfinite(squares) && squares >= least) || !std::isnormal(scale)) {
@@ -122,7 +123,8 @@ double squares_on_host(const void* source, DType dtype, std::size_t count, float
                     : std::ldexp(compute::sum_of_squares(source, dtype, count, std::ldexp(scale, shift)), -2 * shift);
 }
 
-// Returns the sums of squares of the gradients, then of the weights. Changes the scales of sums computed again.
+// Returns the sums of squares of the gradients, then the sums of the weights. Changes the scales of sums that are
+// computed again.
 std::vector<double> squares_on_device(DeviceSteps& device, std::vector<DeviceSteps::SumOfSquares>& gradients,
                                       DType dtype, std::vector<DeviceSteps::SumOfSquares>& weights,
                                       compute::cuda::Stream stream) {
@@ -329,7 +331,7 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
 }
 
 // Returns the step of a whole tensor, without gradients. A step whose settings have no momentum leaves the momentum of
-// earlier steps unchanged, as PyTorch's does.
+// earlier steps unchanged, as in PyTorch.
 compute::MomentumStep Optimizer::momentum_step_of(const Task& task, float rate) const {
   const bool inside = rate_inside_ || task.is_local();  // a local rate changes from step to step
   const Parameter& parameter = task.parameter;

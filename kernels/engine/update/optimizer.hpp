@@ -2,8 +2,8 @@
 // memory; the momentum, and for 16-bit weights the float32 master weights, are here (GradientFlow paper,
 // sections 2.5, 3.2 and 4.2).
 //
-// All of these are in host memory, or all on one CUDA device. There, steps are put into a stream without waiting,
-// except with LARS: the host waits for the norms in every step to compute the local rates.
+// All of these arrays are in host memory, or all on one CUDA device. On a device, steps are put into a stream without
+// waiting. Only with LARS the host waits in every step for the norms, from which it computes the local rates.
 #pragma once
 
 #include <cstddef>
@@ -45,9 +45,9 @@ class Optimizer {
     std::optional<Adam> adam = {};  // instead of momentum and trust
   };
 
-  // `counts`: elements of each tensor, as in the pools whose gradients it takes. `rate_inside`: true if the learning
-  // rate is in the momentum, as in the paper; false if outside, as in PyTorch: the same while the rate is constant.
-  // `device`: device of the weights and the pools; none: the host.
+  // `counts`: elements of each tensor, as in the pools whose gradients the optimizer takes. `rate_inside`: true if the
+  // learning rate is in the momentum, as in the paper; false if it is outside, as in PyTorch. The two give the same
+  // weights while the rate is constant. `device`: device of the weights and the pools; none: the host.
   Optimizer(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device = {});
 
   [[nodiscard]] std::size_t tensors() const { return parameters_.size(); }
@@ -55,23 +55,24 @@ class Optimizer {
   [[nodiscard]] std::optional<int> device() const { return device_; }
 
   // Sets the address of a tensor's weights: float32, float16 or bfloat16. The master weights of 16-bit weights are
-  // copied from there, unless `keep_master`; on a device, behind the work in the stream of `placement`, and the host
-  // waits for it. Throws Error(type) for another dtype, and Error(value) for weights that are not on the optimizer's
-  // device.
+  // copied from there, unless `keep_master`; on a device, after the work in the stream of `placement`, and the host
+  // waits for the copy. Throws Error(type) for another dtype, and Error(value) for weights that are not on the
+  // optimizer's device.
   void set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master,
                      const std::optional<collective::Placement>& placement = {});
 
-  // Keeps these numbers of a tensor in `memory`, which is on the host; its contents become their values.
+  // Keeps the given numbers of a tensor in `memory`, which is on the host; the contents of `memory` become their
+  // values.
   enum class Numbers { momentum, mean_square, master };
   void place(Numbers numbers, std::size_t tensor, std::span<float> memory);
 
-  // Sets 16-bit weights to their rounded master weights; on a device, the host waits for it.
+  // Sets 16-bit weights to their rounded master weights; on a device, the host waits for the work.
   void round_master(std::size_t tensor);
 
   // Makes a step of the tensors that have settings, with the gradients times `gradient_scale`; weights and momentum
   // change only in the spans of the update. Before anything is changed, throws Error(value) if the update has other
   // tensors or is on another device, if weights are missing, or if this optimizer has used the update already, and
-  // Error(type) for gradients in float64. On a device, the step comes behind the work in the stream.
+  // Error(type) for gradients in float64. On a device, the step runs after the work in the stream.
   void step(const Update& update, std::span<const std::optional<Settings>> settings, double gradient_scale,
             Stream stream = nullptr);
 
@@ -83,7 +84,7 @@ class Optimizer {
 
   [[nodiscard]] const FloatArray& momentum(std::size_t tensor) const { return parameters_[tensor].momentum; }
   [[nodiscard]] const FloatArray& master(std::size_t tensor) const { return parameters_[tensor].master; }
-  // Allocated on first use; `mean_square` is for Adam.
+  // Return arrays that are allocated on first use; `mean_square` is for Adam.
   [[nodiscard]] FloatArray& momentum(std::size_t tensor) { return array(parameters_[tensor], &Parameter::momentum); }
   [[nodiscard]] FloatArray& mean_square(std::size_t tensor) {
     return array(parameters_[tensor], &Parameter::mean_square);

@@ -1,5 +1,5 @@
 // Input of a step, as plain data: gradients side by side in memory of the host or of a CUDA device, and the elements
-// that count. Exchanges make it; optimizers take it, and do not depend on any exchange.
+// that count. Exchanges make updates; optimizers take them, and do not depend on any exchange.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ struct Update {
   void limit(Span elements);  // restricts the spans to these elements
 };
 
-// Throws Error(value) unless a pool holds averaged gradients. `ready`: number of its `tensors` that are already ready
-// for the next iteration.
+// Throws Error(value) unless a pool holds averaged gradients. `ready`: number of the pool's `tensors` that are already
+// ready for the next iteration.
 void check_has_means(Means means, std::size_t ready, std::size_t tensors);
 
 }  // namespace gradientflow::engine

@@ -63,7 +63,7 @@ XLA_FFI_Error* made(const XLA_FFI_Api& api, const std::string& message, XLA_FFI_
   return api.XLA_FFI_Error_Create(&arguments);
 }
 
-// Calls under way. They end before the interpreter does: afterwards no call could reach objects of Python.
+// Calls under way. All calls end before the interpreter ends: afterwards no call could reach objects of Python.
 class Calls {
  public:
   void begin() {
@@ -111,7 +111,7 @@ void check(const XLA_FFI_Api& api, XLA_FFI_Error* error, const char* what) {
   throw Error(ErrorKind::internal, std::string("XLA does not give a call ") + what);
 }
 
-// Does work of a call, and returns its error, or nullptr.
+// Does the work of a call, and returns its error, or nullptr.
 template <class Work>
 XLA_FFI_Error* error_of(const XLA_FFI_Api& api, const Work& work) {
   try {

@@ -41,7 +41,8 @@ class LateAnswer {
  public:
   explicit LateAnswer(XLA_FFI_CallFrame& frame);
 
-  // Does the work of the call, and answers as answer() does, once. Code that waits for the call may run in this thread.
+  // Does the work of the call, and answers as answer() does. Called once. Code that waits for the call may run in this
+  // thread.
   void give(const std::function<void()>& work) const noexcept;
 
  private:
@@ -61,7 +62,7 @@ class CallFrame {
   // Returns the number of this execution of a program, unique in this process.
   [[nodiscard]] std::int64_t run() const;
 
-  // Lets the handler return without an answer. The answer must follow; the frame is gone by then.
+  // Lets the handler return without an answer. The answer must follow later, when this frame no longer exists.
   [[nodiscard]] LateAnswer answer_later() { return LateAnswer(frame_); }
 
   // Return attributes of the call, an int64 or a text. Throw Error(internal) if none has this name and type.
@@ -75,10 +76,10 @@ class CallFrame {
 };
 
 // Does the work of a handler, and turns an exception into an error of XLA: the name of the exception in Python, and the
-// message. Answers XLA's question about the handler by itself.
+// message. Answers XLA's question about the handler without calling `work`.
 XLA_FFI_Error* answer(XLA_FFI_CallFrame* frame, void (*work)(CallFrame&)) noexcept;
 
-// Makes every further call fail, and returns once no call is under way. Called at the end of the interpreter.
+// Makes every further call fail, and returns once no call is under way. Called when the interpreter ends.
 void end_calls();
 
 }  // namespace gradientflow::jax

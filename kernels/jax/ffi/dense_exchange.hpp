@@ -1,6 +1,6 @@
-// Exchange of all gradients, without Python, which may be busy in another thread. Large gradients are averaged where
-// XLA has put them: a copy into memory of our own would take longer than the exchange inside a node. Small gradients
-// are copied into pools, where they are averaged together.
+// Exchange of all gradients. It does not call Python, which may be busy in another thread. Large gradients are averaged
+// where XLA has put them: a copy into memory of our own would take longer than the exchange inside a node. Small
+// gradients are copied into pools, where they are averaged together.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +20,13 @@ class DenseExchange final : public GradientExchange {
  public:
   // Memory in which a gradient is averaged.
   struct GradientPlacement {
-    std::optional<std::size_t> pool;  // none: where it is
+    std::optional<std::size_t> pool;  // none: averaged in XLA's own memory
     std::size_t tensor;               // index in the pool
     std::string name;                 // name in labels
     std::optional<Wire> wire;         // wire of gradients averaged in XLA's own memory
   };
 
-  // `communicator` is for these calls alone. `places` are in the order of the operands. The first pool, if any, has
+  // `communicator` serves only these calls. `places` are in the order of the operands. The first pool, if any, has
   // `marks_needed()` extra numbers; further pools have at least one.
   DenseExchange(std::shared_ptr<engine::Communicator> communicator, transport::Algorithm algorithm,
                 std::vector<std::shared_ptr<engine::GradientPool>> pools, std::vector<GradientPlacement> places);

@@ -1,8 +1,8 @@
 // Exchanges of gradients of one layout, for the calls of `average` with all states.
 //
-// XLA starts calls in any order unless one needs the result of another, and each rank has an order of its own. Calls
-// with one state follow each other, since each takes the token of the call before it. States have numbers, the same on
-// all ranks. Calls with the first state have an exchange to themselves, in XLA's thread that makes the call: most
+// XLA starts calls in any order unless a call needs the result of another call, and the order differs from rank to
+// rank. Calls with one state follow each other, since each takes the token of the call before it. States have numbers,
+// the same on all ranks. Calls with the first state have a separate exchange, in XLA's thread that makes the call: most
 // programs have only that state. All further states share a second exchange, whose calls wait in a queue. No thread of
 // XLA waits for them, since the call that other ranks have reached may need it.
 #pragma once
@@ -29,14 +29,14 @@ class GradientExchange {
   GradientExchange& operator=(const GradientExchange&) = delete;
   virtual ~GradientExchange() = default;
 
-  // Makes a call, one at a time. Operands: the token, the gradients, further state. Results: the same, in the same
-  // order. `refused`: this rank throws afterwards, and the ranks that make the same call must throw, too.
+  // Makes a call; one call at a time. Operands: the token, the gradients, further state. Results: the same, in the same
+  // order. `refused`: this rank throws afterwards, and all ranks that make the same call must throw too.
   virtual void run(const Buffers& buffers, bool refused) = 0;
 };
 
 // A channel makes calls one after another. In one execution of a program, a call must take the state that the last call
-// with the same number has given. Otherwise nothing orders the two, other ranks may have swapped them, and the call is
-// refused. Only if both write to the same memory, XLA itself orders them, as in a loop.
+// with the same number has given. Otherwise nothing orders the two calls, other ranks may have swapped them, and the
+// call is refused. If both calls write to the same memory, as in a loop, XLA itself orders them.
 class Channel {
  public:
   explicit Channel(std::shared_ptr<GradientExchange> exchange) : exchange_(std::move(exchange)) {}

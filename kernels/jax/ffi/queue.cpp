@@ -51,7 +51,7 @@ void Queue::serve() {
   }
 }
 
-// Collective the first time, on ranks that have a call.
+// Returns the order, made at the first call: then collective over ranks that have a call.
 const ExchangeSet::Order& Queue::order() {
   if (!order_) {
     order_ = meet_();
@@ -59,7 +59,7 @@ const ExchangeSet::Order& Queue::order() {
   return *order_;
 }
 
-// Returns rank 0's first state. Collective, on ranks that have a call.
+// Returns rank 0's first state. Collective over ranks that have a call.
 std::uint32_t Queue::agree_on_state() {
   engine::Communicator& communicator = *order().communicator;
   std::uint32_t state = 0;

@@ -1,5 +1,5 @@
-// A queue of calls with several states. They are made one after another in the order of rank 0, which announces each to
-// all ranks. They have a thread of their own, as long as there are any.
+// A queue of calls with several states. The calls are made one after another in the order of rank 0, which announces
+// each call to all ranks. A separate thread makes them; it exists while there are calls.
 #pragma once
 
 #include <condition_variable>

@@ -10,7 +10,7 @@
 
 namespace gradientflow::jax {
 
-// Returns the number of an object, a new number at the first call. Numbers are never given twice.
+// Returns the number of an object, a new number at the first call. A number is never used for a second object.
 std::int64_t number_of(const std::shared_ptr<engine::Communicator>& communicator);
 std::int64_t number_of(const std::shared_ptr<ExchangeSet>& exchanges);
 

@@ -9,7 +9,8 @@ namespace gradientflow::jax {
 namespace {
 
 // Bits of the count in the marks. Averages may be rounded, but only the mean of zeros is zero. So each bit has two
-// numbers: 1 and 0 if it is set, else 0 and 1. So many bits distinguish neighboring and distant counts.
+// numbers: 1 and 0 if the bit is set, otherwise 0 and 1. This number of bits distinguishes neighboring and distant
+// counts.
 constexpr std::size_t bits = 16;
 
 bool is_set(std::uint32_t count, std::size_t bit) { return ((count >> bit) & 1U) != 0; }

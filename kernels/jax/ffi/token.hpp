@@ -1,8 +1,8 @@
 // Token that links a call of `average` to the next: five numbers in the state of the transformation.
 //
-// XLA starts calls in any order unless one needs the result of another. So each call takes the token of the call
-// before it, and gives a token to the next. The token lies in the state, and so in checkpoints. So ranks notice if
-// their states are of different calls.
+// XLA starts calls in any order unless a call needs the result of another call. So each call takes the token of the
+// call before it, and gives a token to the next. The token lies in the state, and therefore in checkpoints too, so
+// ranks notice if their states come from different calls.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ namespace gradientflow::jax {
 
 struct Token {
   std::uint32_t count;                 // number of calls before this call
-  std::uint32_t layout;                // hash of the gradients' shapes and so on
+  std::uint32_t layout;                // hash of the gradients' shapes and the like
   std::array<std::uint32_t, 2> nonce;  // numbers of `average` in Python
   std::uint32_t state;                 // number of the state and of its successors, from 1 on
 
@@ -33,7 +33,7 @@ void check_layout(std::int64_t layout, const Token& token);  // throws Error(val
 void write_marks(std::uint32_t count, bool refused, std::span<double> marks);
 void check_marks(std::uint32_t count, std::span<const double> means);  // throws Error(mismatch)
 
-// Throws Error(mismatch), because a program has used a state twice.
+// Throws Error(mismatch) about a program that has used a state twice.
 [[noreturn]] void refuse();
 
 }  // namespace gradientflow::jax

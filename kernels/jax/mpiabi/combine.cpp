@@ -15,7 +15,7 @@ struct Sum {
   T operator()(T a, T b) const { return static_cast<T>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b)); }
 };
 
-// Product in 32 bits, where the product of two 16-bit integers wraps around as in 16 bits.
+// Product in 32 bits, whose low 16 bits are the wrapped-around product of two 16-bit integers.
 template <class T>
 struct Product {
   T operator()(T a, T b) const { return static_cast<T>(static_cast<std::uint32_t>(a) * static_cast<std::uint32_t>(b)); }

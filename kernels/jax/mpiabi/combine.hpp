@@ -1,4 +1,4 @@
-// Reductions of two arrays that the core does not have.
+// Elementwise reductions of two arrays, for types and operations that the core does not have.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,8 @@ struct Group {
   std::mutex in_pieces = {};                         // held by a call of several pieces
 };
 
-// The job. XLA ignores the status of the functions that set up: a failure there makes every later call fail, too.
+// The job. XLA ignores the status of the functions that set the job up, so a failure there makes every later call fail
+// too.
 class Job {
  public:
   Group world;

@@ -10,7 +10,7 @@ using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): 
 
 namespace {
 
-constexpr int thread_multiple = 3;  // answer to every request: XLA requests less, and calls from several threads
+constexpr int thread_multiple = 3;  // answer to every request: XLA requests less, but calls from several threads
 
 }  // namespace
 

@@ -14,7 +14,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Refuses another installation, whose communicators have another core.
+// Throws if this library belongs to another installation, whose communicators have another core.
 void check_installation() {
   Dl_info here{};
   dladdr(reinterpret_cast<const void*>(&check_installation), &here);
@@ -28,7 +28,7 @@ void check_installation() {
 
 }  // namespace
 
-// Asks Python, where the one way for ranks to meet is written, with all its rules and errors.
+// Asks Python for the ranks: only Python has the code by which ranks meet, with its rules and errors.
 std::shared_ptr<engine::Communicator> ranks_of_python() {
   const py::gil_scoped_acquire gil;
   try {

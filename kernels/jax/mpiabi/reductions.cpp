@@ -1,8 +1,9 @@
-// Allreduce and reduce-scatter of every type and operation that XLA asks for.
+// Allreduce and reduce-scatter for all types and operations that XLA uses.
 //
-// The core has most of them. 16-bit integers, minima and maxima of unsigned integers, and products of complex numbers
-// use collectives that move bytes. Each rank gets the same block of all ranks, and combines them in their order. So the
-// result is exact, or for complex numbers rounded in one order, and has the same bits on all ranks.
+// The core has most of these reductions. The reductions of 16-bit integers, the minima and maxima of unsigned integers,
+// and the products of complex numbers use collectives that move bytes. Rank r gets block r from every rank, and
+// combines these blocks in rank order. So the result has the same bits on all ranks, and is exact except for the
+// rounding of complex numbers.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -17,7 +18,8 @@
 namespace gradientflow::mpiabi {
 namespace {
 
-// A dtype of the core whose reduction has the same bits, and the number of its elements for one element.
+// A dtype of the core whose reduction gives the same bits, and the number of its elements that make up one element of
+// XLA's type.
 struct Alike {
   DType dtype;
   std::size_t elements = 1;
@@ -68,11 +70,11 @@ ReduceOp core_op(Op op) {
   throw Error(ErrorKind::value, "JAX asks for a reduction that is not served: sum, prod, min and max are");
 }
 
-// A reduction that the core does not have, in pieces that fit into bounded memory.
+// A reduction that the core does not have, made piece by piece in bounded memory.
 class Reduction {
  public:
-  // `total` elements of `size` bytes each are cut into one block of `block` elements for each rank; the last may be
-  // shorter.
+  // `total` elements of `size` bytes each are cut into one block of `block` elements for each rank; the last block may
+  // be shorter.
   Reduction(Group& group, engine::Communicator& ranks, Combine combine, std::size_t size, std::size_t total,
             std::size_t block)
       : lock_(group.in_pieces),
@@ -102,7 +104,7 @@ class Reduction {
     }
   }
 
-  // Gives this rank's piece to all ranks, and writes the same piece of all ranks to `output`.
+  // Sends this rank's reduced piece to all ranks, and writes the pieces of all ranks to their places in `output`.
   void share(std::size_t offset, std::size_t elements, std::byte* output) {
     allgather(ranks_, got_.data(), sent_.data(), elements * size_);
     for (std::size_t rank = 0; rank < count(); ++rank) {
@@ -115,7 +117,7 @@ class Reduction {
   static constexpr std::size_t most_bytes = std::size_t{1} << 20;  // largest size of a piece
 
   [[nodiscard]] std::size_t count() const { return static_cast<std::size_t>(ranks_.size()); }
-  // Return a piece's first element, and its number of elements inside the tensor.
+  // Return the first element of the piece at `offset` of a rank's block, and its number of elements inside the tensor.
   [[nodiscard]] std::size_t place(std::size_t rank, std::size_t offset) const {
     return std::min(rank * block_ + offset, total_);
   }

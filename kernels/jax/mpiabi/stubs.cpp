@@ -1,5 +1,5 @@
 // Weak definitions of all names that MPItrampoline looks up: a function reports that it is not served, and a constant
-// has no meaning. Served names have definitions in other files, which take the place of these.
+// has no meaning. Served names have strong definitions in other files, which replace these.
 #include <cstdio>
 #include <string>
 

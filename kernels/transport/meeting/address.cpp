@@ -54,7 +54,7 @@ std::vector<InterfaceAddress> addresses_of_interfaces() {
   return found;
 }
 
-// Reports whether an address begins with the same bits.
+// Reports whether an address and a network agree in their first `bits` bits.
 bool is_within(const std::string& address, const std::string& network, int bits) {
   if (address.size() != network.size()) {
     return false;
@@ -87,10 +87,10 @@ bool is_named(const InterfaceAddress& each, const std::string& name) {
   return network ? is_within(each.address.bytes(), network->bytes(), bits) : each.interface == name;
 }
 
-// `usual`: the address without the setting, where the setting names interfaces to leave out.
+// `usual`: the address chosen without the setting; empty unless the setting names interfaces to leave out.
 std::string address_by_setting(const std::string& interface, const std::string& usual) {
   std::vector<InterfaceAddress> all = addresses_of_interfaces();
-  // Of an interface's addresses, prefer IPv4, then addresses that need no interface beside them.
+  // The usual address comes first, then IPv4, then addresses that need no interface beside them.
   std::stable_sort(all.begin(), all.end(), [&](const InterfaceAddress& one, const InterfaceAddress& other) {
     const auto order = [&](const SocketAddress& address) {
       return address.host() == usual ? -1 : address.family() == AF_INET ? 0 : address.is_link_local() ? 2 : 1;
@@ -102,7 +102,7 @@ std::string address_by_setting(const std::string& interface, const std::string& 
   std::string chosen;
   for (const std::string& name : split_list(interface.substr(leaves_out ? 1 : 0))) {
     const auto fits = [&](const InterfaceAddress& each) { return is_named(each, name); };
-    const auto first = std::find_if(all.begin(), all.end(), fits);  // throws where the name is wrong
+    const auto first = std::find_if(all.begin(), all.end(), fits);  // throws if the name is wrong
     if (leaves_out) {
       std::erase_if(left, fits);
     } else if (first != all.end() && chosen.empty()) {
@@ -133,7 +133,7 @@ std::optional<std::string> address_towards(const HostPort& place, const Until& u
   } catch (const Error&) {  // other ways are left
     return std::nullopt;
   }
-  // A name that means loopback here is this host's own: it does not tell how other hosts reach this one.
+  // A name that means loopback here is this host's own name, and does not tell how other hosts reach this one.
   const bool is_loopback_meant = place.host == "localhost" || parse_address(place.host, 0);
   for (SocketAddress& each : addresses) {
     const std::optional<SocketAddress> source = source_towards(each);
@@ -146,7 +146,7 @@ std::optional<std::string> address_towards(const HostPort& place, const Until& u
 
 }  // namespace
 
-// Looks up in a thread, as the system may ask other hosts for many seconds, and takes no limit.
+// Looks the name up in a thread, because the system may ask other hosts for many seconds and takes no time limit.
 std::vector<SocketAddress> resolve(const HostPort& place, const Until& until) {
   if (const auto address = parse_address(place.host, place.port)) {
     return {*address};

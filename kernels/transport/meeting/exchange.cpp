@@ -29,8 +29,8 @@ Number number_in(const std::string& text) {
   return number;
 }
 
-// Clocks of hosts may differ a little: then a process waits for other ranks in vain, or is told of their failure in
-// vain.
+// Clocks of hosts may differ a little. Then a process may wait in vain for ranks that have failed before, or be told of
+// a failure from before its start.
 std::int64_t milliseconds_now() noexcept {
   using std::chrono::milliseconds;
   return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -102,7 +102,7 @@ std::vector<std::string> EndpointTextExchange::all(const std::string& mine, cons
   return texts;
 }
 
-// End of a meeting, the same for all ranks: the first verdict set holds.
+// End of a meeting, the same for all ranks: the first verdict that a rank sets.
 struct StoreTextExchange::Verdict {
   ErrorKind kind = ErrorKind::internal;
   std::string error;               // empty: all have come
@@ -163,9 +163,9 @@ std::vector<std::string> StoreTextExchange::all(const std::string& mine, const U
   return std::move(end.texts);
 }
 
-// Opens the current meeting, or the next if that has ended. Meetings of a store are numbered. After a failure, a rank
-// that has not come to that meeting still enters it, and is told why, once; but not a process started after the
-// failure, which belongs to a retry.
+// Opens the current meeting, or the next one if the current meeting has ended. Meetings of a store are numbered. A rank
+// that has not come to a failed meeting still enters it, once, and is told why it failed. A process started after the
+// failure does not, because it belongs to a retry.
 void StoreTextExchange::open_meeting(const Until& until) {
   const std::string current = prefix_ + "/meeting";
   meeting_ = number_in(store_.compare_set(current, std::nullopt, "1", until).value_or("1"));
@@ -179,8 +179,8 @@ void StoreTextExchange::open_meeting(const Until& until) {
   }
 }
 
-// Announces that this rank has come. The last rank ends the meeting, as does a rank that sees why it must fail: they
-// return the verdict.
+// Announces that this rank has come. Returns the verdict if this rank ends the meeting: because it is the last to come,
+// or sees why the meeting must fail.
 std::optional<std::string> StoreTextExchange::come(const std::string& mine, const Until& until) {
   const std::string rank = "rank " + std::to_string(rank_);
   const std::string size = std::to_string(size_);
@@ -240,7 +240,7 @@ std::vector<int> StoreTextExchange::missing(const Until& until) {
   return ranks;
 }
 
-// Leaves the meeting, which has ended even if the store fails now.
+// Leaves the meeting. Ignores errors of the store, because the meeting has ended already.
 void StoreTextExchange::leave(bool have_met, const Until& until) {
   try {
     if (have_met) {
@@ -258,8 +258,8 @@ void StoreTextExchange::leave(bool have_met, const Until& until) {
   }
 }
 
-// Waits, where the store ends with this process, until all ranks that have come know how the meeting ended, or for a
-// moment.
+// Waits until `count` ranks know how the meeting ended, or the time is up. Needed where the store ends with this
+// process.
 void StoreTextExchange::await_others(int count, const Until& until) {
   std::optional<std::string> gone;
   do {
@@ -267,8 +267,8 @@ void StoreTextExchange::await_others(int count, const Until& until) {
   } while (gone && number_in(*gone) < count && until.sleep(nap_for_others));
 }
 
-// Removes the values of earlier meetings, and all of this one except its end. No rank reads them any more: a rank that
-// has yet to learn of this meeting's end takes part in the next.
+// Removes the values of earlier meetings, and all values of this meeting except its verdict. No rank reads them any
+// more: a rank that has yet to learn of this meeting's end takes part in the next meeting.
 void StoreTextExchange::clean(const Until& until) {
   for (const char* const what : {"first", "come", "gone"}) {
     store_.remove(key(what), until);

@@ -18,11 +18,11 @@ class TextExchange {
   TextExchange& operator=(const TextExchange&) = delete;
   virtual ~TextExchange() = default;
 
-  // Returns every rank's bytes, in the order of the ranks. Collective. Throws where not all ranks come in time.
+  // Returns every rank's bytes, in the order of the ranks. Collective. Throws if not all ranks come in time.
   [[nodiscard]] virtual std::vector<std::string> all(const std::string& mine, const Until& until) = 0;
 };
 
-// Exchange over an endpoint, whose own timeout holds.
+// Exchange over an endpoint, whose own timeout applies.
 class EndpointTextExchange : public TextExchange {
  public:
   explicit EndpointTextExchange(const Endpoint& endpoint) : endpoint_(endpoint) {}
@@ -33,14 +33,15 @@ class EndpointTextExchange : public TextExchange {
   const Endpoint& endpoint_;
 };
 
-// Exchange over a store. All ranks that come get the same: the bytes of all, or the same Error. Error(timeout) names
-// the missing ranks. Error(mismatch): two processes have the same rank, or ranks differ about their number. Ranks may
-// meet repeatedly, in separate meetings; a rank that comes late to a failed one is told why it failed.
+// Exchange over a store. All ranks that come get the same result: the bytes of all ranks, or the same Error.
+// Error(timeout) names the missing ranks. Error(mismatch): two processes have the same rank, or ranks differ about the
+// number of ranks. Ranks may meet repeatedly, in separate meetings; a rank that comes late to a failed meeting is told
+// why it failed.
 //
 // `prefix` begins the names of all values. Once all have met, the store keeps only the last meeting's number and end.
 class StoreTextExchange : public TextExchange {
  public:
-  // `replaces`: this process replaces an ended one, which may have come already.
+  // `replaces`: this process replaces a process that has ended, perhaps after it had come.
   StoreTextExchange(Store& store, int rank, int size, std::string prefix = "gradientflow", bool replaces = false);
 
   [[nodiscard]] std::vector<std::string> all(const std::string& mine, const Until& until) override;

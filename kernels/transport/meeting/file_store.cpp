@@ -26,7 +26,8 @@ constexpr std::chrono::milliseconds shortest_nap{1};
 using RecordHead = std::array<std::uint32_t, 2>;       // sizes of key and value
 constexpr std::uint32_t no_value = ~std::uint32_t{0};  // marks a removed value, in place of its size
 
-// Lock by which this process's threads take turns: a process that closes a file loses all its locks of it.
+// Lock by which this process's threads take turns, because a process that closes a file loses all its locks on this
+// file.
 std::mutex& turn_in_process() {
   static auto* const mutex = new std::mutex;  // NOLINT(*-owning-memory): lives as long as any thread
   return *mutex;
@@ -38,7 +39,7 @@ std::chrono::milliseconds longer(std::chrono::milliseconds nap) { return std::mi
 
 class FileStore::Opened {
  public:
-  // Takes some time even if none is left: a rank that has waited in vain still tells other ranks so.
+  // Takes a moment even if no time is left, so that a rank that has waited in vain can still tell other ranks.
   Opened(const std::string& path, const Until& limit)
       : path_(path),
         until_(limit.over() ? limit.anew(waits::store_answer.seconds()) : limit),

@@ -18,7 +18,8 @@ struct Introduction {
   tcp::Token token{};                  // token of rank 0
 };
 
-// Error on all ranks: others cannot reach a rank (of the kind of its error), or it cannot reach others.
+// Error on all ranks, because a rank cannot be reached, or cannot reach other ranks. It has the kind of that rank's
+// error.
 class Unreachable : public Error {
  public:
   using Error::Error;
@@ -27,8 +28,8 @@ class Unreachable : public Error {
 // Throws Error(mismatch) where ranks run different versions of the library.
 void check_versions(const std::vector<std::string>& versions);
 
-// Calls `listen`, which returns this rank's address, and exchanges the addresses. Throws Unreachable where `listen`
-// throws on a rank, or ranks cannot reach each other; Error(mismatch) as check_versions.
+// Calls `listen`, which returns this rank's address, and exchanges the addresses. Throws Unreachable if `listen` throws
+// on a rank, or ranks cannot reach each other; Error(mismatch) as check_versions.
 [[nodiscard]] Introduction introduce(TextExchange& exchange, int rank, const std::function<std::string()>& listen,
                                      const Until& until);
 

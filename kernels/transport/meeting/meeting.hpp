@@ -1,4 +1,4 @@
-// Meeting of the ranks of a job over TCP: each listens, and all learn all addresses.
+// Meeting of the ranks of a job over TCP: each rank listens, and all ranks learn all addresses.
 #pragma once
 
 #include <memory>

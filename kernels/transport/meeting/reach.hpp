@@ -1,4 +1,4 @@
-// Check that this host can connect to others: firewalls may let MPI's messages through, and no others.
+// Check that this host can connect to other hosts: firewalls may let only MPI's messages through.
 #pragma once
 
 #include <string>

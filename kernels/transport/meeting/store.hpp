@@ -1,4 +1,4 @@
-// Values by name, shared by the processes of a job, by which ranks meet before they know each other.
+// Store of named values, shared by the processes of a job. Its ranks meet there before they know each other.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace gradientflow::transport {
 
-// A store of values. Keys and values are bytes. Any thread may call. Every call throws Error(timeout) where the store
-// does not answer in time, Error(peer) where it has ended, Error(value) for a key or value that is too long.
+// A store of values. Keys and values are bytes. Any thread may call. Every call throws Error(timeout) if the store does
+// not answer in time, Error(peer) if the store has ended, Error(value) for a key or value that is too long.
 class Store {
  public:
   Store() = default;
@@ -31,7 +31,7 @@ class Store {
   // Adds to a value that is a decimal number, 0 if there is none. Returns the sum.
   virtual std::int64_t add(const std::string& key, std::int64_t amount, const Until& until) = 0;
 
-  // Sets the value if it is `expected` (nothing: if there is none). Returns the value afterwards.
+  // Sets the value if the present value is `expected` (nothing: if there is no value). Returns the value afterwards.
   virtual std::optional<std::string> compare_set(const std::string& key, const std::optional<std::string>& expected,
                                                  const std::string& desired, const Until& until) = 0;
 
@@ -44,7 +44,7 @@ class Store {
   // Reports whether the store ends with this process.
   [[nodiscard]] virtual bool is_served_here() const { return false; }
 
-  // Returns why other ranks have not come, as far as only this process knows, as the end of a sentence; mostly empty.
+  // Returns why other ranks have not come, if only this process knows, as the end of a sentence; mostly empty.
   [[nodiscard]] virtual std::string remark() { return ""; }
 };
 
@@ -55,7 +55,7 @@ inline constexpr std::size_t longest_value = std::size_t{16} << 20;
 void check_key(const std::string& key);
 void check_value(const std::string& value);
 
-// Returns the sum as a store keeps it. Throws Error(value) where the value is no number, or the sum too large.
+// Returns the sum as a store keeps it. Throws Error(value) if the value is no number, or the sum is too large.
 [[nodiscard]] std::int64_t sum_of(const std::optional<std::string>& value, std::int64_t amount);
 
 }  // namespace gradientflow::transport

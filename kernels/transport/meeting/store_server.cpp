@@ -56,8 +56,8 @@ std::vector<SocketAddress> addresses_to_listen_at(const HostPort& place) {
   return addresses;
 }
 
-// Starts to listen. Where two sockets bound to one address begin at the same moment, Linux may refuse both: then they
-// try again, each after a random pause.
+// Starts to listen. If two sockets bound to one address begin at the same moment, Linux may refuse both. Then both try
+// again, each after a random pause.
 bool starts_to_listen(const Descriptor& socket) {
   std::random_device random;
   std::uniform_int_distribution<int> milliseconds(1, 20);
@@ -173,7 +173,7 @@ void StoreServer::run() noexcept {
         } else {
           serve(event.data.u64, event.events);
         }
-      } catch (const std::exception&) {  // no memory
+      } catch (const std::exception&) {  // there is no memory
         drop(event.data.u64);
       }
     }

@@ -1,7 +1,6 @@
 // A store that other processes reach over TCP: one thread, which never waits for a single connection.
 //
-// An Unauthenticated is a connection that has not shown the token. It may last a few seconds, and take a
-// kilobyte.
+// An unauthenticated connection has not shown the token. It is limited to a few seconds and a kilobyte.
 #pragma once
 
 #include <atomic>
@@ -31,8 +30,9 @@ class StoreServer {
     std::size_t bytes = std::size_t{256} << 20;  // keys and values; requests on their way may add as much
   };
 
-  // Listens at a place: at its address, if this host has it or it is localhost, else at all addresses of this host,
-  // since this host's name may mean another address here than elsewhere. Port 0: a free one. Throws Error(system).
+  // Listens at the address of `place`, if this host has that address or the place is localhost. Otherwise listens at
+  // all addresses of this host, because its name may mean another address here than on other hosts. Port 0: a free
+  // port. Throws Error(system).
   StoreServer(const HostPort& place, std::string token, const Limits& limits);
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -63,7 +63,7 @@ class StoreServer {
     std::string waits_for;     // key that it waits for; empty: none
     std::string head;          // head of an answer
     Value body;                // value after the head
-    std::size_t sent = 0;      // bytes sent of both
+    std::size_t sent = 0;      // bytes sent of head and body
     std::uint32_t events = 0;  // events that epoll watches for
   };
   using Connections = std::map<std::uint64_t, Connection>;  // ordered by arrival

@@ -46,7 +46,7 @@ bool is_here(const HostPort& place, const Until& until) {
         return true;
       }
     }
-  } catch (const Error&) {  // then it is not here
+  } catch (const Error&) {  // then the place is not here
   }
   return false;
 }
@@ -127,8 +127,8 @@ TcpStore::TcpStore(const std::string& places, bool serves, std::string token, co
   connect(until);
 }
 
-// Serves at the first place of this host that is free; if none seems to be here, at any. Where this job is served
-// already, it looks for no other place.
+// Serves at the first place of this host that is free. If no place seems to be on this host, tries all places. Throws,
+// without trying more places, if this job is served already.
 void TcpStore::serve(const Until& until) {
   std::vector<HostPort*> here;
   for (HostPort& each : places_) {
@@ -154,8 +154,8 @@ void TcpStore::serve(const Until& until) {
               EADDRINUSE);
 }
 
-// Tells the store at a place, if it belongs to this job, which process could not serve beside it. Returns true if it
-// belongs.
+// Returns true if the store at `place` belongs to this job. Then tells that store which process could not serve beside
+// it.
 bool TcpStore::report_second_server(const HostPort& place, const Until& until) {
   const Until soon = until.anew(std::min(until.remaining(), waits::store_word.seconds()));
   bool is_ours = false;
@@ -169,7 +169,8 @@ bool TcpStore::report_second_server(const HostPort& place, const Until& until) {
   return is_ours;
 }
 
-// No rank can come to an unknown name. Where others come, only this host does not know it.
+// Waits until a name of the places is known, because no rank can come to an unknown name. If other ranks have come,
+// only this host does not know the name.
 void TcpStore::await_names(const Until& until) const {
   if (server_ != nullptr && names_may_come_late()) {
     return;
@@ -335,9 +336,9 @@ void TcpStore::connect(const Until& until) {
   }
 }
 
-// Each of these returns why there is no connection, or nothing if there is one now.
+// Each of these functions returns why there is no connection, or nothing once there is a connection.
 
-// A refusal at the only place is final; otherwise the job may be served at another place.
+// Throws after a refusal at the only place; otherwise the job may be served at another place.
 std::optional<std::string> TcpStore::try_place(const HostPort& place, const Until& until) {
   std::vector<SocketAddress> addresses;
   try {

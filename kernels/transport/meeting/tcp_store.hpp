@@ -20,9 +20,9 @@ namespace gradientflow::transport {
 class TcpStore : public Store {
  public:
   // Connects to the store. `places`: its addresses, as in parse_host_ports; several are tried in turn, until a store
-  // admits this process. Throws Error(timeout) with the causes, Error(system) where none of their names is known,
-  // Error(mismatch) where the store at the only place refuses the token or speaks another version. `serves`: this
-  // process serves at the first place that is here and free, as long as it has a TcpStore that serves there.
+  // admits this process. Throws Error(timeout) with the causes, Error(system) if none of their names is known,
+  // Error(mismatch) if the store at the only place refuses the token or speaks another version. `serves`: this process
+  // serves at the first free place of this host, as long as it has a TcpStore that serves there.
   TcpStore(const std::string& places, bool serves, std::string token, const Until& until);
 
   void set(const std::string& key, const std::string& value, const Until& until) override;

@@ -20,7 +20,7 @@ struct Candidate {
   std::string host;          // name of the host
   std::string device;        // device that MPI may use and TCP cannot; empty without one
   std::string objection;     // reason for using MPI only; empty if there is none
-  bool threads = true;       // several threads may call its MPI at once, which is kept beside TCP
+  bool threads = true;       // several threads may call MPI at once, which is kept beside TCP
 };
 
 struct TransportChoice {
@@ -31,8 +31,8 @@ struct TransportChoice {
   [[nodiscard]] const Transport& transport() const { return is_tcp ? tcp_transport : mpi_transport; }
 };
 
-// Chooses the transport. Pure, so that all ranks choose alike. Throws Error(mismatch) where some ask for MPI and some
-// for TCP.
+// Chooses the transport. Pure, so that all ranks choose alike. Throws Error(mismatch) if some ranks ask for MPI and
+// some for TCP.
 [[nodiscard]] TransportChoice choose_transport(const std::vector<Candidate>& ranks);
 
 // Describes this process. Where the user has chosen interfaces for MPI, sets `config.interface` to these.

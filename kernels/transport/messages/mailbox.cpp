@@ -63,7 +63,8 @@ Mailbox::~Mailbox() {
   for (Incoming& each : incoming_) {
     each.request.give_up(std::move(each.notice));
   }
-  // Messages drawn and not received stay with the endpoint; and of many ranks, not all send notices.
+  // Some messages may be lost: drawn messages that were not received stay with the endpoint, and among many ranks, not
+  // all send notices.
   endpoint_->close(std::move(awaited), notice_tag_, !arrived_.empty() || taken_ > 0 || size() > few_ranks);
 }
 

@@ -1,17 +1,17 @@
 // Messages that may arrive from any rank at any time, over their own endpoint.
 //
-// Every message that arrives is drawn from the endpoint at the next poll, from any rank, with any tag, so its source,
-// tag and size are known before it is received. It goes to the oldest receive posted for it, or waits until one is
-// posted, or until next() asks for it. So the endpoint never has a receive that would have to be canceled, and a
-// message of another size than expected is an error that names both sizes. The last message of a rank, its notice that
-// it has closed, comes after everything else that it has sent.
+// Each poll draws from the endpoint all messages that have arrived, from any rank, with any tag. So the source, tag and
+// size of a message are known before it is received. A message goes to the oldest receive posted for it, or waits until
+// such a receive is posted, or until next() asks for the message. So the endpoint never has a receive that would have
+// to be canceled, and a message of another size than expected is an error that names both sizes. The last message of a
+// rank is its notice that it has closed.
 //
 // Between two ranks, messages with one tag are received in the order in which they were sent.
 //
-// A thread that waits makes progress on all messages of the mailbox; while none waits, the mailbox's own thread does,
-// between naps of up to 5 ms. It starts with the first message, and sleeps while nothing is pending.
+// A thread that waits makes progress on all messages of the mailbox; while none waits, the mailbox's own thread makes
+// progress, between naps of up to 5 ms. This thread starts with the first message, and sleeps while nothing is pending.
 //
-// A message may travel in parts, if the endpoint says that it pays (Limits::part_bytes); few parts are under way to a
+// A message may travel in parts, if these are faster on the endpoint (Limits::part_bytes); few parts are under way to a
 // rank at a time.
 //
 // Inside a node, too, the endpoint carries the messages: MPI's shared memory transport is as fast as a direct read with
@@ -67,11 +67,11 @@ class Mailbox {
   };
 
   // Makes a mailbox. Not collective. `endpoint`: for this mailbox alone. `name`: used in errors about a closed mailbox.
-  // `is_alive`: reports whether a rank's process lives, as known other than from the endpoint; called by any thread.
+  // `is_alive`: reports whether a rank's process lives, from a source other than the endpoint; called by any thread.
   // Throws Error(value) where several threads cannot use the endpoint.
   static std::shared_ptr<Mailbox> make(std::unique_ptr<Endpoint> endpoint, std::string name,
                                        std::function<bool(int rank)> is_alive);
-  ~Mailbox();  // closes it, not orderly
+  ~Mailbox();  // closes the mailbox, but not orderly
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
@@ -90,23 +90,24 @@ class Mailbox {
                                                   Owner owner, Route route = Route::whole);
 
   // Takes the oldest message without a posted receive out of the mailbox, from rank `from` or any, with a tag in
-  // `tags`; receive(arrival) then receives it. Returns nothing where none comes by the deadline. Throws Error(peer)
-  // where none can come any more, Error(value), Error(closed).
+  // `tags`; receive(arrival) then receives it. Returns nothing if no message comes by the deadline. Throws Error(peer)
+  // if no message can come any more, Error(value), Error(closed).
   [[nodiscard]] std::unique_ptr<Arrival> next(int from, const Tags& tags, const Deadline& deadline);
   [[nodiscard]] std::shared_ptr<Transfer> receive(Arrival& arrival, void* data, Owner owner);
 
-  // Likewise, without waiting: returns nothing where no message is there, even if none can come any more.
+  // The same without waiting: returns nothing if no message is there, even if none can come any more.
   [[nodiscard]] std::unique_ptr<Arrival> take(int from, const Tags& tags);
   [[nodiscard]] bool has(const Tags& tags) const;  // has a message from any rank
 
-  // Makes progress until done(), which may look into the mailbox, or the deadline. Returns true if done() held.
+  // Makes progress until done() returns true, or until the deadline. done() may look into the mailbox. Returns true if
+  // done() did.
   bool until(const std::function<bool()>& done, const Deadline& deadline);
 
-  // losses() returns the number of other ranks known to have closed, given up or died. loss_of() returns the error, if
-  // any, that bars rank `rank` from `what`: the same that its transfers raise.
+  // losses() returns the number of other ranks known to have closed, given up or died. loss_of() returns an error if
+  // rank `rank` cannot take part in `what` any more: the error that transfers with this rank raise.
   [[nodiscard]] int losses() const;
   [[nodiscard]] std::optional<Error> loss_of(int rank, const std::string& what) const;
-  [[nodiscard]] bool has_closed(int rank) const;  // orderly
+  [[nodiscard]] bool has_closed(int rank) const;  // true if the rank has closed orderly
 
   // Waits until the transfer has ended, or the deadline has passed. Returns true if it has ended.
   [[nodiscard]] bool ended_by(const Transfer& transfer, const Deadline& deadline);
@@ -129,8 +130,8 @@ class Mailbox {
   void when_ended(const std::shared_ptr<Transfer>& transfer, std::function<void()> then);
 
   // Gives up receives. If `orderly`, waits a moment for messages under way and tells other ranks that this rank has
-  // closed. Otherwise tells them that it has given up, with the reason, if any, which they then raise. Closing twice is
-  // harmless: the second call waits for the first. Not collective.
+  // closed. Otherwise tells other ranks that this rank has given up, and the reason, if any: they then raise this
+  // error. Closing twice is harmless: the second call waits for the first. Not collective.
   void close(bool orderly, const std::optional<Error>& reason = {}) noexcept;
 
   [[nodiscard]] int rank() const noexcept { return endpoint_->rank(); }
@@ -216,14 +217,14 @@ class Mailbox {
   std::vector<std::shared_ptr<Transfer>> in_flight_;  // transfers that the endpoint works on
   std::vector<std::shared_ptr<Transfer>> leaving_;    // sends with parts that have not begun, the oldest first
   std::vector<std::size_t> parts_under_way_;          // number of parts, by rank
-  std::vector<std::shared_ptr<Transfer>> lost_with_;  // transfers failed by the loss of their ranks, not ended yet
+  std::vector<std::shared_ptr<Transfer>> lost_with_;  // transfers whose ranks were lost, not ended yet
   std::list<Incoming> incoming_;                      // notices under way
   std::vector<std::shared_ptr<Transfer>> ended_;      // transfers ended since the last finish()
   std::vector<std::function<void()>> callbacks_;      // callbacks of ended transfers
   std::size_t taken_ = 0;                             // arrivals that have not been received
   std::vector<PeerState> peers_;                      // state of each rank
-  std::vector<bool> known_peers_;                     // each rank: messages have passed, or are awaited
-  int lost_ = 0;                                      // ranks that are no longer open
+  std::vector<bool> known_peers_;  // true for each rank with which messages have passed, or are awaited
+  int lost_ = 0;                   // ranks that are no longer open
   bool has_thread_ = false;
   Clock::time_point looked_{};  // time of the last search for lost ranks
   bool closed_ = false;

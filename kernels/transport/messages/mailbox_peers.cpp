@@ -72,7 +72,8 @@ void Mailbox::note(int rank, PeerStatus state, std::optional<Error> reason, std:
   end_unreceivable();
 }
 
-// All messages of a rank have been drawn before its notice, or before it was found dead.
+// Ends receives whose message cannot come any more: all messages of a rank were drawn before its notice, or before it
+// was found dead.
 void Mailbox::end_unreceivable() {
   std::erase_if(posted_, [this](const auto& transfer) {
     auto error = loss(transfer->peer_, transfer->what());
@@ -84,7 +85,7 @@ void Mailbox::end_unreceivable() {
   });
 }
 
-// Returns why rank `peer`, or every other rank, cannot take part any more.
+// Returns why rank `peer` (for any_source: every other rank) cannot take part any more.
 std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   if (lost_ == 0 || (peer == any_source && lost_ < size() - 1)) {
     return std::nullopt;

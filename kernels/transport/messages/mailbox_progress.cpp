@@ -40,8 +40,9 @@ bool Mailbox::until(const std::function<bool()>& done, const Deadline& deadline)
   return wait_until(deadline, [&done] { return done(); });
 }
 
-// Tests transfers in flight, and draws messages. Looks for lost ranks, too, if `look`, or if the last time was a while
-// ago: a rank kept busy by some ranks has to learn of others. Returns true if anything has happened.
+// Tests transfers in flight, and draws messages. Also looks for lost ranks if `look` is true, or if it has not done so
+// for a while: a rank that is busy with some ranks must notice the loss of others. Returns true if anything has
+// happened.
 bool Mailbox::progress(bool look) {
   if (closed_ && in_flight_.empty() && lost_with_.empty()) {
     return false;

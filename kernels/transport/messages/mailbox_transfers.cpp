@@ -14,7 +14,7 @@ constexpr std::size_t most_parts_under_way = 16;                // enough to fil
 
 }  // namespace
 
-// Returns the number of parts in which so many bytes travel; 0: whole.
+// Returns the number of parts in which `bytes` bytes travel; 0: they travel whole.
 std::size_t Mailbox::parts_of(std::size_t bytes, Route route) const {
   const std::size_t part = limits_.part_bytes;
   return route == Route::whole || part == 0 ? 0 : std::max<std::size_t>((bytes + part - 1) / part, 1);
@@ -163,7 +163,7 @@ void Mailbox::start(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-// A message of another size is dropped.
+// Begins a receive. A message of another size is dropped.
 void Mailbox::begin(const std::shared_ptr<Transfer>& transfer, transport::Arrival& message) {
   const Envelope& envelope = transfer->envelope_ = message.envelope();
   if (envelope.bytes != transfer->bytes_) {
@@ -206,7 +206,7 @@ void Mailbox::end_part(const Transfer& part) {
   }
 }
 
-// Returns true if it need not be tested any more.
+// Returns true if the transfer need not be tested any more.
 bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
   if (!closed_ && !endpoint_->may_have_ended(transfer->request_)) {  // a closed mailbox does not draw messages any more
     return false;

@@ -10,8 +10,8 @@
 namespace gradientflow::transport {
 namespace {
 
-// Calls this short do not sleep: where cores have gone to sleep, a nap takes a tenth of a millisecond, which such calls
-// would feel.
+// Calls shorter than this do not sleep: where cores have gone to sleep, a nap takes a tenth of a millisecond, too long
+// for such calls.
 constexpr std::chrono::milliseconds short_call{4};
 
 }  // namespace
@@ -139,8 +139,8 @@ std::size_t Messages::wait_user_message(Request& message, const std::string& wha
   return wait(message, patience, false, [&what] { return what; });
 }
 
-// A failed rank ends the collective call wherever it is awaited. A closed or dead rank is an error only for ranks that
-// wait for it; the error is returned, as its last messages may have come meanwhile.
+// A failed rank ends the collective call, whichever rank is awaited. A closed or dead rank is an error only for ranks
+// that wait for it. This error is returned, because the last messages of that rank may have come meanwhile.
 std::optional<Error> Messages::check_peers(int awaited, const std::string& what, bool collective) {
   if (endpoint_->interrupted()) {
     throw Error(ErrorKind::closed, "the communicator was closed during " + what);
@@ -204,8 +204,8 @@ Error Messages::failure_of(int rank, const std::string& what) {
               what + ": " + peer.text};
 }
 
-// Returns why a rank sends no more messages, if it has told. A rank of this node tells it in the node's memory, too,
-// ahead of messages on their way: that counts only if none can come any more (`is_lost`).
+// Returns the reason, if known, why a rank sends no more messages. A rank of this node also tells it in the node's
+// memory, ahead of its messages on their way: this counts only if no message can come any more (`is_lost`).
 std::optional<Error> Messages::departure_of(int rank, const std::string& what, bool collective, bool is_lost) {
   if (has_failed(rank)) {
     return failure_of(rank, what);
@@ -337,7 +337,7 @@ void Messages::leave(NoticeKind state, ErrorKind kind, const char* text) noexcep
     if (!endpoint_->has_ended()) {
       tell(ranks_to_tell(), state, kind, text);
     }
-  } catch (const Error&) {  // they find out when their time is up
+  } catch (const Error&) {  // other ranks find out when their time is up
   } catch (const std::bad_alloc&) {
   }
 }

@@ -3,8 +3,9 @@
 // A collective call sends many messages, segments of its tensors. Between two ranks, messages of one call and one
 // purpose arrive in the order in which they were sent. The tag keeps calls separate, so a rank may be ahead of others.
 //
-// A rank that closes its communicator, or gives up after an error, sends all others a notice, for which they look in
-// long waits. When the time is up, the ranks that still wait call a roll, and ranks that do not answer are named.
+// A rank that closes its communicator, or gives up after an error, sends a notice to all other ranks, which look for
+// notices in long waits. When the time is up, the ranks that still wait call a roll, and name the ranks that do not
+// answer.
 #pragma once
 
 #include <array>
@@ -49,14 +50,14 @@ class Tag {
 
 class Messages {
  public:
-  // Collective. `node`: this rank's, which is told about progress, and reports failed ranks.
+  // Collective. `node`: this rank's node, which is told about progress and reports failed ranks.
   Messages(Endpoint& endpoint, Node& node, const Topology& topology, double timeout);
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
   ~Messages() { end(); }
 
-  // Notes that rank `peer` may wait for this one before any message has passed between them: it is told, too, when this
-  // one leaves.
+  // Notes that rank `peer` may wait for this rank before any message has passed between them. Then `peer` is told, too,
+  // when this rank leaves.
   void add_peer(int peer) { known_peers_[static_cast<std::size_t>(peer)] = true; }
 
   // Begins the next collective call; its number becomes part of the tags. `participants`: the ranks that exchange
@@ -75,7 +76,8 @@ class Messages {
   // Error(closed) after an interrupt.
   std::size_t wait(Request& message);
 
-  // Likewise for messages of users, which belong to no collective call; `what` describes it. Any thread may call.
+  // The same for a message of a user, which belongs to no collective call and is described by `what`. Any thread may
+  // call.
   std::size_t wait_user_message(Request& message, const std::string& what);
 
   // Throws as wait() does where a rank has given up or died. For a part of the collective call that waits elsewhere.
@@ -89,10 +91,10 @@ class Messages {
   [[nodiscard]] int rank() const { return endpoint_->rank(); }
   [[nodiscard]] int size() const { return endpoint_->size(); }
 
-  // Tell other ranks that this rank has left, and why; of many ranks, only its peers.
+  // Tell other ranks that this rank has left, and why; among many ranks, tell only its peers.
   void tell_closed() noexcept;
   void tell_failed(const Error& error) noexcept;
-  // Closes the endpoint, once no message is sent or received any more. The destructor does so, too.
+  // Closes the endpoint, once no message is sent or received any more. The destructor closes the endpoint, too.
   void end() noexcept;
   // Returns the ranks that have announced so far that they have left, with no error before.
   [[nodiscard]] std::vector<int> closed();
@@ -136,7 +138,8 @@ class Messages {
   void take(Purpose purpose, int source, const Notice& notice);
   void answer_the_roll();
   void leave(NoticeKind state, ErrorKind kind, const char* text) noexcept;
-  [[nodiscard]] std::vector<int> ranks_to_tell() const;  // ranks to tell when this rank leaves; they tell this one, too
+  [[nodiscard]] std::vector<int> ranks_to_tell()
+      const;  // ranks that this rank tells when it leaves, and that tell this rank
   void tell(const std::vector<int>& ranks, NoticeKind state, ErrorKind kind, const char* text);
   [[nodiscard]] std::vector<int> missing_ranks(int awaited);
 

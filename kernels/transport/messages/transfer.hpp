@@ -16,7 +16,7 @@ namespace gradientflow::transport {
 
 class Mailbox;
 
-// Form in which a message travels. Sender and receiver give the same.
+// Form in which a message travels. Sender and receiver must give the same route.
 enum class Route : std::uint8_t { whole, in_parts };
 
 // A range of a mailbox's tags, for one purpose.
@@ -24,20 +24,20 @@ struct Tags {
   int first = 0;
   int count = 0;
 
-  // Returns the tag with this number of the range. Throws Error(value) where it has none.
+  // Returns the tag with this number of the range. Throws Error(value) if the range has no such number.
   [[nodiscard]] int at(std::int64_t number) const;
   [[nodiscard]] bool has(int tag) const noexcept { return tag >= first && tag - first < count; }
 };
 
-// A send or receive, under way or ended. It continues, and keeps the owner of its memory, even if no caller holds it.
+// A send or receive, under way or ended. It continues even if no caller holds it, and keeps the owner of its memory.
 class Transfer {
  public:
-  // Reports whether it has ended, well or badly. Makes no progress: see Mailbox::poll.
+  // Reports whether the transfer has ended, well or badly. Makes no progress: see Mailbox::poll.
   [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
 
   // Throws the error of an ended transfer, if it has one. Error(mismatch): a message of another size came, and is
-  // dropped. Error(peer): the peer has closed its mailbox, given up, or died; if it gave a reason, that error instead.
-  // Error(closed): this mailbox has closed.
+  // dropped. Error(peer): the peer has closed its mailbox, given up, or died; if it gave an error as its reason, that
+  // error is thrown instead. Error(closed): this mailbox has closed.
   void check() const;
 
   // Returns the envelope of the received message, once a receive has ended.

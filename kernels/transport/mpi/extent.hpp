@@ -10,7 +10,8 @@
 
 namespace gradientflow::transport {
 
-// Number of bytes as MPI counts them, in an int: from 2 GiB on, one element of a type made of blocks.
+// Number of bytes in the form that MPI takes, a count in an int and a type. From 2 GiB on, the count is one element of
+// a type made of blocks.
 class Extent {
  public:
   explicit Extent(std::size_t bytes) {

@@ -17,7 +17,8 @@ struct Launcher {
   std::string_view name;
 };
 
-// Slurm's step, not its job: a batch script runs outside of any step, and Python in it is alone.
+// For Slurm, the variables of a step and not of a job: a batch script runs outside of any step, and Python in it is a
+// single process.
 constexpr std::array<Launcher, 3> launchers = {{{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"},
                                                 {"PMI_RANK", "PMI_SIZE", "the mpirun of MPICH or a relative of it"},
                                                 {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm's srun"}}};
@@ -42,7 +43,7 @@ struct RankAndSize {
   int size;
 };
 
-// Returns the rank and size given by a launcher; nothing where it started nothing.
+// Returns the rank and size given by a launcher; nothing if it has not started this process.
 std::optional<RankAndSize> place_by(const Launcher& launcher) {
   const auto rank = number_in(launcher.rank);
   const auto size = number_in(launcher.size);
@@ -51,7 +52,7 @@ std::optional<RankAndSize> place_by(const Launcher& launcher) {
 
 constexpr std::string_view alone = "give MPI_COMM_SELF where every process is to work alone";
 
-// Advice for `srun` and the program's library to understand each other.
+// Returns advice for making `srun` and the program's library work together.
 std::string advice_for_srun(std::string_view used) {
   const std::string_view spoken = library_version().starts_with("Open MPI") ? "pmix" : "pmi2";
   const std::string other = used == spoken ? "" : "start it with --mpi=" + std::string(spoken) + ", or ";
@@ -75,7 +76,8 @@ bool is_alone() {
 
 }  // namespace
 
-// The variables of one launcher stay set where another is started below it, so a single size of 1 is enough.
+// If a launcher was started below another, the variables of both are set. So one launcher with a size of 1 is enough to
+// find no fault.
 std::string launcher_mismatch(MPI_Comm comm) {
   if (comm == MPI_COMM_SELF || !is_alone()) {
     return {};

@@ -8,8 +8,8 @@
 
 namespace gradientflow::transport {
 
-// Returns the fault in how this process was started, in one sentence; empty where there is none. `comm`: the base of
-// the new communicator; MPI_COMM_SELF shows that the program wants to be alone. MPI must be initialized.
+// Returns the fault in how this process was started, in one sentence; empty if there is none. `comm`: the base of the
+// new communicator; MPI_COMM_SELF shows that the program wants to be alone. MPI must be initialized.
 [[nodiscard]] std::string launcher_mismatch(MPI_Comm comm);
 
 }  // namespace gradientflow::transport

@@ -23,10 +23,10 @@ inline constexpr int set_up_tag = 7;
 
 class MpiEndpoint final : public MpiMessages {
  public:
-  // Duplicates `original`, so that our messages never meet the user's. Collective. Throws Error(timeout) that names the
-  // ranks that have not come within `timeout` seconds, or Error(peer) on a rank for which others have not waited. Both
-  // leave `original` as it was. Beyond few_ranks, no rank is named. Throws Error(closed) in a process forked from a
-  // process with MPI, as far as this is known.
+  // Duplicates `original`, so that our messages never meet the user's. Collective. Throws an Error(timeout) that names
+  // the ranks that have not come within `timeout` seconds, or Error(peer) on a rank for which other ranks have not
+  // waited. Both errors leave `original` as it was. Beyond few_ranks, no rank is named. Throws Error(closed) in a
+  // process forked from a process with MPI, as far as this is known.
   MpiEndpoint(MPI_Comm original, double timeout);
   MpiEndpoint(const MpiEndpoint&) = delete;
   MpiEndpoint& operator=(const MpiEndpoint&) = delete;
@@ -41,8 +41,8 @@ class MpiEndpoint final : public MpiMessages {
   using Endpoint::allgather;
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts) const override;
 
-  // Throws Error(timeout) that names the ranks with a split that has not ended in time; beyond few_ranks, no rank is
-  // named. Where MPI cannot be called from several threads, it has no timeout once all have come.
+  // Throws an Error(timeout) that names the ranks with a split that has not ended in time; beyond few_ranks, no rank is
+  // named. If several threads cannot call MPI, the split has no timeout once all ranks have come.
   [[nodiscard]] std::unique_ptr<Endpoint> split(int color, int key, const CheckPeers& check_peers) const override;
   [[nodiscard]] std::unique_ptr<Endpoint> duplicate() const override;
 

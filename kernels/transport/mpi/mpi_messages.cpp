@@ -83,7 +83,7 @@ std::optional<Arrival> MpiMessages::next(std::optional<int> tag) {
   return std::nullopt;
 }
 
-// Finds a message. MPI reports dead ranks whenever it is asked about any rank, until that is acknowledged.
+// Finds a message. MPI reports dead ranks whenever it is asked about any rank, until these deaths are acknowledged.
 std::optional<Found> MpiMessages::find(int tag) {
   if (has_unwanted_.load(std::memory_order_relaxed)) {
     drop_received();

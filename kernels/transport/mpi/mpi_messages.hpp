@@ -33,8 +33,8 @@ class MpiMessages : public Endpoint {
   [[nodiscard]] std::optional<std::size_t> test(Request& request) override;
   bool pause(Patience& patience) override { return patience.pause(); }
 
-  // Only a receive can be canceled; MPI may still read the memory of a send. Without an owner, the communicator is then
-  // stuck.
+  // Without an owner, cancels a receive. A send cannot be canceled, because MPI may still read its memory: without an
+  // owner, it remains an abandoned request.
   void give_up(Request& request, Owner owner) noexcept override;
   void discard(Arrival& arrival) noexcept override;
 

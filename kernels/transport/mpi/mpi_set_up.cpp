@@ -14,8 +14,8 @@
 
 namespace gradientflow::transport {
 
-// A rank that gives up says so in a second roll call, made by all ranks that come at all. So each of them makes the
-// same calls on `comm`, and none is left alone in the duplication or split that follows, which MPI cannot cancel.
+// A rank that gives up reports this in a second roll call, made by all ranks that come at all. So each of them makes
+// the same calls on `comm`, and none is left alone in the duplication or split that follows, which MPI cannot cancel.
 void MpiEndpoint::assemble(MPI_Comm comm, const std::string& what, const CheckPeers& check_peers) const {
   try {
     Roll present(comm, Roll::Answer::here);
@@ -177,9 +177,10 @@ void MpiEndpoint::wait(MPI_Request& request, const std::string& what, std::optio
   }
 }
 
-// No rank is in MPI_Comm_split before all have come, and have everything it needs. A rank whose MPI_Comm_split has
-// ended, or that gives up, says so to all others. It returns its part once all have said that theirs has ended: so all
-// return, or none. Until then no rank continues, so a rank that has left is missing.
+// No rank calls MPI_Comm_split before all ranks have come, and have everything that the call needs. A rank tells all
+// other ranks when its MPI_Comm_split has ended, or when it gives up. It returns its part once MPI_Comm_split has ended
+// on all ranks: so either all ranks return, or none does. Until then no rank continues, so a rank that has left counts
+// as missing.
 MPI_Comm MpiEndpoint::split_off(int color, int key, const CheckPeers& check_peers) const {
   const int mpi_color = color < 0 ? MPI_UNDEFINED : color;
   const std::string what = "a split of " + std::to_string(size()) + " ranks";
@@ -229,7 +230,7 @@ MPI_Comm MpiEndpoint::split_off(int color, int key, const CheckPeers& check_peer
 }
 
 // Tells other ranks that this rank gives up. Returns `error`, or after a timeout the error that names the silent ranks.
-// Many ranks cannot be told: that would be a second collective call beside the stuck one.
+// Many ranks cannot be told, because this would take a second collective call beside the stuck call.
 Error MpiEndpoint::give_up_in(const std::string& what, const Error& error) const {
   if (size() > few_ranks || mpi_finalized()) {
     return error;

@@ -11,13 +11,13 @@ namespace gradientflow::transport {
 namespace {
 
 // Layout of an MPI tag, from the highest bits on: the family, the generation, a bit for the tags listed below, and the
-// tag. The lowest tags belong to the endpoint of all ranks: they have 15 bits, too (Tag), so its late messages meet no
-// others.
+// tag. The lowest tags, which have 15 bits, too (Tag), belong to the endpoint of all ranks, so that its late messages
+// meet no messages of other endpoints.
 constexpr int tag_bits = 15;
 constexpr int tags = 1 << tag_bits;
 
-// Tags in the upper half: the tag for agreeing at each stage but the last, the tag of the word to ranks that are taken
-// for dead, and the tags of gatherings.
+// Tags in the upper half: the tag for the agreement at each stage except the last, the tag of the notice to excluded
+// ranks, and the tags of gatherings.
 constexpr int excluded_tag = 2;
 constexpr int first_gathering_tag = tags + 4;
 constexpr std::uint32_t gathering_tags = tags - 4;  // tags are used again after so many

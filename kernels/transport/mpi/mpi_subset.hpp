@@ -1,5 +1,5 @@
-// Endpoint of some ranks of an MPI communicator, of which other ranks have died: it uses its own tags on the same
-// communicator. Making one takes no call of MPI for which other ranks would have to come.
+// Endpoint of some ranks of an MPI communicator whose other ranks have died. It uses its own tags on the same
+// communicator, and is made without any collective call of MPI.
 #pragma once
 
 #include <atomic>
@@ -18,11 +18,12 @@
 
 namespace gradientflow::transport {
 
-// Identifies an endpoint among all on one MPI communicator: between two ranks, no two endpoints have the same number.
+// Identifies an endpoint among all endpoints on one MPI communicator: between two ranks, no two endpoints have the same
+// number.
 //
-// Continuing without dead ranks, or trying to, takes the next generation. All ranks with the same decision take it; a
-// rank with another decision takes them for dead. An endpoint made by split() or duplicate() begins a new family, on
-// which its ranks agree.
+// Each attempt to continue without dead ranks takes the next generation. All ranks with the same decision take it; a
+// rank with another decision takes these ranks for dead. An endpoint made by split() or duplicate() begins a new
+// family, whose number its ranks agree on.
 struct Number {
   int family = 0;
   int generation = 0;
@@ -31,7 +32,7 @@ struct Number {
   static constexpr int families = 512;
   static constexpr int generations = 64;
 
-  // Returns the number of the endpoint made of this one. Throws Error(value) beyond the last generation.
+  // Returns the number of an endpoint made from this endpoint. Throws Error(value) beyond the last generation.
   [[nodiscard]] Number next(Stage made) const;
 };
 

@@ -18,7 +18,7 @@ struct Unfinished {
   MPI_Request request;
 };
 
-// State of the process, as MPI's identities of communicators are.
+// State of the whole process, because MPI's identities of communicators belong to the process.
 struct Waiting {
   std::mutex mutex;
   std::list<Unfinished> requests;

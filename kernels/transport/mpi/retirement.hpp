@@ -3,7 +3,7 @@
 // The MPI library reuses the identity of a communicator once it has been freed. A message that arrives after that would
 // be taken for a message of the next communicator with that identity, and a message of that communicator would be lost.
 // So a communicator is freed only when the last messages of its other ranks, their notices of leaving, have been
-// received. If one never comes, because its rank died, the communicator is never freed.
+// received. If such a notice never comes, because its rank died, the communicator is never freed.
 #pragma once
 
 #include <mpi.h>

@@ -1,8 +1,8 @@
 // Roll call of the ranks in a collective call on a user's communicator, where our own messages may not be sent.
 //
 // Every rank scatters a word to all. The MPI libraries send each word straight from its rank to every other, so the end
-// of one scatter shows that its rank has come, even if others are missing. Many ranks, for which that would be many
-// connections, reduce their words instead; then the missing ranks are not known.
+// of one scatter shows that its rank has come, even if others are missing. With many ranks this would take many
+// connections: then the ranks reduce their words instead, and the missing ranks are not known.
 #pragma once
 
 #include <mpi.h>
@@ -26,10 +26,10 @@ class Roll {
   // Reports whether all words have come. Throws as check_mpi does.
   [[nodiscard]] bool complete();
 
-  // Returns the ranks whose words have not come; none where that is not known.
+  // Returns the ranks whose words have not come; none if these are not known.
   [[nodiscard]] std::vector<int> missing();
 
-  // abandoned() reports whether some rank has given up, abandoners() returns these ranks; none where that is not known.
+  // abandoned() reports whether some rank has given up, abandoners() returns these ranks; none if they are not known.
   // For a complete roll only.
   [[nodiscard]] bool abandoned() const;
   [[nodiscard]] std::vector<int> abandoners() const;

@@ -1,7 +1,7 @@
 // Messages of one MPI communicator that several endpoints share, each with its own tags.
 //
-// An endpoint of a mailbox asks for any message, and MPI may give it a message of another endpoint. That is kept here
-// until its endpoint asks for it.
+// An endpoint of a mailbox asks for any message, and MPI may give it a message of another endpoint. Such a message is
+// kept here until its own endpoint asks for it.
 #pragma once
 
 #include <mpi.h>
@@ -27,7 +27,8 @@ class SharedMessages {
 
   [[nodiscard]] MPI_Comm comm() const noexcept { return comm_; }
 
-  // Locks. Held from the look at kept messages to the question to MPI, so that no message is missed between the two.
+  // Locks the messages. Hold the lock from the search of kept messages until MPI has been asked, so that no message is
+  // missed in between.
   [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
   // Takes the oldest kept message that is wanted. Called with the lock held.
@@ -35,8 +36,8 @@ class SharedMessages {
   [[nodiscard]] std::optional<Found> take(const IsWanted& is_wanted);
   void keep(const Found& found) { kept_.push_back(found); }
 
-  // Families of endpoints, see Number. next_family() returns the lowest that this rank has not taken yet; take_family()
-  // takes one, and returns true if it was free.
+  // Families of endpoints, see Number. next_family() returns the lowest family that this rank has not taken yet.
+  // take_family() takes a family, and returns true if it was free.
   [[nodiscard]] int next_family();
   [[nodiscard]] bool take_family(int family);
 

@@ -48,7 +48,8 @@ struct Verdict {
   }
 };
 
-// Throws the error of the first rank that failed. Other ranks may have waited for a timeout before they come.
+// Throws the error of the first rank that failed. Waits several timeouts, because other ranks may have waited for one
+// before they come.
 void check_all(const Endpoint& endpoint, const Verdict& mine) {
   constexpr int timeouts = 3;
   const std::vector<Verdict> all = endpoint.allgather(mine, timeouts);
@@ -164,7 +165,7 @@ Result NcclCommunicator::state() {
   return asked == Result::success ? result : asked;
 }
 
-// Has no time limit: the watcher of the calls aborts the communicator.
+// Waits until a call has ended. It needs no time limit, because the watcher of the calls aborts the communicator.
 void NcclCommunicator::finish(Result result) {
   Patience patience(0);
   while (result == Result::in_progress) {

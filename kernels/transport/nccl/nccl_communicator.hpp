@@ -19,11 +19,11 @@ namespace gradientflow::transport {
 
 class NcclCommunicator {
  public:
-  // Makes a communicator on the current device, of `members`: ranks of `endpoint`, this one among them. Ranks that are
-  // to be in none pass no members and get nullptr. Several communicators without a common member are made at once.
-  // Collective over `endpoint`. Throws the same Error on all ranks, where one fails: Error(mismatch) where they have
+  // Makes a communicator on the current device, of `members`: ranks of `endpoint`, this rank among them. A rank that
+  // joins none passes no members and gets nullptr. One call can make several communicators that share no member.
+  // Collective over `endpoint`. Throws the same Error on all ranks if one rank fails: Error(mismatch) if the ranks have
   // different versions of NCCL, Error(system) with NCCL's reason, Error(timeout) after `timeout` seconds, Error(closed)
-  // where `endpoint` is interrupted.
+  // if `endpoint` is interrupted.
   static std::unique_ptr<NcclCommunicator> make(std::shared_ptr<const NcclLibrary> library, const Endpoint& endpoint,
                                                 std::span<const int> members, double timeout);
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -51,7 +51,7 @@ class NcclCommunicator {
     }
   }
 
-  // Likewise for several calls that run together.
+  // The same for several calls that run together.
   template <class Calls>
   void launch_group(Calls calls) {
     launch([&](const nccl::Functions& functions, nccl::Comm* comm) {

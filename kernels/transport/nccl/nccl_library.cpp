@@ -9,7 +9,7 @@ namespace {
 constexpr const char* library_name = "libnccl.so.2";
 
 // Returns the path where a package installs its library, seen from <site-packages>/gradientflow/lib/libgradientflow.so;
-// empty where that is not known.
+// empty if the path is not known.
 std::string path_in_package() {
   Dl_info here{};
   if (dladdr(reinterpret_cast<const void*>(&path_in_package), &here) == 0) {
@@ -77,7 +77,7 @@ void find_functions(Lookup& find, nccl::Functions& functions) {
 
 }  // namespace
 
-// The number had one digit less up to 2.8.
+// Up to NCCL 2.8, the number had one digit less.
 std::string nccl_version_text(int version) {
   const int unit = version < 10000 ? 1000 : 10000;
   return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +

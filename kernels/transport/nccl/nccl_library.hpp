@@ -1,7 +1,7 @@
 // NCCL, loaded when tensors of CUDA devices are to be sent for the first time. Nothing is linked to it, so one build
 // runs with and without it, and with every version from oldest_nccl on.
 //
-// The declarations are from that version's C interface, which later ones have kept. Streams are CUDA's.
+// The declarations are from the C interface of oldest_nccl, which later versions have kept. Streams are CUDA's.
 #pragma once
 
 #include <cstddef>
@@ -85,8 +85,8 @@ class NcclLibrary {
  public:
   // Loads the library named by config.nccl_library. For auto, the first of: a library that the process has loaded
   // already, say PyTorch's, so that there are not two; the library of the package nvidia-nccl-cu13 or nvidia-nccl-cu12
-  // beside this one; the system's. Returns nothing where none can be used; `unavailable_reason` then tells why. It
-  // stays loaded for good: its threads may still run when the process ends.
+  // beside this one; the system's. Returns nothing if no library can be used; `unavailable_reason` then tells why. The
+  // library stays loaded for good, because its threads may still run when the process ends.
   [[nodiscard]] static std::shared_ptr<const NcclLibrary> load(const Config& config, std::string& unavailable_reason);
 
   [[nodiscard]] int version() const { return version_; }  // 22705

@@ -102,7 +102,7 @@ bool MemoryMap::provide(std::size_t offset, std::size_t bytes) const noexcept {
   while (madvise(data_ + offset, bytes, advice_populate_write) != 0) {
     if (errno == EINVAL) {  // the system lacks the advice: writing to a page provides it
       for (std::size_t i = 0; i < bytes; i += page) {
-        std::byte none{0};  // replaces only 0: others may use the page already
+        std::byte none{0};  // replaces only 0, as other ranks may use the page already
         std::atomic_ref(data_[offset + i]).compare_exchange_strong(none, none, std::memory_order_relaxed);
       }
       return true;
@@ -114,9 +114,10 @@ bool MemoryMap::provide(std::size_t offset, std::size_t bytes) const noexcept {
   return true;
 }
 
-// On most systems, shared memory gets no huge pages by itself, but a stretch with at least one page can be collapsed
-// into a huge page, its missing pages zero: much faster than to provide every small page first. After one failure (the
-// system does not know how, or has no huge page left) the rest of the stretch gets ordinary pages.
+// On most systems, shared memory gets no huge pages by itself. But a stretch with at least one page can be collapsed
+// into a huge page, in which missing pages are zero. This is much faster than providing every small page first. After
+// one failure (the system does not support this, or has no huge page left), the rest of the stretch gets ordinary
+// pages.
 void MemoryMap::populate(std::size_t offset, std::size_t bytes, const std::function<void()>& between) const {
   const MemoryLimits limits;
   bool huge = true;

@@ -1,5 +1,5 @@
-// Anonymous memory mapped by several processes of one user: one creates it, its peers open it. It is gone when the last
-// of them lets go of it, however they end.
+// Anonymous memory mapped by several processes of one user: one creates it, its peers open it. The system frees it when
+// the last of these processes unmaps it or ends.
 #pragma once
 
 #include <sys/types.h>
@@ -33,7 +33,7 @@ class MemoryMap {
   // may throw. Throws Error(memory) where the system runs out of memory, rather than have it kill a process.
   void populate(std::size_t offset, std::size_t bytes, const std::function<void()>& between) const;
 
-  // Closes the file descriptor; the mapping stays. To be called once every peer has opened the memory.
+  // Closes the file descriptor; the mapping stays. Call it once every peer has opened the memory.
   void seal() noexcept;
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }

@@ -58,7 +58,8 @@ std::vector<int> numbers_of(const cpu_set_t& cores) {
   return numbers;
 }
 
-// Names the ranks that have to share cores, and the number of cores: the fewest cores to which more ranks are bound.
+// Names the ranks that have to share cores, and the number of these cores: the smallest set of cores to which more
+// ranks than cores are bound.
 std::string name_sharing_ranks(const std::vector<cpu_set_t>& all, const std::vector<int>& local) {
   std::string found;
   int fewest = CPU_SETSIZE + 1;

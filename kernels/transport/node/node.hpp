@@ -6,12 +6,13 @@
 //   tasks          the parts of a shared piece of work that are taken and done
 //   announcements  two, used in turn: the call it makes, where its tensors lie, and a small payload
 //   staging        two slots for pieces of ordinary arrays
-// Two announcements are enough: a rank reuses one only after it has seen the next announcement of every rank, and makes
-// its next only when it is done with the last.
+// Two announcements are enough: a rank reuses an announcement only after every rank has made its next announcement. A
+// rank makes its next announcement only when it is done with the last announcements of all ranks.
 //
 // Waiting: poll `spin` times (not at all with more ranks than cores: the awaited rank needs the core), yield the core
 // `yields` times, then sleep on a futex. A sleeping rank checks every few milliseconds that its peers are alive and
-// that time is left. If not, it raises and marks itself failed, and its peers, wherever they wait, raise too.
+// that time is left. If a check fails, it raises and marks itself failed; then its peers, wherever they wait, raise
+// too.
 #pragma once
 
 #include <array>
@@ -92,7 +93,7 @@ enum class Pages : std::uint8_t { now, on_demand };
 class Node {
  public:
   // Makes the control block and has every rank of the node map it. Collective over `endpoint`. Returns nothing, on
-  // every rank alike, where some rank could not map it; `reason` then tells why.
+  // every rank alike, if some rank could not map it; `reason` then tells why.
   static std::unique_ptr<Node> join(const Endpoint& endpoint, const Topology& topology, const Config& config,
                                     std::string& reason);
   ~Node();
@@ -107,31 +108,33 @@ class Node {
   [[nodiscard]] const std::string& cores_remark() const noexcept { return cores_.remark; }
   [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
   [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where the rank is not of this node
-  // The next two are for any thread, even after release().
+  // Any thread may call the next two functions, even after release().
   [[nodiscard]] bool is_alive(int local) const;
   [[nodiscard]] bool has_closed(int local) const;  // true if it closed with no error before
-  // Copies memory of rank `local`'s process. Throws Error(peer) where that has died, Error(system) where the kernel
+  // Copies memory of rank `local`'s process. Throws Error(peer) if that process has died, Error(system) if the kernel
   // refuses.
   void read(int local, void* destination, const void* address, std::size_t bytes) const;
   [[nodiscard]] std::size_t payload_bytes() const noexcept { return layout_.payload_bytes; }
   [[nodiscard]] std::size_t staging_bytes() const noexcept { return layout_.staging_bytes; }
   [[nodiscard]] std::byte* staging(int local, std::size_t slot) const noexcept;
 
-  // Tells other ranks about a call and waits until all have told theirs. Throws Error(mismatch), on every rank and
-  // before any data moved, where the signatures differ; the error has the labels of all ranks. Afterwards
+  // Announces this rank's call and waits until all ranks have announced their calls. Throws Error(mismatch), on every
+  // rank and before any data moved, if the signatures differ; the error has the labels of all ranks. Afterwards
   // announcement(p) and payload(p) may be read until this rank's next exchange.
   void exchange(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload, std::string_view label = {});
-  // The same in two parts: announce() tells other ranks and waits for none, confirm() waits until all have told theirs.
+  // An exchange() in two parts: announce() announces this rank's call and does not wait, confirm() waits until all
+  // ranks have announced their calls.
   void announce(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload);
-  // Where ranks then exchange labels, confirm() calls `before_more` first, because a rank may take long to arrive
+  // If the ranks then exchange labels, confirm() calls `before_more` first, because a rank may take long to arrive
   // there.
   void confirm(std::string_view label = {}, const std::function<void()>& before_more = {});
-  [[nodiscard]] bool is_confirmed() const noexcept;       // all have told theirs
-  [[nodiscard]] bool is_confirmed_soon() const noexcept;  // likewise, after the polls that come before yielding
-  // Announces that this rank's next announcement is about to come, and waits a while for all announcements, or for the
-  // same word from their ranks. Returns true if all are there, so that no call waits long.
+  [[nodiscard]] bool is_confirmed() const noexcept;       // all ranks have announced their calls
+  [[nodiscard]] bool is_confirmed_soon() const noexcept;  // the same, after the polls that come before yielding
+  // Announces that this rank's next announcement is about to come, and waits a while until every rank has made its next
+  // announcement, or has said that it is about to come. Returns true if all ranks have done this: then no call waits
+  // long.
   [[nodiscard]] bool meet(std::chrono::microseconds patience) noexcept;
   // Does an exchange() without the comparison. Returns true if all signatures are alike.
   [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
@@ -143,7 +146,7 @@ class Node {
   [[nodiscard]] bool all_idle() const noexcept { return all_idle_; }  // as of the last exchange
 
   // One step inside a call. advance() announces that this rank has done it and returns its number, wait_all() waits
-  // until all ranks have. All ranks take the same number of steps in a call.
+  // until all ranks have done it. All ranks take the same number of steps in a call.
   std::uint32_t advance();
   void wait_all(std::uint32_t step) { wait_for_all(Event::step, step); }
   void synchronize() { wait_all(advance()); }
@@ -165,9 +168,10 @@ class Node {
     }
   }
 
-  // Does work on memory that every rank maps, `tasks` tasks for each rank: calls task(owner, index) for every task that
-  // this rank takes, and returns once all are done. A rank begins with its own and continues with tasks not taken yet,
-  // so a rank suspended by the system delays no rank. Once after an exchange; counts as one step.
+  // Does work on memory that every rank maps: `tasks` tasks for each rank. Calls task(owner, index) for every task that
+  // this rank takes, and returns once all tasks are done. A rank begins with its own tasks and continues with tasks of
+  // other ranks that are not taken yet, so a rank suspended by the system delays no rank. Call it once after an
+  // exchange; it counts as one step.
   template <class Task>
   void share(std::uint32_t tasks, Task task) {
     for (int i = 0; i < size_; ++i) {
@@ -191,7 +195,7 @@ class Node {
 
   // Allocates `bytes` bytes for every rank, zero-filled. Collective over the node. While this rank works on a large
   // allocation, `attend` is called several times a second and may throw, after which the caller must call fail().
-  // Throws Error(memory), on every rank alike, where some rank cannot have it.
+  // Throws Error(memory), on every rank alike, if some rank cannot have its memory.
   std::shared_ptr<Segment> allocate(std::size_t bytes, Pages pages = Pages::now,
                                     const std::function<void()>& attend = {});
 

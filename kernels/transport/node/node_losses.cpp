@@ -8,8 +8,8 @@
 
 namespace gradientflow::transport {
 
-// A rank that left after its part of the event is no loss. In shared work, every rank does a part until its step, which
-// it takes when all of the work is done.
+// Throws if a rank of the node is lost before it has done its part of the event; afterwards it is no loss. In shared
+// work, a rank has done its part once it takes its step, when all of the work is done.
 void Node::check_peers(Event event, std::uint32_t target) const {
   const Event part = event == Event::tasks ? Event::step : event;
   const std::uint32_t part_done = event == Event::tasks ? step_ + 1 : target;
@@ -43,7 +43,7 @@ void Node::check_no_rank_failed() const {
   }
 }
 
-// A closed rank finishes the calls that it has begun, so it is no loss. A failed rank with its own error is preferred
+// A closed rank finishes the calls that it has begun, so it is no loss. Prefers a failed rank with an error of its own
 // to a failed rank that lost a peer.
 std::optional<Error> Node::find_loss(const Signature& during) const {
   std::optional<Error> loss;
@@ -63,8 +63,8 @@ std::optional<Error> Node::find_loss(const Signature& during) const {
   return loss;
 }
 
-// With several nodes, a rank's timeout may be about ranks of other nodes: then it is a timeout for all ranks of this
-// node.
+// With several nodes, a rank may have waited in vain for ranks of other nodes: then its timeout is a timeout for all
+// ranks of this node.
 Error Node::failure_of(int local, const Signature& during) const {
   const Flags& theirs = flags(local);
   const Error lost = loss_of(local, "has given up after an error", during);

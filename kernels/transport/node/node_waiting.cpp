@@ -117,8 +117,8 @@ bool Node::arrived(int local, Event event, std::uint32_t target) const noexcept 
   return is_at(awaited(local, event), target);
 }
 
-// The polls of one wait are counted over all ranks: once it has begun to yield, it does not spin for the next rank.
-// Where others keep the cores busy, each yield may take long: then a few are enough, and the clock is looked at.
+// Counts the polls of one wait over all ranks: once the wait has begun to yield, it does not spin for the next rank.
+// Where other threads keep the cores busy, each yield may take long. So the time of yielding is limited, too.
 void Node::wait_for_all(Event event, std::uint32_t target) {
   std::int64_t polls = 0;
   Deadline deadline;
@@ -144,7 +144,8 @@ void Node::wait_for_all(Event event, std::uint32_t target) {
 
 void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline) {
   using Clock = std::chrono::steady_clock;
-  const std::chrono::duration<double> patience(std::min(timeout_, 1e9));  // limit that the clock can count, with room
+  const std::chrono::duration<double> patience(
+      std::min(timeout_, 1e9));  // limit that the clock can count, with a margin
   const auto extend = [&](Clock::time_point from) {
     deadline = {from, from + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
   };

@@ -32,7 +32,8 @@ class Talk {
   Decision end() {
     Patience patience(for_ever);
     while (true) {
-      const auto now = Clock::now();  // earlier messages are read before a rank is given up
+      const auto now =
+          Clock::now();  // taken first: messages that came before this time are read before a rank is given up
       listen();
       look();
       give_up_silent_ranks(now);
@@ -81,7 +82,7 @@ class Talk {
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::mismatch) {
           consensus_.note({from, Liveness::silent, error.what()});
-        } else if (error.kind() != ErrorKind::peer) {  // a lost rank shows by its sign
+        } else if (error.kind() != ErrorKind::peer) {  // look() finds the fate of a lost rank
           throw;
         }
       }
@@ -100,8 +101,8 @@ class Talk {
     }
   }
 
-  // Gives up silent ranks, once they have had time to answer this rank's proposal. The fate of a lost rank shows by its
-  // sign, however short the timeout is: it may have taken this rank for dead.
+  // Gives up silent ranks, once they have had time to answer this rank's proposal. A lost rank is judged by its sign,
+  // never by the timeout, because that rank may have taken this one for dead.
   void give_up_silent_ranks(Clock::time_point now) {
     is_one_lost_ = false;
     std::vector<bool> is_lost(static_cast<std::size_t>(endpoint_.size()));
@@ -126,8 +127,8 @@ class Talk {
     }
   }
 
-  // Reports whether each rank that is not alive has been told so, or cannot be, and no further word from it is found
-  // after that.
+  // Excludes ranks as exclude() does. Returns true if each of them has been told, or cannot be told, and look() finds
+  // nothing new afterwards.
   bool have_all_been_told() {
     exclude();
     if (!endpoint_.has_told_excluded()) {
@@ -138,7 +139,7 @@ class Talk {
     return consensus_.members() == before;
   }
 
-  // A rank that has left is still a rank of the job.
+  // Excludes the ranks that are not alive, except ranks that have left: these are still ranks of the job.
   void exclude() {
     for (int r = 0; r < endpoint_.size(); ++r) {
       const auto index = static_cast<std::size_t>(r);
@@ -150,7 +151,7 @@ class Talk {
     }
   }
 
-  // Sends news. Until it proposes something, this rank repeats itself, so that no rank takes it for silent.
+  // Sends news. Until this rank proposes something, it repeats its message, so that no rank takes it for silent.
   void speak() {
     const bool has_news = consensus_.has_news();
     const auto now = Clock::now();

@@ -10,8 +10,8 @@
 namespace gradientflow::transport {
 namespace {
 
-// Kinds of a message. A message has its kind, the standings, the reasons, and the values that the sender knows for
-// sure.
+// Kinds of a message. A message consists of its kind, the standing of each rank, the reasons, and the values that the
+// sender knows.
 constexpr std::string_view found = "found";
 constexpr std::string_view proposed = "proposed";
 constexpr std::string_view decided = "decided";
@@ -36,7 +36,7 @@ std::string packed(const ConsensusMessage& saying) {
   return pack(parts);
 }
 
-// Adds knowledge. Returns true if `mine` has grown.
+// Replaces `mine` by `known`, and returns true, if `known` outweighs `mine`.
 bool add(Member& mine, const Member& known) {
   const bool is_more = known.liveness > mine.liveness || (known.liveness == mine.liveness && known.why < mine.why);
   if (is_more) {

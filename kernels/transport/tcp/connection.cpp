@@ -11,10 +11,11 @@
 namespace gradientflow::transport::tcp {
 namespace {
 
-constexpr std::size_t most_parts = 32;                            // parts of one system call
-constexpr std::size_t most_bytes = std::size_t{1} << 20;          // bytes of one system call
-constexpr std::size_t large = std::size_t{64} << 10;              // data worth a separate call
-constexpr std::size_t much = std::size_t{128} << 10;              // a third less processor time on slow links
+constexpr std::size_t most_parts = 32;                    // parts of one system call
+constexpr std::size_t most_bytes = std::size_t{1} << 20;  // bytes of one system call
+constexpr std::size_t large = std::size_t{64} << 10;      // data worth a separate call
+constexpr std::size_t much = std::size_t{128}
+                             << 10;  // least input to wake for: a third less processor time on slow links
 constexpr std::size_t spill_behind_large = std::size_t{4} << 10;  // the next header, and perhaps a small message
 
 }  // namespace
@@ -59,7 +60,7 @@ void Connection::finish(const Outgoing& outgoing, std::vector<Sending*>& sent) {
   queue_.back().is_piece = true;
 }
 
-// Counts sent bytes. A message that has begun goes first, then urgent ones.
+// Counts `bytes` as sent, in the order of sending: a message that has begun goes first, then urgent messages.
 void Connection::advance(std::size_t bytes, std::vector<Sending*>& sent) {
   while (bytes > 0) {
     const bool is_begun = !queue_.empty() && queue_.front().done > 0;
@@ -162,7 +163,7 @@ void Connection::consume(std::span<const std::byte> bytes, Receiver& receiver) {
   }
 }
 
-// While much of a message is still to come, the system need not wake a thread for less than this.
+// While at least `much` of a message is still to come, has the system wake no thread for less.
 void Connection::ask_for_much() {
   const int wanted = landing_.left >= much ? static_cast<int>(much) : 1;
   if (wanted != least_worth_reading_) {

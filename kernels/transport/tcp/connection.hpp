@@ -36,21 +36,21 @@ class Connection : public Watched {
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
 
-  // Queue a greeting, which goes first; a header, with a part of the data of `sending` behind it; or, by put_urgent(),
-  // a header that overtakes data.
+  // put() queues a greeting, which goes first, or a header, followed by a part of the data of `sending`. put_urgent()
+  // queues a header that overtakes data.
   void put(const Greeting& greeting);
   void put(const Header& header, Sending* sending = nullptr, std::size_t offset = 0, std::size_t length = 0);
   void put_urgent(const Header& header);
-  // Queues a message that has been fetched, piece by piece, between other messages.
+  // Queues a message that the peer fetches. Its pieces are sent between other messages.
   void put_pieces(const Header& first, Sending& sending);
   [[nodiscard]] bool has_to_send() const noexcept { return !urgent_.empty() || !queue_.empty(); }
   [[nodiscard]] bool has_sent() const noexcept { return has_sent_; }
 
-  // Sends as much as possible: done, blocked, or failed with errno set. Sends that have left are added to `sent`.
+  // Sends as much as possible. Returns done, blocked, or failed with errno set. Adds sends that have left to `sent`.
   IoStatus flush(std::vector<Sending*>& sent);
 
-  // Receives all or some of the data that is there: more (call again), done, closed by the peer, or failed with errno
-  // set.
+  // Receives all or some of the data that is there. Returns more (call again), done, closed (by the peer), or failed
+  // with errno set.
   IoStatus read(std::span<std::byte> spill, Receiver& receiver);
 
   // Destination of the bytes behind the last header; they are dropped where `to` is nullptr.
@@ -69,7 +69,7 @@ class Connection : public Watched {
   // Takes out sends that have not left, and never will.
   void take_unsent(std::vector<Sending*>& unsent);
 
-  // State for the engine that watches it.
+  // State for the engine that watches this connection.
   bool is_connecting = false;
   bool awaits_room = false;  // the system cannot take more now
   bool is_lost = false;

@@ -47,7 +47,8 @@ Descriptor listen_at(const SocketAddress& address) {
 
 }  // namespace
 
-// A forked process finds no engine in the midst of a change. Its copies of all sockets are closed.
+// Handler of forks, which waits until no engine is being changed. In the forked process, the copies of all sockets are
+// closed.
 struct Forks {
   std::mutex mutex;
   std::vector<Engine*> engines;
@@ -202,7 +203,7 @@ void Engine::handle(Watched& watched, std::uint32_t events) {
   }
 }
 
-// Role of the thread in epoll, which it leaves even when an exception is thrown.
+// Role of the thread that is in epoll. It ends even when an exception is thrown.
 class Engine::Polling {
  public:
   explicit Polling(Engine& engine) : engine_(engine) { engine_.is_polled_ = true; }
@@ -219,9 +220,9 @@ class Engine::Polling {
   Engine& engine_;
 };
 
-// One thread is in epoll at a time. The rest wait until it has found something, or leaves: then the next goes in. A
-// waiting thread takes the place of a background thread, which stays away for a while, so that nothing has to be handed
-// over between the waits of one call.
+// One thread is in epoll at a time. The remaining threads wait until that thread has found something or leaves epoll;
+// then the next one enters. A waiting thread replaces a background thread, which then stays away for a while, so that
+// the two do not change places between the waits of one call.
 void Engine::make_progress(std::chrono::milliseconds wait, bool in_background) {
   std::unique_lock lock(mutex_);
   const auto start = Clock::now();
@@ -275,7 +276,7 @@ void Engine::wake_sleeper() {
   static_cast<void>(write(alarm_.get(), &one, sizeof one));
 }
 
-// Wakes sleeping threads, as something has happened outside of make_progress.
+// Wakes sleeping threads if something has happened outside of make_progress.
 void Engine::wake_waiters() {
   if (!std::exchange(has_found_, false)) {
     return;
@@ -299,7 +300,7 @@ void Engine::make_progress(int rank) {
   flush_queued();
 }
 
-// Sends queued output, as far as the system takes it; the rest goes when there is room again.
+// Sends queued output, as far as the system takes it; the rest is sent when there is room again.
 void Engine::flush_queued() {
   while (!with_output_.empty()) {
     const int rank = with_output_.back();
@@ -342,8 +343,8 @@ bool Engine::has_left() const {
   });
 }
 
-// Sends all that is left. Sent data must arrive, and a connection that is closed before all has been acknowledged may
-// lose it.
+// Sends all remaining output, and waits a while until it has been acknowledged, because a connection that is closed
+// earlier may lose data.
 void Engine::leave() noexcept {
   try {
     const auto deadline = Clock::now() + waits::leave.time();

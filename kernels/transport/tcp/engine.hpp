@@ -1,12 +1,12 @@
 // Connections of one process to all others of its job, and the messages that they carry.
 //
-// Nothing here has its own thread. A thread that waits for a message makes progress for all waiting threads of this
-// process: one sleeps in epoll, the rest wait until it has found something. Messages are sent by the calling thread, as
-// far as the system takes them at once.
+// The engine has no thread of its own. A thread that waits for a message makes progress for all waiting threads of this
+// process: one thread sleeps in epoll, and the rest wait until it has found something. The calling thread sends its
+// messages itself, as far as the system takes them at once.
 //
-// A process that dies ends its connections, which is seen at once. A host is gone when its kernel has acknowledged
-// nothing for a while, although there was something to acknowledge; where nothing is under way, the kernel sends
-// probes. A process that is only stopped is not dead: its kernel still answers.
+// When a process dies, its connections end, and its peers see this at once. A host is gone when its kernel has
+// acknowledged nothing for a while, although there was something to acknowledge; where nothing is under way, the kernel
+// sends probes. A process that is only stopped is not dead: its kernel still answers.
 #pragma once
 
 #include <sys/types.h>
@@ -55,7 +55,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
                                                std::vector<int> members, std::uint64_t id) override;
 
   // Returns the number of ranks that the job has had. append() adds later ranks, numbered from `first`, which is at
-  // least that.
+  // least this number.
   [[nodiscard]] int ranks() const;
   void append(int first, std::span<const std::string> addresses);
   [[nodiscard]] std::vector<std::string> addresses() const;  // address of each rank; empty if it never existed
@@ -78,8 +78,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
 
   // Makes progress on this operation, without waiting. Returns true if it has ended.
   bool test(const Operation& operation);
-  // Makes progress on everything, for at most `wait`, or until something has happened. `in_background`: no caller waits
-  // for it, and waiting threads come first.
+  // Makes progress on all operations until something has happened, for at most `wait`. `in_background`: no caller waits
+  // for this progress, so waiting threads come first.
   void make_progress(std::chrono::milliseconds wait, bool in_background = false);
 
   [[nodiscard]] bool has_deaths() const noexcept { return deaths_.load(std::memory_order_relaxed) > 0; }
@@ -87,7 +87,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   // Returns the fate of a lost rank, as far as it is known. Each call looks for more: poll it.
   [[nodiscard]] std::optional<Sign> sign_of(int rank, bool is_alive);
   void exclude(const Sign& lost);
-  bool has_told_excluded();  // true once all are told that can be reached
+  bool has_told_excluded();  // true once all excluded ranks that can be reached have been told
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] bool can_lose_ranks() const noexcept { return options_.can_lose_ranks; }
   [[nodiscard]] double timeout() const noexcept { return options_.timeout; }
@@ -129,11 +129,11 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     std::unordered_map<std::uint64_t, Fetched> fetched;
     Fate fate = Fate::alive;
     std::string how;
-    Clock::time_point ended{};     // time of its loss
-    bool was_silent = false;       // true if it was silent then
-    std::unique_ptr<Probe> probe;  // asks about a lost rank
-    bool is_excluded = false;      // this rank has taken it for dead, and tells it, or has told it
-    std::unique_ptr<Word> word;    // word of its exclusion, under way
+    Clock::time_point ended{};     // time when the peer was lost
+    bool was_silent = false;       // true if the peer was silent when it was lost
+    std::unique_ptr<Probe> probe;  // probe that asks a lost peer if it lives
+    bool is_excluded = false;      // this rank has taken the peer for dead, and tells or has told it
+    std::unique_ptr<Word> word;    // notice to the peer that it is excluded, under way
   };
 
   struct Unauthenticated : Watched {
@@ -143,12 +143,12 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     std::size_t count = 0;
   };
 
-  // Called with mutex_ held. Calls made while a connection is read only queue their output: flush_queued() sends it.
+  // Called with mutex_ held. While a connection is being read, calls only queue their output; flush_queued() sends it.
   [[nodiscard]] Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] Connection* connection_to(int rank);  // nullptr: the rank is lost
   void add_peer(std::string address);
   void prepare(int socket) const;
-  [[nodiscard]] bool set_congestion(int socket) const;  // true if the system takes it
+  [[nodiscard]] bool set_congestion(int socket) const;  // true if the system accepts the setting
   Connection& add_connection(int rank, Descriptor socket, bool is_connecting);
   void watch(const Connection& connection, int operation);
   void flush(Connection& connection);
@@ -216,9 +216,9 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   bool is_slept_in_ = false;       // the thread in epoll sleeps
   bool is_in_background_ = false;  // polled in the background
   Clock::time_point last_wait_{};  // last wait outside of the background
-  int waiting_ = 0;                // threads that wait for another to find something
+  int waiting_ = 0;                // number of threads that wait for the thread in epoll
   bool has_found_ = false;         // something has ended or arrived since the last wake_waiters()
-  std::deque<Peer> peers_;         // all ranks; more may come
+  std::deque<Peer> peers_;         // all ranks; may grow
   std::atomic<int> deaths_{0};
   std::unordered_map<std::uint64_t, std::unique_ptr<Inbox>> inboxes_;
   std::unordered_set<std::uint64_t> open_;    // inboxes that have been opened

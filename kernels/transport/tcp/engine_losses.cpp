@@ -8,8 +8,8 @@
 namespace gradientflow::transport::tcp {
 namespace {
 
-// Factor on the patience of the higher rank. Where only the connection between two ranks has broken, the lower rank
-// gives up first, and all others hear of one loss, not of two.
+// Factor on the patience of the higher rank. If only the connection between two ranks has broken, this makes the lower
+// rank give up first, so that all other ranks hear of one loss, not of two.
 constexpr double patience_of_higher_rank = 1.5;
 
 constexpr double for_ever = 1e9;
@@ -17,7 +17,7 @@ constexpr double for_ever = 1e9;
 constexpr std::string_view died = "has died: ";
 constexpr std::string_view taken = "has been taken for dead: ";
 
-// Returns why a rank is lost, from its loss_text() on this rank or on another one.
+// Returns the reason in a loss_text(), which this rank or another rank has made.
 std::string reason_in(std::string_view text) {
   for (const std::string_view words : {died, taken}) {
     if (text.starts_with(words)) {
@@ -62,7 +62,7 @@ Greeting Engine::greeting_to(int rank, Greeting::Purpose purpose) const {
   return greeting;
 }
 
-// Finds out if a rank lives that has sent nothing since its connection ended.
+// Finds out if a rank still lives whose connection has ended, and that has sent nothing since.
 void Engine::probe_lost_rank(int rank) {
   Peer& other = peer(rank);
   if (other.probe == nullptr) {
@@ -89,7 +89,7 @@ std::optional<Sign> Engine::sign_of(int rank, bool is_alive) {
   const std::lock_guard lock(mutex_);
   Peer& other = peer(rank);
   if (!is_alive) {
-    make_progress(rank);  // its last word may be that it has taken this rank for dead
+    make_progress(rank);  // the last message of that rank may say that it has excluded this rank
     if (other.fate == Fate::alive || other.fate == Fate::lost || other.fate == Fate::silent) {
       end_peer(rank, Fate::gone, "its process has ended");
       other.fate = Fate::gone;
@@ -154,8 +154,8 @@ bool Engine::has_told_excluded() {
   return all;
 }
 
-// Reports whether a rank has been told. If its connection had ended before, its own word to this rank may be lost: then
-// it answers as soon as it reads this rank's word.
+// Reports whether `other` has been told that it is excluded. If its connection had ended before, its own notice to this
+// rank may be lost. Then `other` answers as soon as it reads this rank's notice.
 bool Engine::has_told(Peer& other) const {
   Word& word = *other.word;
   switch (word.probe.look()) {

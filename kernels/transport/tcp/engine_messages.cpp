@@ -26,8 +26,8 @@ Inbox* Engine::open(std::uint64_t group) {
   return inbox_of(group);
 }
 
-// Returns the inbox of a group. Before the group is open, it keeps the group's messages. Returns nullptr for a closed
-// group.
+// Returns the inbox of a group. Until the group is open, the inbox keeps the group's messages. Returns nullptr for a
+// closed group.
 Inbox* Engine::inbox_of(std::uint64_t group) {
   if (closed_.contains(group)) {
     return nullptr;
@@ -170,7 +170,7 @@ std::unique_ptr<Arrived> Engine::next(Inbox& inbox, std::optional<int> tag) {
   return inbox.take_oldest(tag);
 }
 
-// Moves the message to the memory of the receive, as far as it is there; the rest follows.
+// Moves the part of the message that has arrived to the memory of the receive; the rest follows.
 void Engine::fill(Receiving& receiving, std::unique_ptr<Arrived> arrived) {
   receiving.inbox = nullptr;
   const std::size_t bytes = arrived->bytes;

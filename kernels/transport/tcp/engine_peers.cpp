@@ -22,17 +22,17 @@ constexpr int longest_retry_option = TCP_RTO_MAX_MS;
 #else
 constexpr int longest_retry_option = 44;  // since Linux 6.15
 #endif
-constexpr int longest_retry = 1000;         // milliseconds, the least that the system takes
-constexpr int unsent_bytes = 256 << 10;     // bytes taken by the system beyond data under way
+constexpr int longest_retry = 1000;         // milliseconds, the least value that the system accepts
+constexpr int unsent_bytes = 256 << 10;     // bytes that the system buffers beyond data under way
 constexpr std::size_t most_strangers = 64;  // connections without the token, beyond one for each rank
 constexpr int accepted_at_once = 64;
-constexpr auto longest_connecting = 5s;      // lower bound
+constexpr auto longest_connecting = 5s;      // limit, unless host_timeout is longer
 constexpr auto last_chance = 500ms;          // time to connect to a host found silent
 constexpr std::size_t most_connections = 2;  // connections of a pair: both may have begun at once
-constexpr int reads_at_once = 16;            // turns of a connection, before others have theirs
+constexpr int reads_at_once = 16;            // reads of a connection before other connections get their turn
 
 void set_option(int socket, int level, int name, int value) {
-  setsockopt(socket, level, name, &value, sizeof value);  // if the system refuses, it is only slower
+  setsockopt(socket, level, name, &value, sizeof value);  // if the system refuses, the connection is only slower
 }
 
 std::string described(int code) { return system_error("", code).what() + 2; }
@@ -45,7 +45,8 @@ bool Engine::set_congestion(int socket) const {
          setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
-// Probes are sent where nothing is under way: a host that does not answer them is gone after the time of the setting.
+// Sets the options of a socket. While nothing is under way, the system sends probes; a host that does not answer them
+// within host_timeout is gone.
 void Engine::prepare(int socket) const {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, unsent_bytes);
@@ -100,8 +101,8 @@ Connection* Engine::connection_to(int rank) {
   return connection.is_lost ? nullptr : &connection;
 }
 
-// Accepts connections. Unauthenticated ones stay until there are too many: a process that is stopped, or computes, may
-// yet show the token.
+// Accepts connections. Unauthenticated ones stay until there are too many: a process that is stopped or computes may
+// show the token late.
 bool Engine::accept_some() {
   for (int i = 0; i < accepted_at_once; ++i) {
     Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -186,7 +187,7 @@ void Engine::adopt(Unauthenticated& unauthenticated, const Greeting& greeting) {
     const bool has_ended = other.fate == Fate::left || other.fate == Fate::gone;
     end_peer(rank, Fate::apart, "");
     other.fate = Fate::apart;
-    other.ended = has_ended ? Clock::time_point{} : other.ended;  // nothing more is found out about it
+    other.ended = has_ended ? Clock::time_point{} : other.ended;  // its fate is final: sign_of() need not wait
   }
   if (other.fate != Fate::alive || other.connections.size() == most_connections) {
     unauthenticated.socket.close();
@@ -223,7 +224,7 @@ bool Engine::read(Connection& connection) {
   for (int turn = 0; turn < reads_at_once && outcome == Connection::IoStatus::more && !connection.is_lost; ++turn) {
     try {
       outcome = connection.read(spill_, *this);
-    } catch (const Error& error) {  // nonsense
+    } catch (const Error& error) {  // the input is malformed
       lose(connection, error.what());
     } catch (const std::bad_alloc&) {  // data just read is lost
       lose(connection, "this process has no memory for what comes");
@@ -247,7 +248,7 @@ void Engine::drain(Connection& connection) {
   }
 }
 
-// Returns the fate of a peer by the system's error, as far as that tells it.
+// Returns the fate of a peer according to the system's error `code`; lost if the error tells no more.
 Engine::Fate Engine::fate_of(int code) noexcept {
   switch (code) {
     case ECONNREFUSED:
@@ -262,7 +263,8 @@ Engine::Fate Engine::fate_of(int code) noexcept {
   }
 }
 
-// Data that the peer has sent through another connection comes first, even if that has not been looked at yet.
+// Ends a connection and its peer. First reads all data that the peer has sent through another connection, even if that
+// connection has not been accepted yet.
 void Engine::lose(Connection& connection, const std::string& how, int code) {
   if (std::exchange(connection.is_lost, true)) {
     return;
@@ -332,8 +334,9 @@ void Engine::end_peer(int rank, Fate fate, const std::string& how) {
   }
 }
 
-// Reports whether the peer's host has acknowledged nothing for too long, although there was something to acknowledge. A
-// process that does not read is sent only probes, further and further apart: an unanswered probe is the sign.
+// Reports whether the peer's host has acknowledged nothing for too long, although there was something to acknowledge.
+// To a process that does not read, the system sends only probes, at growing intervals: then an unanswered probe is the
+// sign.
 bool Engine::is_silent(Connection& connection, Clock::time_point now) const {
   tcp_info info{};
   socklen_t length = sizeof info;
@@ -382,8 +385,8 @@ bool Engine::is_host_silent(int rank, Clock::time_point now) const {
   });
 }
 
-// Returns the time until which a word to a rank may be under way. A host has as long to acknowledge it as it has
-// otherwise, counted from its last acknowledgment.
+// Returns the time until which a notice to a rank may be under way. The rank's host has the usual time to acknowledge
+// it (host_timeout), counted from its last acknowledgment.
 Engine::Clock::time_point Engine::last_chance_of(int rank, Clock::time_point now) const {
   const Peer& other = peers_[static_cast<std::size_t>(rank)];
   const auto soon = now + last_chance;

@@ -16,7 +16,7 @@ namespace gradientflow::transport::tcp {
 using Token = std::array<std::byte, 32>;
 
 struct Options {
-  std::string address;          // this host's, as others reach it: "10.0.0.2", "fe80::1%eth0"
+  std::string address;          // address at which other hosts reach this one: "10.0.0.2", "fe80::1%eth0"
   double timeout = 300.0;       // seconds that set-up calls may take
   double host_timeout = 3.0;    // seconds without an acknowledgment after which a host is gone
   std::string congestion = {};  // congestion control of connections; empty: the system's
@@ -28,16 +28,16 @@ class Network {
   // Listens at a free port of the address. Throws Error(system).
   [[nodiscard]] static std::shared_ptr<Network> listen(const Options& options);
 
-  // Returns the address at which it listens: "10.0.0.2:41234", "[fe80::1]:41234".
+  // Returns the address at which this process listens: "10.0.0.2:41234", "[fe80::1]:41234".
   [[nodiscard]] virtual std::string address() const = 0;
 
-  // Makes it the network of rank `rank` of the ranks that listen at `addresses`, and returns the endpoint of all of
-  // them. Not collective: connections are made when messages are sent. Call it once.
+  // Makes this the network of rank `rank` among the ranks that listen at `addresses`. Returns the endpoint of all these
+  // ranks. Not collective: connections are made when messages are sent. Call it once.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> join(int rank, std::vector<std::string> addresses,
                                                        const Token& token) = 0;
 
-  // Likewise for a process that joins a running job: returns the endpoint of the ranks `members`, this one among them,
-  // with group `id`. An empty address: no process is there.
+  // The same for a process that joins a running job. Returns the endpoint of the ranks `members`, this rank among them,
+  // with group `id`. An empty address marks a rank without a process.
   [[nodiscard]] virtual std::unique_ptr<Endpoint> join(int rank, std::vector<std::string> addresses, const Token& token,
                                                        std::vector<int> members, std::uint64_t id) = 0;
   virtual ~Network() = default;

@@ -15,11 +15,11 @@ namespace gradientflow::transport::tcp {
 class Connection;
 struct Inbox;
 
-// Operation behind a request. Its memory belongs to the engine once it has been given up.
+// Operation behind a request. An operation that was given up belongs to the engine.
 struct Operation {
   std::atomic<bool> has_ended{false};
-  std::optional<Error> error;  // fate of the rank: "has died: ..."
-  std::size_t bytes = 0;       // number sent or received
+  std::optional<Error> error;  // failure of the peer: "has died: ..."
+  std::size_t bytes = 0;       // number of bytes sent or received
   int peer = -1;               // numbered as in the job
 };
 

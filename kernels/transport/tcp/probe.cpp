@@ -79,7 +79,7 @@ Probe::Answer Probe::listen() {
   return header.is_valid() && header.kind == Header::Kind::excluded ? Answer::excluded : Answer::none;
 }
 
-// A process that dies may still be listening when its connections have ended: then the next question is refused.
+// A dying process may still listen when its connections have ended. Then the next question is refused.
 Probe::Answer Probe::failed(int code) {
   socket_.close();
   has_greeted_ = false;

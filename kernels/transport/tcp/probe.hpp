@@ -1,6 +1,7 @@
-// A word to a process outside of the connections for messages, and its answer. A process whose connection has ended is
-// asked if it lives; if not, another process listens at its address, or none does. An excluded process is told that it
-// is taken for dead. The system of its host keeps that word for it, even while it is stopped, or does not read.
+// Question or notice to a process, outside of the connections for messages, and its answer. A process whose connection
+// has ended is asked if it lives; if it has died, another process listens at its address, or none does. An excluded
+// process is told that it is taken for dead. The system of its host keeps this notice, even while the process is
+// stopped or does not read.
 #pragma once
 
 #include <array>
@@ -21,15 +22,15 @@ class Probe {
     refused,
     unreachable,
     excluded,  // the peer has taken this process for dead
-    closed,    // the peer has read the word of an exclusion, and has nothing to say
+    closed,    // the peer has read the notice that it is excluded, and has nothing to say
   };
 
   // `greeting`: the first bytes of this process in the connection.
   Probe(const SocketAddress& address, const Greeting& greeting) : address_(address), greeting_(greeting) {}
 
-  // Looks for an answer, and asks again where the last question has come to nothing. Never waits.
+  // Looks for an answer, and asks again if the last question has failed. Never waits.
   [[nodiscard]] Answer look();
-  // Reports whether the word has arrived at the peer's host.
+  // Reports whether the notice has arrived at the peer's host.
   [[nodiscard]] bool has_arrived() const;
 
  private:

@@ -18,8 +18,8 @@ struct Inbox;
 
 class TcpEndpoint : public Endpoint {
  public:
-  // `ranks`: the group's ranks in the job, in the group's order. `id`: the group's, the same on all of them, and
-  // unique.
+  // `ranks`: the group's ranks in the job, in the group's order. `id`: the group's id, unique, and the same on all its
+  // ranks.
   TcpEndpoint(std::shared_ptr<Engine> engine, std::vector<int> ranks, std::uint64_t id);
   ~TcpEndpoint() override;
   TcpEndpoint(const TcpEndpoint&) = delete;

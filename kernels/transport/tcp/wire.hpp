@@ -1,5 +1,5 @@
-// Format of a connection: first a greeting, then headers, some of which have data behind them. Nothing is believed
-// before it has been checked.
+// Format of a connection: first a greeting, then headers, some of which are followed by data. All input is checked
+// before it is used.
 #pragma once
 
 #include <array>
@@ -15,13 +15,13 @@ namespace gradientflow::transport::tcp {
 
 static_assert(std::endian::native == std::endian::little, "numbers travel as they lie in memory");
 
-// A message of up to `largest_whole` bytes travels with its header, as long as its receiver has given the sender credit
-// for it. Any other is announced, and its receiver fetches it in pieces once it has memory for it.
+// A message of up to `largest_whole` bytes travels with its header, if its sender has enough credit from the receiver.
+// Any other message is announced, and its receiver fetches it in pieces once there is memory for it.
 inline constexpr std::size_t largest_whole = std::size_t{1} << 20;
 inline constexpr std::size_t largest_piece = std::size_t{256} << 10;
 
-// Bytes that a process may send to another without knowing that there is memory for them. A message of no bytes costs
-// as much as its keeping.
+// Bytes that a process may send to another without knowing that there is memory for them. Even an empty message costs
+// the memory that keeps it.
 inline constexpr std::size_t credit_of_a_peer = std::size_t{16} << 20;
 inline constexpr std::size_t cost_of_keeping = 128;
 
@@ -46,7 +46,7 @@ struct Header {
   std::uint64_t bytes = 0;
   std::uint64_t number = 0;
 
-  // Reports whether a peer of this version may have sent it.
+  // Reports whether a peer of this version could have sent this header.
   [[nodiscard]] bool is_valid() const noexcept;
 };
 static_assert(sizeof(Header) == 32);
@@ -64,8 +64,8 @@ struct Greeting {
   std::uint32_t to = 0;
   Token token{};
 
-  // Reports whether it comes from another rank, below `size`, to rank `rank`, with the expected token, in a time that
-  // does not tell how much of the token was right.
+  // Reports whether this greeting goes from another rank, below `size`, to rank `rank`, with the expected token. The
+  // duration of this check does not tell how much of the token was right.
   [[nodiscard]] bool is_valid(int rank, int size, const Token& expected) const noexcept;
 };
 static_assert(sizeof(Greeting) == 48);
