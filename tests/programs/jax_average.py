@@ -452,7 +452,7 @@ def freed_with_its_programs() -> None:
     tx = gfj.average("top_k(ratio=2)", comm=comm)
     update = jax.jit(tx.update)
     update(gradients_of(0), tx.init(gradients_of(0)))
-    made = [each for each in gc.get_objects() if type(each).__name__ == "Exchanges" and hasattr(each, "states")]
+    made = [each for each in gc.get_objects() if type(each).__name__ == "LayoutExchanges" and hasattr(each, "states")]
     left = weakref.ref(max(made, key=lambda each: each.number))
     del tx, update, made
     jax.clear_caches()
