@@ -135,12 +135,14 @@ void Operands::deliver(const Range& range, const std::byte* received) {
 
 void Operands::encode(std::byte* wire, const std::byte* values, std::size_t count, bool final) const {
   const bool predivide = how_.parts.op == ReduceOp::mean && !final;
-  compute::encode(*how_.wire, wire, values, count, predivide ? 1.0F / static_cast<float>(how_.parts.ranks) : 1.0F);
+  compute::encode(how_.wire.value_or(Wire::float32), wire, values, count,
+                  predivide ? 1.0F / static_cast<float>(how_.parts.ranks) : 1.0F);
 }
 
 void Operands::decode(std::byte* values, const std::byte* wire, std::size_t count, bool final) const {
   const bool predivided = how_.parts.op == ReduceOp::mean && !final;
-  compute::decode(*how_.wire, values, wire, count, predivided ? static_cast<float>(how_.parts.ranks) : 1.0F);
+  compute::decode(how_.wire.value_or(Wire::float32), values, wire, count,
+                  predivided ? static_cast<float>(how_.parts.ranks) : 1.0F);
 }
 
 }  // namespace gradientflow::collective

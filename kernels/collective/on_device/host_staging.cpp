@@ -65,11 +65,13 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   const cuda::Runtime& runtime = cuda::runtime();
   std::optional<std::size_t> nonfinite = rounds(call.signature) ? std::optional<std::size_t>(0) : std::nullopt;
   // Values that share a scale are rounded on the host, because the scale is in the messages.
-  const bool rounded = nonfinite && traits_of(*call.signature.wire).dtype;
+  const std::optional<Wire> wire = call.signature.wire;
+  const std::optional<DType> dtype = wire && nonfinite ? traits_of(*wire).dtype : std::nullopt;
+  const bool rounded = dtype.has_value();
   Call whole = call;
   whole.signature = on_host(call.signature);
-  if (rounded) {
-    whole.signature.dtype = *traits_of(*call.signature.wire).dtype;
+  if (dtype) {
+    whole.signature.dtype = *dtype;
     whole.signature.wire.reset();
     whole.signature.op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
   }

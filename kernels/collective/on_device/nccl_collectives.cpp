@@ -240,7 +240,7 @@ void NcclCollectives::allreduce_in_wire(const Call& call, bool hierarchical) {
   const cuda::Runtime& runtime = cuda::runtime();
   const transport::Signature& signature = call.signature;
   const cuda::Stream stream = placement_of(call).stream;
-  const DType wire = dtype_of(*signature.wire, "NCCL");
+  const DType wire = dtype_of(signature.wire.value_or(Wire::float32), "NCCL");
   const std::size_t bytes = signature.count * size_of(wire);
   if (wire_.bytes() < bytes) {
     wire_ = {};
