@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ._location import load_core
+from ._location import core
 from .errors import ArgumentError
 
 
@@ -28,10 +28,10 @@ class Wire(NamedTuple):
 @cache
 def wires() -> dict[str, Wire]:
     """Return all wires by name."""
-    return {name: Wire(*traits) for name, *traits in load_core().wires()}
+    return {name: Wire(*traits) for name, *traits in core.wires()}
 
 
-def check_wire(wire: Any) -> None:
+def check_wire(wire: object) -> None:
     """Raise unless `wire` is the name of a wire, or None.
 
     Raises
@@ -59,4 +59,4 @@ def check_single(wire: str | None, sender: str) -> None:
         If the values share a scale.
     """
     if wire is not None:
-        load_core().check_single(wire, sender)
+        core.check_single(wire, sender)
