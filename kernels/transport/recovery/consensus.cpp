@@ -10,7 +10,7 @@
 namespace gradientflow::transport {
 namespace {
 
-// Kinds of a message. A message consists of its kind, the standing of each rank, the reasons, and the values that the
+// Kinds of a message. A message consists of its kind, the liveness of each rank, the reasons, and the values that the
 // sender knows.
 constexpr std::string_view found = "found";
 constexpr std::string_view proposed = "proposed";
@@ -25,13 +25,13 @@ struct ConsensusMessage {
 char digit_of(Liveness liveness) { return static_cast<char>('0' + static_cast<int>(liveness)); }
 
 std::string packed(const ConsensusMessage& saying) {
-  std::string standings;
+  std::string digits;
   std::vector<std::string> parts{saying.kind, ""};
   for (const Member& each : saying.members) {
-    standings += digit_of(each.liveness);
+    digits += digit_of(each.liveness);
     parts.push_back(each.why);
   }
-  parts[1] = standings;
+  parts[1] = digits;
   parts.insert(parts.end(), saying.values.begin(), saying.values.end());
   return pack(parts);
 }

@@ -29,7 +29,7 @@ namespace gradientflow::transport {
 
 struct Member {
   Liveness liveness = Liveness::alive;
-  std::string why;  // "has died: ..."; of several reasons for one standing, the first in alphabetical order counts
+  std::string why;  // "has died: ..."; of several reasons for one liveness, the first in alphabetical order counts
 
   friend bool operator==(const Member&, const Member&) = default;
 };
