@@ -12,7 +12,10 @@ TensorLike: TypeAlias = Any
 StateDict: TypeAlias = dict[str, Any]
 State: TypeAlias = Mapping[str, Any]
 
+# A parameter group of an optimizer: its settings, and its parameters under "params".
+ParameterGroup: TypeAlias = dict[str, Any]
+
 # A JSON object, read or to be written.
 JsonObject: TypeAlias = dict[str, Any]
 
-__all__ = ["JsonObject", "State", "StateDict", "TensorLike"]
+__all__ = ["JsonObject", "ParameterGroup", "State", "StateDict", "TensorLike"]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.distributed
-
-dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
+import torch.distributed as dist
 
 
-def mean_hook(state: Any, bucket: Any) -> Any:
+def mean_hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients over the ranks: a communication hook of ``DistributedDataParallel``.
 
     By default DDP first divides the gradients, with ``gradient_as_bucket_view=True`` in a separate pass, and then sums
@@ -36,11 +32,13 @@ def mean_hook(state: Any, bucket: Any) -> Any:
         model.register_comm_hook(None, gradientflow.torch.mean_hook)
     """
     gradients = bucket.buffer()
-    work = dist.all_reduce(gradients, dist.ReduceOp.AVG, state, async_op=True)
+    work: dist.Work = dist.all_reduce(gradients, dist.ReduceOp.AVG, state, async_op=True)
     if not work.is_completed():
         return work.get_future().then(lambda done: done.value()[0])
     work.wait()
-    future: Any = torch.futures.Future(devices=[gradients.device] if gradients.is_cuda else [])
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+        devices=[gradients.device] if gradients.is_cuda else []
+    )
     future.set_result(gradients)
     return future
 

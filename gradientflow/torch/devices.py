@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,15 +18,12 @@ from gradientflow._location import core
 from gradientflow.annotations import TensorLike
 from gradientflow.errors import ArgumentError
 
-Stream = Any  # torch.cuda.Stream, or None for the host
-Event = Any  # torch.cuda.Event
+Stream: TypeAlias = "torch.cuda.Stream | None"  # None for the host
 
 HOST = torch.device("cpu")
 KINDS = ("cpu", "cuda")
 
 _on_host = nullcontext()
-_cuda: Any = torch.cuda  # untyped: PyTorch leaves parts of it without annotations
-_from_dlpack: Any = torch.utils.dlpack.from_dlpack
 
 
 # ---- where ---------------------------------------------------------------------------------------------------------
@@ -72,7 +69,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def shared(tensor: torch.Tensor) -> Any:
+def shared(tensor: torch.Tensor) -> TensorLike:
     """Return a contiguous tensor in a form for the core, which asks PyTorch for its memory and the current stream."""
     return tensor
 
@@ -82,7 +79,7 @@ def tensor_over(array: TensorLike, dtype: torch.dtype) -> torch.Tensor:
     of_host = isinstance(array, np.ndarray)
     if array.nbytes == 0:
         return torch.empty(0, dtype=dtype, device=HOST if of_host else f"cuda:{array.device}")
-    return torch.frombuffer(array, dtype=dtype) if of_host else _from_dlpack(array).view(dtype)
+    return torch.frombuffer(array, dtype=dtype) if of_host else torch.utils.dlpack.from_dlpack(array).view(dtype)
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -123,10 +120,10 @@ def stream_number(device: torch.device) -> int:
 
 def new_stream(device: torch.device) -> Stream:
     """Return a new stream of a device."""
-    return None if device.type == "cpu" else _cuda.Stream(device)
+    return None if device.type == "cpu" else torch.cuda.Stream(device)
 
 
-def within(stream: Stream) -> AbstractContextManager[Any]:
+def within(stream: Stream) -> AbstractContextManager[object]:
     """Make a stream and its device current for a ``with`` block."""
     return _on_host if stream is None else torch.cuda.stream(stream)
 
@@ -152,12 +149,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def mark(stream: Stream) -> Event:
+def mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
     """Return an event recorded after all work now in the stream."""
-    return stream.record_event()
+    event: torch.cuda.Event = stream.record_event()
+    return event
 
 
-def wait_for(event: Event, device: torch.device) -> None:
+def wait_for(event: torch.cuda.Event, device: torch.device) -> None:
     """Make the current stream of a device wait for an event."""
     torch.cuda.current_stream(device).wait_event(event)
 

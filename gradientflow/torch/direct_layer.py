@@ -11,7 +11,6 @@ from .gradients import ParameterGradients
 
 LEAST_BYTES = 1 << 20  # size of a weight below which a Python function costs more than zeroing and adding
 
-_is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]
 _TARGET = "_gradientflow_target"
 
 
@@ -45,7 +44,7 @@ class DirectLayer:
             and self.weight.requires_grad
             and self.__dict__[_TARGET].has_place_for(self.weight)  # false for a replaced weight, as in functional_call
             and not torch.is_autocast_enabled("cpu")
-            and not _is_tracing()
+            and not torch.jit.is_tracing()
             and not torch._C._are_functorch_transforms_active()
             and forward_ad._current_level < 0
         )
@@ -56,7 +55,7 @@ class DirectLayer:
     def _ordinary(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != _TARGET}
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         """Reduce to an ordinary layer with the same parameters, for copies and pickles."""
         return self.ordinary.__new__, (self.ordinary,), self._ordinary()
 
@@ -84,7 +83,6 @@ def write_directly(model: torch.nn.Module, gradients: ParameterGradients, kinds:
 
 def restore_layers(model: torch.nn.Module) -> None:
     """Make the layers of a model ordinary layers again."""
-    module: Any
     for module in model.modules():
         if isinstance(module, DirectLayer):
             module.__class__ = module.ordinary

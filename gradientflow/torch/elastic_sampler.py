@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any
+from typing import TypeVar
 
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.training import Deal
 
 from .optimizer import DistributedOptimizer
+
+Batch = TypeVar("Batch")
 
 
 class ElasticSampler:
@@ -56,7 +58,7 @@ class ElasticSampler:
         self._optimizer = optimizer
         self._ahead: range | None = None  # steps whose batches the DataLoader loads next
 
-    def steps(self, loader: Iterable[object], total: int) -> Iterator[tuple[int, Any]]:
+    def steps(self, loader: Iterable[Batch], total: int) -> Iterator[tuple[int, Batch]]:
         """Return an iterator over ``optimizer.steps(total)``, with this rank's part of each batch.
 
         When ranks have died or joined, or a step gets another number, iteration over the loader starts again: batches
@@ -80,8 +82,8 @@ class ElasticSampler:
             raise ArgumentError(message)
         return self._steps(loader, total)
 
-    def _steps(self, loader: Iterable[object], total: int) -> Iterator[tuple[int, Any]]:
-        batches: Iterator[object] = iter(())
+    def _steps(self, loader: Iterable[Batch], total: int) -> Iterator[tuple[int, Batch]]:
+        batches: Iterator[Batch] = iter(())
         loaded = None  # step, rank and size of the next batch
         for step in self._optimizer.steps(total):
             now = self._optimizer.membership

@@ -5,7 +5,7 @@ PyTorch sums these gradients in temporary memory as large as the table. This mem
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -13,18 +13,16 @@ from torch.nn import functional
 from .direct_layer import DirectLayer
 from .gradients import ParameterGradients
 
-_Function: Any = torch.autograd.Function
-_Embedding: Any = torch.nn.Embedding
 _backward = torch.ops.aten.embedding_dense_backward
 
 
-class _Direct(_Function):  # type: ignore[misc]
+class _Direct(torch.autograd.Function):
     """`torch.nn.functional.embedding` with bitwise equal results: rows are summed in the same order."""
 
     @staticmethod
     def forward(
         ctx: Any, indices: torch.Tensor, weight: torch.Tensor, padding: int | None, gradients: ParameterGradients
-    ) -> Any:
+    ) -> torch.Tensor:
         ctx.save_for_backward(indices)
         ctx.weight, ctx.padding, ctx.gradients = weight, padding, gradients
         return functional.embedding(indices, weight, padding)
@@ -45,10 +43,10 @@ class _Direct(_Function):  # type: ignore[misc]
         return None, of_weight, None, None
 
 
-class DirectEmbedding(DirectLayer, _Embedding):  # type: ignore[misc]
+class DirectEmbedding(DirectLayer, torch.nn.Embedding):
     """Replacement of a `torch.nn.Embedding`."""
 
-    ordinary: ClassVar[Any] = _Embedding
+    ordinary = torch.nn.Embedding
 
     def serves(self, x: torch.Tensor) -> bool:
         """Tell if the gradient is dense, and the plain sum over the looked-up rows."""
@@ -60,4 +58,4 @@ class DirectEmbedding(DirectLayer, _Embedding):  # type: ignore[misc]
 
     def compute(self, x: torch.Tensor, gradients: ParameterGradients) -> torch.Tensor:
         """Look up rows."""
-        return _Direct.apply(x, self.weight, self.padding_idx, gradients)  # type: ignore[no-any-return]
+        return _Direct.apply(x, self.weight, self.padding_idx, gradients)  # type: ignore[no-any-return, no-untyped-call]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from gradientflow._location import core
+from gradientflow.annotations import ParameterGroup
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.optimizers.optimizer import state_array
 from gradientflow.pools.base import stream_number
@@ -282,7 +282,7 @@ class FusedStep:
             weights.buffers[name] = weights.numbers(self._arrays[name])
         return weights.buffers[name]
 
-    def _adam_settings(self, parameter: torch.Tensor, group: Mapping[str, Any]) -> AdamSettings:
+    def _adam_settings(self, parameter: torch.Tensor, group: ParameterGroup) -> AdamSettings:
         """Return Adam's settings for a parameter's next update, whose number is in the optimizer's state."""
         of_parameter = self._optimizer.state[parameter]
         if _STEP not in of_parameter:
@@ -410,13 +410,13 @@ def settings_of_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Ten
     raise ArgumentError("a parameter is no longer in the optimizer")
 
 
-def settings_of_group(group: Mapping[str, Any]) -> Settings:
+def settings_of_group(group: ParameterGroup) -> Settings:
     """Return the settings of a parameter group; a missing setting is 0."""
     rate, momentum, decay, trust = (float(group.get(name, 0)) for name in ("lr", "momentum", "weight_decay", "trust"))
     return Settings(rate, momentum, decay, trust)
 
 
-def _check_group(group: Mapping[str, object]) -> None:
+def _check_group(group: ParameterGroup) -> None:
     """Raise if a parameter group asks for a feature that the core lacks."""
     for name in ("nesterov", "dampening", "amsgrad", "differentiable"):
         if group.get(name):

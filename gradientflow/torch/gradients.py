@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -15,8 +15,6 @@ from gradientflow.memory import numpy_dtype
 from gradientflow.strategies import Layout, Settings, Synchronizer
 
 from . import devices
-
-Group = Mapping[str, Any]
 
 _current_task: Callable[[], int] = torch._C._current_graph_task_id  # gives the backward pass that runs in this thread
 
@@ -99,13 +97,15 @@ class ParameterGradients:
             for group, (dtype, _) in enumerate(layout.groups)
         ]
         self._groups = {index: group for group, (_, indices) in enumerate(layout.groups) for index in indices}
-        views: list[Any] = [None] * len(self.parameters)
+        places: dict[int, torch.Tensor] = {}
         for group, (_, indices) in enumerate(layout.groups):
             flat = self._flat[group]
             for index, offset in zip(indices, synchronizer.offsets(group), strict=False):
                 parameter = self.parameters[index]
-                views[index] = flat.as_strided(parameter.shape, dense_strides(parameter), offset // flat.element_size())
-        self.views = views
+                places[index] = flat.as_strided(
+                    parameter.shape, dense_strides(parameter), offset // flat.element_size()
+                )
+        self.views = views = [places[index] for index in range(len(places))]
         self._addresses = [view.data_ptr() for view in views]
         self._overwritten = [None] * len(views)
         self.indices = {id(parameter): index for index, parameter in enumerate(self.parameters)}
@@ -227,7 +227,7 @@ class ParameterGradients:
     def arrive(self, index: int) -> None:
         """Put a gradient that a backward pass has computed into its place."""
         parameter, task = self.parameters[index], self._overwritten[index]
-        gradient: Any = parameter.grad
+        gradient = parameter.grad
         if gradient is None:  # PyTorch keeps no gradient of a parameter frozen after the forward pass
             self._raise_changed(index)
         if task is None or task == _current_task():
@@ -246,7 +246,8 @@ class ParameterGradients:
         if not self._reads_elsewhere:
             return None
         view, group = self.views[index], self._groups[index]
-        gradient: Any = self.parameters[index].grad
+        gradient = self.parameters[index].grad
+        assert gradient is not None
         lies_alike = gradient.layout is torch.strided and gradient.stride() == view.stride()
         is_known = self._flat[group]._version == self._versions[group]  # True if the content of its place is known
         return gradient.data_ptr() if lies_alike and is_known and gradient.dtype is view.dtype else None
@@ -266,7 +267,8 @@ class ParameterGradients:
     def _write(self, index: int) -> None:
         """Copy a gradient to its place, which becomes the parameter's ``grad``."""
         parameter, view = self.parameters[index], self.views[index]
-        gradient: Any = parameter.grad
+        gradient = parameter.grad
+        assert gradient is not None
         if gradient.layout is not torch.strided:
             gradient = gradient.to_dense()
         try:
@@ -320,7 +322,7 @@ class ParameterGradients:
             if parameter.grad is view and not is_used:
                 parameter.grad = None
 
-    def _raise_changed(self, index: int) -> None:
+    def _raise_changed(self, index: int) -> NoReturn:
         parameter = self.parameters[index]
         change = "is frozen now" if not parameter.requires_grad else f"has {parameter.dtype} or memory of its own now"
         raise ArgumentError(

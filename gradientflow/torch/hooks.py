@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from gradientflow.strategies.update import Phase
 from gradientflow.training import Loop
@@ -48,13 +48,12 @@ class BackwardHooks:
         self._number = number
         self._check = check
         self._task = _NO_TASK  # id of the current backward pass
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
 
     def register(self) -> None:
         """Register a hook with each parameter."""
         for parameter in self._gradients.parameters:
-            register: Any = parameter.register_post_accumulate_grad_hook
-            self._handles.append(register(self._has_gradient))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._has_gradient))
 
     def remove(self) -> None:
         """Remove the hooks."""

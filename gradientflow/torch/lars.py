@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradientflow.annotations import ParameterGroup
 from gradientflow.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
-_Optimizer: Any = torch.optim.Optimizer
 
-
-class LARS(_Optimizer):  # type: ignore[misc]
+class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling, for large batches.
 
     A parameter moves in proportion to its own norm (GradientFlow paper, section 4.2)::
@@ -85,7 +84,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
                     self._update(parameter, group)
         return loss
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: torch.Tensor, group: ParameterGroup) -> None:
         gradient = parameter.grad
         decay, rate = group["weight_decay"], group["lr"]
         if group["trust"] > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -10,11 +10,8 @@ from torch.nn import functional
 from .direct_layer import DirectLayer
 from .gradients import ParameterGradients
 
-_Function: Any = torch.autograd.Function
-_Linear: Any = torch.nn.Linear
 
-
-class _Direct(_Function):  # type: ignore[misc]
+class _Direct(torch.autograd.Function):
     """`torch.nn.functional.linear`, with bitwise equal results.
 
     The bias precedes the weight, as in PyTorch, so that their gradients become final in the same order.
@@ -23,7 +20,7 @@ class _Direct(_Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, weight: torch.Tensor, gradients: ParameterGradients
-    ) -> Any:
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight if ctx.needs_input_grad[0] else None)
         ctx.weight, ctx.gradients = weight, gradients
         return functional.linear(x, weight, bias)
@@ -41,10 +38,10 @@ class _Direct(_Function):  # type: ignore[misc]
         return of_x, of_bias, of_weight, None
 
 
-class DirectLinear(DirectLayer, _Linear):  # type: ignore[misc]
+class DirectLinear(DirectLayer, torch.nn.Linear):
     """Replacement of a `torch.nn.Linear`."""
 
-    ordinary: ClassVar[Any] = _Linear
+    ordinary = torch.nn.Linear
 
     def serves(self, x: torch.Tensor) -> bool:
         """Tell if x is a contiguous batch of vectors with the dtype of the weight."""
@@ -52,4 +49,4 @@ class DirectLinear(DirectLayer, _Linear):  # type: ignore[misc]
 
     def compute(self, x: torch.Tensor, gradients: ParameterGradients) -> torch.Tensor:
         """Compute ``x @ weight.T + bias``."""
-        return _Direct.apply(x, self.bias, self.weight, gradients)  # type: ignore[no-any-return]
+        return _Direct.apply(x, self.bias, self.weight, gradients)  # type: ignore[no-any-return, no-untyped-call]

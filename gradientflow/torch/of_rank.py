@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
-_Tensor: Any = torch.Tensor
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 
-class OfRank(_Tensor):  # type: ignore[misc]
+class OfRank(torch.Tensor):
     """Part of this rank in an entry that has a part for each rank.
 
     `torch.distributed.checkpoint` sees one tensor with the parts side by side, of which each rank saves its own part.
@@ -27,7 +29,8 @@ class OfRank(_Tensor):  # type: ignore[misc]
         Number of ranks that have, or saved, a part.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # results of operations are plain tensors
+    # Results of operations are plain tensors.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     parts: dict[int, torch.Tensor]
     ranks: int
@@ -36,9 +39,9 @@ class OfRank(_Tensor):  # type: ignore[misc]
     @classmethod
     def part(cls, tensor: torch.Tensor, rank: int, ranks: int) -> OfRank:
         """Return a rank's part, in the memory of a tensor."""
-        part: Any = tensor.detach().as_subclass(cls)
+        part = tensor.detach().as_subclass(cls)
         part.parts, part.ranks, part._place = {rank: tensor.detach()}, ranks, (rank, ranks)
-        return part  # type: ignore[no-any-return]
+        return part
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape of this part; it compares equal to the size of a saved entry with any number of parts."""
@@ -48,7 +51,7 @@ class OfRank(_Tensor):  # type: ignore[misc]
         """Return 0, as for a number: `set_state_dict` refuses other tensors that are not all on one device."""
         return 0
 
-    def new_empty(self, *shape: object, **settings: object) -> Any:
+    def new_empty(self, *shape: Any, **settings: Any) -> OfRank:
         """Return memory for a copy of this part, for example for `async_save`."""
         return super().new_empty(*shape, **settings).as_subclass(OfRank)
 
@@ -60,7 +63,7 @@ class OfRank(_Tensor):  # type: ignore[misc]
 
     # ---- the protocol of torch.distributed.checkpoint ------------------------------------------------------------
 
-    def __create_write_items__(self, fqn: str, _: object) -> list[Any]:
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
         """Return the items that this rank saves."""
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
@@ -70,7 +73,7 @@ class OfRank(_Tensor):  # type: ignore[misc]
         data = TensorWriteData(chunk, properties, torch.Size((self.ranks, *self.shape)))
         return [WriteItem(MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=data)]
 
-    def __create_chunk_list__(self) -> list[Any]:
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """Return the positions of this rank's parts in the entry."""
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
@@ -79,8 +82,9 @@ class OfRank(_Tensor):  # type: ignore[misc]
             for number, part in self.parts.items()
         ]
 
-    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         """Return a part of this rank."""
+        assert index.offset is not None
         return self.parts[index.offset[0]].unsqueeze(0)
 
     # ---- copies --------------------------------------------------------------------------------------------------
@@ -89,7 +93,7 @@ class OfRank(_Tensor):  # type: ignore[misc]
         """Reduce to a plain tensor, for pickles."""
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
-    def __deepcopy__(self, memo: Any) -> OfRank:
+    def __deepcopy__(self, memo: dict[int, object]) -> OfRank:
         """Return a copy for the same rank."""
         other = OfRank.part(copy.deepcopy(self.as_subclass(torch.Tensor), memo), *self._place)
         other.ranks, other.parts = self.ranks, copy.deepcopy(self.parts, memo)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from gradientflow.agreement import failing_together
-from gradientflow.annotations import StateDict
+from gradientflow.annotations import ParameterGroup, StateDict
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
 from gradientflow.job import init
 from gradientflow.plain import pack
-from gradientflow.pools.base import RangeReport
+from gradientflow.pools.base import BasePool, RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy, default_strategy
 from gradientflow.training import Loop, LossScale, require_same
 from gradientflow.training.batches import Batches
@@ -35,12 +36,10 @@ from .plain_tensors import from_plain, to_plain
 from .step import Step
 from .trained import release, reserve, trained_parameters
 
-_Optimizer: Any = torch.optim.Optimizer
-
 _numbers = itertools.count()
 
 
-class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
+class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
     """A `torch.optim.Optimizer` that steps with the mean of the gradients of all ranks.
 
     The gradients lie in gradient pools in node memory, one for each dtype: ``parameter.grad`` is a view of a pool.
@@ -262,13 +261,12 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return getattr(self._inner, name)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[ParameterGroup]:
         """The parameter groups of the optimizer."""
-        groups: list[dict[str, Any]] = self._inner.param_groups
-        return groups
+        return self._inner.param_groups
 
     @param_groups.setter
-    def param_groups(self, groups: list[dict[str, object]]) -> None:
+    def param_groups(self, groups: list[ParameterGroup]) -> None:
         self._inner.param_groups = groups
 
     @property
@@ -279,7 +277,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return NamedState(self._inner, self._checkpoint, self._is_new)
 
     @state.setter
-    def state(self, state: Any) -> None:
+    def state(self, state: defaultdict[torch.Tensor, StateDict]) -> None:
         self._inner.state = state
 
     def state_dict(self) -> StateDict:
@@ -420,7 +418,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         """Return text that names the wrapped optimizer."""
         return f"DistributedOptimizer over {self._inner!r}"
 
-    def __getstate__(self) -> object:
+    def __getstate__(self) -> NoReturn:
         """Refuse to be pickled or copied."""
         raise ArgumentTypeError("a DistributedOptimizer cannot be pickled or copied: take its state_dict()")
 
@@ -471,7 +469,9 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
         return copies, self._checkpoint.common(), buffers
 
-    def _load_replica(self, replica: tuple[Mapping[str, torch.Tensor], dict[str, Any], Any], is_new: bool) -> None:
+    def _load_replica(
+        self, replica: tuple[Mapping[str, torch.Tensor], StateDict, Mapping[str, torch.Tensor]], is_new: bool
+    ) -> None:
         """Load a replica; on a joiner also rates and buffers. The giver may already have the rates of its next step."""
         assert self._bound is not None
         assert self._checkpoint is not None
@@ -526,7 +526,7 @@ class DistributedOptimizer(_Optimizer, OverRanks):  # type: ignore[misc]
         return None if self._bound is None else self._bound.loop.synchronizer
 
     @property
-    def pools(self) -> tuple[Any, ...]:
+    def pools(self) -> tuple[BasePool, ...]:
         """The gradient pools of the strategy, one for each dtype, if it has any."""
         return tuple(getattr(self.synchronizer, "pools", ()))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
@@ -20,8 +20,6 @@ from gradientflow.training.handover import hand_over_parts
 
 from . import devices, shared_model
 from .plain_tensors import from_plain, to_plain
-
-is_lazy: Any = torch.nn.parameter.is_lazy  # tells if a parameter has no shape yet
 
 _PACK_BYTES = 16 << 20  # smaller tensors are broadcast together, up to about this size
 _ALIGNMENT = 16  # bytes, enough for any dtype
@@ -145,8 +143,8 @@ def require_same_values(tensors: Mapping[str, torch.Tensor], comm: Communicator)
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    values: Any = tensor.detach().to(devices.HOST).contiguous().view(-1).view(torch.uint8).numpy()
-    return hashlib.blake2b(values, digest_size=16).digest()
+    values = tensor.detach().to(devices.HOST).contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(values.data, digest_size=16).digest()
 
 
 @contextmanager

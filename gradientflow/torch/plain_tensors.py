@@ -17,7 +17,7 @@ def to_plain(state: Any) -> Any:
     """Return a state in which each dense tensor is replaced by its memory, on the host."""
     if isinstance(state, torch.Tensor) and state.layout is torch.strided and not state.is_quantized:
         on_host = state.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        memory: Any = on_host.view(-1).view(torch.uint8).numpy()
+        memory = on_host.view(-1).view(torch.uint8).numpy()
         return Tagged(_TAG, (str(state.dtype).removeprefix("torch."), tuple(state.shape), memory))
     if isinstance(state, Mapping):
         return {key: to_plain(value) for key, value in state.items()}

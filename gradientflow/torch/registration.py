@@ -10,17 +10,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs, urlsplit
 
 from .names import BACKEND
 
+if TYPE_CHECKING:
+    from .process_group.rendezvous import GroupArguments
+
 
 def register() -> None:
     """Register the backend with ``torch.distributed``. Registering twice is harmless."""
-    import torch.distributed
+    import torch.distributed as dist
 
-    dist: Any = torch.distributed
     if not dist.is_available() or BACKEND in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
@@ -42,7 +44,7 @@ def _finding_ranks(init_process_group: Callable[..., None]) -> Callable[..., Non
     def wrapper(*args: object, **kwargs: object) -> None:
         given = signature.bind(*args, **kwargs).arguments
         if _is_meant(given.get("backend")):
-            given.update(_found(given))
+            given.update(_found(cast("GroupArguments", given)))
         init_process_group(**given)
 
     return wrapper
@@ -53,7 +55,7 @@ def _is_meant(backend: object) -> bool:
     return BACKEND in [part.rpartition(":")[2] for part in str(backend).lower().split(",")]
 
 
-def _found(given: dict[str, Any]) -> dict[str, Any]:
+def _found(given: GroupArguments) -> GroupArguments:
     """Return the arguments of ``init_process_group`` that the job provides, given the caller's."""
     from torch.distributed.constants import default_pg_timeout
 
@@ -66,7 +68,7 @@ def _found(given: dict[str, Any]) -> dict[str, Any]:
             meet_before_pytorch(given)
         return {}
     rendezvous = Rendezvous(given.get("rank", -1), given.get("world_size", -1))
-    found: dict[str, Any] = {"rank": rendezvous.place.rank, "world_size": rendezvous.place.size}
+    found: GroupArguments = {"rank": rendezvous.place.rank, "world_size": rendezvous.place.size}
     if given.get("store") is None and url.scheme == "env":
         found["store"] = rendezvous.make_store(given.get("timeout") or default_pg_timeout)
         found["init_method"] = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -45,13 +44,10 @@ class SharedModel:
     def __init__(self, model: torch.nn.Module) -> None:
         self._weights: NodeWeights | None = None
         self._known: dict[str, tuple[torch.Tensor, int, int]] = {}  # parameter, address and version by name
-        register: Any = model.register_forward_pre_hook
-        self._hooks = [register(_Hook(self.check_whole))]
+        self._hooks = [model.register_forward_pre_hook(_Hook(self.check_whole))]
         for module in model.modules():
-            register = module.register_state_dict_pre_hook
-            self._hooks.append(register(_Hook(self.check_whole)))
-            register = module.register_load_state_dict_post_hook
-            self._hooks.append(register(_Hook(self.accept)))
+            self._hooks.append(module.register_state_dict_pre_hook(_Hook(self.check_whole)))
+            self._hooks.append(module.register_load_state_dict_post_hook(_Hook(self.accept)))
         _living.add(self)
 
     def share(

@@ -14,8 +14,6 @@ from gradientflow.strategies.update import Phase
 from .bound_model import BoundModel
 from .fused_step import FusedStep
 
-_Optimizer: Any = torch.optim.Optimizer
-
 
 class Step:
     """Makes steps with the gradients of a bound model, by an optimizer, or by `fused_step` in its place. Collective."""
@@ -25,7 +23,7 @@ class Step:
         self._loop = bound.loop
         self._optimizer = optimizer
         self._fused_step = fused_step
-        self._hooked_step = _Optimizer.profile_hook_step(self._step_of_core)
+        self._hooked_step = torch.optim.Optimizer.profile_hook_step(self._step_of_core)
 
     def __call__(self, closure: Callable[[], object] | None) -> Any:
         """Make a step, or skip it. Return the optimizer's result, or the mean loss of `closure`."""

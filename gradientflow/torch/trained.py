@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 from . import devices
-from .parameters import is_lazy
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 import gradientflow.device
 from gradientflow._location import core
@@ -28,7 +29,6 @@ from gradientflow.strategies.exchange.staged import StagedSynchronizer
 from gradientflow.strategies.predict import call_time, explanation
 from gradientflow.torch import devices
 from gradientflow.torch.fused_step import FusedStep, _Weights
-from gradientflow.torch.parameters import is_lazy
 
 PLACE = os.environ.get("TENSORS_ON", "host")
 DEVICE = torch.device("cpu") if PLACE == "host" else torch.device("cuda", 0)

@@ -7,9 +7,8 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
-import torch.distributed
+import torch.distributed as dist
 
 from gradientflow._location import core
 from gradientflow.communicator import address_of
@@ -26,8 +25,6 @@ from .group import ProcessGroup
 from .members import Members
 from .options import Options
 from .rendezvous import Rendezvous, is_by_mpi, way_of_job
-
-dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
 
 
 def create(options: Options, backend_options: object) -> ProcessGroup:

@@ -14,8 +14,7 @@ import torch
 from gradientflow._location import core
 from gradientflow.torch import devices
 
-PlainFuture: Any = torch.futures.Future  # untyped: PyTorch leaves parts of it without annotations
-
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -23,7 +22,7 @@ def untraced(cls: type[T]) -> type[T]:
     """Keep torch.compile out of the public methods of a class: there is nothing to compile, and it fails on them."""
     for name, method in vars(cls).items():
         if inspect.isfunction(method) and not name.startswith("_"):
-            setattr(cls, name, torch.compiler.disable(method))  # type: ignore[no-untyped-call]
+            setattr(cls, name, torch.compiler.disable(method))
     return cls
 
 
@@ -87,7 +86,7 @@ class FutureThread:
 
 
 @untraced
-class Future(PlainFuture):  # type: ignore[misc]
+class Future(torch.futures.Future[T]):
     """A future whose callbacks run in the thread of the process group.
 
     Its value may have tensors of one device. Waiting makes the current stream wait for them; a callback may use them in
@@ -99,23 +98,23 @@ class Future(PlainFuture):  # type: ignore[misc]
         self._thread = thread
         self._device = device
 
-    def then(self, callback: Callable[[Future], object]) -> Future:
+    def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Return a future of the callback's result. The callback gets this future once it is completed."""
-        result = Future(self._thread, self._device)
+        result: Future[S] = Future(self._thread, self._device)
         self._thread.run(lambda: result.complete(lambda: callback(self)), self._device)
         return result
 
-    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call the callback with this future once it is completed."""
         self.then(callback)
 
-    def complete(self, value: Callable[[], object]) -> None:
+    def complete(self, value: Callable[[], T]) -> None:
         """Complete the future with the result or the exception of a function."""
         try:
             self.set_result(value())
         except Exception as error:
             self._set_unwrap_func(_Failure.raise_error)
-            failure = _Failure(error)
+            failure: Any = _Failure(error)
             self.set_result(failure)
             failure.is_set = True
 

@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from gradientflow._fast_paths import has_fast_path, take_fast_paths
 from gradientflow._location import core
@@ -39,14 +40,13 @@ from .sparse import allreduce_sparse
 from .tensors import check_alike, checked, is_sparse, list_of, memory_for, only, plain, together
 from .work import CollectiveWork, Work
 
-dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
-c10d: Any = torch._C._distributed_c10d  # has the options of all calls
+_ProcessGroup: Any = dist.ProcessGroup  # its methods have narrower signatures
 
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 @untraced
-class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """Collectives and messages among the ranks of a group, for ``torch.distributed``.
 
     Collectives are calls on a `gradientflow.Communicator` of the group, in the tensors' own memory if it is contiguous,
@@ -137,7 +137,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if orderly:
             release()
 
-    def get_error(self) -> Any:
+    def get_error(self) -> c10d.ErrorType:
         """Return the state of the group, without communication, as an ``ErrorType`` of PyTorch.
 
         TIMEOUT or REMOTE_ERROR means that a call of this rank, waited for or not, has timed out or lost a rank.

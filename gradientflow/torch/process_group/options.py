@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from torch.distributed.constants import default_pg_timeout
 
@@ -13,7 +13,14 @@ from gradientflow.config import Config
 Options: TypeAlias = Any  # of a group or a call, which PyTorch has in C++
 
 
-def options_of(kind: Any, given: object, timeout: timedelta | None = None, **values: object) -> Options:
+class _WithTimeout(Protocol):
+    timeout: timedelta
+
+
+T = TypeVar("T", bound=_WithTimeout)
+
+
+def options_of(kind: type[T], given: object, timeout: timedelta | None = None, **values: object) -> T:
     """Return the options of a call: the given object, or an object made from the arguments of the short form."""
     if isinstance(given, kind):
         return given

@@ -5,23 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 
 from gradientflow.torch.names import BACKEND
 
-_autograd: Any = torch.autograd  # annotations of torch.autograd lack names taken from C++
-profiler_enabled: Callable[[], bool] = _autograd._profiler_enabled
+profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled
 
 _PREFIX = f"{BACKEND}:"
 _INPUTS = ("tensors", "input", "inputs", "input_tensors", "input_list")  # names of method parameters
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 
-
-def recorded(operation: str) -> Callable[[Method], Method]:
+def recorded(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator for methods: a call is the event "gradientflow:OPERATION", with the shapes of its inputs.
 
     The event of an asynchronous call ends when the call returns, not with its work. Only the thread in which an event
@@ -30,22 +30,22 @@ def recorded(operation: str) -> Callable[[Method], Method]:
     """
     name = _PREFIX + operation
 
-    def decorate(method: Method) -> Method:
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(method)
         inputs = next((parameter for parameter in signature.parameters if parameter in _INPUTS), "")
 
         @functools.wraps(method)
-        def wrapper(*args: object, **kwargs: object) -> Any:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             if not profiler_enabled():
                 return method(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments.get(inputs, ())
-            event = _autograd._record_function_with_args_enter(name, *_tensors_in(given))
+            event = torch.autograd._record_function_with_args_enter(name, *_tensors_in(given))
             try:
                 return method(*args, **kwargs)
             finally:
-                _autograd._record_function_with_args_exit(event)
+                torch.autograd._record_function_with_args_exit(event)
 
-        return cast("Method", wrapper)
+        return wrapper
 
     return decorate
 
@@ -60,9 +60,9 @@ def mark_asynchronous() -> None:
     profile._parse_kineto_results = _marking(profile._parse_kineto_results)
 
 
-def _marking(parse: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def _marking(parse: Callable[P, list[FunctionEvent]]) -> Callable[P, list[FunctionEvent]]:
     @functools.wraps(parse)
-    def wrapper(*args: Any, **kwargs: Any) -> list[Any]:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> list[FunctionEvent]:
         events = parse(*args, **kwargs)
         for event in events:
             if event.name.startswith(_PREFIX):

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-import torch.distributed
+from torch.distributed import ReduceOp
 
 from gradientflow.errors import ArgumentTypeError
 
 from .tensors import CORE_DTYPES, as_bytes, plain_like
 
-ReduceOp: Any = torch.distributed.ReduceOp
+Op: TypeAlias = Any  # a ReduceOp, whose annotations lack its `op`
 
 # Keys are the numbers of the ops: PyTorch's objects are slow as keys.
 NAMES = {
@@ -66,7 +66,7 @@ class Reduction:
     store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_
 
 
-def is_bitwise(tensor: torch.Tensor, op: Any) -> bool:
+def is_bitwise(tensor: torch.Tensor, op: Op) -> bool:
     """Tell if a reduction is bitwise. The core has no bitwise reductions: the ranks then gather and combine.
 
     Raises
@@ -81,7 +81,7 @@ def is_bitwise(tensor: torch.Tensor, op: Any) -> bool:
     return True
 
 
-def combine_bits(rows: torch.Tensor, op: Any, target: torch.Tensor) -> None:
+def combine_bits(rows: torch.Tensor, op: Op, target: torch.Tensor) -> None:
     """Combine the rows of a matrix of bytes, and write the result to a tensor."""
     combined = plain_like(target)
     bits = as_bytes(combined).copy_(rows[0])
@@ -90,7 +90,7 @@ def combine_bits(rows: torch.Tensor, op: Any, target: torch.Tensor) -> None:
     target.copy_(combined)
 
 
-def reduction_of(tensor: torch.Tensor, op: Any, size: int) -> Reduction:
+def reduction_of(tensor: torch.Tensor, op: Op, size: int) -> Reduction:
     """Return the core's reduction of a plain tensor over `size` ranks.
 
     Raises
@@ -133,6 +133,6 @@ def _store_flipped(flip: int, target: torch.Tensor, result: torch.Tensor) -> Non
     target.copy_((result ^ flip).view(torch.uint64))
 
 
-def _check(op: Any, dtype: torch.dtype, defined: bool) -> None:
+def _check(op: Op, dtype: torch.dtype, defined: bool) -> None:
     if not defined:
         raise ArgumentTypeError(f"the reduction {op.op.name} is not defined on {dtype}")

@@ -14,9 +14,9 @@ import os
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
-import torch.distributed
+import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from gradientflow import waits
@@ -30,8 +30,6 @@ from gradientflow.meeting.variables import RankAndSize, join_address
 from gradientflow.meeting.way import ALONE, MASTER
 
 from .options import settings_of
-
-dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
 
 _LOOPBACK = "127.0.0.1"
 _HIGHEST_PORT = 65535
@@ -54,6 +52,16 @@ def way_of_job(*, is_told: bool = False) -> Way:
 def is_by_mpi() -> bool:
     """Tell if the ranks of this job meet through MPI; never raises."""
     return is_mpi_job(os.environ, Given(mpi_size=mpi_size()), asked_transport())
+
+
+class GroupArguments(TypedDict, total=False):
+    """Arguments of ``init_process_group`` that say how ranks meet."""
+
+    init_method: str | None
+    timeout: timedelta | None
+    world_size: int
+    rank: int
+    store: dist.Store | None
 
 
 class Rendezvous:
@@ -100,7 +108,7 @@ class Rendezvous:
         self._mpi = ranks
         return RankAndSize(ranks.rank, ranks.size)
 
-    def make_store(self, timeout: timedelta) -> Any:
+    def make_store(self, timeout: timedelta) -> dist.PrefixStore:
         """Make the store through which PyTorch's processes exchange small values. Collective over all ranks.
 
         Rank 0 serves it: at MASTER_ADDR and MASTER_PORT if these are set, otherwise at an address of its host that
@@ -155,13 +163,13 @@ class Rendezvous:
         return _exchange_at_store(self._way, self.place, mine, config) if self._way.at else [mine]
 
 
-def meet_before_pytorch(given: dict[str, Any]) -> None:
+def meet_before_pytorch(given: GroupArguments) -> None:
     """Meet at the store of PyTorch's own rendezvous, if rank 0 serves it. Collective.
 
     PyTorch accepts any process that comes there as a rank of the job. This meeting detects a rank of another job, and
     names ranks that do not come.
     """
-    told = {name: str(given[key]) for key, name in (("rank", "RANK"), ("world_size", "WORLD_SIZE")) if key in given}
+    told = {name: str(given.get(key)) for key, name in (("rank", "RANK"), ("world_size", "WORLD_SIZE")) if key in given}
     variables = {**os.environ, **{name: value for name, value in told.items() if value != "-1"}}
     way = find_way(variables, Given(mpi_size=mpi_size()), asked_transport())
     if way.name == MASTER and way.at and not way.agent and not servers_of(os.environ):
@@ -180,7 +188,7 @@ def _exchange_at_store(way: Way, place: RankAndSize, mine: bytes, config: Config
         raise CommunicationTimeoutError(text) from error
 
 
-def is_left_to_pytorch(given: dict[str, Any], url_says: bool) -> bool:
+def is_left_to_pytorch(given: GroupArguments, url_says: bool) -> bool:
     """Tell if PyTorch's own rendezvous finds rank, number of ranks and store.
 
     PyTorch finds them if the program gives all of them, or if the variables that PyTorch reads are set; but MPI has to

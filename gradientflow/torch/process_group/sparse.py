@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-import torch.distributed
+from torch.distributed import ReduceOp
 
 from gradientflow.errors import ArgumentTypeError, MismatchError
 from gradientflow.torch import devices
@@ -14,12 +13,11 @@ from gradientflow.torch import devices
 from .calls import Call
 from .copies import allgather
 from .group_rank import GroupRank
+from .reduce_ops import Op
 from .tensors import checked
 
-ReduceOp: Any = torch.distributed.ReduceOp
 
-
-def allreduce_sparse(tensor: torch.Tensor, op: Any, place: GroupRank, run: Callable[[Call], object]) -> list[Call]:
+def allreduce_sparse(tensor: torch.Tensor, op: Op, place: GroupRank, run: Callable[[Call], object]) -> list[Call]:
     """Return the calls that gather and add sparse tensors, in place.
 
     Parameters

@@ -6,20 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-import torch.distributed
+import torch.distributed as dist
 
 from gradientflow.errors import CommunicationTimeoutError
 from gradientflow.mailbox import MessageRequest
 from gradientflow.torch import devices
 
 from .context import WorkContext
-from .futures import Future, PlainFuture, untraced
+from .futures import Future, untraced
 from .options import seconds
-
-dist: Any = torch.distributed  # annotations of torch.distributed lack names taken from C++
 
 _AT_ONCE = timedelta(microseconds=1)
 
@@ -40,7 +38,7 @@ class Pending(Protocol):
 
 
 @untraced
-class Work(dist.Work):  # type: ignore[misc]
+class Work(dist.Work):
     """A call of a process group, under way or done.
 
     On tensors of a CUDA device, waiting makes the current stream wait: work enqueued from then on sees the results. The
@@ -72,9 +70,8 @@ class Work(dist.Work):  # type: ignore[misc]
     _limit: float | None = None
     _stream: devices.Stream = None
     _device = devices.HOST
-    _end: devices.Event = None  # event on the device after the results, if these come later than the end of the calls
+    _end: torch.cuda.Event | None = None  # after the results, if these come later than the end of the calls
     _error: Exception | None = None
-    _future: Any = None  # made on demand
     _lock = threading.RLock()  # reentrant: a signal handler or a garbage collection may ask for the future meanwhile
 
     def __init__(
@@ -196,7 +193,9 @@ class Work(dist.Work):  # type: ignore[misc]
 class CollectiveWork(Work):
     """A collective call as a work; its future is completed in the group's `FutureThread`."""
 
-    def get_future(self) -> Future:
+    _future: Future[list[torch.Tensor]] | None = None  # made on demand
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
         """Return a future whose value is the list of result tensors."""
         self._claimed = True
         with self._lock:
@@ -236,6 +235,8 @@ class MessageWork(Work):
     waits for works in order.
     """
 
+    _future: torch.futures.Future[object] | None = None  # made on demand
+
     def __init__(
         self,
         context: WorkContext,
@@ -254,11 +255,11 @@ class MessageWork(Work):
 
     _source_rank = source_rank
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future[object]:
         """Return a future whose value is a list with the tensor."""
         self._claimed = True
         with self._lock:
-            known, future = self._future, self._future or PlainFuture(devices=devices.for_future(self._device))
+            known, future = self._future, self._future or torch.futures.Future(devices=devices.for_future(self._device))
             self._future = future
         if known is None:
             self._request.when_ended(self._settle)
@@ -266,6 +267,7 @@ class MessageWork(Work):
 
     def _settle(self) -> None:
         """Complete the future with the result or the error of the message."""
+        assert self._future is not None
         with devices.within(self._stream):
             try:
                 self.wait(_AT_ONCE)
