@@ -26,8 +26,8 @@ def communicator_of(comm: Communicator | None) -> Communicator:
 def wait_for_programs() -> None:
     """Wait until all started programs whose results may still be used have ended."""
     with suppress(Exception):  # errors are reported to the users of the results
-        jax.effects_barrier()  # type: ignore[no-untyped-call]
-    for array in jax.live_arrays():  # type: ignore[no-untyped-call]
+        jax.effects_barrier()
+    for array in jax.live_arrays():
         with suppress(Exception):
             array.block_until_ready()
 

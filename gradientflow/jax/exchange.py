@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 from weakref import WeakMethod
 
 import numpy as np
@@ -16,6 +16,7 @@ from gradientflow._location import core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ClosedError, NonFiniteError
 from gradientflow.memory import itemsize
+from gradientflow.pools.gradient import GradientPool
 from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer
 from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.update import Iteration, Phase
@@ -163,7 +164,7 @@ class GradientExchange:
         places: list[tuple[int | None, int, str, str | None]] = [
             (None, 0, name, strategy.wire_of(dtype)) for name, dtype in zip(layout.names, layout.dtypes, strict=True)
         ]
-        pools: list[Any] = []
+        pools: list[GradientPool] = []
         for dtype, indices in layout.groups:
             small = [index for index in indices if self._gradient_bytes[index] < _LARGE]
             if not small:
@@ -176,10 +177,10 @@ class GradientExchange:
         self._kept = (comm, pools)
 
 
-def held_weakly(method: WeakMethod[Callable[..., object]]) -> Callable[..., Any]:
+def held_weakly(method: WeakMethod[Callable[..., object]]) -> Callable[..., object]:
     """Return a function that calls a method. The core holds the function, which must not keep the object alive."""
 
-    def call(*arguments: object) -> Any:
+    def call(*arguments: object) -> object:
         found = method()
         if found is None:
             raise ClosedError("the transformation with which the program was compiled is gone")

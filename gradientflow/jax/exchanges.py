@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -81,7 +80,7 @@ class _Meeting:
             self._others = self._comm()._own_part(0)
         return self._others
 
-    def order(self) -> tuple[Any, float]:
+    def order(self) -> tuple[core.Communicator, float]:
         """Return the communicator of `part_of_other_states` for the core, and its timeout."""
         part = self.part_of_other_states()
         return part._native, float(part.describe()["settings"]["timeout"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gradientflow.annotations import StateDict, TensorLike
+from gradientflow.annotations import StateDict
 from gradientflow.errors import ArgumentError
 
 # Dtypes that JAX has without 64-bit support.
@@ -59,7 +59,7 @@ def padded(text: bytes, room: int) -> bytes:
     return text.ljust(room)
 
 
-def _split(value: object, arrays: list[Array]) -> Any:
+def _split(value: object, arrays: list[Array]) -> object:
     if isinstance(value, Mapping):
         return {key: _split(each, arrays) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -78,7 +78,7 @@ def _split(value: object, arrays: list[Array]) -> Any:
     raise ArgumentError(message)
 
 
-def _joined(value: object, arrays: TensorLike) -> Any:
+def _joined(value: object, arrays: Iterator[Array]) -> Any:
     if isinstance(value, list):
         return [_joined(each, arrays) for each in value]
     if not isinstance(value, dict):

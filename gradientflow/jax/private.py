@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -17,7 +16,7 @@ except (ImportError, AttributeError) as error:
     raise ImportError(untried(installed_version() or "") or "gradientflow.jax needs JAX: pip install jax") from error
 
 
-def ordered_effect(name: str) -> Any:
+def ordered_effect(name: str) -> effects.Effect:
     """Return a new effect: calls that have it are kept, and run in the order of the program.
 
     The order also holds from one program to the next, under JAX's control flow and transformations, and in
@@ -33,7 +32,8 @@ def ordered_effect(name: str) -> Any:
         effects.remat_allowed_effects,
     ):
         allowed.add_type(kind)
-    return kind()
+    effect: effects.Effect = kind()
+    return effect
 
 
 def place_of_process() -> tuple[int, int]:
@@ -44,16 +44,16 @@ def place_of_process() -> tuple[int, int]:
 
 def forget_failed_calls() -> None:
     """Let programs with ordered effects start again in this thread: a failed program leaves no token for the next."""
-    dispatch.runtime_tokens.clear()  # type: ignore[no-untyped-call]
+    dispatch.runtime_tokens.clear()
 
 
-def devices_of(context: Any) -> tuple[int, int]:
+def devices_of(context: mlir.LoweringRuleContext) -> tuple[int, int]:
     """Return the number of devices of a lowered program, and the number of devices on which a call runs.
 
     The numbers differ inside `jax.shard_map` with a mesh over several processes: there each process makes the call for
     its own device.
     """
-    axes = context.module_context.axis_context
+    axes: Any = context.module_context.axis_context
     if hasattr(axes, "num_devices"):  # jit
         return axes.num_devices, axes.num_devices
     if hasattr(axes, "manual_axes"):  # shard_map
@@ -64,12 +64,12 @@ def devices_of(context: Any) -> tuple[int, int]:
     return replicas, replicas
 
 
-def lower_each_call(primitive: Any, rule: Callable[..., Any]) -> None:
+def lower_each_call(primitive: core.Primitive, rule: mlir.LoweringRule) -> None:
     """Register a primitive's lowering on CPUs, which is done for each call: by default JAX merges equal calls."""
     has_choice = "cacheable" in signature(mlir.register_lowering).parameters
     mlir.register_lowering(primitive, rule, platform="cpu", **({"cacheable": False} if has_choice else {}))
 
 
-def things_of_program(context: Any) -> list[Any]:
+def things_of_program(context: mlir.LoweringRuleContext) -> list[object]:
     """Return the list of objects that live as long as the program being lowered, to append to."""
-    return context.module_context.keepalives  # type: ignore[no-any-return]
+    return context.module_context.keepalives

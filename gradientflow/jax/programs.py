@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from gradientflow._location import core
 from gradientflow.errors import ArgumentError
@@ -16,11 +17,11 @@ from .communicators import wait_for_programs
 from .private import devices_of, forget_failed_calls, things_of_program
 
 
-def by_itself(primitive: Any, *parameters: str) -> Callable[..., Any]:
+def by_itself(primitive: Primitive, *parameters: str) -> Callable[..., object]:
     """Return a function that calls a primitive outside `jax.jit`: a program of one call, even in `jax.disable_jit`."""
     program = jax.jit(primitive.bind, static_argnames=parameters)
 
-    def call(*operands: object, **values: Any) -> Any:
+    def call(*operands: object, **values: object) -> object:
         with jax.disable_jit(False):
             return program(*operands, **values)
 
@@ -58,7 +59,7 @@ class Calls:
         self.needs = needs
 
 
-def check_program(context: object, calls: Calls) -> None:
+def check_program(context: mlir.LoweringRuleContext, calls: Calls) -> None:
     """Add calls to a program that is being lowered.
 
     Raises

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -97,7 +97,7 @@ def allreduce(
     )
 
 
-def _reduce(x: TensorLike, op: str, wire: str | None, comm: Communicator, label: str) -> Any:
+def _reduce(x: TensorLike, op: str, wire: str | None, comm: Communicator, label: str) -> TensorLike:
     x = jax.numpy.asarray(x)
     dtype = x.dtype.name
     known = _FLOATS if op == "mean" else _DTYPES
@@ -123,12 +123,14 @@ def _place_of_call() -> str:
 # ---- the primitive ---------------------------------------------------------------------------------------------------
 
 _effect = ordered_effect("GradientFlowOrder")
-_primitive: Any = Primitive("gradientflow_allreduce")
+_primitive = Primitive("gradientflow_allreduce")
 _primitive.def_impl(by_itself(_primitive, "op", "wire", "comm", "label"))
 _primitive.def_effectful_abstract_eval(lambda x, **_: (x, {_effect}))
 
 
-def _lower(context: Any, x: TensorLike, *, op: str, wire: str, comm: int, label: str) -> list[Any]:
+def _lower(
+    context: mlir.LoweringRuleContext, x: TensorLike, *, op: str, wire: str, comm: int, label: str
+) -> list[TensorLike]:
     check_program(context, Calls("allreduce"))
     shapes = [abstract_token, context.avals_in[0]]
     rule = jax.ffi.ffi_lowering("gradientflow_allreduce", has_side_effect=True, operand_output_aliases={1: 1})
@@ -145,7 +147,9 @@ def _lower(context: Any, x: TensorLike, *, op: str, wire: str, comm: int, label:
     return [reduced]
 
 
-def _differentiate(primals: Any, tangents: Any, **parameters: Any) -> tuple[Any, Any]:
+def _differentiate(
+    primals: Sequence[TensorLike], tangents: Sequence[TensorLike], **parameters: object
+) -> tuple[TensorLike, TensorLike]:
     (x,), (tangent,) = primals, tangents
     result = _primitive.bind(x, **parameters)
     if isinstance(tangent, ad.Zero):
@@ -155,17 +159,19 @@ def _differentiate(primals: Any, tangents: Any, **parameters: Any) -> tuple[Any,
     return result, _primitive.bind(tangent, **_relabeled(parameters, "tangent"))
 
 
-def _transpose(cotangent: object, x: TensorLike, **parameters: Any) -> list[object]:
+def _transpose(cotangent: object, x: TensorLike, **parameters: object) -> list[object]:
     if isinstance(cotangent, ad.Zero):
         return [cotangent]
     return [_primitive.bind(cotangent, **_relabeled(parameters, "transposed"))]
 
 
-def _relabeled(parameters: dict[str, TensorLike], how: str) -> dict[str, object]:
+def _relabeled(parameters: dict[str, object], how: str) -> dict[str, object]:
     return {**parameters, "label": f"{parameters['label']} {how}"}
 
 
-def _batch(arguments: Any, dimensions: Any, **parameters: Any) -> tuple[Any, Any]:
+def _batch(
+    arguments: Sequence[TensorLike], dimensions: Sequence[int | None], **parameters: object
+) -> tuple[TensorLike, int | None]:
     return _primitive.bind(arguments[0], **parameters), dimensions[0]
 
 

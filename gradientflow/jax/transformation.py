@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 
 from gradientflow.annotations import TensorLike
 from gradientflow.communicator import Communicator
@@ -50,9 +50,9 @@ class AverageState(NamedTuple):
         The rest of the strategy's state, as text.
     """
 
-    token: Any
+    token: TensorLike
     arrays: tuple[TensorLike, ...] = ()
-    rest: Any = ()
+    rest: TensorLike = ()
 
 
 def average(strategy: Strategy | str | None = None, *, comm: Communicator | None = None) -> GradientTransformation:
@@ -175,7 +175,7 @@ def _layout_of(tree: object) -> Layout:
     )
 
 
-def _as_array(leaf: object) -> Any:
+def _as_array(leaf: object) -> TensorLike:
     return leaf if hasattr(leaf, "size") else jax.numpy.asarray(leaf)  # weights may be Python numbers
 
 
@@ -198,25 +198,25 @@ def _check_state(states: StateFormat, token: object, kept: Sequence[object]) -> 
 _places = count(1)
 _exchanges: WeakValueDictionary[int, LayoutExchanges] = WeakValueDictionary()
 
-_primitive: Any = Primitive("gradientflow_average")
+_primitive = Primitive("gradientflow_average")
 _primitive.multiple_results = True
 _primitive.def_impl(by_itself(_primitive, "exchanges", "layout"))
 _primitive.def_abstract_eval(lambda *operands, **_: operands)
 
 
-def _lower(context: object, *operands: object, exchanges: int, layout: int) -> Any:
+def _lower(context: mlir.LoweringRuleContext, *operands: object, exchanges: int, layout: int) -> Sequence[TensorLike]:
     check_program(context, Calls("average", _exchanges[exchanges]))
     aliases = {index: index for index in range(len(operands))}
     rule = jax.ffi.ffi_lowering("gradientflow_average", operand_output_aliases=aliases)
     return rule(context, *operands, exchanges=np.int64(exchanges), layout=np.int64(layout))
 
 
-def _refuse_vmap(arguments: object, dimensions: object, **parameters: Any) -> NoReturn:
+def _refuse_vmap(arguments: object, dimensions: object, **parameters: object) -> NoReturn:
     message = "gradientflow.jax.average is not for jax.vmap: average outside of it gradients with one axis more"
     raise ArgumentError(message)
 
 
-def _refuse_derivative(primals: object, tangents: object, **parameters: Any) -> NoReturn:
+def _refuse_derivative(primals: object, tangents: object, **parameters: object) -> NoReturn:
     raise ArgumentError("gradientflow.jax.average has no derivative: differentiate through gradientflow.jax.allreduce")
 
 
