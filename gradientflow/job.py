@@ -145,10 +145,10 @@ def _mpi_of_job(comm: object) -> object:
 
 def admission_at(way: Way, settings: Mapping[str, str]) -> Admission:
     """Return the `Admission` through which processes join a job whose ranks met at a store."""
-    with reaching() if way.has_keeper else nullcontext():
+    with reaching() if way.has_store_server else nullcontext():
         found = open_store(way, float(settings["timeout"]))
         core.own_address(near(way), dict(settings))
-    place = way.place if way.has_keeper and way.rank is not None else None
+    place = way.place if way.has_store_server and way.rank is not None else None
     return Admission(found, way.prefix, near(way), place, outlives_ranks=way.agent)
 
 
@@ -157,7 +157,7 @@ def _make(way: Way, mpi: object, config: Mapping[str, str] | None, store: object
     chosen = settings(config)
     address = None if mpi is None else address_of(mpi)
     admission = admission_at(way, chosen) if way.at and mpi is None and store is None else None
-    if admission is not None and way.has_keeper and (why := admission.missing_reason(float(chosen["timeout"]))):
+    if admission is not None and way.has_store_server and (why := admission.missing_reason(float(chosen["timeout"]))):
         raise PeerError(why)
     made = Communicator(meet_ranks(way, chosen, store=store, mpi=address), chosen, mpi=mpi)
     if admission is not None:

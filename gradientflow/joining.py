@@ -55,7 +55,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
         way = find_way({}, Given(meet=meet, rank=0, size=1), "tcp")
         return _join(admission_at(replace(way, rank=None, size=None, serves=False), chosen), chosen)
     way = find_way(os.environ, None, asked_transport(config))
-    if not way.has_keeper:
+    if not way.has_store_server:
         return init(config=config)
     admission, seconds = admission_at(way, chosen), float(chosen["timeout"])
     end = time.monotonic() + seconds

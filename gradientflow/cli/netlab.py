@@ -102,7 +102,7 @@ def netlab(
                 lab.take_link_down(host, seconds)
             meet = lab.hosts_of_ranks[0]
             job = TcpJob(command, lab.hosts_of_ranks, meet=meet, agent=lab.agent, min_ranks=min_ranks)
-            job = replace(job, restarts=restarts, keeper="" if min_ranks is None else lab.launcher_address)
+            job = replace(job, restarts=restarts, store_address="" if min_ranks is None else lab.launcher_address)
             return run_job(Job(lab.command(tcp_command(job)), lab.variables, reads_input=True))
     if launcher.library != OPEN_MPI:
         raise NetlabError(f"netlab starts jobs with Open MPI only, and {launcher.path} belongs to {launcher.library}")

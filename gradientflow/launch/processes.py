@@ -57,11 +57,11 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # set by nohup
 _OF_PROGRAMS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sent to ranks only: without a handler, children would end
 _PASSED_ON = _OF_PROGRAMS | {signal.SIGTSTP, signal.SIGCONT}
 _WATCHED = _ENDING | _PASSED_ON | {signal.SIGCHLD}
-_NURSERY_SECONDS = 0.1  # time in which the death of a fork server, which kills its ranks, becomes visible
+_FORK_SERVER_SECONDS = 0.1  # time in which the death of a fork server, which kills its ranks, becomes visible
 _NOT_STARTED = 127  # a shell's exit status for a missing program
 _SSH_FAILED = 255
 _PR_SET_PDEATHSIG = 1
-_PRELOADED = os.path.join(_FOLDER, "preloaded.py")
+_FORK_SERVER = os.path.join(_FOLDER, "fork_server.py")
 _TOKEN = "GRADIENTFLOW_TOKEN"
 _RESTARTS = "GRADIENTFLOW_RESTARTS"
 _PLACE = {"GRADIENTFLOW_RANK": "rank", "RANK": "rank", "LOCAL_RANK": "local", "LOCAL_WORLD_SIZE": "of"}
@@ -193,12 +193,12 @@ class Helper:
         return 0, ""
 
 
-class Keeper(Helper):
+class StoreServer(Helper):
     """The helper process that keeps the store where ranks meet."""
 
     def __init__(self, job: JsonObject) -> None:
         super().__init__("that keeps the store of the job")
-        self._command, self._environment = job["keeper"], {**os.environ, _TOKEN: job["environment"][_TOKEN]}
+        self._command, self._environment = job["store_server"], {**os.environ, _TOKEN: job["environment"][_TOKEN]}
         self._process = self._start()
 
     def tell(self, ranks: list[int], what: str) -> None:
@@ -217,7 +217,7 @@ class Keeper(Helper):
         return subprocess.Popen(command, env=self._environment, stdin=subprocess.PIPE, preexec_fn=_end_with_this)
 
 
-class Nursery(Helper):
+class ForkServer(Helper):
     """The fork server: the helper process that has imported a job's modules and forks its ranks."""
 
     def __init__(self, job: JsonObject) -> None:
@@ -229,13 +229,13 @@ class Nursery(Helper):
         own, self._input = socket.socketpair()
         with own:
             self._process = subprocess.Popen(
-                [sys.executable, _PRELOADED, program, *job["preload"]],
+                [sys.executable, _FORK_SERVER, program, *job["preload"]],
                 env=environment,
                 stdin=own.fileno(),
                 preexec_fn=_end_with_this,
             )
 
-    def stand_in(self, command: list[str]) -> tuple[list[str], socket.socket | None]:
+    def proxy_command(self, command: list[str]) -> tuple[list[str], socket.socket | None]:
         """Return the command of a rank's proxy, and the connection that it must inherit.
 
         If the fork server has ended, return the rank's own command and None.
@@ -243,7 +243,7 @@ class Nursery(Helper):
         here, there = socket.socketpair()
         with there, contextlib.suppress(OSError):
             socket.send_fds(self._input, [b"."], [there.fileno()])
-            return [sys.executable, "-I", "-S", _PRELOADED, str(here.fileno()), *command[1:]], here
+            return [sys.executable, "-I", "-S", _FORK_SERVER, str(here.fileno()), *command[1:]], here
         here.close()
         return command, None
 
@@ -264,8 +264,8 @@ class Members:
         self._waiting: dict[int, tuple[float, Failure]] = {}  # members to restart: the time, and their failure
         self.are_to_end = False
         self._has_begun = True  # the job has begun on all hosts, as far as is known
-        self._keeper = Keeper(job) if job.get("keeper") else None
-        self._nursery = Nursery(job) if job.get("preload") else None
+        self._store_server = StoreServer(job) if job.get("store_server") else None
+        self._fork_server = ForkServer(job) if job.get("preload") else None
         for number, member in enumerate(job["members"]):
             self._start(number, member)
         self._output.start()
@@ -296,8 +296,8 @@ class Members:
 
     def reap(self) -> None:
         """Handle members that have ended, and notes of launchers."""
-        self._check_nursery()
-        self._check_keeper()
+        self._check_fork_server()
+        self._check_store_server()
         for member in self._running[:]:
             status = member.process.poll()
             if status is not None:
@@ -357,7 +357,7 @@ class Members:
     def finish(self) -> bool:
         """Forward the remaining output of ended ranks; return True once all of it is forwarded."""
         if self.status != 0:
-            self._check_nursery(_NURSERY_SECONDS)  # ranks killed with the fork server may end before it
+            self._check_fork_server(_FORK_SERVER_SECONDS)  # ranks killed with the fork server may end before it
         self._output.finish()
         return self._output.has_ended
 
@@ -378,26 +378,26 @@ class Members:
         self._gone.difference_update(note.get("again", ()))  # ranks of a host that is restarted as a whole
         self._tell(note)
         for rank in note.get("done", ()):
-            if self._keeper is not None:
-                self._keeper.tell([rank], f"rank {rank} has ended")
+            if self._store_server is not None:
+                self._store_server.tell([rank], f"rank {rank} has ended")
         if "done" in note:
             self._forbid_restarts()
 
-    def _check_nursery(self, seconds: float = 0.0) -> None:
-        if self._nursery is not None and (end := self._nursery.take_end(seconds)[1]):
+    def _check_fork_server(self, seconds: float = 0.0) -> None:
+        if self._fork_server is not None and (end := self._fork_server.take_end(seconds)[1]):
             _say(f"{end}, and the ranks with it")
 
-    def _check_keeper(self) -> None:
+    def _check_store_server(self) -> None:
         """Handle the end of the store, without which no rank can join any more. Ranks that have met do not need it."""
-        if (keeper := self._keeper) is None:
+        if (store_server := self._store_server) is None:
             return
-        status, end = keeper.take_end()
+        status, end = store_server.take_end()
         if status == os.EX_UNAVAILABLE:  # the store was never served, as reported: there is no job
             self.status, self._has_begun = self.status or status, False
         elif end and not self.are_to_end:
             _say(f"{end}: no process can join the job any more, or be started again")
             self._forbid_restarts()
-            keeper.replace(f"{end}, and the ranks cannot meet without it")
+            store_server.replace(f"{end}, and the ranks cannot meet without it")
 
     def _forbid_restarts(self) -> None:
         """Forbid all later restarts, here and on other hosts."""
@@ -463,8 +463,8 @@ class Members:
     def _count_out(self, failure: Failure) -> None:
         """Continue without ranks that are lost for good, or end the job if too few survive."""
         several = f"rank {', '.join(map(str, failure.ranks))}: " if len(failure.ranks) > 1 else ""
-        if self._keeper is not None:
-            self._keeper.tell(failure.ranks, f"{several}{failure.who} {failure.how}")
+        if self._store_server is not None:
+            self._store_server.tell(failure.ranks, f"{several}{failure.who} {failure.how}")
         if self.status == 0 and self._left(self._gone) < self._job["needed"]:
             self.status = failure.status
 
@@ -510,8 +510,8 @@ class Members:
         outputs = [self._output.pipe_to(stream) for stream in streams]
         command, connection = described.get("command") or self._job["command"], None
         # A fork has a group of its own, which a terminal does not let read.
-        if self._nursery is not None and "command" not in described and has_group:
-            command, connection = self._nursery.stand_in(command)
+        if self._fork_server is not None and "command" not in described and has_group:
+            command, connection = self._fork_server.proxy_command(command)
         try:
             process = subprocess.Popen(
                 command,

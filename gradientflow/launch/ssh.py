@@ -49,11 +49,11 @@ def tcp_job(
                 "by srun, or name the hosts by --hosts"
             )
         job = job_here(ranks, program, servers, label=label, bind=bind)
-        return replace(job, min_ranks=min_ranks, restarts=restarts, keeper=job.meet)
+        return replace(job, min_ranks=min_ranks, restarts=restarts, store_address=job.meet)
     names = hosts_of_ranks(hosts, ranks, servers)
     job = TcpJob(program, names, servers, meeting_host(names), label=label, bind=bind)
-    keeper = "" if min_ranks is None else _keeper_towards(names)
-    return replace(job, min_ranks=min_ranks, restarts=restarts, keeper=keeper)
+    store_address = "" if min_ranks is None else _own_address_for(names)
+    return replace(job, min_ranks=min_ranks, restarts=restarts, store_address=store_address)
 
 
 def command_over_tcp(job: TcpJob) -> list[str]:
@@ -102,10 +102,10 @@ def meeting_host(hosts: Sequence[str]) -> str:
     first = hosts[0]
     if not _is_this_machine(first):
         return _address_of(first)
-    return _keeper_towards(hosts)
+    return _own_address_for(hosts)
 
 
-def _keeper_towards(hosts: Sequence[str]) -> str:
+def _own_address_for(hosts: Sequence[str]) -> str:
     """Return the address of this machine by which the hosts reach it."""
     others = [host for host in hosts if not _is_this_machine(host)]
     return _own_address_towards(_address_of(others[0])) if others else "127.0.0.1"

@@ -54,7 +54,7 @@ class TcpJob:
         Least number of ranks with which the job continues after failures; by default it needs all.
     restarts : int
         Number of times that a failed process is restarted.
-    keeper : str
+    store_address : str
         Address of this machine, as ranks reach it, if its launcher keeps the store where they meet. This is needed if
         the job may continue without rank 0.
     preload : sequence of str
@@ -73,7 +73,7 @@ class TcpJob:
     bind: str = "none"
     min_ranks: int | None = None
     restarts: int = 0
-    keeper: str = ""
+    store_address: str = ""
     preload: Sequence[str] = ()
     grace: float = GRACE_SECONDS
 
@@ -142,7 +142,7 @@ def kept_store(job: TcpJob, variables: Mapping[str, str]) -> JsonObject:
         return {}
     return {
         "restarts": job.restarts,
-        "keeper": module_command(f"{__package__}.keeper", [variables["GRADIENTFLOW_MEET"]]),
+        "store_server": module_command(f"{__package__}.store_server", [variables["GRADIENTFLOW_MEET"]]),
     }
 
 
@@ -171,7 +171,7 @@ def tcp_variables(job: TcpJob) -> dict[str, str]:
     size = len(job.hosts)
     return {
         "GRADIENTFLOW_TRANSPORT": "tcp",
-        "GRADIENTFLOW_MEET": join_address(job.keeper or job.meet, free_port()),
+        "GRADIENTFLOW_MEET": join_address(job.store_address or job.meet, free_port()),
         "GRADIENTFLOW_SIZE": str(size),
         "WORLD_SIZE": str(size - job.servers),
         SERVERS: str(job.servers),  # replaces the value of an outer job

@@ -65,7 +65,7 @@ class Way:
     replaces: bool = False
 
     @property
-    def has_keeper(self) -> bool:
+    def has_store_server(self) -> bool:
         """True if our launcher keeps the store, and notes there which rank is missing for good."""
         return self.agent and self.name == MEET
 

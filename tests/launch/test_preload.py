@@ -92,7 +92,7 @@ def test_how_a_rank_ends(run: Callable[..., Finished], what: str, status: int, s
     assert ended.returncode == status, ended.output
     assert said in ended.stderr
     assert ("ValueError: a word about it" in ended.stderr) == (what == "fails")
-    assert "preloaded.py" not in ended.stderr  # in a traceback
+    assert "fork_server.py" not in ended.stderr  # in a traceback
 
 
 def test_the_end_of_the_process_that_they_are_forked_from_is_said(run: Callable[..., Finished]) -> None:
@@ -119,7 +119,7 @@ def test_a_rank_that_is_interrupted_ends_as_any_program(start: Run, tmp_path: Pa
     assert ended.returncode == 128 + signal.SIGINT
     assert sorted(ended.stdout.splitlines()) == ["kept"] * 3 + ["the end"] * 3
     assert "KeyboardInterrupt" in ended.stderr
-    assert "preloaded.py" not in ended.stderr
+    assert "fork_server.py" not in ended.stderr
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGKILL])

@@ -341,7 +341,7 @@ MAY_IMPORT_FRAMEWORKS = (
 
 # What reads values by running code: only of processes of one user, through files and sockets of that user.
 RUN_CODE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
-MAY_RUN_CODE = ("gradientflow.launch.spawned", "gradientflow.launch.preloaded")
+MAY_RUN_CODE = ("gradientflow.launch.spawned", "gradientflow.launch.fork_server")
 
 
 def python_modules(root: Path) -> dict[str, Path]:

@@ -344,7 +344,7 @@ import gradientflow as gf
 def end_the_store():
     launcher = pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}")
     for child in (launcher / "children").read_text().split():
-        if b"launch." b"keeper" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"launch." b"store_server" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes():
             os.kill(int(child), 9)
 when, rank = sys.argv[1], int(os.environ["RANK"])
 if when == "before they meet" and rank == 0:
@@ -377,7 +377,7 @@ def test_a_store_that_cannot_be_served_ends_the_job(start_command: Callable[...,
         told = {
             "command": ["sleep", "100"],
             "environment": {},
-            "keeper": module_command("gradientflow.launch.keeper", [address]),
+            "store_server": module_command("gradientflow.launch.store_server", [address]),
             "members": [{"rank": 0, "local": 0, "of": 1}],
             "needed": 1,
         }

@@ -1,12 +1,12 @@
-"""Ranks of tests, forked from a nursery that has imported everything, in place of ranks that import it anew.
+"""Ranks of tests, forked from a server that has imported everything, in place of ranks that import it themselves.
 
-    python forked_ranks.py NUMBER mpi|plain MODULE ...             the nursery
-    python -I -S preloaded.py SOCKET mpi|plain PROGRAM ...         what a launcher starts in place of python PROGRAM ...
+    python forked_ranks.py NUMBER mpi|plain MODULE ...             the fork server
+    python -I -S fork_server.py SOCKET mpi|plain PROGRAM ...       the proxy: started in place of python PROGRAM ...
 
-The number is that of the listening socket, a file which the nursery has been given open: whoever comes before it is
-ready waits. The fork calls MPI_Init under the environment of the job. A `plain` one has nothing of MPI, as a `plain`
-nursery, which is for where there is no MPI. The nursery has begun neither MPI nor threads. It ends with the process
-that holds the other end of its input.
+The number is that of the listening socket, a file that the server inherits: connections before it is ready wait. The
+fork calls MPI_Init under the environment of the job. A `plain` fork has nothing of MPI, and a `plain` server is for
+machines without MPI. The server has begun neither MPI nor threads. It ends with the process that holds the other end
+of its input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 
 FORKED_RANKS = __file__
 TAG = "GRADIENTFLOW_TEST_JOB"  # a variable of the environment of every process of a job
-UNTAGGED = "-" * 32  # what it is in the nursery's, as long as a tag
+UNTAGGED = "-" * 32  # value in the fork server, as long as a tag
 
 
 def become_rank(arguments: list[str], environment: dict[bytes, bytes], folder: str, cores: list[int]) -> None:
@@ -27,7 +27,7 @@ def become_rank(arguments: list[str], environment: dict[bytes, bytes], folder: s
     from pathlib import Path
 
     from gradientflow import _location
-    from gradientflow.launch.preloaded import become
+    from gradientflow.launch.fork_server import become
 
     # /proc shows the environment that a process was started with, in its memory: there stands the tag.
     libc = ctypes.CDLL(None)
@@ -64,7 +64,7 @@ def main() -> None:
             importlib.import_module(name)
     import gradientflow
     from gradientflow._location import load_core
-    from gradientflow.launch.preloaded import Nursery
+    from gradientflow.launch.fork_server import ForkServer
 
     for name in gradientflow.__all__:  # each of which is imported when it is first used
         getattr(gradientflow, name)
@@ -75,7 +75,7 @@ def main() -> None:
     load_core()
     gc.collect()
     gc.freeze()  # their pages stay shared, and collections of the forks stay short
-    if task := Nursery(socket.socket(fileno=int(number)), lambda listening: listening.accept()[0]).serve():
+    if task := ForkServer(socket.socket(fileno=int(number)), lambda listening: listening.accept()[0]).serve():
         become_rank(*task)
 
 

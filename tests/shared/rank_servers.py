@@ -16,7 +16,7 @@ from jax_jobs import takes_jax
 from jobs import PROGRAMS, outside_environment
 from needs_mpi import WITHOUT_MPI
 
-from gradientflow.launch import preloaded
+from gradientflow.launch import fork_server
 
 # Read by Python, the loader and mpi4py before a program begins: with other values than the server's, no fork.
 _READ_AT_LOAD = re.compile(r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+|MPI4PY_\w+")
@@ -47,7 +47,7 @@ class RankServers:
         if program in _BY_THEMSELVES or any(map(_READ_AT_LOAD.fullmatch, own)):
             return [sys.executable, str(file)]
         kind = "mpi" if mpi and not WITHOUT_MPI else "plain"
-        return [sys.executable, "-I", "-S", preloaded.__file__, self._socket(_takes_torch(file)), kind, str(file)]
+        return [sys.executable, "-I", "-S", fork_server.__file__, self._socket(_takes_torch(file)), kind, str(file)]
 
     def close(self) -> None:
         """End the servers, and the ranks that are left."""

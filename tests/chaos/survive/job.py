@@ -177,13 +177,13 @@ class Job:
     def _kept_store(self) -> Iterator[str]:
         """Keep the store where ranks meet in a process that is none of them; gives its address."""
         meet = f"{self._lab.launcher_address if self._lab else '127.0.0.1'}:{free_port()}"
-        command = module_command("gradientflow.launch.keeper", [meet])
+        command = module_command("gradientflow.launch.store_server", [meet])
         command = self._lab.command(command) if self._lab else command
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as keeper:
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as server:
             try:
                 yield meet
             finally:
-                keeper.kill()
+                server.kill()
 
     # ---- what happens to it --------------------------------------------------------------------------------------
 

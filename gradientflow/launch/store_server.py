@@ -1,7 +1,7 @@
 """Server process of the store where the ranks of a job meet, so that the store outlives every rank.
 
-    keeper ADDRESS          serves the store
-    keeper ADDRESS WHY      replaces a server that has ended: refuses all processes, with the reason
+    store_server ADDRESS          serves the store
+    store_server ADDRESS WHY      replaces a server that has ended: refuses all processes, with the reason
 
 Its input has lines of JSON in which the launcher names the ranks that have ended for good: without these ranks the
 remaining ranks cannot meet.

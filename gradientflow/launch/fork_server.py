@@ -1,7 +1,7 @@
 """Fork server: ranks are forked from a process that has imported modules, in place of importing them in each rank.
 
-    python preloaded.py PROGRAM MODULE...              the server: imports the modules, forks on request
-    python -I -S preloaded.py CONNECTION PROGRAM...    the proxy: started by a launcher in place of python PROGRAM...
+    python fork_server.py PROGRAM MODULE...            the server: imports the modules, forks on request
+    python -I -S fork_server.py CONNECTION PROGRAM...  the proxy: started by a launcher in place of python PROGRAM...
 
 The proxy sends its arguments, environment, folder, cores and streams to the server, which forks. The proxy relays the
 signals that programs may handle, and ends as the fork does: with its status or by its signal. If the proxy ends first,
@@ -34,7 +34,7 @@ _PASSED_ON = (
 _PR_SET_PDEATHSIG = 1
 
 
-def stand_in(connection: socket.socket, arguments: list[str]) -> None:
+def run_proxy(connection: socket.socket, arguments: list[str]) -> None:
     """Request a fork, relay signals to it, and end with its status or by its signal. Called by the proxy."""
     import marshal
 
@@ -60,7 +60,7 @@ def stand_in(connection: socket.socket, arguments: list[str]) -> None:
     os._exit(status)
 
 
-class Nursery:
+class ForkServer:
     """Fork server: forks a process for each connection, and reports the end of that process through the connection.
 
     Parameters
@@ -262,7 +262,7 @@ def main() -> None:
     _look_first_in(os.path.dirname(os.path.realpath(program)) if program else "")
     for name in modules:
         _preload(name)
-    if task := Nursery(socket.socket(fileno=0), _received).serve():
+    if task := ForkServer(socket.socket(fileno=0), _received).serve():
         become(*task)
 
 
@@ -274,6 +274,6 @@ if __name__ == "__main__":
         else:
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(place)
-        stand_in(connection, rest)
+        run_proxy(connection, rest)
     else:
         main()
