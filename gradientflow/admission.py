@@ -20,8 +20,8 @@ from ._location import core
 from .agreement import gather
 from .communicator import Communicator
 from .errors import CommunicationError, CommunicationTimeoutError, MismatchError, PeerError, RecoverableError
+from .meeting.plan import LACKS, OUTSIDE
 from .meeting.variables import RankAndSize, split_address
-from .meeting.way import LACKS, OUTSIDE
 
 _ANSWER_SECONDS = 1.0  # time in which a live joiner accepts a connection
 _BEGINS_ANEW = "nobody is left in it, and it begins anew"

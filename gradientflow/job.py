@@ -15,13 +15,13 @@ from .admission import Admission
 from .communicator import Communicator, address_of
 from .config import settings
 from .errors import ArgumentError, MPILibraryError, PeerError
-from .meeting import SERVERS, Given, Way, find_way, servers_of
+from .meeting import SERVERS, InitArguments, MeetingPlan, find_plan, servers_of
 from .meeting.endpoints import meet as meet_ranks
 from .meeting.endpoints import near
+from .meeting.exit_status import reaching
+from .meeting.plan import ALONE
 from .meeting.stores import open_store
-from .meeting.unreached import reaching
 from .meeting.variables import RankAndSize
-from .meeting.way import ALONE
 from .mpi_library import find_mpi, load_mpi, start_mpi
 from .server import ServerRanks, serve
 from .settings_file import settings_file
@@ -86,20 +86,20 @@ def init(
     gradientflow.errors.MismatchError
         If a setting that all ranks must share differs between them.
     """
-    given = Given(comm is not None, store is not None, meet, rank, size, mpi_size())
-    way = find_way(os.environ, given, asked_transport(config) if transport is None else transport)
-    if way.name == ALONE and way.by_mpi and find_mpi() is None:
-        way = replace(way, transport="tcp", by_mpi=False)
-    mpi = _mpi_of_job(comm) if way.by_mpi else None
+    given = InitArguments(comm is not None, store is not None, meet, rank, size, mpi_size())
+    plan = find_plan(os.environ, given, asked_transport(config) if transport is None else transport)
+    if plan.name == ALONE and plan.by_mpi and find_mpi() is None:
+        plan = replace(plan, transport="tcp", by_mpi=False)
+    mpi = _mpi_of_job(comm) if plan.by_mpi else None
     if servers_of(os.environ) > 0:
         if comm is None or mpi == load_mpi().COMM_WORLD:
-            return _split_job(way, mpi, config, store).communicator(config)
+            return _split_job(plan, mpi, config, store).communicator(config)
         if _job is None:
             raise ArgumentError("in a job with ranks that only serve, init() without a communicator comes first")
-    return _make(way, mpi, config, store)
+    return _make(plan, mpi, config, store)
 
 
-def computing_ranks(way: Way) -> Any:
+def computing_ranks(plan: MeetingPlan) -> Any:
     """Return the ranks of the job that compute. Does not return on a rank that serves.
 
     Collective if some ranks serve.
@@ -109,11 +109,11 @@ def computing_ranks(way: Way) -> Any:
     mpi4py.MPI.Intracomm or RankAndSize
         MPI's communicator of these ranks; without MPI, this process's rank among them and their number.
     """
-    mpi = _mpi_of_job(None) if way.by_mpi else None
+    mpi = _mpi_of_job(None) if plan.by_mpi else None
     servers = servers_of(os.environ)
     if servers == 0:
-        return way.place if mpi is None else mpi
-    computing = _split_job(way, mpi, None, None).computing
+        return plan.place if mpi is None else mpi
+    computing = _split_job(plan, mpi, None, None).computing
     return RankAndSize(computing.rank, computing.size) if mpi is None else computing.mpi
 
 
@@ -143,23 +143,23 @@ def _mpi_of_job(comm: object) -> object:
     return found
 
 
-def admission_at(way: Way, settings: Mapping[str, str]) -> Admission:
+def admission_at(plan: MeetingPlan, settings: Mapping[str, str]) -> Admission:
     """Return the `Admission` through which processes join a job whose ranks met at a store."""
-    with reaching() if way.has_store_server else nullcontext():
-        found = open_store(way, float(settings["timeout"]))
-        core.own_address(near(way), dict(settings))
-    place = way.place if way.has_store_server and way.rank is not None else None
-    return Admission(found, way.prefix, near(way), place, outlives_ranks=way.agent)
+    with reaching() if plan.has_store_server else nullcontext():
+        found = open_store(plan, float(settings["timeout"]))
+        core.own_address(near(plan), dict(settings))
+    place = plan.place if plan.has_store_server and plan.rank is not None else None
+    return Admission(found, plan.prefix, near(plan), place, outlives_ranks=plan.agent)
 
 
-def _make(way: Way, mpi: object, config: Mapping[str, str] | None, store: object) -> Communicator:
-    """Make a communicator of all ranks that meet in the given way. Collective."""
+def _make(plan: MeetingPlan, mpi: object, config: Mapping[str, str] | None, store: object) -> Communicator:
+    """Make a communicator of all ranks that meet by the given plan. Collective."""
     chosen = settings(config)
     address = None if mpi is None else address_of(mpi)
-    admission = admission_at(way, chosen) if way.at and mpi is None and store is None else None
-    if admission is not None and way.has_store_server and (why := admission.missing_reason(float(chosen["timeout"]))):
+    admission = admission_at(plan, chosen) if plan.at and mpi is None and store is None else None
+    if admission is not None and plan.has_store_server and (why := admission.missing_reason(float(chosen["timeout"]))):
         raise PeerError(why)
-    made = Communicator(meet_ranks(way, chosen, store=store, mpi=address), chosen, mpi=mpi)
+    made = Communicator(meet_ranks(plan, chosen, store=store, mpi=address), chosen, mpi=mpi)
     if admission is not None:
         made._admission = admission
         admission.note_running()
@@ -213,11 +213,11 @@ class _Use:
 _job: _SplitJob | None = None  # one per process
 
 
-def _split_job(way: Way, mpi: object, config: Mapping[str, str] | None, store: object) -> _SplitJob:
+def _split_job(plan: MeetingPlan, mpi: object, config: Mapping[str, str] | None, store: object) -> _SplitJob:
     """Split the job into ranks that compute and ranks that serve. Does not return on ranks that serve. Collective."""
     global _job
     if _job is None:
-        everyone = _make(way, mpi, config, store)
+        everyone = _make(plan, mpi, config, store)
         servers = servers_of(os.environ)
         workers = everyone.size - servers
         if workers < 1:

@@ -14,7 +14,7 @@ from .communicator import Communicator
 from .config import settings
 from .errors import MismatchError, PeerError
 from .job import admission_at, asked_transport, init
-from .meeting import Given, find_way
+from .meeting import InitArguments, find_plan
 
 # Modules that a training loop imports on first use. The key is a module whose import shows that the program trains.
 _LOOPS = {"gradientflow": "gradientflow.optimizers", "gradientflow.torch": "gradientflow.torch.optimizer"}
@@ -52,15 +52,15 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
     """
     chosen = settings(config)
     if meet is not None:
-        way = find_way({}, Given(meet=meet, rank=0, size=1), "tcp")
-        return _join(admission_at(replace(way, rank=None, size=None, serves=False), chosen), chosen)
-    way = find_way(os.environ, None, asked_transport(config))
-    if not way.has_store_server:
+        plan = find_plan({}, InitArguments(meet=meet, rank=0, size=1), "tcp")
+        return _join(admission_at(replace(plan, rank=None, size=None, serves=False), chosen), chosen)
+    plan = find_plan(os.environ, None, asked_transport(config))
+    if not plan.has_store_server:
         return init(config=config)
-    admission, seconds = admission_at(way, chosen), float(chosen["timeout"])
+    admission, seconds = admission_at(plan, chosen), float(chosen["timeout"])
     end = time.monotonic() + seconds
     while True:
-        if way.replaces and admission.is_running():
+        if plan.replaces and admission.is_running():
             try:
                 return _join(admission, chosen)
             except MismatchError:
@@ -72,7 +72,7 @@ def join(meet: str | None = None, config: Mapping[str, str] | None = None) -> Co
         except PeerError:  # a rank died before the job was running, and is restarted
             if time.monotonic() > end or admission.missing_reason():
                 raise
-            way = replace(way, replaces=True)  # the remaining ranks may have met meanwhile
+            plan = replace(plan, replaces=True)  # the remaining ranks may have met meanwhile
 
 
 def _join(admission: Admission, chosen: Mapping[str, str]) -> Communicator:

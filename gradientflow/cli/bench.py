@@ -30,7 +30,7 @@ from gradientflow.cli.lazy import LazyCommand
 from gradientflow.errors import GradientFlowError
 from gradientflow.job import asked_transport
 from gradientflow.launch import rank_of_this_process, ranks_of_this_job
-from gradientflow.meeting import find_way
+from gradientflow.meeting import find_plan
 
 _PLOT_FORMATS = (".png", ".pdf", ".svg")
 _LEFT_OUT = ", and without MPI's columns"
@@ -176,7 +176,7 @@ for _name in ("join", "survive"):
 
 def _is_of_mpi() -> bool:
     """Return True if this rank belongs to an MPI job."""
-    return find_way(os.environ, transport=asked_transport()).by_mpi
+    return find_plan(os.environ, transport=asked_transport()).by_mpi
 
 
 def _output(options: Mapping[str, Any], columns: list[int]) -> Output:

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from gradientflow import launcher_variables as launchers
 from gradientflow._location import jax_library
 from gradientflow.errors import GradientFlowError
-from gradientflow.meeting import find_way
+from gradientflow.meeting import find_plan
+from gradientflow.meeting.plan import ALONE, MASTER, SLURM, MeetingPlan
 from gradientflow.meeting.slurm import meeting_points
 from gradientflow.meeting.stores import TOKEN
 from gradientflow.meeting.variables import Variables, join_address, read_lenient, read_port, split_address
-from gradientflow.meeting.way import ALONE, MASTER, SLURM, Way
 
 from .command import module_command
 from .ports import free_port
@@ -51,23 +51,23 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
         variables by which ``jax.distributed.initialize()`` finds the job are missing.
     """
     needed = {_LIBRARY: str(jax_library()), _IMPLEMENTATION: "mpi"}
-    way = find_way(variables)
-    if way.name != ALONE and way.rank is not None and way.size is not None:
-        coordinator = variables.get(_COORDINATOR) or _coordinator(variables, way, port)
+    plan = find_plan(variables)
+    if plan.name != ALONE and plan.rank is not None and plan.size is not None:
+        coordinator = variables.get(_COORDINATOR) or _coordinator(variables, plan, port)
         if coordinator:
             needed |= {
                 _COORDINATOR: coordinator,
                 "OMPI_MCA_orte_hnp_uri": "gradientflow",
-                _OPEN_MPI["RANK"]: str(way.rank),
-                _OPEN_MPI["WORLD_SIZE"]: str(way.size),
+                _OPEN_MPI["RANK"]: str(plan.rank),
+                _OPEN_MPI["WORLD_SIZE"]: str(plan.size),
                 _OPEN_MPI["LOCAL_RANK"]: str(_local_rank(variables)),
             }
-        if way.name in (MASTER, SLURM):  # GRADIENTFLOW_MEET precedes MPI's launcher: see gradientflow.meeting.rules
+        if plan.name in (MASTER, SLURM):  # GRADIENTFLOW_MEET precedes MPI's launcher: see gradientflow.meeting.rules
             needed |= {
-                "GRADIENTFLOW_MEET": _meeting_points(variables, way),
-                "GRADIENTFLOW_RANK": str(way.rank),
-                "GRADIENTFLOW_SIZE": str(way.size),
-                TOKEN: way.password(""),
+                "GRADIENTFLOW_MEET": _meeting_points(variables, plan),
+                "GRADIENTFLOW_RANK": str(plan.rank),
+                "GRADIENTFLOW_SIZE": str(plan.size),
+                TOKEN: plan.password(""),
             }
     return {name: value for name, value in needed.items() if not variables.get(name)}
 
@@ -101,19 +101,19 @@ def main() -> None:
         sys.exit(f"gradientflow: {program[0]} cannot be started: {error}")
 
 
-def _coordinator(variables: Variables, way: Way, port: int | None) -> str:
+def _coordinator(variables: Variables, plan: MeetingPlan, port: int | None) -> str:
     """Return the address at which rank 0 opens JAX's coordinator; empty if its host is unknown."""
     host = variables.get("MASTER_ADDR", "").strip("[]")
     if host and variables.get("MASTER_PORT"):
         return join_address(host, port or read_port(variables["MASTER_PORT"], "MASTER_PORT") + 1)
-    return meeting_points(variables, "JAX's coordinator")[0] if way.name == SLURM else ""
+    return meeting_points(variables, "JAX's coordinator")[0] if plan.name == SLURM else ""
 
 
-def _meeting_points(variables: Variables, way: Way) -> str:
+def _meeting_points(variables: Variables, plan: MeetingPlan) -> str:
     """Return other meeting points than the launcher's, which other programs may use, too."""
-    if way.name == SLURM:
+    if plan.name == SLURM:
         return ",".join(meeting_points(variables, "JAX"))
-    host, port = split_address(way.at[0], way.name)
+    host, port = split_address(plan.at[0], plan.name)
     return join_address(host, port + 2)
 
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 
 from gradientflow._location import core
 from gradientflow.errors import GradientFlowError
+from gradientflow.meeting.plan import LACKS, OUTSIDE, PREFIX
 from gradientflow.meeting.stores import TOKEN
-from gradientflow.meeting.way import LACKS, OUTSIDE, PREFIX
 
 _SECONDS = 20.0  # time in which this process's own store answers, even on a busy machine
 

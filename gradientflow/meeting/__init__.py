@@ -1,8 +1,17 @@
-"""Meeting of the ranks of a job: the rules that choose a way, and the ways."""
+"""Meeting of the ranks of a job: rules that choose a plan, and execution of the plan."""
 
 from __future__ import annotations
 
-from .rules import SERVERS, Considered, Given, consider_ways, find_way, is_mpi_job, servers_of
-from .way import Way
+from .plan import MeetingPlan
+from .rules import SERVERS, Considered, InitArguments, consider_rules, find_plan, is_mpi_job, servers_of
 
-__all__ = ["SERVERS", "Considered", "Given", "Way", "consider_ways", "find_way", "is_mpi_job", "servers_of"]
+__all__ = [
+    "SERVERS",
+    "Considered",
+    "InitArguments",
+    "MeetingPlan",
+    "consider_rules",
+    "find_plan",
+    "is_mpi_job",
+    "servers_of",
+]

@@ -1,4 +1,4 @@
-"""Meeting of the ranks in the chosen way; the result is an endpoint, through which they exchange messages."""
+"""Meeting of the ranks by the chosen plan; the result is an endpoint, through which they exchange messages."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Mapping
 
 from gradientflow._location import core
 
-from .given_store import core_store
+from .passed_store import core_store
+from .plan import PREFIX, MeetingPlan
 from .stores import open_store
 from .variables import RankAndSize
-from .way import PREFIX, Way
 
 
-def meet(way: Way, settings: Mapping[str, str], *, store: object = None, mpi: int | None = None) -> core.Endpoint:
+def meet(
+    plan: MeetingPlan, settings: Mapping[str, str], *, store: object = None, mpi: int | None = None
+) -> core.Endpoint:
     """Meet all ranks of a job, through MPI or over TCP. Collective.
 
     Parameters
     ----------
-    way : Way
-        The way to meet.
+    plan : MeetingPlan
+        The plan of the meeting.
     settings : mapping of str to str
         Settings of the future communicator.
     store : object, optional
@@ -32,19 +34,19 @@ def meet(way: Way, settings: Mapping[str, str], *, store: object = None, mpi: in
         Endpoint of all ranks.
     """
     if mpi is not None:
-        return core.introduced(mpi, {**settings, "transport": way.transport})
+        return core.introduced(mpi, {**settings, "transport": plan.transport})
     if store is not None:
-        return meet_by(core_store(store, serve=way.serves), way.place, settings, near(way))
-    found = open_store(way, float(settings["timeout"])) if way.at else None
-    return meet_by(found, way.place, settings, near(way), way.prefix, replaces=way.replaces)
+        return meet_by(core_store(store, serve=plan.serves), plan.place, settings, near(plan))
+    found = open_store(plan, float(settings["timeout"])) if plan.at else None
+    return meet_by(found, plan.place, settings, near(plan), plan.prefix, replaces=plan.replaces)
 
 
-def near(way: Way) -> str:
+def near(plan: MeetingPlan) -> str:
     """Return the network addresses of the meeting point, with commas; empty if it has none.
 
     The addresses help to choose this host's own address, which must be on a route to them.
     """
-    return "" if way.at and way.at[0].startswith("file://") else ",".join(way.at)
+    return "" if plan.at and plan.at[0].startswith("file://") else ",".join(plan.at)
 
 
 def meet_by(

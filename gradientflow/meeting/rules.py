@@ -1,6 +1,6 @@
-"""Rules that choose the way in which ranks meet, from arguments and environment variables.
+"""Rules that choose the plan by which ranks meet, from arguments and environment variables.
 
-The ways are tried in this order, and the first that applies is taken:
+The rules are tried in this order, and the first that applies is taken:
 
 1. arguments of the program: a communicator, a store, or a meeting point;
 2. GRADIENTFLOW_MEET, with GRADIENTFLOW_RANK and GRADIENTFLOW_SIZE; setting only some of the three is an error, unless
@@ -26,6 +26,7 @@ from typing import NamedTuple
 from gradientflow import launcher_variables
 from gradientflow.errors import ArgumentError
 
+from .plan import ALONE, ARGUMENTS, MASTER, MEET, MPI_LAUNCHER, RESTARTS, SLURM, MeetingPlan
 from .slurm import (
     is_first_of_first_node,
     is_started_by_srun,
@@ -45,7 +46,6 @@ from .variables import (
     read_port,
     split_address,
 )
-from .way import ALONE, ARGUMENTS, MASTER, MEET, MPI_LAUNCHER, RESTARTS, SLURM, Way
 
 SERVERS = "GRADIENTFLOW_SERVERS"  # number of ranks that only serve, the last of the job
 TRANSPORTS = ("auto", "mpi", "tcp")
@@ -56,7 +56,7 @@ _MPI_PLACES = tuple((each["RANK"], each["WORLD_SIZE"]) for each in launcher_vari
 
 
 @dataclass(frozen=True)
-class Given:
+class InitArguments:
     """Arguments of the program to `gradientflow.init`.
 
     Attributes
@@ -80,21 +80,21 @@ class Given:
 
 
 class Considered(NamedTuple):
-    """A way, and the reason why it applies or not."""
+    """A rule, and the reason why it applies or not."""
 
     name: str
     applies: bool
     why: str
 
 
-def find_way(variables: Variables, given: Given | None = None, transport: str = "auto") -> Way:
-    """Find the way that applies.
+def find_plan(variables: Variables, given: InitArguments | None = None, transport: str = "auto") -> MeetingPlan:
+    """Return the plan of the first rule that applies.
 
     Parameters
     ----------
     variables : mapping of str to str
         The environment.
-    given : Given, optional
+    given : InitArguments, optional
         Arguments of the program.
     transport : {"auto", "mpi", "tcp"}
         Transport asked for.
@@ -104,29 +104,31 @@ def find_way(variables: Variables, given: Given | None = None, transport: str = 
     gradientflow.errors.ArgumentError
         If variables contradict each other, are incomplete, or have a wrong value.
     """
-    answers = [answer for _, answer in _answers(variables, given or Given(), transport)]
-    assert isinstance(answers[-1], Way)  # the last rule always applies
+    answers = [answer for _, answer in _answers(variables, given or InitArguments(), transport)]
+    assert isinstance(answers[-1], MeetingPlan)  # the last rule always applies
     return answers[-1]
 
 
-def consider_ways(variables: Variables, given: Given | None = None, transport: str = "auto") -> list[Considered]:
-    """List the ways up to the first that applies, with reasons. If the last does not apply, its reason is an error."""
+def consider_rules(
+    variables: Variables, given: InitArguments | None = None, transport: str = "auto"
+) -> list[Considered]:
+    """List the rules up to the first that applies, with reasons. If the last does not apply, its reason is an error."""
     found: list[Considered] = []
     name = ""
     try:
-        for name, answer in _answers(variables, given or Given(), transport):
-            found.append(Considered(name, isinstance(answer, Way), str(answer)))
+        for name, answer in _answers(variables, given or InitArguments(), transport):
+            found.append(Considered(name, isinstance(answer, MeetingPlan), str(answer)))
     except ArgumentError as error:
         missing = next(each for each in _RULES if each not in [name for name, _, _ in found])
         found.append(Considered(missing, applies=False, why=str(error)))
     return found
 
 
-def is_mpi_job(variables: Variables, given: Given | None = None, transport: str = "auto") -> bool:
+def is_mpi_job(variables: Variables, given: InitArguments | None = None, transport: str = "auto") -> bool:
     """Return True if ranks meet through MPI to exchange messages, where rank and size are known from elsewhere."""
     if transport != "auto":
         return transport == "mpi"
-    return not all(variables.get(name) for name in _MEET) and _by_mpis_launcher(variables, given or Given())
+    return not all(variables.get(name) for name in _MEET) and _by_mpis_launcher(variables, given or InitArguments())
 
 
 def servers_of(variables: Variables) -> int:
@@ -134,29 +136,29 @@ def servers_of(variables: Variables) -> int:
     return read_number(variables, SERVERS) or 0
 
 
-def _answers(variables: Variables, given: Given, transport: str) -> Iterator[tuple[str, Way | str]]:
-    """Yield the answer of each rule: a reason from each that does not apply, then a way from the first that does."""
+def _answers(variables: Variables, given: InitArguments, transport: str) -> Iterator[tuple[str, MeetingPlan | str]]:
+    """Yield the answer of each rule: a reason from each that does not apply, then a plan from the first that does."""
     if transport not in TRANSPORTS:
         raise ArgumentError(f"transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
     for name, rule in _RULES.items():
         answer = rule(variables, given, transport)
-        if isinstance(answer, Way) and transport == "tcp":
+        if isinstance(answer, MeetingPlan) and transport == "tcp":
             answer = replace(answer, transport="tcp", by_mpi=answer.by_mpi and answer.name != ALONE)
-        elif isinstance(answer, Way) and answer.by_mpi and answer.name != ALONE:
+        elif isinstance(answer, MeetingPlan) and answer.by_mpi and answer.name != ALONE:
             answer = replace(answer, transport=transport)
         yield name, answer
-        if isinstance(answer, Way):
+        if isinstance(answer, MeetingPlan):
             return
 
 
-def _by_arguments(variables: Variables, given: Given, transport: str) -> Way | str:
+def _by_arguments(variables: Variables, given: InitArguments, transport: str) -> MeetingPlan | str:
     del variables
     said = ["store"] if given.store else []
     said += [name for name in ("meet", "rank", "size") if getattr(given, name) is not None]
     if given.communicator:
         if said:
             raise ArgumentError(f"a communicator has its ranks already: give it, or {' and '.join(said)}, not both")
-        return Way(ARGUMENTS, "mpi", by_mpi=True)
+        return MeetingPlan(ARGUMENTS, "mpi", by_mpi=True)
     if not said:
         return "neither a communicator, a store nor meet= is given"
     if given.store == (given.meet is not None):
@@ -168,10 +170,10 @@ def _by_arguments(variables: Variables, given: Given, transport: str) -> Way | s
         message = f"the transport is mpi, whose launcher introduces the ranks: leave {said[0]}= out, or use tcp"
         raise ArgumentError(message)
     at = () if given.meet is None else _points(given.meet, "meet")
-    return Way(ARGUMENTS, "tcp", *place, at=at, serves=place.rank == 0)
+    return MeetingPlan(ARGUMENTS, "tcp", *place, at=at, serves=place.rank == 0)
 
 
-def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
+def _by_meet(variables: Variables, given: InitArguments, transport: str) -> MeetingPlan | str:
     names = _MEET
     if transport == "mpi":
         is_of_mpi = given.mpi_size not in (None, 1) or _marks_of_mpi(variables)
@@ -195,17 +197,17 @@ def _by_meet(variables: Variables, given: Given, transport: str) -> Way | str:
     assert place is not None  # both are set
     at, restarts = _points(variables[names[0]], names[0]), read_number(variables, RESTARTS)
     serves = place.rank == 0 and restarts is None
-    return Way(MEET, "tcp", *place, at=at, serves=serves, agent=restarts is not None, replaces=bool(restarts))
+    return MeetingPlan(MEET, "tcp", *place, at=at, serves=serves, agent=restarts is not None, replaces=bool(restarts))
 
 
-def _by_mpi(variables: Variables, given: Given, transport: str) -> Way | str:
+def _by_mpi(variables: Variables, given: InitArguments, transport: str) -> MeetingPlan | str:
     if transport == "mpi":
-        return Way(MPI_LAUNCHER, "mpi", by_mpi=True)
+        return MeetingPlan(MPI_LAUNCHER, "mpi", by_mpi=True)
     if variables.get(_TORCHRUN):
         return f"torchrun has started this process ({_TORCHRUN})"
     places = [(read_lenient(variables, rank), read_lenient(variables, size), size) for rank, size in _MPI_PLACES]
     if given.mpi_size is not None and given.mpi_size > 1:
-        return Way(MPI_LAUNCHER, "mpi", size=given.mpi_size, by_mpi=True)
+        return MeetingPlan(MPI_LAUNCHER, "mpi", size=given.mpi_size, by_mpi=True)
     if not _marks_of_mpi(variables):
         return "none of its variables is set"
     if transport == "tcp" and is_started_by_srun(variables):
@@ -213,10 +215,10 @@ def _by_mpi(variables: Variables, given: Given, transport: str) -> Way | str:
     known = [(rank, size, name) for rank, size, name in places if size is not None]
     _check_against_torch(variables, known)
     rank, size, _ = known[0] if known else (None, None, "")
-    return Way(MPI_LAUNCHER, "mpi", rank, size, by_mpi=True)
+    return MeetingPlan(MPI_LAUNCHER, "mpi", rank, size, by_mpi=True)
 
 
-def _by_mpis_launcher(variables: Variables, given: Given) -> bool:
+def _by_mpis_launcher(variables: Variables, given: InitArguments) -> bool:
     """Return True if MPI's launcher has started this process directly, not through ``torchrun``."""
     return not variables.get(_TORCHRUN) and ((given.mpi_size or 0) > 1 or bool(_marks_of_mpi(variables)))
 
@@ -239,7 +241,7 @@ def _check_against_torch(variables: Variables, places: list[tuple[int | None, in
         raise ArgumentError(f"{places[0][2].replace('SIZE', 'RANK')} is {places[0][0]}, but RANK is {rank}: {remedy}")
 
 
-def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
+def _by_master(variables: Variables, given: InitArguments, transport: str) -> MeetingPlan | str:
     del given, transport
     place = read_place(variables, "RANK", "WORLD_SIZE")
     if place is None:
@@ -254,7 +256,7 @@ def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
     else:
         at = (_master(variables),)
     agent = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Way(
+    return MeetingPlan(
         MASTER,
         "tcp",
         *place,
@@ -266,21 +268,21 @@ def _by_master(variables: Variables, given: Given, transport: str) -> Way | str:
     )
 
 
-def _by_slurm(variables: Variables, given: Given, transport: str) -> Way | str:
+def _by_slurm(variables: Variables, given: InitArguments, transport: str) -> MeetingPlan | str:
     del given, transport
     place: RankAndSize | None = place_in_step(variables)
     if place is None:
         return "this is no step of several tasks"
     job, serves = name_of_step(variables), is_first_of_first_node(variables)
-    return Way(SLURM, "tcp", *place, at=meeting_points(variables), serves=serves, job=job)
+    return MeetingPlan(SLURM, "tcp", *place, at=meeting_points(variables), serves=serves, job=job)
 
 
-def _alone(variables: Variables, given: Given, transport: str) -> Way:
+def _alone(variables: Variables, given: InitArguments, transport: str) -> MeetingPlan:
     del variables, given, transport
-    return Way(ALONE, "mpi", 0, 1, by_mpi=True)
+    return MeetingPlan(ALONE, "mpi", 0, 1, by_mpi=True)
 
 
-_RULES: dict[str, Callable[[Variables, Given, str], Way | str]] = {
+_RULES: dict[str, Callable[[Variables, InitArguments, str], MeetingPlan | str]] = {
     ARGUMENTS: _by_arguments,
     MEET: _by_meet,
     MPI_LAUNCHER: _by_mpi,

@@ -7,15 +7,15 @@ import os
 
 from gradientflow._location import core
 
-from .way import MASTER, Way
+from .plan import MASTER, MeetingPlan
 
 TOKEN = "GRADIENTFLOW_TOKEN"  # secret that guards the store
 
-# Open stores by process and way: a fork must not use its parent's connection, and lacks a server's threads.
-_opened: dict[tuple[int, Way], core.Store] = {}
+# Open stores by process and plan: a fork must not use its parent's connection, and lacks a server's threads.
+_opened: dict[tuple[int, MeetingPlan], core.Store] = {}
 
 
-def open_store(way: Way, timeout: float) -> core.Store:
+def open_store(plan: MeetingPlan, timeout: float) -> core.Store:
     """Return the store at which the ranks of a job meet, as a store of the core.
 
     At MASTER_ADDR and MASTER_PORT it uses PyTorch's store if PyTorch is installed, so that ``init_process_group`` finds
@@ -23,8 +23,8 @@ def open_store(way: Way, timeout: float) -> core.Store:
 
     Parameters
     ----------
-    way : Way
-        The way to meet, which has the address.
+    plan : MeetingPlan
+        The plan of the meeting, which has the address.
     timeout : float
         Seconds that opening the store may take.
 
@@ -33,18 +33,18 @@ def open_store(way: Way, timeout: float) -> core.Store:
     gradientflow.errors.CommunicationError
         If the store cannot be opened, or reached in time.
     """
-    key = (os.getpid(), way)
+    key = (os.getpid(), plan)
     if key not in _opened:
-        _opened[key] = _open(way, timeout)
+        _opened[key] = _open(plan, timeout)
     return _opened[key]
 
 
-def _open(way: Way, timeout: float) -> core.Store:
-    if way.name == MASTER and (way.agent or importlib.util.find_spec("torch") is not None):
+def _open(plan: MeetingPlan, timeout: float) -> core.Store:
+    if plan.name == MASTER and (plan.agent or importlib.util.find_spec("torch") is not None):
         from .torch_store import open_torch_store
 
-        return open_torch_store(way, timeout)
-    at = ",".join(way.at)
+        return open_torch_store(plan, timeout)
+    at = ",".join(plan.at)
     if at.startswith("file://"):
         return core.FileStore(at.removeprefix("file://"), timeout)
-    return core.TcpStore(at, way.serves, timeout, way.password(os.environ.get(TOKEN, "")))
+    return core.TcpStore(at, plan.serves, timeout, plan.password(os.environ.get(TOKEN, "")))

@@ -8,11 +8,11 @@ from typing import Any
 from gradientflow._location import core
 from gradientflow.errors import CommunicationError
 
+from .plan import MeetingPlan
 from .variables import split_address
-from .way import Way
 
 
-def open_torch_store(way: Way, timeout: float) -> core.PythonStore:
+def open_torch_store(plan: MeetingPlan, timeout: float) -> core.PythonStore:
     """Connect to the store, which ``torchrun`` or else rank 0 serves. Several users in a process share it.
 
     Returns
@@ -28,13 +28,13 @@ def open_torch_store(way: Way, timeout: float) -> core.PythonStore:
     import torch.distributed
 
     dist: Any = torch.distributed  # its annotations lack names from C++
-    host, port = split_address(way.at[0], "MASTER_ADDR:MASTER_PORT")
+    host, port = split_address(plan.at[0], "MASTER_ADDR:MASTER_PORT")
     try:
-        core.await_name(way.at[0], timeout)
+        core.await_name(plan.at[0], timeout)
         store = dist.TCPStore(
             host,
             port,
-            is_master=way.serves,
+            is_master=plan.serves,
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,
             multi_tenant=True,
@@ -43,6 +43,6 @@ def open_torch_store(way: Way, timeout: float) -> core.PythonStore:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "EADDRINUSE" in reason:
             reason += "; another rank 0, another job or another program serves there"
-        message = f"the ranks cannot meet at PyTorch's store, at {way.at[0]} (MASTER_ADDR and MASTER_PORT): {reason}"
+        message = f"the ranks cannot meet at PyTorch's store, at {plan.at[0]} (MASTER_ADDR and MASTER_PORT): {reason}"
         raise CommunicationError(message) from None  # the rest of PyTorch's message lists its calls in C++
-    return core.PythonStore(store, f"PyTorch's store at {way.at[0]}", way.serves)
+    return core.PythonStore(store, f"PyTorch's store at {plan.at[0]}", plan.serves)

@@ -10,7 +10,7 @@ import pytest
 from gradientflow._location import jax_library
 from gradientflow.jax.versions import NEWEST, OLDEST, untried
 from gradientflow.launch import jax_contradictions, jax_variables
-from gradientflow.meeting import find_way
+from gradientflow.meeting import find_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,16 +73,16 @@ def test_without_an_address_jax_is_not_told_of_the_job(environment: dict[str, st
 def test_a_job_of_another_launcher_does_not_become_one_of_mpi(environment: dict[str, str]) -> None:
     """And not at a port that PyTorch's store or JAX's coordinator has."""
     found = {**environment, **jax_variables(environment)}
-    before, way = find_way(environment), find_way(found)
-    assert way.name == "GRADIENTFLOW_MEET"
-    assert way.place == before.place
-    assert {*way.at}.isdisjoint({*before.at, found["JAX_COORDINATOR_ADDRESS"]})
+    before, plan = find_plan(environment), find_plan(found)
+    assert plan.name == "GRADIENTFLOW_MEET"
+    assert plan.place == before.place
+    assert {*plan.at}.isdisjoint({*before.at, found["JAX_COORDINATOR_ADDRESS"]})
     assert found["GRADIENTFLOW_TOKEN"] == before.password("")
 
 
 @pytest.mark.parametrize("environment", [{**MET, **MASTER}, {**OPEN_MPI, **MASTER}], ids=["over TCP", "Open MPI"])
 def test_the_way_in_which_ranks_meet_stays(environment: dict[str, str]) -> None:
-    assert find_way({**environment, **jax_variables(environment)}) == find_way(environment)
+    assert find_plan({**environment, **jax_variables(environment)}) == find_plan(environment)
 
 
 def test_a_port_that_is_kept_free() -> None:

@@ -17,7 +17,7 @@ import pytest
 from jobs import PROGRAMS, Finished, Job, free_port, write
 
 from gradientflow.launch import OPEN_MPI, Launcher, module_command
-from gradientflow.meeting import find_way
+from gradientflow.meeting import find_plan
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 MET = str(PROGRAMS / "met.py")
@@ -66,7 +66,7 @@ def test_two_steps_of_slurm_with_one_port(processes: Processes, tmp_path: Path) 
     both = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
     one = {**both, "SLURM_JOB_ID": str(os.getpid() + 99), "SLURM_STEP_ID": "8"}
     other = {**both, "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "7"}
-    assert find_way({**one, "SLURM_PROCID": "0"}).at[0] == find_way({**other, "SLURM_PROCID": "0"}).at[0]
+    assert find_plan({**one, "SLURM_PROCID": "0"}).at[0] == find_plan({**other, "SLURM_PROCID": "0"}).at[0]
     order = [(one, "0"), (other, "1"), (one, "1"), (other, "0")]
     environments = [{**step, "SLURM_PROCID": rank} for step, rank in order]
     finished = processes([sys.executable, str(program)], environments, ranks=0)

@@ -25,11 +25,11 @@ from gradientflow.errors import (
     GradientFlowError,
 )
 from gradientflow.launch import module_command
-from gradientflow.meeting import Way, find_way
+from gradientflow.meeting import MeetingPlan, find_plan
 from gradientflow.meeting.endpoints import meet
-from gradientflow.meeting.given_store import core_store
+from gradientflow.meeting.passed_store import core_store
+from gradientflow.meeting.plan import ARGUMENTS, MASTER
 from gradientflow.meeting.stores import open_store
-from gradientflow.meeting.way import ARGUMENTS, MASTER
 
 torch = pytest.importorskip("torch")
 dist: Any = torch.distributed
@@ -59,7 +59,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], A
 
 
 def come(store: Any, rank: int, size: int, timeout: float = SECONDS) -> tuple[int, int]:
-    endpoint = meet(Way(ARGUMENTS, "tcp", rank, size), {"timeout": str(timeout)}, store=store)
+    endpoint = meet(MeetingPlan(ARGUMENTS, "tcp", rank, size), {"timeout": str(timeout)}, store=store)
     return endpoint.rank, endpoint.size
 
 
@@ -82,7 +82,7 @@ def test_two_jobs_at_one_master_do_not_meet() -> None:
 
     def rank_of(step: str, rank: int, timeout: float = SECONDS) -> tuple[int, int]:
         place = {"SLURM_STEP_ID": step, "SLURM_PROCID": str(rank), "RANK": str(rank)}
-        endpoint = meet(find_way({**shared, **place}), {"timeout": str(timeout)})
+        endpoint = meet(find_plan({**shared, **place}), {"timeout": str(timeout)})
         return endpoint.rank, endpoint.size
 
     with ThreadPoolExecutor() as pool:
@@ -98,7 +98,7 @@ def test_an_address_of_the_master_that_nobody_knows() -> None:
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
     said = "^the ranks cannot meet at PyTorch's store, at nowhere.invalid:29500 .*: the name nowhere.invalid is unknown"
     with pytest.raises(CommunicationError, match=said) as caught:
-        open_store(find_way(variables), 60)
+        open_store(find_plan(variables), 60)
     assert "\n" not in str(caught.value)
     assert caught.value.__suppress_context__
 
@@ -151,13 +151,13 @@ def test_a_host_with_a_name_that_cannot_be_looked_up_has_addresses(monkeypatch: 
 
 def test_a_forked_process_has_a_connection_of_its_own() -> None:
     served = tcp_store()
-    way = Way(MASTER, "tcp", 1, 2, (f"127.0.0.1:{served.port}",), agent=True)
-    store = open_store(way, SECONDS)
-    assert open_store(way, SECONDS) is store
+    plan = MeetingPlan(MASTER, "tcp", 1, 2, (f"127.0.0.1:{served.port}",), agent=True)
+    store = open_store(plan, SECONDS)
+    assert open_store(plan, SECONDS) is store
     pid = os.fork()
     if pid == 0:
         try:
-            own = open_store(way, SECONDS)
+            own = open_store(plan, SECONDS)
             assert own is not store
             for _ in range(500):
                 own.add("sum", 1)
@@ -231,7 +231,7 @@ store.get(sys.argv[2])  # once rank 1 has come
 """
     port = free_port()
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    other = start(serving, port, f"{find_way(variables).prefix}/1/1")
+    other = start(serving, port, f"{find_plan(variables).prefix}/1/1")
     process = start(program, **variables)
     ended = process.finish()
     said = f"PyTorch's store at 127.0.0.1:{port} does not answer any more; the rank that"

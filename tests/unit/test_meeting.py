@@ -1,4 +1,4 @@
-"""How ranks meet: which way applies, and why."""
+"""Meeting of ranks: the rule that applies, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gradientflow import launcher_variables
 from gradientflow.errors import ArgumentError
-from gradientflow.meeting import Given, Way, consider_ways, find_way, is_mpi_job
+from gradientflow.meeting import InitArguments, MeetingPlan, consider_rules, find_plan, is_mpi_job
 from gradientflow.meeting.slurm import first_node, meeting_points
 from gradientflow.meeting.variables import join_address, split_address
 
@@ -35,17 +35,17 @@ STEP = {
 }
 SRUN_OF_MPI = {**STEP, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}
 
-BY_MEET = Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("10.0.0.1:29400",))
-BY_MPI = Way("MPI's launcher", "auto", 2, 4, by_mpi=True)
-BY_MASTER = Way("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",), job="2 ranks")
+BY_MEET = MeetingPlan("GRADIENTFLOW_MEET", "tcp", 1, 3, ("10.0.0.1:29400",))
+BY_MPI = MeetingPlan("MPI's launcher", "auto", 2, 4, by_mpi=True)
+BY_MASTER = MeetingPlan("RANK and MASTER_ADDR", "tcp", 1, 2, ("10.0.0.1:29500",), job="2 ranks")
 BY_TORCHRUN = replace(BY_MASTER, job="2 ranks, torchrun's job none", agent=True, restart="2")
 PORTS = tuple(f"node03:{port}" for port in (20708, 24476, 24260, 21005))
-BY_STEP = Way("Slurm's step", "tcp", 5, 8, PORTS, job="Slurm's step 7.1")
-ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
+BY_STEP = MeetingPlan("Slurm's step", "tcp", 5, 8, PORTS, job="Slurm's step 7.1")
+ALONE = MeetingPlan("one rank", "mpi", 0, 1, by_mpi=True)
 
 
 @pytest.mark.parametrize(
-    ("variables", "way"),
+    ("variables", "plan"),
     [
         ({}, ALONE),
         (MEET, BY_MEET),
@@ -62,11 +62,14 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
         ({**MPIRUN, "GRADIENTFLOW_MEET": "10.0.0.1:29400"}, BY_MPI),
         ({**MPIRUN, "GRADIENTFLOW_RANK": "1", "GRADIENTFLOW_SIZE": "3"}, BY_MPI),
         # MPI's launchers.
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Way("MPI's launcher", "auto", 1, 2, by_mpi=True)),
-        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, Way("MPI's launcher", "auto", 0, 2, by_mpi=True)),
-        ({**STEP, "PMIX_RANK": "5"}, Way("MPI's launcher", "auto", by_mpi=True)),
-        ({"PMI_SIZE": "3"}, Way("MPI's launcher", "auto", None, 3, by_mpi=True)),
-        ({"PMI_RANK": "some", "PMI_SIZE": "3"}, Way("MPI's launcher", "auto", None, 3, by_mpi=True)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, MeetingPlan("MPI's launcher", "auto", 1, 2, by_mpi=True)),
+        (
+            {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"},
+            MeetingPlan("MPI's launcher", "auto", 0, 2, by_mpi=True),
+        ),
+        ({**STEP, "PMIX_RANK": "5"}, MeetingPlan("MPI's launcher", "auto", by_mpi=True)),
+        ({"PMI_SIZE": "3"}, MeetingPlan("MPI's launcher", "auto", None, 3, by_mpi=True)),
+        ({"PMI_RANK": "some", "PMI_SIZE": "3"}, MeetingPlan("MPI's launcher", "auto", None, 3, by_mpi=True)),
         # Ranks that only serve are none of the world of PyTorch.
         (
             {**MPIRUN, **MASTER, "RANK": "2", "WORLD_SIZE": "3", "GRADIENTFLOW_SERVERS": "1"},
@@ -75,16 +78,16 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
         # One launcher below another.
         (
             {"PMI_RANK": "1", "PMI_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", **MASTER},
-            Way("MPI's launcher", "auto", 0, 1, by_mpi=True),
+            MeetingPlan("MPI's launcher", "auto", 0, 1, by_mpi=True),
         ),
         # Addresses.
         (
             {**MEET, "GRADIENTFLOW_MEET": "a:1,[fe80::1%eth0]:2"},
-            Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("a:1", "[fe80::1%eth0]:2")),
+            MeetingPlan("GRADIENTFLOW_MEET", "tcp", 1, 3, ("a:1", "[fe80::1%eth0]:2")),
         ),
         (
             {**MEET, "GRADIENTFLOW_MEET": "file:///shared/meet"},
-            Way("GRADIENTFLOW_MEET", "tcp", 1, 3, ("file:///shared/meet",)),
+            MeetingPlan("GRADIENTFLOW_MEET", "tcp", 1, 3, ("file:///shared/meet",)),
         ),
         ({**MASTER, "MASTER_ADDR": "::1"}, replace(BY_MASTER, at=("[::1]:29500",))),
         # Who opens the store.
@@ -94,7 +97,10 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
         ({**TORCHRUN, "RANK": "0"}, replace(BY_TORCHRUN, rank=0)),
         ({**STEP, "SLURM_PROCID": "0"}, replace(BY_STEP, rank=0, serves=True)),
         # Nobody else is to come.
-        ({"RANK": "0", "WORLD_SIZE": "1"}, Way("RANK and MASTER_ADDR", "tcp", 0, 1, serves=True, job="1 ranks")),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1"},
+            MeetingPlan("RANK and MASTER_ADDR", "tcp", 0, 1, serves=True, job="1 ranks"),
+        ),
         # No step of several tasks: a batch script, a shell of an allocation, one task.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}, ALONE),
         ({**STEP, "SLURM_STEP_ID": str(0xFFFFFFFB)}, ALONE),
@@ -103,8 +109,8 @@ ALONE = Way("one rank", "mpi", 0, 1, by_mpi=True)
         ({"RANK": "", "WORLD_SIZE": "", "GRADIENTFLOW_MEET": "", "PMI_RANK": ""}, ALONE),
     ],
 )
-def test_the_first_way_that_applies(variables: dict[str, str], way: Way) -> None:
-    assert find_way(variables) == way
+def test_the_first_rule_that_applies(variables: dict[str, str], plan: MeetingPlan) -> None:
+    assert find_plan(variables) == plan
 
 
 def test_c_knows_the_launchers_by_the_same_variables() -> None:
@@ -115,74 +121,81 @@ def test_c_knows_the_launchers_by_the_same_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "way"),
+    ("given", "plan"),
     [
-        (Given(communicator=True), Way("arguments of init", "auto", by_mpi=True)),
-        (Given(store=True, rank=0, size=2), Way("arguments of init", "tcp", 0, 2, serves=True)),
-        (Given(meet="h:80", rank=1, size=2), Way("arguments of init", "tcp", 1, 2, ("h:80",))),
+        (InitArguments(communicator=True), MeetingPlan("arguments of init", "auto", by_mpi=True)),
+        (InitArguments(store=True, rank=0, size=2), MeetingPlan("arguments of init", "tcp", 0, 2, serves=True)),
+        (InitArguments(meet="h:80", rank=1, size=2), MeetingPlan("arguments of init", "tcp", 1, 2, ("h:80",))),
     ],
 )
-def test_what_the_program_says_comes_first(given: Given, way: Way) -> None:
+def test_what_the_program_says_comes_first(given: InitArguments, plan: MeetingPlan) -> None:
     for variables in ({}, MEET, MPIRUN, TORCHRUN, STEP, {"RANK": "1"}):
-        assert find_way(variables, given) == way
+        assert find_plan(variables, given) == plan
 
 
 def test_mpi_that_the_program_has_started() -> None:
     """Its launcher may set variables that nobody knows here."""
-    assert find_way(MASTER, Given(mpi_size=3)) == Way("MPI's launcher", "auto", size=3, by_mpi=True)
-    assert find_way(MASTER, Given(mpi_size=1)) == BY_MASTER
-    assert find_way(TORCHRUN, Given(mpi_size=3)) == BY_TORCHRUN
+    assert find_plan(MASTER, InitArguments(mpi_size=3)) == MeetingPlan("MPI's launcher", "auto", size=3, by_mpi=True)
+    assert find_plan(MASTER, InitArguments(mpi_size=1)) == BY_MASTER
+    assert find_plan(TORCHRUN, InitArguments(mpi_size=3)) == BY_TORCHRUN
 
 
 @pytest.mark.parametrize("variables", [{}, MPIRUN, TORCHRUN, STEP, {**MPIRUN, **MASTER}, {"WORLD_SIZE": "x"}])
 def test_mpi_by_hand(variables: dict[str, str]) -> None:
-    assert find_way(variables, transport="mpi") == Way("MPI's launcher", "mpi", by_mpi=True)
+    assert find_plan(variables, transport="mpi") == MeetingPlan("MPI's launcher", "mpi", by_mpi=True)
 
 
 @pytest.mark.parametrize(
-    ("variables", "given", "way", "starts_mpi"),
+    ("variables", "given", "plan", "starts_mpi"),
     [
-        ({}, Given(), ALONE, False),
-        (MEET, Given(), BY_MEET, False),
-        (MPIRUN, Given(), BY_MPI, True),  # the ranks meet through it
-        (TORCHRUN, Given(), BY_TORCHRUN, False),
-        ({**SRUN_OF_MPI, **TORCHRUN}, Given(), BY_TORCHRUN, False),
-        (STEP, Given(), BY_STEP, False),
-        ({}, Given(communicator=True), Way("arguments of init", "mpi"), True),
+        ({}, InitArguments(), ALONE, False),
+        (MEET, InitArguments(), BY_MEET, False),
+        (MPIRUN, InitArguments(), BY_MPI, True),  # the ranks meet through it
+        (TORCHRUN, InitArguments(), BY_TORCHRUN, False),
+        ({**SRUN_OF_MPI, **TORCHRUN}, InitArguments(), BY_TORCHRUN, False),
+        (STEP, InitArguments(), BY_STEP, False),
+        ({}, InitArguments(communicator=True), MeetingPlan("arguments of init", "mpi"), True),
         # Tasks of srun need no MPI to meet, which may not know of the others; but mpirun starts processes below a task.
-        ({**STEP, "PMI_RANK": "5", "PMI_SIZE": "8", "SLURM_MPI_TYPE": "pmi2"}, Given(), BY_STEP, False),
-        ({**STEP, "PMIX_RANK": "5"}, Given(), BY_STEP, False),
-        ({**STEP, "PMIX_RANK": "5"}, Given(mpi_size=8), Way("MPI's launcher", "mpi", size=8), True),
-        ({**STEP, **MPIRUN}, Given(), BY_MPI, True),
-        ({**STEP, "PMI_RANK": "5", "PMI_SIZE": "4"}, Given(), Way("MPI's launcher", "mpi", 5, 4), True),
+        ({**STEP, "PMI_RANK": "5", "PMI_SIZE": "8", "SLURM_MPI_TYPE": "pmi2"}, InitArguments(), BY_STEP, False),
+        ({**STEP, "PMIX_RANK": "5"}, InitArguments(), BY_STEP, False),
+        ({**STEP, "PMIX_RANK": "5"}, InitArguments(mpi_size=8), MeetingPlan("MPI's launcher", "mpi", size=8), True),
+        ({**STEP, **MPIRUN}, InitArguments(), BY_MPI, True),
+        ({**STEP, "PMI_RANK": "5", "PMI_SIZE": "4"}, InitArguments(), MeetingPlan("MPI's launcher", "mpi", 5, 4), True),
         (
             {**STEP, "PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "1"},
-            Given(),
-            Way("MPI's launcher", "mpi", 5, 8),
+            InitArguments(),
+            MeetingPlan("MPI's launcher", "mpi", 5, 8),
             True,
         ),
     ],
 )
-def test_tcp_by_hand(variables: dict[str, str], given: Given, way: Way, starts_mpi: bool) -> None:
-    assert find_way(variables, given, "tcp") == Way(**{**asdict(way), "transport": "tcp", "by_mpi": starts_mpi})
+def test_tcp_by_hand(variables: dict[str, str], given: InitArguments, plan: MeetingPlan, starts_mpi: bool) -> None:
+    assert find_plan(variables, given, "tcp") == MeetingPlan(
+        **{**asdict(plan), "transport": "tcp", "by_mpi": starts_mpi}
+    )
 
 
 @pytest.mark.parametrize(
     ("variables", "given", "transport", "expected"),
     [
-        ({}, Given(), "auto", False),
-        ({"RANK": "1", "GRADIENTFLOW_MEET": "a:1"}, Given(), "auto", False),  # which are no way
-        (MEET, Given(), "auto", False),
-        ({**MPIRUN, **MEET}, Given(), "auto", False),
-        ({**MPIRUN, **MASTER, "GRADIENTFLOW_MEET": "a:1"}, Given(), "auto", True),  # though they contradict each other
-        ({**SRUN_OF_MPI, **TORCHRUN}, Given(), "auto", False),
-        (MASTER, Given(mpi_size=2), "auto", True),
-        (MPIRUN, Given(), "tcp", False),
-        ({}, Given(), "mpi", True),
+        ({}, InitArguments(), "auto", False),
+        ({"RANK": "1", "GRADIENTFLOW_MEET": "a:1"}, InitArguments(), "auto", False),  # which are no way
+        (MEET, InitArguments(), "auto", False),
+        ({**MPIRUN, **MEET}, InitArguments(), "auto", False),
+        (
+            {**MPIRUN, **MASTER, "GRADIENTFLOW_MEET": "a:1"},
+            InitArguments(),
+            "auto",
+            True,
+        ),  # though they contradict each other
+        ({**SRUN_OF_MPI, **TORCHRUN}, InitArguments(), "auto", False),
+        (MASTER, InitArguments(mpi_size=2), "auto", True),
+        (MPIRUN, InitArguments(), "tcp", False),
+        ({}, InitArguments(), "mpi", True),
     ],
 )
 def test_whether_messages_are_those_of_mpi(
-    variables: dict[str, str], given: Given, transport: str, expected: bool
+    variables: dict[str, str], given: InitArguments, transport: str, expected: bool
 ) -> None:
     assert is_mpi_job(variables, given, transport) == expected
 
@@ -227,33 +240,33 @@ def test_whether_messages_are_those_of_mpi(
 )
 def test_variables_that_cannot_be_right(variables: dict[str, str], words: list[str]) -> None:
     with pytest.raises(ArgumentError) as caught:
-        find_way(variables)
+        find_plan(variables)
     for word in words:
         assert word in str(caught.value)
-    assert str(caught.value) == consider_ways(variables)[-1].why
-    assert not consider_ways(variables)[-1].applies
+    assert str(caught.value) == consider_rules(variables)[-1].why
+    assert not consider_rules(variables)[-1].applies
 
 
 @pytest.mark.parametrize(
     ("given", "transport", "words"),
     [
-        (Given(communicator=True, meet="a:1"), "auto", ["communicator", "meet"]),
-        (Given(communicator=True, rank=0), "auto", ["communicator", "rank"]),
-        (Given(store=True, meet="a:1", rank=0, size=1), "auto", ["store=", "meet="]),
-        (Given(rank=0, size=1), "auto", ["store=", "meet="]),
-        (Given(meet="a:1"), "auto", ["meet=", "rank=", "size="]),
-        (Given(store=True, rank=0), "auto", ["store=", "size="]),
-        (Given(store=True, rank=2, size=2), "auto", ["rank is 2", "size is 2"]),
-        (Given(store=True, rank=-1, size=2), "auto", ["rank is -1"]),
-        (Given(store=True, rank=0, size=0), "auto", ["size is 0"]),
-        (Given(meet="a", rank=0, size=1), "auto", ["meet is 'a'"]),
-        (Given(meet="a:1", rank=0, size=1), "mpi", ["transport is mpi", "meet="]),
-        (Given(), "udp", ["'udp'", "auto, mpi, tcp"]),
+        (InitArguments(communicator=True, meet="a:1"), "auto", ["communicator", "meet"]),
+        (InitArguments(communicator=True, rank=0), "auto", ["communicator", "rank"]),
+        (InitArguments(store=True, meet="a:1", rank=0, size=1), "auto", ["store=", "meet="]),
+        (InitArguments(rank=0, size=1), "auto", ["store=", "meet="]),
+        (InitArguments(meet="a:1"), "auto", ["meet=", "rank=", "size="]),
+        (InitArguments(store=True, rank=0), "auto", ["store=", "size="]),
+        (InitArguments(store=True, rank=2, size=2), "auto", ["rank is 2", "size is 2"]),
+        (InitArguments(store=True, rank=-1, size=2), "auto", ["rank is -1"]),
+        (InitArguments(store=True, rank=0, size=0), "auto", ["size is 0"]),
+        (InitArguments(meet="a", rank=0, size=1), "auto", ["meet is 'a'"]),
+        (InitArguments(meet="a:1", rank=0, size=1), "mpi", ["transport is mpi", "meet="]),
+        (InitArguments(), "udp", ["'udp'", "auto, mpi, tcp"]),
     ],
 )
-def test_arguments_that_cannot_be_right(given: Given, transport: str, words: list[str]) -> None:
+def test_arguments_that_cannot_be_right(given: InitArguments, transport: str, words: list[str]) -> None:
     with pytest.raises(ArgumentError) as caught:
-        find_way({}, given, transport)
+        find_plan({}, given, transport)
     for word in words:
         assert word in str(caught.value)
 
@@ -275,7 +288,7 @@ def test_arguments_that_cannot_be_right(given: Given, transport: str, words: lis
     ],
 )
 def test_jobs_are_told_apart(one: dict[str, str], other: dict[str, str], are_one_job: bool) -> None:
-    first, second = find_way(one), find_way(other)
+    first, second = find_plan(one), find_plan(other)
     assert (first.prefix == second.prefix) == are_one_job
     if first.restart == second.restart:
         assert (first.password("token") == second.password("token")) == are_one_job
@@ -283,8 +296,8 @@ def test_jobs_are_told_apart(one: dict[str, str], other: dict[str, str], are_one
 
 
 def test_where_only_a_token_tells_jobs_apart() -> None:
-    assert find_way(MEET).prefix == "gradientflow"
-    assert find_way(MEET).password("token") == "token"
+    assert find_plan(MEET).prefix == "gradientflow"
+    assert find_plan(MEET).password("token") == "token"
 
 
 def test_ports_of_steps() -> None:
@@ -319,13 +332,13 @@ def tasks(*places: tuple[str, int]) -> list[dict[str, str]]:
 )
 def test_a_step_is_served_where_all_look_for_it(step: list[dict[str, str]], server: int) -> None:
     """That is the first node of the list, in which Slurm sorts the nodes by name."""
-    ways = [find_way(variables) for variables in step]
-    assert [way.rank for way in ways if way.serves] == [server]
-    assert {way.at[0].partition(":")[0] for way in ways} == {"n1"}
+    plans = [find_plan(variables) for variables in step]
+    assert [plan.rank for plan in plans if plan.serves] == [server]
+    assert {plan.at[0].partition(":")[0] for plan in plans} == {"n1"}
 
 
 def test_why_not_the_ways_before() -> None:
-    considered = consider_ways({**SRUN_OF_MPI, **TORCHRUN})
+    considered = consider_rules({**SRUN_OF_MPI, **TORCHRUN})
     assert [(each.name, each.applies) for each in considered] == [
         ("arguments of init", False),
         ("GRADIENTFLOW_MEET", False),
@@ -334,7 +347,7 @@ def test_why_not_the_ways_before() -> None:
     ]
     assert "TORCHELASTIC_RUN_ID" in considered[2].why
     assert considered[3].why == "RANK and MASTER_ADDR, rank 1 of 2, at 10.0.0.1:29500"
-    assert [each.why for each in consider_ways({})][1:] == [
+    assert [each.why for each in consider_rules({})][1:] == [
         "GRADIENTFLOW_MEET is not set",
         "none of its variables is set",
         "RANK and WORLD_SIZE are not set",
@@ -349,20 +362,20 @@ NAMES = sorted({*MEET, *MPIRUN, *TORCHRUN, *SRUN_OF_MPI, "GRADIENTFLOW_SERVERS"}
 
 @given(variables=st.dictionaries(st.sampled_from(NAMES), VALUES), transport=st.sampled_from(["auto", "mpi", "tcp"]))
 def test_any_variables_give_a_way_or_a_sentence(variables: dict[str, str], transport: str) -> None:
-    considered = consider_ways(variables, transport=transport)
+    considered = consider_rules(variables, transport=transport)
     assert all(not each.applies and each.why for each in considered[:-1])
     if not considered[-1].applies:
         with pytest.raises(ArgumentError, match=re.escape(considered[-1].why)):
-            find_way(variables, transport=transport)
+            find_plan(variables, transport=transport)
         return
-    way = find_way(variables, transport=transport)
-    assert (considered[-1].applies, considered[-1].name) == (True, way.name)
-    assert transport in ("auto", way.transport)
-    assert way.by_mpi or way.transport == "tcp"
-    if way.rank is not None and way.size is not None and not way.by_mpi:
-        assert 0 <= way.rank < way.size
-    if not way.by_mpi and (way.size or 0) > 1:
-        assert way.at
+    plan = find_plan(variables, transport=transport)
+    assert (considered[-1].applies, considered[-1].name) == (True, plan.name)
+    assert transport in ("auto", plan.transport)
+    assert plan.by_mpi or plan.transport == "tcp"
+    if plan.rank is not None and plan.size is not None and not plan.by_mpi:
+        assert 0 <= plan.rank < plan.size
+    if not plan.by_mpi and (plan.size or 0) > 1:
+        assert plan.at
 
 
 @given(host=st.sampled_from(["a", "10.0.0.1", "fe80::1%eth0", "::1"]), port=st.integers(1, 65535))
@@ -383,6 +396,6 @@ def test_mpi_by_hand_is_refused_where_nobody_has_started_mpi() -> None:
     """Else each rank would be a job of its own."""
     variables = {"GRADIENTFLOW_MEET": "host0:29400", "GRADIENTFLOW_RANK": "0", "GRADIENTFLOW_SIZE": "2"}
     with pytest.raises(ArgumentError, match="say where 2 ranks meet, but the transport is mpi"):
-        find_way(variables, transport="mpi")
-    assert find_way({**variables, "OMPI_COMM_WORLD_SIZE": "2"}, transport="mpi").by_mpi
-    assert find_way({**variables, "GRADIENTFLOW_SIZE": "1"}, transport="mpi").by_mpi
+        find_plan(variables, transport="mpi")
+    assert find_plan({**variables, "OMPI_COMM_WORLD_SIZE": "2"}, transport="mpi").by_mpi
+    assert find_plan({**variables, "GRADIENTFLOW_SIZE": "1"}, transport="mpi").by_mpi

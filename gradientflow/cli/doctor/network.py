@@ -10,9 +10,9 @@ from gradientflow.config import Config
 from gradientflow.errors import GradientFlowError
 from gradientflow.job import asked_transport
 from gradientflow.machine import format_size
-from gradientflow.meeting import consider_ways, find_way
+from gradientflow.meeting import consider_rules, find_plan
 from gradientflow.meeting.endpoints import near
-from gradientflow.meeting.way import ALONE
+from gradientflow.meeting.plan import ALONE
 from gradientflow.mpi_library import missing_mpi
 
 from .check import Check
@@ -20,15 +20,15 @@ from .check import Check
 
 def meeting() -> list[Check]:
     """Report the way in which ranks started like this process would meet, and why earlier ways do not apply."""
-    *before, last = consider_ways(os.environ, transport=asked_transport())
+    *before, last = consider_rules(os.environ, transport=asked_transport())
     found = [Check(each.name, "ok", f"no: {each.why}") for each in before]
     if not last.applies:
         return [*found, Check(last.name, "fail", "not possible", last.why)]
-    way = find_way(os.environ, transport=asked_transport())
-    transport = "tcp" if way.name == ALONE and missing_mpi() else way.transport
+    plan = find_plan(os.environ, transport=asked_transport())
+    transport = "tcp" if plan.name == ALONE and missing_mpi() else plan.transport
     over = "the faster of MPI and TCP" if transport == "auto" else transport.upper()
     found.append(Check(last.name, "ok", f"yes: {last.why}; messages over {over}"))
-    return found if transport == "mpi" else [*found, address_towards(near(way), by_mpi=way.by_mpi)]
+    return found if transport == "mpi" else [*found, address_towards(near(plan), by_mpi=plan.by_mpi)]
 
 
 def address_towards(place: str, *, by_mpi: bool = False) -> Check:

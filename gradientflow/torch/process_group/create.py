@@ -16,7 +16,7 @@ from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.job import asked_transport
 from gradientflow.meeting.endpoints import meet_by, near
-from gradientflow.meeting.given_store import address_of_store, core_store
+from gradientflow.meeting.passed_store import address_of_store, core_store
 from gradientflow.meeting.variables import RankAndSize, split_address
 from gradientflow.mpi_library import load_mpi
 from gradientflow.torch.names import BACKEND
@@ -24,7 +24,7 @@ from gradientflow.torch.names import BACKEND
 from .group import ProcessGroup
 from .members import Members
 from .options import Options
-from .rendezvous import Rendezvous, is_by_mpi, way_of_job
+from .rendezvous import Rendezvous, is_by_mpi, plan_of_job
 
 
 def create(options: Options, backend_options: object) -> ProcessGroup:
@@ -95,7 +95,7 @@ def _towards(store: object) -> str:
     if address and not _is_loopback(address):  # rank 0 may know a store by a loopback address
         return address
     with suppress(ArgumentError):  # about variables that are not needed here
-        if towards := near(way_of_job()):
+        if towards := near(plan_of_job()):
             return towards
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     return f"{host}:{port}" if host and port and ":" not in host else ""

@@ -24,10 +24,10 @@ from gradientflow.addresses import interface_addresses, usual_addresses
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, CommunicationError, CommunicationTimeoutError
 from gradientflow.job import asked_transport, computing_ranks, mpi_size
-from gradientflow.meeting import Given, Way, find_way, is_mpi_job, servers_of
+from gradientflow.meeting import InitArguments, MeetingPlan, find_plan, is_mpi_job, servers_of
+from gradientflow.meeting.plan import ALONE, MASTER
 from gradientflow.meeting.stores import open_store
 from gradientflow.meeting.variables import RankAndSize, join_address
-from gradientflow.meeting.way import ALONE, MASTER
 
 from .options import settings_of
 
@@ -36,7 +36,7 @@ _HIGHEST_PORT = 65535
 _numbers = itertools.count()  # numbers of the stores that this process has served
 
 
-def way_of_job(*, is_told: bool = False) -> Way:
+def plan_of_job(*, is_told: bool = False) -> MeetingPlan:
     """Find how the ranks of this job meet, regardless of the program's arguments.
 
     Parameters
@@ -46,12 +46,12 @@ def way_of_job(*, is_told: bool = False) -> Way:
     """
     unasked = ("RANK", "WORLD_SIZE") if is_told else ()
     variables = {name: value for name, value in os.environ.items() if name not in unasked}
-    return find_way(variables, Given(mpi_size=mpi_size()), asked_transport())
+    return find_plan(variables, InitArguments(mpi_size=mpi_size()), asked_transport())
 
 
 def is_by_mpi() -> bool:
     """Tell if the ranks of this job meet through MPI; never raises."""
-    return is_mpi_job(os.environ, Given(mpi_size=mpi_size()), asked_transport())
+    return is_mpi_job(os.environ, InitArguments(mpi_size=mpi_size()), asked_transport())
 
 
 class GroupArguments(TypedDict, total=False):
@@ -79,7 +79,7 @@ class Rendezvous:
     """
 
     def __init__(self, rank: int = -1, size: int = -1) -> None:
-        self._way = way_of_job(is_told=rank >= 0 and size > 0)
+        self._way = plan_of_job(is_told=rank >= 0 and size > 0)
         alone = self._way.name == ALONE
         given_rank, given_size = _given(rank, "RANK"), _given(size, "WORLD_SIZE")
         if alone and given_size != 1:
@@ -171,16 +171,16 @@ def meet_before_pytorch(given: GroupArguments) -> None:
     """
     told = {name: str(given.get(key)) for key, name in (("rank", "RANK"), ("world_size", "WORLD_SIZE")) if key in given}
     variables = {**os.environ, **{name: value for name, value in told.items() if value != "-1"}}
-    way = find_way(variables, Given(mpi_size=mpi_size()), asked_transport())
-    if way.name == MASTER and way.at and not way.agent and not servers_of(os.environ):
-        _exchange_at_store(way, way.place, b"", settings_of(given.get("timeout") or default_pg_timeout))
+    plan = find_plan(variables, InitArguments(mpi_size=mpi_size()), asked_transport())
+    if plan.name == MASTER and plan.at and not plan.agent and not servers_of(os.environ):
+        _exchange_at_store(plan, plan.place, b"", settings_of(given.get("timeout") or default_pg_timeout))
 
 
-def _exchange_at_store(way: Way, place: RankAndSize, mine: bytes, config: Config) -> list[bytes]:
+def _exchange_at_store(plan: MeetingPlan, place: RankAndSize, mine: bytes, config: Config) -> list[bytes]:
     """Exchange bytes with all ranks at the store where they meet. Collective."""
     seconds = float(config["timeout"])
     try:
-        return list(open_store(way, seconds).exchange(*place, mine, seconds, f"{way.prefix}/pytorch"))
+        return list(open_store(plan, seconds).exchange(*place, mine, seconds, f"{plan.prefix}/pytorch"))
     except CommunicationTimeoutError as error:
         if config == Config():
             raise
@@ -201,10 +201,10 @@ def is_left_to_pytorch(given: GroupArguments, url_says: bool) -> bool:
         has_address = all(map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT"))) and not servers_of(os.environ)
         if has_address or given.get("store") is not None or given.get("init_method") is not None:
             return not is_by_mpi()
-    way = way_of_job()
-    if way.name == MASTER:
-        computing_ranks(way)  # does not return on a rank that serves
-        return bool(way.at)
+    plan = plan_of_job()
+    if plan.name == MASTER:
+        computing_ranks(plan)  # does not return on a rank that serves
+        return bool(plan.at)
     return False
 
 

@@ -1,4 +1,4 @@
-"""A way in which the ranks of a job can meet."""
+"""A plan by which the ranks of a job meet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .variables import RankAndSize
 
-# Names of the ways, for messages.
+# Names of the rules that make plans, for messages.
 ARGUMENTS = "arguments of init"
 MEET = "GRADIENTFLOW_MEET"
 MPI_LAUNCHER = "MPI's launcher"
@@ -24,13 +24,13 @@ PREFIX = "gradientflow"  # prefix of all our keys in a store
 
 
 @dataclass(frozen=True)
-class Way:
-    """The way in which this process meets its job.
+class MeetingPlan:
+    """The plan by which this process meets its job.
 
     Attributes
     ----------
     name : str
-        Name of the way, for messages.
+        Name of the rule that made the plan, for messages.
     transport : str
         Transport of messages after meeting: "mpi" or "tcp"; "auto" if ranks that meet through MPI choose the faster.
     rank, size : int or None
@@ -71,7 +71,7 @@ class Way:
 
     @property
     def place(self) -> RankAndSize:
-        """Rank of this process and number of ranks, if the way has them."""
+        """Rank of this process and number of ranks, if the plan has them."""
         assert self.rank is not None
         assert self.size is not None
         return RankAndSize(self.rank, self.size)
