@@ -24,7 +24,7 @@ from .meeting.plan import LACKS, OUTSIDE
 from .meeting.variables import RankAndSize, split_address
 
 _ANSWER_SECONDS = 1.0  # time in which a live joiner accepts a connection
-_BEGINS_ANEW = "nobody is left in it, and it begins anew"
+_JOB_RESTARTS = "nobody is left in it, and it begins anew"
 _NOTHING = b"?"  # placeholder for a missing value; no key here ever has this value
 _NONCE = 64  # length of the random token before each card; it makes the cards of two processes differ
 
@@ -92,11 +92,11 @@ class Admission:
             if self._look(f"{self._prefix}/ended", seconds) is not None:
                 raise MismatchError(_refused("it has ended"))
             if self._outlives_ranks and not self.is_running(seconds):
-                raise MismatchError(_refused(_BEGINS_ANEW))
+                raise MismatchError(_refused(_JOB_RESTARTS))
             if self._place is not None:
                 self._store.set(self._outside_key(self._place.rank), b"%d" % number, seconds)
             try:
-                answer: bytes = self._store.get(self._answer_key(number), min(waits.NOBODY_LEFT.seconds, seconds))
+                answer: bytes = self._store.get(self._answer_key(number), min(waits.ABANDONED_JOB.seconds, seconds))
                 return answer
             except CommunicationTimeoutError as error:
                 if time.monotonic() > end:
@@ -133,7 +133,7 @@ class Admission:
             raise PeerError(why)
         self._store.remove(f"{self._prefix}/stands", waits.STORE.seconds)
         for number in numbers:
-            self._answer(number, None, core.refusal(_BEGINS_ANEW))
+            self._answer(number, None, core.refusal(_JOB_RESTARTS))
 
     def _outside_notes(self) -> list[bytes]:
         """Return the notes of all ranks if all are outside; else an empty list."""

@@ -34,7 +34,7 @@ FIRST_RANK_SAYS = Wait(1.0)  # time for rank 0 to report the error for all ranks
 LOOK = Wait(0.2)  # interval between two looks at the store
 BLIND = Wait(30.0)  # interval after a failed look
 STORE = Wait(2.0)  # limit of a call of the store between two steps
-NOBODY_LEFT = Wait(1.0)  # interval between checks for a job without any rank left to admit joiners
+ABANDONED_JOB = Wait(1.0)  # interval between checks for a job without any rank left to admit joiners
 
 # Servers.
 SERVER_ENDS = Wait(5.0)  # delay after which a server left open by workers ends by itself

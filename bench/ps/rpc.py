@@ -33,7 +33,7 @@ class _Shard:
         self._lock = threading.Lock()
         self._total = torch.zeros(elements)
         self._workers = workers
-        self._come = 0
+        self._arrived = 0
         self._answer: Any = torch.futures.Future()
 
     def add(self, gradient: Any) -> Any:
@@ -41,11 +41,11 @@ class _Shard:
         with self._lock:
             answer = self._answer
             self._total += gradient
-            self._come += 1
-            if self._come == self._workers:
+            self._arrived += 1
+            if self._arrived == self._workers:
                 weights = self._total / -self._workers
                 self._total.zero_()
-                self._come = 0
+                self._arrived = 0
                 self._answer = torch.futures.Future()
                 answer.set_result(weights)
             return answer

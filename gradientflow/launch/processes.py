@@ -258,7 +258,7 @@ class Members:
         self.status = 0  # exit status of the rank whose failure left too few ranks
         self._running: list[Member] = []
         self._failed: set[int] = set()  # failed ranks
-        self._gone: set[int] = set()  # failed ranks that are not restarted
+        self._given_up: set[int] = set()  # failed ranks that are not restarted
         self._quick_ends = [0] * len(job["members"])  # consecutive quick failures of each member
         self._absences: dict[int, Absence] = {}  # absences of former members, by number
         self._waiting: dict[int, tuple[float, Failure]] = {}  # members to restart: the time, and their failure
@@ -309,7 +309,7 @@ class Members:
                     self._running.remove(member)
             for note in member.take_notes():
                 self._take(note)
-            if status and not self._gone.issuperset(member.ranks):
+            if status and not self._given_up.issuperset(member.ranks):
                 self._has_begun &= member.has_begun
                 number = status if status > 0 else 128 - status  # a shell's status for a signal
                 failure = Failure(member.ranks, self._who(member), _how(member, status), number)
@@ -375,7 +375,7 @@ class Members:
             self._lose(Failure(*note["lost"]))
             return
         self._failed.difference_update(note.get("again", ()))
-        self._gone.difference_update(note.get("again", ()))  # ranks of a host that is restarted as a whole
+        self._given_up.difference_update(note.get("again", ()))  # ranks of a host that is restarted as a whole
         self._tell(note)
         for rank in note.get("done", ()):
             if self._store_server is not None:
@@ -441,7 +441,7 @@ class Members:
         if self.are_to_end:
             return
         self._failed.update(failure.ranks)
-        self._gone.update(() if again else failure.ranks)
+        self._given_up.update(() if again else failure.ranks)
         if self._tell({"failed": failure, "again": again}):
             return
         if report := self._job.get("report"):
@@ -456,7 +456,7 @@ class Members:
         """Record that failed ranks are not restarted after all."""
         if self.are_to_end:
             return
-        self._gone.update(failure.ranks)
+        self._given_up.update(failure.ranks)
         if not self._tell({"lost": failure}):
             self._count_out(failure)
 
@@ -465,7 +465,7 @@ class Members:
         several = f"rank {', '.join(map(str, failure.ranks))}: " if len(failure.ranks) > 1 else ""
         if self._store_server is not None:
             self._store_server.tell(failure.ranks, f"{several}{failure.who} {failure.how}")
-        if self.status == 0 and self._left(self._gone) < self._job["needed"]:
+        if self.status == 0 and self._left(self._given_up) < self._job["needed"]:
             self.status = failure.status
 
     def _left(self, without: Set[int]) -> int:
@@ -476,7 +476,7 @@ class Members:
         left, needed = self._left(self._failed), self._job["needed"]
         if left >= needed:
             return f": going on with {left} rank{'s'[: left != 1]}"
-        if self._left(self._gone) >= needed:
+        if self._left(self._given_up) >= needed:
             return ": waiting for those that are started again"
         return ": ending the others" if self._running else ""
 

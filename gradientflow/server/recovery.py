@@ -121,7 +121,7 @@ class Recovery:
         if not isinstance(parts, int) and not self._is_newer(whole, parts):
             round_ = max(each.round for each in parts)
             own = [each for each in parts if each.rank == comm.rank]
-            rows = [self._salvaged(row, own) for row in range(self._rows)]
+            rows = [self._row_of_copies(row, own) for row in range(self._rows)]
         else:
             round_, owner = max(whole)
             rows = self.state.rows if self.state is not None and comm.rank == -owner else []
@@ -158,7 +158,7 @@ class Recovery:
     def _absolute(self, rounds: list[int]) -> list[int]:
         return [each + self._first_round for each in rounds]
 
-    def _salvaged(self, row: int, parts: list[_Part]) -> Array:
+    def _row_of_copies(self, row: int, parts: list[_Part]) -> Array:
         values = np.zeros(self._elements, np.float32)
         for part in parts:
             self._native.read_copy(part.server, part.round - self._first_round, row, values)

@@ -65,14 +65,14 @@ class ChangingRanks(FixedRanks):
         self.has_state = True
         former = comm.recovered_from
         if former is not None and len(former) < comm.size:
-            self._stand_apart(Role.JOINING if comm.rank >= len(former) else Role.FOUNDING)
+            self._work_alone(Role.JOINING if comm.rank >= len(former) else Role.FOUNDING)
 
-    def _stand_apart(self, role: Role) -> None:
+    def _work_alone(self, role: Role) -> None:
         """Give this rank a communicator of its own, on which it makes its loop."""
         self.role, self.here, self.has_state = role, alone(self.comm._config), False
 
     @property
-    def is_apart(self) -> bool:
+    def is_alone(self) -> bool:
         """True until this rank takes part with the ranks that admitted it."""
         return self.here is not self.comm
 
@@ -85,9 +85,9 @@ class ChangingRanks(FixedRanks):
         try:
             return make(self.here)
         except RecoverableError:
-            if self.is_apart:
+            if self.is_alone:
                 raise
-            self._stand_apart(Role.SEPARATED)
+            self._work_alone(Role.SEPARATED)
             return make(self.here)
 
     # ---- ranks that are lost -------------------------------------------------------------------------------------
@@ -97,17 +97,17 @@ class ChangingRanks(FixedRanks):
         if self.wider is not None:
             self._widen(synchronizer)
         self._use(self.comm.recover(self._min_ranks))
-        self._greet(self.comm, {}, None)
+        self._send_prefetched(self.comm, {}, None)
         self._admit_all(synchronizer)
 
-    def _come(self, synchronizer: Survivable) -> None:
+    def _meet_members(self, synchronizer: Survivable) -> None:
         """Move from this rank's own communicator to one with the ranks that have admitted it. Collective."""
         self.here.close()
         self.here = self.comm
         if self.role is Role.SEPARATED:
             self.recover(synchronizer)
             return
-        self._greet(self.comm, {}, None)
+        self._send_prefetched(self.comm, {}, None)
         self.membership = replace(self.membership, ranks=tuple(range(len(self.comm.recovered_from or ()))))
         if self.role is Role.JOINING:
             self._take_prefetched(synchronizer)
@@ -124,15 +124,15 @@ class ChangingRanks(FixedRanks):
         before = self.membership
         ranks = before.ranks if self.changed else tuple(range(before.size))  # ranks when the last iteration began
         former = (*ranks, *(None for _ in range(before.size - len(ranks))))  # joining ranks have no former rank
-        gone = ((former[rank], why) for rank, why in made.lost)
-        left = (*(before.left if self.changed else ()), *((rank, why) for rank, why in gone if rank is not None))
+        lost = ((former[rank], why) for rank, why in made.lost)
+        left = (*(before.left if self.changed else ()), *((rank, why) for rank, why in lost if rank is not None))
         stayed = tuple(rank for each in made.recovered_from or () if (rank := former[each]) is not None)
         self.comm = self.here = made
         self.membership = Membership(made.rank, made.size, stayed, left)
 
     # ---- ranks that join -----------------------------------------------------------------------------------------
 
-    def _someone_waits(self) -> bool:
+    def _has_requests(self) -> bool:
         """Return True on rank 0 if a process waits to be admitted; False on all other ranks."""
         return self.comm.rank == 0 and self.comm._admission is not None and self.comm._admission.has_pending()
 
@@ -157,7 +157,9 @@ class ChangingRanks(FixedRanks):
         if made is self.comm:
             return False
         changing = self._replica.state(False) if trains_on and made.rank == 0 else None
-        self._greet(made, self.entries, changing, synchronizer.shared_state(True) if changing is not None else None)
+        self._send_prefetched(
+            made, self.entries, changing, synchronizer.shared_state(True) if changing is not None else None
+        )
         if trains_on:
             self.comm = self.here = kept[0]
             self.wider, self.has_state = made, True
@@ -165,7 +167,9 @@ class ChangingRanks(FixedRanks):
             self._use(made)
         return not trains_on
 
-    def _greet(self, made: Communicator, entries: Mapping[str, str], changing: object, lasting: object = None) -> None:
+    def _send_prefetched(
+        self, made: Communicator, entries: Mapping[str, str], changing: object, lasting: object = None
+    ) -> None:
         """Send joining ranks of a communicator, if any, their state in advance, from its rank 0.
 
         ``{}`` and None carry no state: they only end the wait of `_take_prefetched`, and `catching_up` gives the state
@@ -191,7 +195,7 @@ class ChangingRanks(FixedRanks):
 
     def close(self, orderly: bool = True) -> None:
         """Close the communicators that were made here."""
-        if self.is_apart:
+        if self.is_alone:
             self.here._end(orderly)
         if self.wider is not None:
             self.wider._end(orderly)

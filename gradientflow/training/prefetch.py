@@ -39,15 +39,15 @@ class StatePrefetch:
         parts, copies = (pack(changing, "the state"), pack(lasting, "the state")), list[Plain]()
         copying = threading.Thread(target=lambda: copies.extend(each.copy() for each in parts[0]), daemon=True)
 
-        def give(newcomer: int) -> None:
+        def give(joiner: int) -> None:
             copying.join()
             with contextlib.suppress(GradientFlowError):
-                send(comm, copies, newcomer)
-                send(comm, parts[1], newcomer)
+                send(comm, copies, joiner)
+                send(comm, parts[1], joiner)
 
-        newcomers = range(max(1, len(comm.recovered_from or ())), comm.size)
+        joiners = range(max(1, len(comm.recovered_from or ())), comm.size)
         self._copying = [copying]
-        self._giving = [threading.Thread(target=give, args=(each,), daemon=True) for each in newcomers]
+        self._giving = [threading.Thread(target=give, args=(each,), daemon=True) for each in joiners]
         for thread in (*self._copying, *self._giving):
             thread.start()
 

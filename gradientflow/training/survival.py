@@ -71,9 +71,9 @@ class Survival(ChangingRanks):
                 self.membership = self._membership_before = replace(self.membership, dropped=False)
 
     def _check_takes_part(self) -> None:
-        if self.is_apart and self.role is Role.SEPARATED:
+        if self.is_alone and self.role is Role.SEPARATED:
             raise PeerError("a rank was lost while the loop was made: those that are left meet where steps() begins")
-        if self.is_apart:
+        if self.is_alone:
             raise ArgumentError("a rank that has joined others takes part in their training from steps() on")
 
     def defers(self, error: BaseException) -> bool:
@@ -86,7 +86,7 @@ class Survival(ChangingRanks):
         try:
             yield
         except RecoverableError:
-            self._go_on(loop, self.recover, has_gradients=has_gradients)
+            self._rebind(loop, self.recover, has_gradients=has_gradients)
 
     def ended(self, loop: Loop, phase: Phase) -> None:
         """Note that an iteration has ended on this rank, AVERAGED if it has a result for a step."""
@@ -117,22 +117,22 @@ class Survival(ChangingRanks):
         if loop.progress.passes > 0:  # gradients still add up
             return
         synchronizer = _of(loop)
-        if self.is_apart:
-            self._go_on(loop, self._come)
+        if self.is_alone:
+            self._rebind(loop, self._meet_members)
         elif admits_when_recovering(synchronizer):
-            if self._someone_waits():
-                self._go_on(loop, self.recover)  # makes other ranks recover, too
+            if self._has_requests():
+                self._rebind(loop, self.recover)  # makes other ranks recover, too
         elif synchronizer.meets_in == "steps" and self._met_after != (self.exchanges, synchronizer.exchanges):
             try:
                 if self._admit(synchronizer):
-                    self._go_on(loop, lambda _: None)
+                    self._rebind(loop, lambda _: None)
             except RecoverableError:
                 if self.comm.closed:  # too few are left
                     raise
-                self._go_on(loop, self.recover)
+                self._rebind(loop, self.recover)
             self._note_meeting(loop)
         if self.wider is not None and loop.synchronizer.exchanges_weights():
-            self._go_on(loop, self._widen)
+            self._rebind(loop, self._widen)
         loop.progress.forget_update()
 
     def _note_meeting(self, loop: Loop) -> None:
@@ -148,7 +148,7 @@ class Survival(ChangingRanks):
         loop.take_weights()
         loop.abandon_unfinished()
         if self.wider is not None:
-            self._go_on(loop, self._widen)
+            self._rebind(loop, self._widen)
         end, is_done, are_servers = self._all_exchanges + 1, False, _of(loop).meets_in == "servers"
         while self._all_exchanges < end:
             with self.surviving(loop, has_gradients=False):
@@ -176,12 +176,12 @@ class Survival(ChangingRanks):
 
     # ---- other ranks ---------------------------------------------------------------------------------------------
 
-    def _go_on(self, loop: Loop, change: _Change, *, has_gradients: bool = False) -> None:
+    def _rebind(self, loop: Loop, change: _Change, *, has_gradients: bool = False) -> None:
         """Call `change`, and bind the strategy to the new ranks. Gradients of an iteration that no rank ended are lost.
 
         If another rank is lost meanwhile, start again with its recovery as the change.
         """
-        previous, begins, was_behind, undone = _of(loop), self.is_apart, False, self.numbers.undone
+        previous, begins, was_behind, undone = _of(loop), self.is_alone, False, self.numbers.undone
         previous.close(orderly=False)  # ends calls of ranks that wait for this rank
         while True:
             bound: Synchronizer | None = None

@@ -385,10 +385,10 @@ def test_too_few_ranks_while_newcomers_come_are_an_error() -> None:
 
     survival, loop = Failing(), cast("Any", Loop())
     with pytest.raises(Recovered):
-        survival._go_on(loop, survival._admit_all)
+        survival._rebind(loop, survival._admit_all)
     survival.comm.closed = True
     with pytest.raises(PeerError, match="too few"):
-        survival._go_on(loop, survival._admit_all)
+        survival._rebind(loop, survival._admit_all)
 
 
 def test_the_last_round_that_all_servers_have() -> None:

@@ -46,16 +46,16 @@ def _try(place: str) -> Check:
     except UnicodeError as error:
         return Check(place, "fail", "no name of a host", f"{host}: {error.__cause__ or error}")
     except ConnectionRefusedError:
-        return _nobody(place, host, port)
+        return _unused_port(place, host, port)
     except OSError as error:
         late = f"no answer within {waits.PLACE_ANSWERS.seconds:g} s"
         reason = late if isinstance(error, TimeoutError) else error.strerror or str(error)
         advice = "the host is off, or a firewall or a wrong address keeps this one from it"
         return Check(place, "fail", f"cannot be reached: {reason}", advice)
-    return _somebody(place)
+    return _listener(place)
 
 
-def _nobody(place: str, host: str, port: int) -> Check:
+def _unused_port(place: str, host: str, port: int) -> Check:
     """Return the check of a port without a listener. On the host of rank 0 such a port is free for the job."""
     with contextlib.suppress(OSError):
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -72,7 +72,7 @@ def _nobody(place: str, host: str, port: int) -> Check:
     return Check(place, "fail", "a port of this host at which rank 0 may not listen", "choose another one")
 
 
-def _somebody(place: str) -> Check:
+def _listener(place: str) -> Check:
     try:
         core.TcpStore(place, timeout=waits.PLACE_ANSWERS.seconds, token=os.environ.get(TOKEN, ""))
     except MismatchError as error:

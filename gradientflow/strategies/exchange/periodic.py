@@ -302,9 +302,9 @@ class PeriodicSynchronizer(SurvivableArrays):
                 velocity += direction
                 direction = direction + momentum * velocity if self.strategy.nesterov else velocity
             common -= rate * direction
-        self._go_on_from_common(fragment, self.strategy.own_share)
+        self._continue_from_common(fragment, self.strategy.own_share)
 
-    def _go_on_from_common(self, fragment: int, own: float) -> None:
+    def _continue_from_common(self, fragment: int, own: float) -> None:
         for index in self._parts[fragment]:
             weight, common = self.weights[index], self.common[index]
             weight[...] = own * weight + (1 - own) * common if own else common
@@ -335,10 +335,10 @@ class PeriodicSynchronizer(SurvivableArrays):
         pending, missed = self._pending(), state["exchanges"] - self.exchanges
         for fragment in pending[:missed]:
             self.due[fragment] = _NOT_DUE
-            self._go_on_from_common(fragment, self.strategy.own_share)
+            self._continue_from_common(fragment, self.strategy.own_share)
         if begins or missed > len(pending):
             for fragment in range(len(self._parts)):
-                self._go_on_from_common(fragment, 0)
+                self._continue_from_common(fragment, 0)
         if begins:
             self.steps, self.due = state["steps"], list(state["due"])
         self.exchanges = state["exchanges"]

@@ -371,7 +371,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
     def catch_up(self, state: int, begins: bool) -> None:  # noqa: D102
         self.pushes = state
 
-    def _go_on_from(self, other: ServedSynchronizer) -> None:
+    def _continue_from(self, other: ServedSynchronizer) -> None:
         self.server._follow(other.server)
         self.pushes = other.pushes
         self.restart()
@@ -436,7 +436,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         if other.server._recovery is not None:
             self.check_survival()
             if other.is_lost:
-                self._go_on_from(other)
+                self._continue_from(other)
                 return
         other._end_pull()
         self._note_knowledge(other._servers_know)

@@ -188,9 +188,9 @@ class AutoSynchronizer(PoolSynchronizer):
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Auto) -> None:
         super().__init__(comm, layout, strategy)
-        self._measure_anew()
+        self._reset_choice()
 
-    def _measure_anew(self) -> None:
+    def _reset_choice(self) -> None:
         self.choice: Dense | None = None
         self.why = ""
         self.compute_seconds: float | None = None
@@ -361,7 +361,7 @@ class AutoSynchronizer(PoolSynchronizer):
     def load_state_dict(self, state: State | None) -> None:
         """Take the choice of a state if it is allowed and made for as many ranks and nodes; otherwise choose again."""
         self._use(self._dense)
-        self._measure_anew()
+        self._reset_choice()
         if state and state["choice"] and (state["ranks"], state["nodes"]) == (self.comm.size, self.comm.nodes):
             choice = self.strategy.dense(*state["choice"])
             if choice.wire in (None, *self.strategy.allow):

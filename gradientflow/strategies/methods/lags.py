@@ -312,9 +312,9 @@ class AdaptiveSynchronizer(TopKSynchronizer):
         if state is not None and is_own and "ratios" in state:
             self.ratios, self._next_fit = list(state["ratios"]), int(state["next_fit"])
         else:
-            self._fit_anew()
+            self._reset_ratios()
 
-    def _fit_anew(self) -> None:
+    def _reset_ratios(self) -> None:
         """Begin with the largest ratios, and fit them after the warm-up."""
         self.ratios = [float(self.strategy.max_ratio)] * len(self.layout)
         self._next_fit = self.iterations + max(1, self.strategy.warmup)
@@ -335,7 +335,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
             self.ratios = in_order(other.ratios, other.layout.names, self.layout, self.ratios)
             self._next_fit = other._next_fit
         else:
-            self._fit_anew()
+            self._reset_ratios()
 
 
 def _median(samples: Sequence[Times], count: int) -> Times:

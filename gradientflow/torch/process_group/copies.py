@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from .calls import Call
-from .tensors import apart, check_alike, check_count, memory_for, movable, plain, row_for, side_by_side
+from .tensors import check_alike, check_count, memory_for, movable, plain, row_for, side_by_side, without_overlap
 
 
 def broadcast(tensor: torch.Tensor, root: int, rank: int) -> Call:
@@ -24,7 +24,7 @@ def allgather(outputs: Sequence[torch.Tensor], source: torch.Tensor, rank: int) 
     check_alike("allgather", source, *outputs)
     check_count("allgather", outputs[rank], source.numel())
     row, finish = row_for(outputs)
-    source = apart(source, row)
+    source = without_overlap(source, row)
     x, out = movable(source), movable(row)
     if all(output.numel() == source.numel() for output in outputs):
         return Call("allgather", {"x": x, "out": out}, finish)
@@ -37,7 +37,7 @@ def all_gather_single(target: torch.Tensor, source: torch.Tensor, size: int) -> 
     check_alike("all_gather_single", target, source)
     check_count("all_gather_single", target, source.numel() * size)
     row, finish = memory_for(target)
-    return Call("allgather", {"x": movable(apart(plain(source), row)), "out": movable(row)}, finish)
+    return Call("allgather", {"x": movable(without_overlap(plain(source), row)), "out": movable(row)}, finish)
 
 
 def gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> Call:
@@ -49,7 +49,7 @@ def gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> 
     for output in outputs:
         check_count("gather", output, source.numel())
     row, finish = row_for(outputs)
-    return Call("gather", {"x": apart(memory, row), "root": root, "out": movable(row)}, finish)
+    return Call("gather", {"x": without_overlap(memory, row), "root": root, "out": movable(row)}, finish)
 
 
 def scatter(target: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> Call:
@@ -60,7 +60,7 @@ def scatter(target: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> C
         check_alike("scatter", target, *parts)
         for part in parts:
             check_count("scatter", part, target.numel())
-        arguments["x"] = movable(apart(side_by_side(parts), memory))
+        arguments["x"] = movable(without_overlap(side_by_side(parts), memory))
     return Call("scatter", arguments, finish)
 
 
@@ -69,4 +69,4 @@ def all_to_all_single(target: torch.Tensor, source: torch.Tensor, size: int) -> 
     check_count("all_to_all_single", source, target.numel() // size * size)
     check_count("all_to_all_single", target, source.numel())
     memory, finish = memory_for(target)
-    return Call("alltoall", {"x": movable(apart(source, memory)), "out": movable(memory)}, finish)
+    return Call("alltoall", {"x": movable(without_overlap(source, memory)), "out": movable(memory)}, finish)

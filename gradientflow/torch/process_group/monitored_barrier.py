@@ -80,7 +80,7 @@ def _failed(ranks: Sequence[int], limit: float, together: bool) -> str:
 def _find_missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
     """On rank 0: wait for a message of each rank, answer the ranks that come, and return the missing ranks."""
     deadline = time.monotonic() + limit
-    missing = [rank for rank in range(1, size) if not _come(mailbox, tags, rank, number, deadline, _words(1))]
+    missing = [rank for rank in range(1, size) if not _receive_by(mailbox, tags, rank, number, deadline, _words(1))]
     answer = _words(2 + size)
     answer[: 2 + len(missing)] = torch.tensor([number, len(missing), *missing], device=devices.HOST)
     for rank in set(range(1, size)).difference(missing):
@@ -94,13 +94,13 @@ def _ask_rank_0(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: flo
     bell, answer = _words(1), _words(2 + size)
     bell[0] = number
     mailbox.send(bell.data_ptr(), bell.nbytes, bell, 0, tags.at(0))
-    if not _come(mailbox, tags, 0, number, deadline, answer):
+    if not _receive_by(mailbox, tags, 0, number, deadline, answer):
         return [0]
     missing: list[int] = answer[2 : 2 + int(answer[1])].tolist()
     return missing
 
 
-def _come(mailbox: Mailbox, tags: Tags, rank: int, number: int, deadline: float, message: torch.Tensor) -> bool:
+def _receive_by(mailbox: Mailbox, tags: Tags, rank: int, number: int, deadline: float, message: torch.Tensor) -> bool:
     """Receive a rank's message of this barrier, dropping messages of earlier barriers. Return True if it came."""
     try:
         while (arrival := mailbox.next(tags, rank, max(0.0, deadline - time.monotonic()))) is not None:

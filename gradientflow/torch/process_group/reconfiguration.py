@@ -36,7 +36,7 @@ class Reconfiguration:
     def __init__(self, settings: Config, towards: str) -> None:
         self._settings = settings
         self._towards = towards
-        self._newcomer: Any = None
+        self._joiner: Any = None
         self._handle = ""
         self._uuids: set[int] = set()
 
@@ -46,9 +46,9 @@ class Reconfiguration:
         Sorted by their texts, handles of processes without a rank come last.
         """
         if not self._handle:
-            self._newcomer = core.Joiner(self._towards, dict(self._settings))
+            self._joiner = core.Joiner(self._towards, dict(self._settings))
             former = "new" if rank is None else f"{rank:08}"
-            self._handle = ":".join((BACKEND, former, core.random_token(), b64encode(self._newcomer.card).decode()))
+            self._handle = ":".join((BACKEND, former, core.random_token(), b64encode(self._joiner.card).decode()))
         return self._handle
 
     def members(self, options: Options) -> Members:
@@ -80,10 +80,10 @@ class Reconfiguration:
         secret = hashlib.sha256(json.dumps([options.uuid, handles]).encode()).digest()
         limit = seconds(options.timeout)
         context = WorkContext(range(place.size), "the reconfiguration" if limit else owner_of_timeout(self._settings))
-        newcomer, self._newcomer, self._handle = self._newcomer, None, ""
+        joiner, self._joiner, self._handle = self._joiner, None, ""
         self._uuids.add(options.uuid)
         with context.explaining():
-            endpoint = newcomer.meet(place.rank, addresses, secret, limit or float(self._settings["timeout"]))
+            endpoint = joiner.meet(place.rank, addresses, secret, limit or float(self._settings["timeout"]))
         endpoints = iter((endpoint, endpoint.duplicate()))  # the first for calls, the second for calls in callbacks
         return Members(place, range(place.size), lambda _: next(endpoints))
 

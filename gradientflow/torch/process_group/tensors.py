@@ -106,7 +106,7 @@ def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([plain(tensor).reshape(-1) for tensor in tensors]) if row is None else row
 
 
-def apart(source: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def without_overlap(source: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the source, or a copy if it overlaps the tensor that the call writes."""
     return source.clone() if overlap(source, other) else source
 

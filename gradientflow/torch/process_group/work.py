@@ -262,10 +262,10 @@ class MessageWork(Work):
             known, future = self._future, self._future or torch.futures.Future(devices=devices.for_future(self._device))
             self._future = future
         if known is None:
-            self._request.when_ended(self._settle)
+            self._request.when_ended(self._complete_future)
         return future
 
-    def _settle(self) -> None:
+    def _complete_future(self) -> None:
         """Complete the future with the result or the error of the message."""
         assert self._future is not None
         with devices.within(self._stream):
