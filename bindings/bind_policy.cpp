@@ -37,11 +37,11 @@ using Workers = Argument<"workers", "a whole number", int>;
 
 py::object class_of_answers() { return py::module_::import("gradientflow.policies").attr("Answer"); }
 
-py::object for_python(const Answer& answer) { return class_of_answers()(answer.apply, answer.go_on); }
+py::object for_python(const Answer& answer) { return class_of_answers()(answer.apply, answer.release); }
 
 Answer from_python(const py::handle& answer) {
   return {.apply = answer.attr("apply").cast<decltype(Answer::apply)>(),
-          .go_on = answer.attr("go_on").cast<decltype(Answer::go_on)>()};
+          .release = answer.attr("release").cast<decltype(Answer::release)>()};
 }
 
 // Policy that asks a user's object with the methods pushed and departed.

@@ -255,8 +255,8 @@ void bind_server(py::module_& module) {
           },
           py::arg("number"), py::arg("timeout"), py::call_guard<WithoutGil>())
       .def(
-          "may_go_on",
-          [](const ParameterServer& self, std::uint64_t number) { return self.worker().may_go_on(number); },
+          "is_released",
+          [](const ParameterServer& self, std::uint64_t number) { return self.worker().is_released(number); },
           py::arg("number"), py::call_guard<WithoutGil>())
       .def(
           "pull", [](const ParameterServer& self, bool exact) { return self.worker().pull(exact); }, py::arg("exact"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+_Class = TypeVar("_Class", bound=type)
 
 # Present names of attributes, by module and former name.
 _NAMES = {
@@ -47,8 +50,33 @@ class FormerName:
         return getattr(owner if instance is None else instance, self._present)
 
 
+def takes_former_names(**present: str) -> Callable[[_Class], _Class]:
+    """Return a decorator of a class whose constructor takes arguments by their former names, too.
+
+    Parameters
+    ----------
+    **present : str
+        Present names of arguments, by former name.
+    """
+
+    def decorate(cls: _Class) -> _Class:
+        init = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(init)
+        def __init__(self: object, *args: Any, **arguments: Any) -> None:  # noqa: N807
+            for name in present.keys() & arguments:
+                _warn(f"{name} of {cls.__name__}", present[name])
+                arguments[present[name]] = arguments.pop(name)
+            init(self, *args, **arguments)
+
+        cls.__init__ = __init__  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
 def _warn(name: str, present: str) -> None:
     warnings.warn(f"{name} is called {present} now", DeprecationWarning, stacklevel=3)
 
 
-__all__ = ["FormerName", "names_of"]
+__all__ = ["FormerName", "names_of", "takes_former_names"]

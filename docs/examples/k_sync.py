@@ -27,4 +27,4 @@ class Running:
         if not self.waiting or len(self.waiting) < min(self.k, len(self.here)):
             return Answer()
         workers, self.waiting = sorted(self.waiting), []
-        return Answer(apply=[workers], go_on=workers)
+        return Answer(apply=[workers], release=workers)

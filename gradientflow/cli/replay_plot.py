@@ -72,7 +72,7 @@ def _draw(axes: Axes, run: Simulation, rows: int, begin: float, end: float) -> N
             if event.worker < rows and begin <= event.seconds <= end:
                 pushes[0].append(event.seconds)
                 pushes[1].append(event.worker)
-        for worker in event.answer.go_on:
+        for worker in event.answer.release:
             add(waits, worker, pushed[worker], event.seconds)
             free[worker] = event.seconds
     for row in range(rows):

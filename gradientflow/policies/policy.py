@@ -9,8 +9,10 @@ from typing import Protocol
 
 from gradientflow.arguments import checked_int, checked_list
 from gradientflow.description import Description
+from gradientflow.former_names import FormerName, takes_former_names
 
 
+@takes_former_names(go_on="release")
 @dataclass(frozen=True)
 class Answer:
     """A policy's answer to an event.
@@ -20,7 +22,7 @@ class Answer:
     apply : sequence of sequences of int
         Rounds to apply, in order. A round is a list of workers in ascending order: the mean of the oldest pending push
         of each of these workers is applied now.
-    go_on : sequence of int
+    release : sequence of int
         Workers that may proceed after these rounds. A worker is listed once for each push.
 
     Raises
@@ -30,13 +32,14 @@ class Answer:
     """
 
     apply: Sequence[Sequence[int]] = field(default_factory=list)
-    go_on: Sequence[int] = field(default_factory=list)
+    release: Sequence[int] = field(default_factory=list)
+    go_on = FormerName("release")
 
     def __post_init__(self) -> None:
         """Check both arguments, and convert them to lists."""
         rounds = [_workers("a round of apply", each) for each in checked_list("apply", self.apply, "rounds")]
         object.__setattr__(self, "apply", rounds)
-        object.__setattr__(self, "go_on", _workers("go_on", self.go_on))
+        object.__setattr__(self, "release", _workers("release", self.release))
 
 
 def _workers(name: str, value: Sequence[int]) -> list[int]:

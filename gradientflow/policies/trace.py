@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write JSON: ``{"workers": ..., "policy": ..., "events": [[worker, seconds, kind, answer], ...]}``."""
-        events = [[*event[:3], {"apply": event.answer.apply, "go_on": event.answer.go_on}] for event in self.events]
+        events = [[*event[:3], {"apply": event.answer.apply, "release": event.answer.release}] for event in self.events]
         lines = ",\n".join(json.dumps(event) for event in events)
         head = json.dumps({"workers": self.workers, "policy": self.policy, "began": self.began})
         Path(path).write_text(f'{head[:-1]}, "events": [\n{lines}\n]}}\n', encoding="utf-8")
@@ -126,7 +126,7 @@ class Trace:
                 if event.kind == "push":
                     found[event.worker].append(event.seconds - free[event.worker])
                     free[event.worker] = event.seconds
-                for worker in event.answer.go_on:
+                for worker in event.answer.release:
                     free[worker] = event.seconds
             began = run[-1].seconds
         if self.began is None:
@@ -174,16 +174,20 @@ def _event(position: int, parts: Iterable[Any], workers: int) -> Event:
             checked_int("its worker", worker),
             checked_float("its time", seconds),
             kind,
-            answer if isinstance(answer, Answer) else Answer(**answer),
+            answer if isinstance(answer, Answer) else _answer(**answer),
         )
     except (GradientFlowError, TypeError, ValueError) as error:
         raise ArgumentError(f"event {position} is no [worker, seconds, kind, answer]: {error}") from error
-    named = {event.worker, *event.answer.go_on, *(worker for each in event.answer.apply for worker in each)}
+    named = {event.worker, *event.answer.release, *(worker for each in event.answer.apply for worker in each)}
     if max(named) >= workers:
         raise ArgumentError(f"event {position} names worker {max(named)}, but there are {workers}")
     if kind not in _KINDS:
         raise ArgumentError(f"event {position} is a {kind!r}, but a 'push' or a 'departure' was expected")
     return event
+
+
+def _answer(go_on: Sequence[int] = (), **parts: Any) -> Answer:
+    return Answer(**{"release": go_on, **parts})  # traces of former versions have go_on
 
 
 __all__ = ["Difference", "Trace", "trace_of"]

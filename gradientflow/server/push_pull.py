@@ -31,7 +31,7 @@ class Push:
     @property
     def done(self) -> bool:
         """True if the policy lets this worker proceed."""
-        return bool(self._native.may_go_on(self.number))
+        return bool(self._native.is_released(self.number))
 
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the policy lets this worker proceed.

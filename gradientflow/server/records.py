@@ -68,8 +68,8 @@ def events_of(record: Iterable[float]) -> list[Event]:
     for worker in numbers:
         seconds, departed, rounds = next(numbers), next(numbers), int(next(numbers))
         apply = [[int(next(numbers)) for _ in range(int(next(numbers)))] for _ in range(rounds)]
-        go_on = [int(next(numbers)) for _ in range(int(next(numbers)))]
-        events.append(Event(int(worker), seconds, "departure" if departed else "push", Answer(apply, go_on)))
+        release = [int(next(numbers)) for _ in range(int(next(numbers)))]
+        events.append(Event(int(worker), seconds, "departure" if departed else "push", Answer(apply, release)))
     return events
 
 

@@ -33,7 +33,7 @@ void Account::note(const Event& event) {
     worker.waits.push_back(event.seconds);
   }
   std::size_t together = 0;
-  for (const int each : event.answer.go_on) {
+  for (const int each : event.answer.release) {
     Worker& other = workers_.at(static_cast<std::size_t>(each));
     if (other.waits.empty()) {
       continue;

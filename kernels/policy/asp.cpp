@@ -2,7 +2,7 @@
 
 namespace gradientflow::policy {
 
-Answer Asp::pushed(int worker, double /*seconds*/) { return {.apply = {{worker}}, .go_on = {worker}}; }
+Answer Asp::pushed(int worker, double /*seconds*/) { return {.apply = {{worker}}, .release = {worker}}; }
 
 Answer Asp::departed(int /*worker*/, double /*seconds*/) { return {}; }
 

@@ -32,7 +32,7 @@ Answer Bsp::apply_complete_rounds() {
     }
     for (const int worker : round) {
       --waiting_[static_cast<std::size_t>(worker)];
-      answer.go_on.push_back(worker);
+      answer.release.push_back(worker);
     }
     answer.apply.push_back(std::move(round));
   }

@@ -86,7 +86,7 @@ void Checked::check_answer(const Answer& answer) {
       before = worker;
     }
   }
-  for (const int worker : answer.go_on) {
+  for (const int worker : answer.release) {
     Counts& count = counts(worker);
     if (count.not_answered == 0) {
       refuse("lets worker " + std::to_string(worker) + " go on, which already may for each of its pushes");

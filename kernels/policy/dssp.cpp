@@ -17,7 +17,7 @@ Dssp::Dssp(int workers, std::int64_t low, std::int64_t high, Judged judged)
   }
 }
 
-bool Dssp::goes_on(std::size_t worker, bool is_within) {
+bool Dssp::is_released(std::size_t worker, bool is_within) {
   if (granted_[worker] > 0) {
     --granted_[worker];
     return true;
@@ -25,7 +25,7 @@ bool Dssp::goes_on(std::size_t worker, bool is_within) {
   return is_within || judge(worker, paces()[worker].last);
 }
 
-bool Dssp::goes_on_later(std::size_t worker, double seconds) {
+bool Dssp::is_released_later(std::size_t worker, double seconds) {
   return judged_ == Judged::all && judge(worker, seconds);
 }
 

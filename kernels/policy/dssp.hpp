@@ -29,8 +29,8 @@ class Dssp : public Ssp {
   Dssp(int workers, std::int64_t low, std::int64_t high, Judged judged = Judged::fastest);
 
  protected:
-  bool goes_on(std::size_t worker, bool is_within) override;
-  bool goes_on_later(std::size_t worker, double seconds) override;
+  bool is_released(std::size_t worker, bool is_within) override;
+  bool is_released_later(std::size_t worker, double seconds) override;
 
  private:
   bool judge(std::size_t worker, double seconds);

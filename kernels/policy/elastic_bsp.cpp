@@ -21,7 +21,7 @@ Answer ElasticBsp::pushed(int worker, double seconds) {
   ++pace.pushes;
   pace.before = pace.last;
   pace.last = seconds;
-  Answer answer{.apply = {{worker}}, .go_on = {}};
+  Answer answer{.apply = {{worker}}, .release = {}};
   if (is_known_) {
     pace.left = std::max<std::int64_t>(pace.left - 1, 0);
     if (pace.left > 0) {
@@ -46,7 +46,7 @@ Answer ElasticBsp::departed(int worker, double seconds) {
   if (is_known_) {
     hold_barrier_if_complete(answer);
   }
-  if (answer.go_on.empty() && all_here([](const Pace& each) { return each.pushes >= 2; })) {
+  if (answer.release.empty() && all_here([](const Pace& each) { return each.pushes >= 2; })) {
     search(seconds, answer);
     hold_barrier_if_complete(answer);
   }
@@ -105,7 +105,7 @@ void ElasticBsp::hold_barrier_if_complete(Answer& answer) {
 
 void ElasticBsp::answer_all(int worker, Pace& pace, Answer& answer) {
   for (; pace.answered < pace.pushes; ++pace.answered) {
-    answer.go_on.push_back(worker);
+    answer.release.push_back(worker);
   }
 }
 

@@ -14,7 +14,7 @@ struct Answer {
   std::vector<std::vector<int>> apply;
 
   // Workers that may continue once the rounds are applied.
-  std::vector<int> go_on;
+  std::vector<int> release;
 
   bool operator==(const Answer&) const = default;
 };

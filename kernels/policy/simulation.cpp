@@ -31,7 +31,7 @@ class Simulator {
         throw Error(ErrorKind::value, "the iterations of worker " + std::to_string(worker) +
                                           " take times that are not finite, or negative");
       }
-      go_on(worker, 0);
+      release(worker, 0);
     }
   }
 
@@ -53,8 +53,8 @@ class Simulator {
       }
     }
     if (is_over && !waiting.empty()) {
-      throw Error(ErrorKind::value, "the policy lets nobody go on: at " + std::to_string(found_.seconds) +
-                                        " s nobody computes, and these workers wait: " + waiting);
+      throw Error(ErrorKind::value, "the policy lets no worker continue: at " + std::to_string(found_.seconds) +
+                                        " s no worker computes, and these workers wait: " + waiting);
     }
     return std::move(found_);
   }
@@ -76,11 +76,11 @@ class Simulator {
       event.answer = policy_.pushed(event.worker, seconds);
     }
     found_.account.note(event);
-    for (const int each : event.answer.go_on) {
+    for (const int each : event.answer.release) {
       const auto index = static_cast<std::size_t>(each);
       if (pace_.at(index).waits) {
         pace_[index].waits = false;
-        go_on(index, seconds);
+        release(index, seconds);
       }
     }
     if (keep_events_) {
@@ -88,7 +88,7 @@ class Simulator {
     }
   }
 
-  void go_on(std::size_t worker, double seconds) {
+  void release(std::size_t worker, double seconds) {
     const std::size_t done = pushes(worker);
     pace_[worker].leaves = done == lengths_[worker].size();
     next_.emplace(pace_[worker].leaves ? seconds : seconds + lengths_[worker][done], worker);

@@ -20,14 +20,14 @@ Answer Ssp::pushed(int worker, double seconds) {
   Pace& pace = paces_[index];
   pace.before = pace.last;
   pace.last = seconds;
-  Answer answer{.apply = {{worker}}, .go_on = {}};
+  Answer answer{.apply = {{worker}}, .release = {}};
   const bool is_last_slowest = pace.pushes++ == fewest_ && --slowest_ == 0;
   if (is_last_slowest) {
     find_slowest();
   }
-  if (pace.answered == pace.pushes - 1 && goes_on(index, pace.pushes - fewest_ <= staleness_)) {
+  if (pace.answered == pace.pushes - 1 && is_released(index, pace.pushes - fewest_ <= staleness_)) {
     ++pace.answered;
-    answer.go_on.push_back(worker);
+    answer.release.push_back(worker);
   }
   if (is_last_slowest) {
     follow_slowest(seconds, answer);
@@ -46,9 +46,9 @@ Answer Ssp::departed(int worker, double seconds) {
   return answer;
 }
 
-bool Ssp::goes_on(std::size_t /*worker*/, bool is_within) { return is_within; }
+bool Ssp::is_released(std::size_t /*worker*/, bool is_within) { return is_within; }
 
-bool Ssp::goes_on_later(std::size_t /*worker*/, double /*seconds*/) { return false; }
+bool Ssp::is_released_later(std::size_t /*worker*/, double /*seconds*/) { return false; }
 
 void Ssp::find_slowest() {
   fewest_ = std::numeric_limits<std::int64_t>::max();
@@ -65,12 +65,12 @@ void Ssp::follow_slowest(double seconds, Answer& answer) {
     Pace& pace = paces_[worker];
     const auto answer_one = [&] {
       ++pace.answered;
-      answer.go_on.push_back(static_cast<int>(worker));
+      answer.release.push_back(static_cast<int>(worker));
     };
     while (pace.is_present && pace.answered < pace.pushes && pace.answered + 1 - fewest_ <= staleness_) {
       answer_one();
     }
-    if (pace.is_present && pace.answered == pace.pushes - 1 && goes_on_later(worker, seconds)) {
+    if (pace.is_present && pace.answered == pace.pushes - 1 && is_released_later(worker, seconds)) {
       answer_one();
     }
   }

@@ -20,10 +20,10 @@ class Ssp : public Policy {
  protected:
   // Reports whether a worker continues after its push. `is_within`: the worker is within the bound. Called once for
   // each push, unless an earlier push is unanswered.
-  virtual bool goes_on(std::size_t worker, bool is_within);
+  virtual bool is_released(std::size_t worker, bool is_within);
 
   // Reports whether a waiting worker continues at a push of the slowest worker, although it is still beyond the bound.
-  virtual bool goes_on_later(std::size_t worker, double seconds);
+  virtual bool is_released_later(std::size_t worker, double seconds);
 
   struct Pace {
     std::int64_t pushes = 0;

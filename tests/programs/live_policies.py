@@ -107,7 +107,7 @@ def check_all_have_the_same_weights_at_a_barrier(comm: gf.Communicator) -> None:
     pushes, barriers = [0] * SIZE, 0
     for event in trace.events:
         pushes[event.worker] += event.kind == "push"
-        if len(event.answer.go_on) >= SIZE and set(event.answer.go_on) == set(range(SIZE)):
+        if len(event.answer.release) >= SIZE and set(event.answer.release) == set(range(SIZE)):
             barriers += 1
             values = {everything[worker][pushes[worker] - 1] for worker in range(SIZE)}
             assert len(values) == 1, (barriers, values)

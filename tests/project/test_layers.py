@@ -187,6 +187,7 @@ PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow._location",
     "gradientflow.arguments",
     "gradientflow.description",
+    "gradientflow.former_names",
 }
 PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.machine"] = {"gradientflow._location"}

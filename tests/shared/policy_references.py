@@ -31,17 +31,17 @@ class _DSSP:
     def pushed(self, worker: int, now: float) -> Answer:
         before = min(map(len, self.times.values()))
         self.times[worker].append(now)
-        go_on = []
+        release = []
         if self.granted[worker] > 0:
             self.granted[worker] -= 1
-            go_on.append(worker)
+            release.append(worker)
         elif self.lead(worker) <= self.policy.low or self.grants(worker, now):
-            go_on.append(worker)
+            release.append(worker)
         else:
             self.waiting.add(worker)
         if min(map(len, self.times.values())) != before:
-            go_on += self.released(now)
-        return Answer([[worker]], go_on)
+            release += self.released(now)
+        return Answer([[worker]], release)
 
     def departed(self, worker: int, now: float) -> Answer:
         before = min(map(len, self.times.values()))
@@ -94,32 +94,32 @@ class _Elastic:
 
     def pushed(self, worker: int, now: float) -> Answer:
         self.times[worker].append(now)
-        go_on = [worker]
+        release = [worker]
         if self.left is not None:
             self.left[worker] -= 1
             if self.left[worker] == 0:
-                go_on = []
+                release = []
                 if not any(self.left.values()):
-                    go_on = self.barrier()
+                    release = self.barrier()
         elif all(len(each) >= 2 for each in self.times.values()):
             self.search(now, set())
-        return Answer([[worker]], go_on)
+        return Answer([[worker]], release)
 
     def departed(self, worker: int, now: float) -> Answer:
         del self.times[worker]
-        go_on: list[int] = []
+        release: list[int] = []
         if self.times and self.left is not None:
             del self.left[worker]
             waiting = {each for each, left in self.left.items() if left == 0}
             if waiting == set(self.left):
                 return Answer([], self.barrier())
             self.search(now, waiting)
-            go_on = [each for each in waiting if self.left[each] > 0]
+            release = [each for each in waiting if self.left[each] > 0]
             if not any(self.left.values()):
-                go_on = self.barrier()
+                release = self.barrier()
         elif self.times and all(len(each) >= 2 for each in self.times.values()):
             self.search(now, set())
-        return Answer([], go_on)
+        return Answer([], release)
 
     def barrier(self) -> list[int]:
         self.left = None

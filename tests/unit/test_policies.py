@@ -142,16 +142,23 @@ def test_the_policy_of_another_process_is_one_that_is_known_here() -> None:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
+def test_answers_have_their_former_name_too() -> None:
+    with pytest.warns(DeprecationWarning, match="go_on of Answer is called release now"):
+        answer = Answer(go_on=[0])  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match=r"Answer\.go_on is called release now"):
+        assert answer.go_on == answer.release == [0]
+
+
 def test_answers_are_values() -> None:
-    answer = gf.policies.Answer(apply=((0, 1),), go_on=range(1))
-    assert answer == Answer(apply=[[0, 1]], go_on=[0])
-    assert answer != Answer(go_on=[0])
-    assert repr(answer) == "Answer(apply=[[0, 1]], go_on=[0])"
+    answer = gf.policies.Answer(apply=((0, 1),), release=range(1))
+    assert answer == Answer(apply=[[0, 1]], release=[0])
+    assert answer != Answer(release=[0])
+    assert repr(answer) == "Answer(apply=[[0, 1]], release=[0])"
     assert copy.deepcopy(answer) == answer == pickle.loads(pickle.dumps(answer))
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"apply": 1}, {"apply": [0]}, {"apply": [["a"]]}, {"go_on": [1.0]}, {"go_on": 2}]
+    "arguments", [{"apply": 1}, {"apply": [0]}, {"apply": [["a"]]}, {"release": [1.0]}, {"release": 2}]
 )
 def test_answers_are_of_workers(arguments: Any) -> None:
     with pytest.raises(ArgumentTypeError):
@@ -229,8 +236,8 @@ def test_policies_decide_like_their_references(seed: int) -> None:
     for policy, reference in pairs:
         found = simulate(policy, durations, keep_events=True)
         expected = simulate(reference, durations, keep_events=True)
-        assert [(*event[:3], event.answer.apply, sorted(event.answer.go_on)) for event in found.events] == [
-            (*event[:3], event.answer.apply, sorted(event.answer.go_on)) for event in expected.events
+        assert [(*event[:3], event.answer.apply, sorted(event.answer.release)) for event in found.events] == [
+            (*event[:3], event.answer.apply, sorted(event.answer.release)) for event in expected.events
         ], policy
 
 
@@ -264,7 +271,7 @@ def test_workers_that_do_not_wait_are_answered_too(policy: str) -> None:
             pushes[worker] += worker >= 0
             for each in [worker for round_ in answer.apply for worker in round_]:
                 applied[each] += 1
-            for each in answer.go_on:
+            for each in answer.release:
                 answered[each] += 1
         assert applied == pushes
         assert answered[last] in (pushes[last], pushes[last] - 1)
@@ -280,8 +287,8 @@ def test_a_worker_that_leaves_does_not_hold_the_others(policy: str) -> None:
     computing = {1, 2}
     for time in range(8):
         for worker in sorted(computing):
-            computing = computing - {worker} | set(running.pushed(worker, time).go_on)
-    assert len(computing | set(running.departed(0, 8.0).go_on)) == 2
+            computing = computing - {worker} | set(running.pushed(worker, time).release)
+    assert len(computing | set(running.departed(0, 8.0).release)) == 2
 
 
 def test_elastic_bsp_waits_less_than_bsp_and_has_barriers() -> None:
@@ -324,8 +331,8 @@ def test_a_simulation_tells_what_it_did() -> None:
     assert (half.pushes, half.waited, half.seconds) == ([1, 0], [0.5, 0.0], 1.5)
 
 
-def test_a_policy_that_lets_nobody_go_on_is_named() -> None:
-    with pytest.raises(ArgumentError, match=r"nobody go on: at 2.0* s nobody computes, and these workers wait: 0, 1"):
+def test_a_policy_that_lets_no_worker_continue_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"no worker continue: at 2.0* s no worker computes, .* wait: 0, 1"):
         simulate(Says(NOTHING, NOTHING), [[1.0], [2.0]])
 
 
@@ -356,14 +363,14 @@ def test_events_that_cannot_be_are_refused(worker: Any, seconds: Any, message: s
     ("answer", "message"),
     [
         (Answer([[0, 2]]), "names worker 2, but the workers are 0 to 1"),
-        (Answer(go_on=[7]), "names worker 7"),
+        (Answer(release=[7]), "names worker 7"),
         (Answer([[0], [0]]), "applies a push of worker 0, all of whose pushes are applied already"),
         (Answer([[1]]), "applies a push of worker 1"),
         (Answer([[0, 0]]), "worker 0 is twice"),
         (Answer([[1, 0]]), "applies a push of worker 1"),
         (Answer([[]]), "a round of no workers"),
-        (Answer(go_on=[1]), "lets worker 1 go on, which already may"),
-        (Answer(go_on=[0, 0]), "lets worker 0 go on"),
+        (Answer(release=[1]), "lets worker 1 go on, which already may"),
+        (Answer(release=[0, 0]), "lets worker 0 go on"),
         ([[0]], "answers with a list from pushed: what is needed is a gradientflow.policies.Answer"),
         (None, "answers with a NoneType"),
         (ValueError("too late"), "the policy Says fails in pushed: ValueError: too late"),

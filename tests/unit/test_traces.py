@@ -57,7 +57,7 @@ def test_a_trace_says_what_the_simulation_said(policy: str, until: float) -> Non
 def test_another_policy_differs_where_it_first_decides_otherwise() -> None:
     difference = recorded("ssp(2)").difference("ssp(3)")
     assert difference is not None
-    assert "recorded was Answer(apply=[[0]], go_on=[]), the policy answers Answer(apply=[[0]], go_on=[0])" in str(
+    assert "recorded was Answer(apply=[[0]], release=[]), the policy answers Answer(apply=[[0]], release=[0])" in str(
         difference
     )
 
@@ -73,7 +73,7 @@ def test_after_all_have_left_the_policy_begins_afresh() -> None:
 
 
 def test_a_first_iteration_that_nobody_timed_counts_like_the_second() -> None:
-    events = [(0, 100.0, "push", {"go_on": [0]}), (0, 102.0, "push", {"go_on": [0]}), (1, 103.0, "push", {})]
+    events = [(0, 100.0, "push", {"go_on": [0]}), (0, 102.0, "push", {"release": [0]}), (1, 103.0, "push", {})]
     assert Trace(2, "asp", events).durations() == [[2.0, 2.0], [3.0]]  # type: ignore[arg-type]
 
 
@@ -89,7 +89,7 @@ def test_a_first_iteration_that_nobody_timed_counts_like_the_second() -> None:
             '{"workers": 2, "policy": "bsp", "events": [[2, 1.0, "push", {}]]}',
             "event 0 names worker 2, but there are 2",
         ),
-        ('{"workers": 2, "policy": "bsp", "events": [[0, 1.0, "push", {"go_on": [3]}]]}', "names worker 3"),
+        ('{"workers": 2, "policy": "bsp", "events": [[0, 1.0, "push", {"release": [3]}]]}', "names worker 3"),
         ('{"workers": 2, "policy": "bsp", "events": [[0, 1.0, "pull", {}]]}', "event 0 is a 'pull'"),
         ('{"workers": 2, "policy": "bsp", "events": [[0, "x", "push", {}]]}', "its time is a number"),
         ('{"workers": 2, "policy": "bsp", "events": [[0, 1, "push", {"wait": 1}]]}', "event 0 is no"),

@@ -59,7 +59,7 @@ enum class NoteKind : std::uint32_t {
              // changed, then its Presence, if is_partial. If number is not 0, the push is also a pull
   pull,      // number; exact; pushes: the last push to be released first; round: number of ends that must come first
   depart,    // the worker pushes no more until the end
-  bye,       // the worker has closed
+  closed,    // the worker has closed
   load,      // number: of the array, which follows as a separate message
   state,     // number: of the array to be sent; pushes and round as for a pull
   decision,  // server 0's; payload: see Server::decide

@@ -130,7 +130,7 @@ void Server::take(ReceivedNote received) {
       }
       [[fallthrough]];
     case NoteKind::depart:
-    case NoteKind::bye:
+    case NoteKind::closed:
       worker(source).notes.push_back(std::move(received));
       return;
     case NoteKind::pull:
@@ -178,7 +178,7 @@ void Server::check_closed_workers() const {
   const bool goes_on = std::any_of(workers_.begin(), workers_.end(), [](const Worker& each) {
     return each.departed || !each.pushes.empty() ||
            std::any_of(each.notes.begin(), each.notes.end(),
-                       [](const ReceivedNote& received) { return received.note.kind != NoteKind::bye; });
+                       [](const ReceivedNote& received) { return received.note.kind != NoteKind::closed; });
   });
   const auto closed = std::find_if(workers_.begin(), workers_.end(), [](const Worker& each) { return each.closed; });
   if (leads() && goes_on && closed != workers_.end()) {
@@ -206,7 +206,7 @@ void Server::check_losses() {
 
 bool Server::has_closing_note(const Worker& of) {
   return std::any_of(of.notes.begin(), of.notes.end(),
-                     [](const ReceivedNote& received) { return received.note.kind == NoteKind::bye; });
+                     [](const ReceivedNote& received) { return received.note.kind == NoteKind::closed; });
 }
 
 std::optional<Error> Server::failure() const {

@@ -136,7 +136,7 @@ class Server {
     bool closed = false;
   };
   struct Decision {
-    enum class Kind : std::int32_t { round, go_on, end } kind;
+    enum class Kind : std::int32_t { round, release, end } kind;
     std::vector<int> workers;
   };
 

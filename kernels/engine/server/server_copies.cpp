@@ -20,8 +20,8 @@ void Server::make_recoverable(std::size_t rounds) {
 
 // Copies the shard, after a round or a change by `load`.
 void Server::keep_copy(bool is_loaded) {
-  const int keeper = shared_.roles.copy_holders.empty() ? -1 : shared_.roles.copy_holders[number_];
-  if (!recovery_.is_on || !has_weights_ || (recovery_.rounds == 0 && keeper < 0)) {
+  const int holder = shared_.roles.copy_holders.empty() ? -1 : shared_.roles.copy_holders[number_];
+  if (!recovery_.is_on || !has_weights_ || (recovery_.rounds == 0 && holder < 0)) {
     return;
   }
   ShardCopy copy = shard_.copy(rounds_, std::move(spare_));
@@ -31,10 +31,10 @@ void Server::keep_copy(bool is_loaded) {
   std::transform(workers_.begin(), workers_.end(), std::back_inserter(sent.applied),
                  [](const Worker& each) { return each.applied; });
   unconfirmed_.push_back(std::move(sent));
-  if (keeper < 0) {
+  if (holder < 0) {
     confirm();
   } else {
-    const int rank = shared_.roles.servers[static_cast<std::size_t>(keeper)];
+    const int rank = shared_.roles.servers[static_cast<std::size_t>(holder)];
     send_note(*shared_.mailbox, rank, shared_.tags.to_server, note, std::as_bytes(std::span(copy.updates)));
     static_cast<void>(shared_.mailbox->send(rank, shared_.tags.copied(), copy.values->data(), copy.bytes(), copy.values,
                                             transport::Route::in_parts));

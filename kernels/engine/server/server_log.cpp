@@ -42,7 +42,7 @@ void ServerLog::ended() {
 void ServerLog::answered(int worker, double seconds, bool departed, const policy::Answer& answer) {
   const auto here = static_cast<std::size_t>(
       std::count_if(workers_.begin(), workers_.end(), [](const Worker& each) { return !each.departed; }));
-  barriers_ += here > 1 && answer.go_on.size() >= here ? 1 : 0;
+  barriers_ += here > 1 && answer.release.size() >= here ? 1 : 0;
   if (++events_ > most_events) {
     return;
   }
@@ -52,8 +52,8 @@ void ServerLog::answered(int worker, double seconds, bool departed, const policy
     trace_.push_back(static_cast<double>(round.size()));
     trace_.insert(trace_.end(), round.begin(), round.end());
   }
-  trace_.push_back(static_cast<double>(answer.go_on.size()));
-  trace_.insert(trace_.end(), answer.go_on.begin(), answer.go_on.end());
+  trace_.push_back(static_cast<double>(answer.release.size()));
+  trace_.insert(trace_.end(), answer.release.begin(), answer.release.end());
 }
 
 std::vector<double> ServerLog::statistics() const {

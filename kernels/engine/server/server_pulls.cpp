@@ -40,7 +40,7 @@ void Server::tell_answer(int number) {
 // Their weights are sent range by range, while later ranges are still being updated.
 std::vector<ReceivedNote> Server::pulls_after_round() {
   std::vector<ReceivedNote> pulls;
-  for (auto next = decisions_.begin(); next != decisions_.end() && next->kind == Decision::Kind::go_on; ++next) {
+  for (auto next = decisions_.begin(); next != decisions_.end() && next->kind == Decision::Kind::release; ++next) {
     for (const int w : next->workers) {
       std::copy_if(worker(w).pulls.begin(), worker(w).pulls.end(), std::back_inserter(pulls),
                    [&](const ReceivedNote& pull) {

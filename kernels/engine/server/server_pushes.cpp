@@ -93,8 +93,8 @@ void Server::ask_policy(int number, bool departed) {
   for (const auto& round : answer.apply) {
     decisions.push_back({Decision::Kind::round, round});
   }
-  if (!answer.go_on.empty()) {
-    decisions.push_back({Decision::Kind::go_on, answer.go_on});
+  if (!answer.release.empty()) {
+    decisions.push_back({Decision::Kind::release, answer.release});
   }
   decide(std::move(decisions));
 }
@@ -139,7 +139,7 @@ void Server::carry_out(const Decision& decision) {
     case Decision::Kind::round:
       apply_round(decision.workers);
       return;
-    case Decision::Kind::go_on:
+    case Decision::Kind::release:
       std::for_each(decision.workers.begin(), decision.workers.end(), [this](int each) { release(each); });
       return;
     case Decision::Kind::end:

@@ -179,10 +179,10 @@ std::optional<Error> ServerWorker::failure() const {
 void ServerWorker::close(bool orderly) {
   const Lock lock(mutex_);
   if (!std::exchange(closed_, true) && orderly && !failure_) {
-    const std::lock_guard nobody_takes(taking_);
+    const std::lock_guard not_taking(taking_);
     give_back_leases();
     for (std::size_t s = 0; s < servers(); ++s) {
-      send_to(s, {.kind = NoteKind::bye});
+      send_to(s, {.kind = NoteKind::closed});
     }
   }
 }

@@ -73,7 +73,7 @@ class ServerWorker {
   // Error(value) for a push older than the last `most_skipped` skipped pushes: older records are dropped.
   static constexpr std::size_t most_skipped = 1024;
   SkippedPush wait_for_push(std::uint64_t push, Seconds timeout);
-  [[nodiscard]] bool may_go_on(std::uint64_t push);
+  [[nodiscard]] bool is_released(std::uint64_t push);
 
   // Asks for the weights as of the moment when this worker may continue after all its pushes so far; `exact`: in
   // float32, whatever the wire. Returns the number of the pull, which replaces the previous pull. Throws Error(value)

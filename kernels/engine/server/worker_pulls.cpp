@@ -31,7 +31,7 @@ std::uint64_t ServerWorker::begin_pull(bool exact, std::uint64_t end) {
 
 void ServerWorker::expect_answers(bool exact) {
   check_no_pull();
-  const std::lock_guard nobody_takes(taking_);
+  const std::lock_guard not_taking(taking_);
   give_back_leases();
   exact_ = exact;
   gathered_.assign(shared_.layout.tensors(), false);

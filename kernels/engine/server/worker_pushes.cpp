@@ -298,7 +298,7 @@ SkippedPush ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
   });
 }
 
-bool ServerWorker::may_go_on(std::uint64_t push) {
+bool ServerWorker::is_released(std::uint64_t push) {
   shared_.mailbox->poll();
   const Lock lock(mutex_);
   check_usable();
