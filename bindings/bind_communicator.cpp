@@ -299,12 +299,12 @@ void record_span(const Communicator& communicator, const std::string& name, doub
 }
 
 // Returns the paths of an allreduce, each as (least number of bytes, path, reason).
-py::list ways(const Communicator& communicator, bool in_node_memory) {
+py::list paths_by_size(const Communicator& communicator, bool in_node_memory) {
   const collective::Group& group = communicator.group();
   py::list found;
-  for (const auto& way : collective::select_for_all_sizes(
+  for (const auto& each : collective::select_for_all_sizes(
            group.situation({.kind = CallKind::allreduce, .dtype = DType::float32}, in_node_memory), group.config())) {
-    found.append(py::make_tuple(way.from, collective::name_of(way.choice.path), way.choice.reason));
+    found.append(py::make_tuple(each.from, collective::name_of(each.choice.path), each.choice.reason));
   }
   return found;
 }
@@ -321,8 +321,8 @@ py::dict describe(const Communicator& communicator) {
   facts["nodes_remark"] = group.topology().remark;
   facts["cores"] = group.node().cores();
   facts["cores_remark"] = group.node().cores_remark();
-  facts["allreduce_of_arrays"] = ways(communicator, false);
-  facts["allreduce_of_node_memory"] = ways(communicator, true);
+  facts["allreduce_of_arrays"] = paths_by_size(communicator, false);
+  facts["allreduce_of_node_memory"] = paths_by_size(communicator, true);
   facts["direct_read"] = group.direct_read_remark().empty() ? "available" : group.direct_read_remark();
   facts["simd"] = name_of(compute::active_simd());
   facts["transport"] = group.endpoint().transport().name;

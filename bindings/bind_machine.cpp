@@ -18,14 +18,14 @@ namespace gradientflow::bindings {
 namespace {
 
 namespace py = pybind11;
-using Ways = py::typing::List<py::typing::Tuple<std::size_t, py::str, py::str>>;
+using PathsBySize = py::typing::List<py::typing::Tuple<std::size_t, py::str, py::str>>;
 
 // Returns the paths of an allreduce of ordinary arrays between nodes with these numbers of ranks, according to the
 // environment's settings.
-Ways ways(const std::vector<int>& node_sizes) {
+PathsBySize paths_by_size(const std::vector<int>& node_sizes) {
   const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
-  Ways found;
-  for (const auto& way :
+  PathsBySize found;
+  for (const auto& each :
        collective::select_for_all_sizes({.kind = transport::CallKind::allreduce,
                                          .algorithm = transport::Algorithm::automatic,
                                          .bytes = 0,
@@ -37,7 +37,7 @@ Ways ways(const std::vector<int>& node_sizes) {
                                          .in_node_memory = false,
                                          .direct_read_allowed = false},
                                         read_config())) {
-    found.append(py::make_tuple(way.from, collective::name_of(way.choice.path), way.choice.reason));
+    found.append(py::make_tuple(each.from, collective::name_of(each.choice.path), each.choice.reason));
   }
   return found;
 }
@@ -60,7 +60,8 @@ std::pair<std::size_t, std::size_t> memory(const std::string& root) {
 }  // namespace
 
 void bind_machine(py::module_& module) {
-  module.def("ways", &ways, py::arg("node_sizes"), "(From so many bytes on, path, why) of an allreduce.");
+  module.def("paths_by_size", &paths_by_size, py::arg("node_sizes"),
+             "(From so many bytes on, path, why) of an allreduce.");
   module.def("wires", &known_wires);
   module.def("check_single", [](const std::string& wire, const std::string& sender) {
     static_cast<void>(dtype_of(wire_from_name(wire), sender));

@@ -56,14 +56,14 @@ def mpi_between_hosts() -> Check:
 
 def between_hosts() -> list[Check]:
     """Report the path that an allreduce would take between hosts, with the reason."""
-    ways = core.ways
+    paths_by_size = core.paths_by_size
     layouts = (("2 hosts", [1, 1]), ("4 hosts", [1] * 4), ("2 hosts of 2 ranks", [2, 2]), ("4 hosts of 8", [8] * 4))
     try:
-        return [Check(name, "ok", words_of_paths(ways(node_sizes))) for name, node_sizes in layouts]
+        return [Check(name, "ok", words_of_paths(paths_by_size(node_sizes))) for name, node_sizes in layouts]
     except ValueError as error:
         return [Check("choice", "warn", "not known", str(error))]
 
 
-def words_of_paths(ways: Sequence[tuple[int, str, str]]) -> str:
+def words_of_paths(paths: Sequence[tuple[int, str, str]]) -> str:
     """Return words for the paths of an allreduce, each with its smallest size in bytes and the reason."""
-    return "; ".join(f"{f'from {format_size(start)} on ' if start else ''}{path} ({why})" for start, path, why in ways)
+    return "; ".join(f"{f'from {format_size(start)} on ' if start else ''}{path} ({why})" for start, path, why in paths)
