@@ -24,7 +24,7 @@ using Decided = std::tuple<std::vector<std::string>, std::vector<py::bytes>>;
 std::vector<std::string> standings(const Members& members) {
   std::vector<std::string> found;
   for (const auto& each : members) {
-    constexpr std::array names{"alive", "silent", "left", "gone", "apart"};
+    constexpr std::array names{"alive", "silent", "left", "dead", "excluded_us"};
     found.emplace_back(names.at(static_cast<std::size_t>(each.liveness)));
   }
   return found;
@@ -34,7 +34,7 @@ Liveness standing_of(const std::string& name) {
   return name == "alive"    ? Liveness::alive
          : name == "silent" ? Liveness::silent
          : name == "left"   ? Liveness::left
-         : name == "gone"   ? Liveness::dead
+         : name == "dead"   ? Liveness::dead
                             : Liveness::excluded_us;
 }
 

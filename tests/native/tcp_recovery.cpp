@@ -92,8 +92,8 @@ class Job {
     network.reset();
     std::vector<int> names(addresses_.size());
     std::iota(names.begin(), names.end(), 0);
-    const auto apart = whole->among(names, Stage::work);
-    const std::jthread chatting([&](const std::stop_token& stop) { chatter(*apart, stop); });
+    const auto group = whole->among(names, Stage::work);
+    const std::jthread chatting([&](const std::stop_token& stop) { chatter(*group, stop); });
     auto talk = whole->among(names, Stage::agree);
     for (int times = 0; times < ends_after_[static_cast<std::size_t>(rank)]; ++times) {
       std::this_thread::sleep_for(wait);

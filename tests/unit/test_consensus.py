@@ -108,7 +108,7 @@ class Network:
         own, other = self.words.pop(self.random.randrange(len(self.words)))
         if (own, other) not in self.cut:
             self.ranks[other].told_by.add(own)
-        self.signs.append((other, own, "apart"))
+        self.signs.append((other, own, "excluded_us"))
         self.ranks[own].words.discard(other)
         if own in self.living and self.ranks[own].talk is not None:
             self._go_on(own)
@@ -157,14 +157,14 @@ class Network:
     def _die(self, victim: int) -> None:
         self.living.discard(victim)
         self.messages = [m for m in self.messages if m[0] != victim or self.random.random() < 0.5]
-        self.signs += [(r, victim, "gone") for r in self.living]
+        self.signs += [(r, victim, "dead") for r in self.living]
 
     def _notice(self, observer: int, other: int, what: str) -> None:
         rank = self.ranks[observer]
-        if observer not in self.living or (other in rank.lost and what != "gone"):
+        if observer not in self.living or (other in rank.lost and what != "dead"):
             return
         if other not in rank.lost and other in self.living:  # the connection has ended: the other one will see it, too
-            self.signs.append((other, observer, self.random.choice(["apart", "silent"])))
+            self.signs.append((other, observer, self.random.choice(["excluded_us", "silent"])))
         self._exclude(observer, other, what)
         if rank.talk is not None and other in rank.talk[-1]:
             rank.consensus.note(rank.talk[-1].index(other), what, what)
@@ -174,7 +174,7 @@ class Network:
 
     def _exclude(self, own: int, other: int, what: str) -> None:
         rank = self.ranks[own]
-        is_told = other in rank.lost or what == "gone" or other in rank.told_by
+        is_told = other in rank.lost or what == "dead" or other in rank.told_by
         rank.lost[other] = what
         if other in self.living and not is_told:
             rank.words.add(other)
@@ -214,7 +214,7 @@ class Network:
         if not rank.words:
             before = rank.consensus.standings
             for other in rank.told_by & rank.lost.keys() & set(members):
-                rank.consensus.note(members.index(other), "apart", "apart")
+                rank.consensus.note(members.index(other), "excluded_us", "excluded_us")
             if rank.consensus.standings != before:
                 self._go_on(own)
                 return
@@ -295,19 +295,19 @@ def test_one_group_at_most_goes_on_whoever_is_suspected(size: int, min_ranks: in
     [
         ("alive alive silent", None, ""),
         ("alive alive silent silent", None, "not more than half"),
-        ("alive alive silent gone", None, "not more than half"),
-        ("alive gone gone gone", None, ""),
-        ("alive left gone left", None, ""),
+        ("alive alive silent dead", None, "not more than half"),
+        ("alive dead dead dead", None, ""),
+        ("alive left dead left", None, ""),
         ("alive left silent", None, "not more than half"),
         ("alive silent silent silent", 1, ""),
-        ("alive alive gone silent", 3, "fewer than min_ranks=3: rank 2 is gone; rank 3 is silent"),
-        ("alive alive apart", None, ""),
-        ("alive alive apart", 2, ""),
-        ("alive alive apart", 1, "the others have taken ranks 0, 1 for dead"),
-        ("alive alive alive apart silent", 2, "the others have taken ranks 0, 1, 2 for dead"),
-        ("alive alive alive apart gone", 2, ""),
-        ("alive apart apart", None, "the others have taken rank 0 for dead"),
-        ("alive apart apart", 1, "the others have taken rank 0 for dead"),
+        ("alive alive dead silent", 3, "fewer than min_ranks=3: rank 2 is dead; rank 3 is silent"),
+        ("alive alive excluded_us", None, ""),
+        ("alive alive excluded_us", 2, ""),
+        ("alive alive excluded_us", 1, "the others have taken ranks 0, 1 for dead"),
+        ("alive alive alive excluded_us silent", 2, "the others have taken ranks 0, 1, 2 for dead"),
+        ("alive alive alive excluded_us dead", 2, ""),
+        ("alive excluded_us excluded_us", None, "the others have taken rank 0 for dead"),
+        ("alive excluded_us excluded_us", 1, "the others have taken rank 0 for dead"),
         ("alive alive", 3, "only 2 ranks of 2 can go on"),
     ],
 )

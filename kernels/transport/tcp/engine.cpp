@@ -145,7 +145,7 @@ void Engine::add_peer(std::string address) {
     static_cast<void>(numeric_address(address));  // throws if it is malformed
   }
   Peer& added = peers_.emplace_back();
-  added.fate = address.empty() ? Fate::gone : Fate::alive;
+  added.state = address.empty() ? PeerState::dead : PeerState::alive;
   added.how = "it never came";
   added.address = std::move(address);
 }
@@ -268,7 +268,7 @@ void Engine::poll(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds 
   }
   flush_queued();
   lost_.clear();
-  gone_.clear();
+  ended_.clear();
 }
 
 void Engine::wake_sleeper() {
@@ -337,7 +337,7 @@ bool Engine::has_to_send() const {
 bool Engine::has_left() const {
   return std::all_of(peers_.begin(), peers_.end(), [](const Peer& other) {
     int unacknowledged = 0;
-    return other.fate != Fate::alive || other.out == nullptr ||
+    return other.state != PeerState::alive || other.out == nullptr ||
            (!other.out->has_to_send() && ioctl(other.out->descriptor(), SIOCOUTQ, &unacknowledged) == 0 &&
             unacknowledged == 0);
   });
@@ -355,7 +355,7 @@ void Engine::leave() noexcept {
       const std::lock_guard lock(mutex_);
       for (Peer& other : peers_) {
         if (other.out != nullptr) {
-          other.out->put({.kind = Header::Kind::bye});
+          other.out->put({.kind = Header::Kind::left});
           flush(*other.out);
         }
       }

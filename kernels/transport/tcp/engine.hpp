@@ -84,7 +84,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
 
   [[nodiscard]] bool has_deaths() const noexcept { return deaths_.load(std::memory_order_relaxed) > 0; }
   [[nodiscard]] std::optional<std::string> death_of(int rank);  // the reason, if it is dead
-  // Returns the fate of a lost rank, as far as it is known. Each call looks for more: poll it.
+  // Returns the state of a lost rank, as far as it is known. Each call looks for more: poll it.
   [[nodiscard]] std::optional<Sign> sign_of(int rank, bool is_alive);
   void exclude(const Sign& lost);
   bool has_told_excluded();  // true once all excluded ranks that can be reached have been told
@@ -94,14 +94,14 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   [[nodiscard]] bool is_forked() const noexcept;
 
  private:
-  enum class Fate : std::uint8_t {
+  enum class PeerState : std::uint8_t {
     alive,
-    left,      // closed in good order
-    gone,      // its process has ended: no process listens at its address any more
-    lost,      // its connection has ended
-    silent,    // its host acknowledges nothing, or cannot be reached
-    excluded,  // alive, and taken for dead by this rank
-    apart,     // alive, and has taken this rank for dead
+    left,         // closed in good order
+    dead,         // its process has ended: no process listens at its address any more
+    lost,         // its connection has ended
+    silent,       // its host acknowledges nothing, or cannot be reached
+    excluded,     // alive, and taken for dead by this rank
+    excluded_us,  // alive, and has taken this rank for dead
   };
 
   struct Fetched {
@@ -109,7 +109,7 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     std::size_t awaited;
     std::size_t there;
   };
-  struct Word {
+  struct ExclusionNotice {
     Probe probe;
     Clock::time_point ends;  // time when it is given up
     bool needs_answer;
@@ -127,13 +127,13 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
     std::uint64_t last_announced = 0;  // last number that the peer has announced
     std::unordered_map<std::uint64_t, Sending*> announced;
     std::unordered_map<std::uint64_t, Fetched> fetched;
-    Fate fate = Fate::alive;
+    PeerState state = PeerState::alive;
     std::string how;
-    Clock::time_point ended{};     // time when the peer was lost
-    bool was_silent = false;       // true if the peer was silent when it was lost
-    std::unique_ptr<Probe> probe;  // probe that asks a lost peer if it lives
-    bool is_excluded = false;      // this rank has taken the peer for dead, and tells or has told it
-    std::unique_ptr<Word> word;    // notice to the peer that it is excluded, under way
+    Clock::time_point ended{};                // time when the peer was lost
+    bool was_silent = false;                  // true if the peer was silent when it was lost
+    std::unique_ptr<Probe> probe;             // probe that asks a lost peer if it lives
+    bool is_excluded = false;                 // this rank has taken the peer for dead, and tells or has told it
+    std::unique_ptr<ExclusionNotice> notice;  // notice to the peer that it is excluded, under way
   };
 
   struct Unauthenticated : Watched {
@@ -160,8 +160,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   void greet(Unauthenticated& unauthenticated);
   void adopt(Unauthenticated& unauthenticated, const Greeting& greeting);
   void lose(Connection& connection, const std::string& how, int code = 0);
-  [[nodiscard]] static Fate fate_of(int code) noexcept;
-  void end_peer(int rank, Fate fate, const std::string& how);
+  [[nodiscard]] static PeerState state_of(int code) noexcept;
+  void end_peer(int rank, PeerState state, const std::string& how);
   [[nodiscard]] std::string loss_text(int rank) const;
   [[nodiscard]] Error loss(int rank) const { return {ErrorKind::peer, loss_text(rank)}; }
   [[nodiscard]] Greeting greeting_to(int rank, Greeting::Purpose purpose = Greeting::Purpose::connect) const;
@@ -224,8 +224,8 @@ class Engine : public Network, public std::enable_shared_from_this<Engine>, priv
   std::unordered_set<std::uint64_t> open_;    // inboxes that have been opened
   std::unordered_set<std::uint64_t> closed_;  // groups closed for good
   std::list<std::unique_ptr<Unauthenticated>> unauthenticated_;
-  std::vector<std::unique_ptr<Connection>> lost_;       // kept until no event can point at them any more
-  std::vector<std::unique_ptr<Unauthenticated>> gone_;  // likewise
+  std::vector<std::unique_ptr<Connection>> lost_;        // kept until no event can point at them any more
+  std::vector<std::unique_ptr<Unauthenticated>> ended_;  // likewise
   std::vector<Sending*> sent_;
   std::vector<int> with_output_;  // ranks with output since flush_queued()
   std::vector<std::byte> spill_;

@@ -1,4 +1,4 @@
-// Fate of the ranks that an engine has lost.
+// State of the ranks that an engine has lost.
 #include <algorithm>
 #include <string_view>
 
@@ -31,17 +31,17 @@ std::string reason_in(std::string_view text) {
 
 std::string Engine::loss_text(int rank) const {
   const Peer& other = peers_[static_cast<std::size_t>(rank)];
-  switch (other.fate) {
-    case Fate::alive:
-    case Fate::left:
+  switch (other.state) {
+    case PeerState::alive:
+    case PeerState::left:
       return "has ended";
-    case Fate::apart:
+    case PeerState::excluded_us:
       return "has taken this rank for dead, and goes on without it";
-    case Fate::excluded:
+    case PeerState::excluded:
       return std::string(taken) + other.how;
-    case Fate::gone:
-    case Fate::lost:
-    case Fate::silent:
+    case PeerState::dead:
+    case PeerState::lost:
+    case PeerState::silent:
       break;
   }
   return std::string(died) + other.how;
@@ -49,8 +49,8 @@ std::string Engine::loss_text(int rank) const {
 
 std::optional<std::string> Engine::death_of(int rank) {
   const std::lock_guard lock(mutex_);
-  const Fate fate = peer(rank).fate;
-  return fate == Fate::alive || fate == Fate::left ? std::nullopt : std::optional(loss_text(rank));
+  const PeerState state = peer(rank).state;
+  return state == PeerState::alive || state == PeerState::left ? std::nullopt : std::optional(loss_text(rank));
 }
 
 Greeting Engine::greeting_to(int rank, Greeting::Purpose purpose) const {
@@ -73,13 +73,13 @@ void Engine::probe_lost_rank(int rank) {
     case Probe::Answer::closed:
       return;
     case Probe::Answer::refused:
-      other.fate = Fate::gone;
+      other.state = PeerState::dead;
       break;
     case Probe::Answer::unreachable:
-      other.fate = Fate::silent;
+      other.state = PeerState::silent;
       break;
     case Probe::Answer::excluded:
-      other.fate = Fate::apart;
+      other.state = PeerState::excluded_us;
       break;
   }
   other.probe.reset();
@@ -90,28 +90,28 @@ std::optional<Sign> Engine::sign_of(int rank, bool is_alive) {
   Peer& other = peer(rank);
   if (!is_alive) {
     make_progress(rank);  // the last message of that rank may say that it has excluded this rank
-    if (other.fate == Fate::alive || other.fate == Fate::lost || other.fate == Fate::silent) {
-      end_peer(rank, Fate::gone, "its process has ended");
-      other.fate = Fate::gone;
+    if (other.state == PeerState::alive || other.state == PeerState::lost || other.state == PeerState::silent) {
+      end_peer(rank, PeerState::dead, "its process has ended");
+      other.state = PeerState::dead;
       wake_waiters();
     }
-  } else if (other.fate == Fate::lost) {
+  } else if (other.state == PeerState::lost) {
     probe_lost_rank(rank);
   }
   const std::chrono::duration<double> patience(options_.host_timeout * (rank < rank_ ? patience_of_higher_rank : 1));
   const bool is_over = !is_alive || Clock::now() - other.ended > patience;
-  switch (other.fate) {
-    case Fate::alive:
+  switch (other.state) {
+    case PeerState::alive:
       return std::nullopt;
-    case Fate::left:
-    case Fate::gone:
+    case PeerState::left:
+    case PeerState::dead:
       return Sign{rank, Liveness::dead, loss_text(rank)};
-    case Fate::silent:
-    case Fate::excluded:
+    case PeerState::silent:
+    case PeerState::excluded:
       return Sign{rank, Liveness::silent, loss_text(rank)};
-    case Fate::lost:
+    case PeerState::lost:
       return is_over ? std::optional(Sign{rank, Liveness::silent, loss_text(rank)}) : std::nullopt;
-    case Fate::apart:
+    case PeerState::excluded_us:
       return is_over || other.is_excluded
                  ? std::optional(Sign{rank, Liveness::excluded_us, "has taken others for dead"})
                  : std::nullopt;
@@ -122,18 +122,19 @@ std::optional<Sign> Engine::sign_of(int rank, bool is_alive) {
 void Engine::exclude(const Sign& lost) {
   const std::lock_guard lock(mutex_);
   Peer& other = peer(lost.rank);
-  const bool may_wait_for_this = other.fate == Fate::alive || other.fate == Fate::lost || other.fate == Fate::silent;
+  const bool may_wait_for_this =
+      other.state == PeerState::alive || other.state == PeerState::lost || other.state == PeerState::silent;
   if (lost.liveness != Liveness::dead && may_wait_for_this) {
     other.is_excluded = true;
-    other.word = std::make_unique<Word>(
-        Word{.probe = {numeric_address(other.address), greeting_to(lost.rank, Greeting::Purpose::exclude)},
-             .ends = last_chance_of(lost.rank, Clock::now()),
-             .needs_answer = other.fate != Fate::alive});
+    other.notice = std::make_unique<ExclusionNotice>(
+        ExclusionNotice{.probe = {numeric_address(other.address), greeting_to(lost.rank, Greeting::Purpose::exclude)},
+                        .ends = last_chance_of(lost.rank, Clock::now()),
+                        .needs_answer = other.state != PeerState::alive});
   }
-  const Fate fate = lost.liveness == Liveness::dead ? Fate::gone : Fate::excluded;
-  end_peer(lost.rank, fate, reason_in(lost.why));
-  if (other.fate == Fate::lost || other.fate == Fate::silent) {
-    other.fate = fate;
+  const PeerState state = lost.liveness == Liveness::dead ? PeerState::dead : PeerState::excluded;
+  end_peer(lost.rank, state, reason_in(lost.why));
+  if (other.state == PeerState::lost || other.state == PeerState::silent) {
+    other.state = state;
   }
   other.probe.reset();
   wake_waiters();
@@ -143,10 +144,10 @@ bool Engine::has_told_excluded() {
   const std::lock_guard lock(mutex_);
   bool all = true;
   for (Peer& other : peers_) {
-    if (other.word != nullptr && has_told(other)) {
-      other.word.reset();
+    if (other.notice != nullptr && has_told(other)) {
+      other.notice.reset();
     }
-    all = all && other.word == nullptr;
+    all = all && other.notice == nullptr;
   }
   if (all) {
     accept_and_greet_all();
@@ -157,13 +158,13 @@ bool Engine::has_told_excluded() {
 // Reports whether `other` has been told that it is excluded. If its connection had ended before, its own notice to this
 // rank may be lost. Then `other` answers as soon as it reads this rank's notice.
 bool Engine::has_told(Peer& other) const {
-  Word& word = *other.word;
-  switch (word.probe.look()) {
+  ExclusionNotice& notice = *other.notice;
+  switch (notice.probe.look()) {
     case Probe::Answer::refused:
-      other.fate = other.fate == Fate::apart ? Fate::apart : Fate::gone;
+      other.state = other.state == PeerState::excluded_us ? PeerState::excluded_us : PeerState::dead;
       return true;
     case Probe::Answer::excluded:
-      other.fate = Fate::apart;
+      other.state = PeerState::excluded_us;
       return true;
     case Probe::Answer::unreachable:
     case Probe::Answer::closed:
@@ -172,12 +173,12 @@ bool Engine::has_told(Peer& other) const {
       break;
   }
   const auto now = Clock::now();
-  if (!word.has_arrived && word.probe.has_arrived()) {
-    word.has_arrived = true;
-    const std::chrono::duration<double> patience(word.needs_answer ? std::min(options_.timeout, for_ever) : 0);
-    word.ends = now + std::chrono::duration_cast<Clock::duration>(patience);
+  if (!notice.has_arrived && notice.probe.has_arrived()) {
+    notice.has_arrived = true;
+    const std::chrono::duration<double> patience(notice.needs_answer ? std::min(options_.timeout, for_ever) : 0);
+    notice.ends = now + std::chrono::duration_cast<Clock::duration>(patience);
   }
-  return now >= word.ends;
+  return now >= notice.ends;
 }
 
 }  // namespace gradientflow::transport::tcp

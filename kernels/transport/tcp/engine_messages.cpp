@@ -143,7 +143,7 @@ Receiving* Engine::receive(Inbox& inbox, int from, int tag, void* data, std::siz
   const std::lock_guard lock(mutex_);
   if (auto arrived = inbox.take_arrived(from, tag); arrived != nullptr) {
     fill(*receiving, std::move(arrived));
-  } else if (from != rank_ && peer(from).fate != Fate::alive) {
+  } else if (from != rank_ && peer(from).state != PeerState::alive) {
     end(*receiving, 0, loss(from));
   } else {
     receiving->inbox = &inbox;
@@ -182,7 +182,7 @@ void Engine::fill(Receiving& receiving, std::unique_ptr<Arrived> arrived) {
     std::copy_n(arrived->own->data, bytes, receiving.data);
     end(arrived->own);
     end(receiving, bytes);
-  } else if (arrived->is_broken || (arrived->number > 0 && peer(source).fate != Fate::alive)) {
+  } else if (arrived->is_broken || (arrived->number > 0 && peer(source).state != PeerState::alive)) {
     end(receiving, 0, loss(source));
   } else if (arrived->number > 0 && bytes == 0) {
     discard(std::move(arrived));
@@ -259,7 +259,7 @@ void Engine::give_up(Sending* sending, Owner owner) noexcept {
   } else if (owner != nullptr) {
     sending->owner = std::move(owner);
   } else if (sending->copy.reset(new (std::nothrow) std::byte[sending->bytes]); sending->copy == nullptr) {
-    end_peer(sending->peer, Fate::lost, "this process has no memory for the rest of a message to it");
+    end_peer(sending->peer, PeerState::lost, "this process has no memory for the rest of a message to it");
   } else {
     std::copy_n(sending->data, sending->bytes, sending->copy.get());
     sending->data = sending->copy.get();
@@ -328,11 +328,11 @@ void Engine::take_header(Connection& from, const Header& header) {
       }
       other.credit += header.bytes;
       break;
-    case Header::Kind::bye:
-      end_peer(from.peer(), Fate::left, "");
+    case Header::Kind::left:
+      end_peer(from.peer(), PeerState::left, "");
       break;
     case Header::Kind::excluded:
-      end_peer(from.peer(), Fate::apart, "");
+      end_peer(from.peer(), PeerState::excluded_us, "");
       break;
   }
 }

@@ -22,9 +22,9 @@ constexpr int longest_retry_option = TCP_RTO_MAX_MS;
 #else
 constexpr int longest_retry_option = 44;  // since Linux 6.15
 #endif
-constexpr int longest_retry = 1000;         // milliseconds, the least value that the system accepts
-constexpr int unsent_bytes = 256 << 10;     // bytes that the system buffers beyond data under way
-constexpr std::size_t most_strangers = 64;  // connections without the token, beyond one for each rank
+constexpr int longest_retry = 1000;               // milliseconds, the least value that the system accepts
+constexpr int unsent_bytes = 256 << 10;           // bytes that the system buffers beyond data under way
+constexpr std::size_t most_unauthenticated = 64;  // connections without the token, beyond one for each rank
 constexpr int accepted_at_once = 64;
 constexpr auto longest_connecting = 5s;      // limit, unless host_timeout is longer
 constexpr auto last_chance = 500ms;          // time to connect to a host found silent
@@ -64,7 +64,7 @@ void Engine::watch(const Connection& connection, int operation) {
                     {.ptr = const_cast<Connection*>(&connection)}};  // NOLINT(*-const-cast): handle() gets it back
   if (epoll_ctl(epoll_.get(), operation, connection.descriptor(), &event) != 0) {
     const int code = errno;
-    end_peer(connection.peer(), Fate::lost,
+    end_peer(connection.peer(), PeerState::lost,
              "the connection to " + peer(connection.peer()).address + " cannot be watched: " + described(code));
   }
 }
@@ -82,7 +82,7 @@ Connection& Engine::add_connection(int rank, Descriptor socket, bool is_connecti
 
 Connection* Engine::connection_to(int rank) {
   Peer& other = peer(rank);
-  if (other.out != nullptr || other.fate != Fate::alive) {
+  if (other.out != nullptr || other.state != PeerState::alive) {
     return other.out;
   }
   const SocketAddress address = numeric_address(other.address);
@@ -93,7 +93,7 @@ Connection* Engine::connection_to(int rank) {
   prepare(socket.get());
   if (connect(socket.get(), address.get(), address.length()) != 0 && errno != EINPROGRESS) {
     const int code = errno;
-    end_peer(rank, fate_of(code), "no connection to " + other.address + " can be made: " + described(code));
+    end_peer(rank, state_of(code), "no connection to " + other.address + " can be made: " + described(code));
     return nullptr;
   }
   Connection& connection = add_connection(rank, std::move(socket), true);
@@ -117,12 +117,12 @@ bool Engine::accept_some() {
       return false;
     }
     prepare(socket.get());
-    const std::size_t most = most_strangers + peers_.size();
+    const std::size_t most = most_unauthenticated + peers_.size();
     if (unauthenticated_.size() == most) {
       greet(*unauthenticated_.front());
     }
     if (unauthenticated_.size() == most) {
-      gone_.push_back(std::move(unauthenticated_.front()));
+      ended_.push_back(std::move(unauthenticated_.front()));
       unauthenticated_.pop_front();
     }
     Unauthenticated& unauthenticated =
@@ -162,7 +162,7 @@ void Engine::greet(Unauthenticated& unauthenticated) {
   if (received > 0 && unauthenticated.count < unauthenticated.bytes.size()) {
     return;
   }
-  const std::unique_ptr<Unauthenticated>& kept = gone_.emplace_back(std::move(*place));
+  const std::unique_ptr<Unauthenticated>& kept = ended_.emplace_back(std::move(*place));
   unauthenticated_.erase(place);
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, kept->socket.get(), nullptr);
   Greeting greeting;
@@ -184,12 +184,12 @@ void Engine::adopt(Unauthenticated& unauthenticated, const Greeting& greeting) {
     static_cast<void>(::send(unauthenticated.socket.get(), &header, sizeof header, MSG_DONTWAIT | MSG_NOSIGNAL));
   }
   if (greeting.purpose == Greeting::Purpose::exclude) {
-    const bool has_ended = other.fate == Fate::left || other.fate == Fate::gone;
-    end_peer(rank, Fate::apart, "");
-    other.fate = Fate::apart;
-    other.ended = has_ended ? Clock::time_point{} : other.ended;  // its fate is final: sign_of() need not wait
+    const bool has_ended = other.state == PeerState::left || other.state == PeerState::dead;
+    end_peer(rank, PeerState::excluded_us, "");
+    other.state = PeerState::excluded_us;
+    other.ended = has_ended ? Clock::time_point{} : other.ended;  // its state is final: sign_of() need not wait
   }
-  if (other.fate != Fate::alive || other.connections.size() == most_connections) {
+  if (other.state != PeerState::alive || other.connections.size() == most_connections) {
     unauthenticated.socket.close();
     return;
   }
@@ -248,18 +248,18 @@ void Engine::drain(Connection& connection) {
   }
 }
 
-// Returns the fate of a peer according to the system's error `code`; lost if the error tells no more.
-Engine::Fate Engine::fate_of(int code) noexcept {
+// Returns the state of a peer according to the system's error `code`; lost if the error tells no more.
+Engine::PeerState Engine::state_of(int code) noexcept {
   switch (code) {
     case ECONNREFUSED:
-      return Fate::gone;
+      return PeerState::dead;
     case EHOSTUNREACH:
     case ENETUNREACH:
     case ENETDOWN:
     case ETIMEDOUT:
-      return Fate::silent;
+      return PeerState::silent;
     default:
-      return Fate::lost;
+      return PeerState::lost;
   }
 }
 
@@ -278,22 +278,22 @@ void Engine::lose(Connection& connection, const std::string& how, int code) {
     }
   }
   const bool was_made = !connection.is_connecting;
-  end_peer(rank, fate_of(code),
+  end_peer(rank, state_of(code),
            was_made ? "the connection to " + other.address + " has ended: " + how
                     : "no connection to " + other.address + " can be made: " + how);
 }
 
-void Engine::end_peer(int rank, Fate fate, const std::string& how) {
+void Engine::end_peer(int rank, PeerState state, const std::string& how) {
   Peer& other = peer(rank);
-  if (other.fate != Fate::alive) {
+  if (other.state != PeerState::alive) {
     return;
   }
-  other.fate = fate;
+  other.state = state;
   other.how = how;
   other.ended = Clock::now();
-  other.was_silent = fate == Fate::silent;
+  other.was_silent = state == PeerState::silent;
   other.out = nullptr;
-  deaths_ += fate == Fate::left ? 0 : 1;
+  deaths_ += state == PeerState::left ? 0 : 1;
   has_found_ = true;
   std::vector<Sending*> unsent;
   for (auto& connection : std::exchange(other.connections, {})) {
@@ -369,7 +369,7 @@ void Engine::look_after_peers(Clock::time_point now) {
           lose(connection, "no answer within " + format_number(longest.count()) + " s", ETIMEDOUT);
         }
       } else if (is_silent(connection, now)) {
-        end_peer(rank, Fate::silent,
+        end_peer(rank, PeerState::silent,
                  peers_[r].address + " has acknowledged nothing for " + format_number(options_.host_timeout) +
                      " s (GRADIENTFLOW_HOST_TIMEOUT)");
       }
@@ -390,7 +390,7 @@ bool Engine::is_host_silent(int rank, Clock::time_point now) const {
 Engine::Clock::time_point Engine::last_chance_of(int rank, Clock::time_point now) const {
   const Peer& other = peers_[static_cast<std::size_t>(rank)];
   const auto soon = now + last_chance;
-  if (other.fate == Fate::silent || is_host_silent(rank, now)) {
+  if (other.state == PeerState::silent || is_host_silent(rank, now)) {
     return soon;
   }
   std::chrono::milliseconds silent{0};

@@ -19,7 +19,7 @@ bool Header::is_valid() const noexcept {
     case Kind::fetch:
     case Kind::dropped:
     case Kind::withdrawn:
-    case Kind::bye:
+    case Kind::left:
     case Kind::excluded:
       return bytes == 0;
   }

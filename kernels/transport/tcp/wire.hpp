@@ -34,7 +34,7 @@ struct Header {
     piece,      // the next `bytes` bytes of the fetched message `number` follow
     withdrawn,  // the fetched message `number` does not come: its sender has given it up
     credit,     // `bytes` bytes of messages have left the memory of their receiver
-    bye,        // nothing more comes: the process leaves in good order
+    left,       // nothing more comes: the process leaves in good order
     excluded,   // answers the greeting of a rank that has been taken for dead
   };
 
