@@ -109,10 +109,10 @@ std::unique_ptr<BoundEndpoint> meet(int rank, int size, const py::object& exchan
                                     const std::map<std::string, std::string>& overrides, const std::string& prefix,
                                     bool replaces) {
   const Config config = read_config(overrides);
-  const std::unique_ptr<transport::TextExchange> way = exchange_of(exchange, rank, size, prefix, replaces);
+  const std::unique_ptr<transport::TextExchange> text_exchange = exchange_of(exchange, rank, size, prefix, replaces);
   const std::string place = near ? *near : meeting_place(exchange);
   const WithoutGil release;
-  return std::make_unique<BoundEndpoint>(transport::meet(*way, rank, config, place, &poll_signals));
+  return std::make_unique<BoundEndpoint>(transport::meet(*text_exchange, rank, config, place, &poll_signals));
 }
 
 std::vector<py::bytes> exchange(const BoundStore& store, int rank, int size, const py::bytes& mine,

@@ -35,7 +35,7 @@ inline constexpr Wait store_attempt(5.0);        // connection to a store, and i
 inline constexpr Wait store_first_attempt(0.5);  // the same, for each of several addresses
 inline constexpr Wait store_answer(5.0);         // answer to a call that does not wait, if no time is left
 inline constexpr Wait store_place(1.0);          // check if an address of the store is this host
-inline constexpr Wait store_word(1.0);           // notice left at another rank's store
+inline constexpr Wait store_notice(1.0);         // notice left at another rank's store
 inline constexpr Wait missing_ranks(5.0);        // search for the ranks that have not arrived
 inline constexpr Wait others_leave(2.0);         // ranks that have yet to read how the meeting ended
 inline constexpr Wait connections(5.0);          // connections to other hosts, before an MPI job uses TCP

@@ -97,8 +97,8 @@ std::unique_ptr<transport::Endpoint> endpoint_by_meeting(const char* meet, int r
     throw Error(ErrorKind::value,
                 std::to_string(meeting.size) + " ranks have to meet somewhere: meet is host:port or file:///path");
   }
-  SingleRank nobody;
-  return transport::meet(nobody, 0, config, "");
+  SingleRank single_rank;
+  return transport::meet(single_rank, 0, config, "");
 }
 
 }  // namespace gradientflow::c

@@ -44,9 +44,9 @@ inline constexpr int algorithm_count = 8;
 enum class Memory : std::uint8_t { host, device };
 
 // The ranks that have an operand of a call: a tensor, one block of a tensor, or the blocks of all ranks.
-enum class Holder : std::uint8_t { nobody, all, root, others };
+enum class Holder : std::uint8_t { none, all, root, others };
 struct Operand {
-  Holder holder = Holder::nobody;
+  Holder holder = Holder::none;
   bool has_all_blocks = false;
 
   [[nodiscard]] constexpr bool is_held(bool by_root) const {

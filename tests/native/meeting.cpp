@@ -103,14 +103,14 @@ std::pair<std::vector<std::string>, py::bytes> introduce_rank(const std::string&
   {
     const py::gil_scoped_release release;
     const std::unique_ptr<Store> store = store_at(place, timeout);
-    StoreTextExchange way(*store, rank, size);
+    StoreTextExchange exchange(*store, rank, size);
     const auto listen = [&] {
       if (!trouble.empty()) {
         throw Error(ErrorKind::system, trouble);
       }
       return address;
     };
-    met = introduce(way, rank, listen, Until(timeout));
+    met = introduce(exchange, rank, listen, Until(timeout));
   }
   return {met.addresses, py::bytes(reinterpret_cast<const char*>(met.token.data()), met.token.size())};
 }
@@ -154,13 +154,13 @@ void bind_meeting(py::module_& functions) {
     return found;
   });
   py::class_<StoreServer>(functions, "StoreServer", py::module_local())
-      .def(py::init([](const std::string& host, const std::string& token, std::size_t strangers, double seconds,
+      .def(py::init([](const std::string& host, const std::string& token, std::size_t unauthenticated, double seconds,
                        std::size_t bytes) {
              return std::make_unique<StoreServer>(HostPort{host, 0}, token,
-                                                  StoreServer::Limits{strangers, seconds, bytes});
+                                                  StoreServer::Limits{unauthenticated, seconds, bytes});
            }),
-           py::arg("host") = "127.0.0.1", py::arg("token") = "", py::arg("strangers") = 8, py::arg("seconds") = 0.5,
-           py::arg("bytes") = 1 << 20)
+           py::arg("host") = "127.0.0.1", py::arg("token") = "", py::arg("unauthenticated") = 8,
+           py::arg("seconds") = 0.5, py::arg("bytes") = 1 << 20)
       .def_property_readonly("port", &StoreServer::port);
 }
 

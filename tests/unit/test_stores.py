@@ -567,7 +567,7 @@ def test_who_sends_a_byte_at_a_time_is_dropped() -> None:
 
 
 def test_the_oldest_of_too_many_strangers_makes_room() -> None:
-    server = meeting.StoreServer(strangers=4, seconds=60)
+    server = meeting.StoreServer(unauthenticated=4, seconds=60)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(server.port)) for _ in range(50)]
         assert works(server)

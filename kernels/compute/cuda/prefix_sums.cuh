@@ -8,7 +8,7 @@
 
 namespace gradientflow::compute::cuda {
 
-constexpr std::uint32_t nobody = 0xffffffffU;
+constexpr std::uint32_t no_number = 0xffffffffU;
 
 // Returns the sum of the values of all threads before this thread. `shared` has an element for each thread, and all
 // threads call it.
@@ -19,7 +19,7 @@ __device__ inline std::uint32_t add_before(std::uint32_t value, std::uint32_t* s
     const std::uint32_t other = threadIdx.x >= distance ? shared[threadIdx.x - distance] : 0;
     __syncthreads();
     const std::uint32_t sum = shared[threadIdx.x] + other;
-    shared[threadIdx.x] = sum < other ? nobody : sum;  // saturates: only invalid blocks have such sums
+    shared[threadIdx.x] = sum < other ? no_number : sum;  // saturates: only invalid blocks have such sums
     __syncthreads();
   }
   const std::uint32_t before = threadIdx.x == 0 ? 0 : shared[threadIdx.x - 1];
@@ -36,13 +36,13 @@ static __global__ void __launch_bounds__(threads) add_up_before(std::uint32_t* n
   std::uint32_t sum = 0;
   for (std::size_t i = begin; i < end; ++i) {
     const std::uint32_t more = sum + numbers[i];
-    sum = more < sum ? nobody : more;
+    sum = more < sum ? no_number : more;
   }
   std::uint32_t before = add_before(sum, shared);
   for (std::size_t i = begin; i < end; ++i) {
     const std::uint32_t here = numbers[i];
     numbers[i] = before;
-    before = before + here < before ? nobody : before + here;
+    before = before + here < before ? no_number : before + here;
   }
   if (threadIdx.x == threads - 1) {
     numbers[number] = before;

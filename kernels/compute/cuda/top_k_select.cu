@@ -253,7 +253,7 @@ struct Chosen {
   __device__ Counts at(std::size_t i) const {
     if (first != nullptr) {
       const std::size_t begin = call.block.count - call.block.k;
-      const bool is_drawn = first[i] != nobody || (i >= begin && is_repeated(first, begin, call.seed, i));
+      const bool is_drawn = first[i] != no_number || (i >= begin && is_repeated(first, begin, call.seed, i));
       return {is_drawn ? 1U : 0U, 0};
     }
     const std::uint32_t m = magnitude(call.next_residual[i]);
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(threads) write_chosen(Select call, SelectionSt
   const Counts counts = chosen.count(begin);
   std::uint32_t certain_before = certain[blockIdx.x] + add_before(counts.certain, shared);
   std::uint32_t equal_before = equal[blockIdx.x] + add_before(counts.equal, shared);
-  std::uint32_t least = nobody;
+  std::uint32_t least = no_number;
   for (unsigned i = 0; i < own && begin + i < call.block.count; ++i) {
     const Counts one = chosen.at(begin + i);
     if (one.certain != 0 || (one.equal != 0 && equal_before < state->equals)) {
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(threads) write_chosen(Select call, SelectionSt
     certain_before += one.certain;
     equal_before += one.equal;
   }
-  if (least != nobody) {
+  if (least != no_number) {
     atomicMin(&state->least_sent, least);
   }
 }

@@ -207,7 +207,7 @@ class Communicator {
   [[nodiscard]] std::shared_ptr<Failure> unreported_failure() const;
   [[nodiscard]] Error with_unreported_failure(const Error& error) const;
   template <class Work>
-  void apart(int peer, Work work);
+  void run_with_peer(int peer, Work work);
   collective::CallResult execute(const collective::Call& call, const Release& release = {});
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
   void serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,

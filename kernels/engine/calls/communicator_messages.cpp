@@ -8,7 +8,7 @@
 namespace gradientflow::engine {
 
 template <class Work>
-void Communicator::apart(int peer, Work work) {
+void Communicator::run_with_peer(int peer, Work work) {
   check_process();
   check_rank(peer, "peer");
   if (peer == rank()) {
@@ -26,13 +26,13 @@ void Communicator::send(int to, const void* data, std::size_t count, DType dtype
                         const std::optional<collective::Placement>& placement) {
   const std::size_t bytes = count * size_of(dtype);
   if (!placement) {
-    apart(to, [&] { point_to_point_.send(to, data, count, dtype); });
+    run_with_peer(to, [&] { point_to_point_.send(to, data, count, dtype); });
   } else {
     const compute::cuda::UseDevice use(placement->device);
     const transport::Buffer copy(group_->endpoint(), bytes);
     compute::cuda::runtime().copy(copy.data(), data, bytes, placement->stream);
     compute::cuda::runtime().synchronize(placement->stream);
-    apart(to, [&] { point_to_point_.send(to, copy.data(), count, dtype); });
+    run_with_peer(to, [&] { point_to_point_.send(to, copy.data(), count, dtype); });
   }
   sent_->add(bytes);
 }
@@ -40,12 +40,12 @@ void Communicator::send(int to, const void* data, std::size_t count, DType dtype
 void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
                            const std::optional<collective::Placement>& placement) {
   if (!placement) {
-    apart(from, [&] { point_to_point_.receive(from, data, count, dtype); });
+    run_with_peer(from, [&] { point_to_point_.receive(from, data, count, dtype); });
     return;
   }
   const compute::cuda::UseDevice use(placement->device);
   const transport::Buffer copy(group_->endpoint(), count * size_of(dtype));
-  apart(from, [&] { point_to_point_.receive(from, copy.data(), count, dtype); });
+  run_with_peer(from, [&] { point_to_point_.receive(from, copy.data(), count, dtype); });
   compute::cuda::runtime().copy(data, copy.data(), count * size_of(dtype), placement->stream);
   compute::cuda::runtime().synchronize(placement->stream);
 }

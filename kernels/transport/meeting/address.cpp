@@ -191,7 +191,7 @@ std::vector<SocketAddress> resolve(const HostPort& place, const Until& until) {
 }
 
 void await_name(const std::vector<HostPort>& places, const Until& until) {
-  const Until soon = until.anew(names_may_come_late() ? until.remaining() : waits::known_name.seconds());
+  const Until soon = until.from_now(names_may_come_late() ? until.remaining() : waits::known_name.seconds());
   while (true) {
     std::string causes;
     for (const HostPort& place : places) {

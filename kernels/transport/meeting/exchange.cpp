@@ -144,7 +144,7 @@ std::vector<std::string> StoreTextExchange::all(const std::string& mine, const U
     verdict = store_.get(key("verdict"), until);
   }
   if (!verdict) {
-    const std::vector<int> absent = missing(until.anew(waits::missing_ranks.seconds()));
+    const std::vector<int> absent = missing(until.from_now(waits::missing_ranks.seconds()));
     const std::string who = absent.empty() ? "their meeting did not end" : "no sign of " + name_ranks(absent);
     verdict = decide({ErrorKind::timeout,
                       std::to_string(size_) + " ranks did not meet at " + store_.name() + " within " +
@@ -248,8 +248,8 @@ void StoreTextExchange::leave(bool have_met, const Until& until) {
     }
     const bool is_last = store_.add(key("gone"), 1, until) == size_;
     if (store_.is_served_here()) {
-      const int absent = have_met ? 0 : static_cast<int>(missing(until.anew(waits::others_leave.seconds())).size());
-      await_others(size_ - absent, until.anew(waits::others_leave.seconds()));
+      const int absent = have_met ? 0 : static_cast<int>(missing(until.from_now(waits::others_leave.seconds())).size());
+      await_others(size_ - absent, until.from_now(waits::others_leave.seconds()));
     }
     if (have_met && is_last) {
       clean(until);

@@ -42,7 +42,7 @@ class FileStore::Opened {
   // Takes a moment even if no time is left, so that a rank that has waited in vain can still tell other ranks.
   Opened(const std::string& path, const Until& limit)
       : path_(path),
-        until_(limit.over() ? limit.anew(waits::store_answer.seconds()) : limit),
+        until_(limit.over() ? limit.from_now(waits::store_answer.seconds()) : limit),
         turn_(until_.lock(turn_in_process())) {
     if (!turn_) {
       throw too_late();

@@ -93,7 +93,7 @@ std::string try_connections(TextExchange& exchange, const std::vector<Candidate>
     }
   }
   const std::string why =
-      find_unreached(others, until.anew(std::min(waits::connections.seconds(), until.seconds() / 2)));
+      find_unreached(others, until.from_now(std::min(waits::connections.seconds(), until.seconds() / 2)));
   for (const std::string& each :
        exchange.all(why.empty() ? why : "rank " + std::to_string(me) + " on " + ranks[me].host + ' ' + why, until)) {
     if (!each.empty()) {

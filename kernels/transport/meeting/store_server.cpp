@@ -29,7 +29,7 @@ constexpr std::uint64_t the_stop = 1;
 
 constexpr auto before_accepting_again = std::chrono::milliseconds(100);  // pause when too many files are open
 constexpr std::size_t bytes_at_once = std::size_t{64} * 1024;
-constexpr std::size_t bytes_of_a_stranger = 2048;
+constexpr std::size_t most_unauthenticated_bytes = 2048;
 constexpr int turns_at_once = 4;         // reads for one connection at a time
 constexpr int connections_at_once = 64;  // connections accepted at a time
 constexpr std::size_t kept_capacity = bytes_at_once;
@@ -182,7 +182,7 @@ void StoreServer::run() noexcept {
       epoll_event event{EPOLLIN, {.u64 = the_listener}};
       epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
     }
-    drop_late_strangers();
+    drop_late_unauthenticated();
   }
 }
 
@@ -200,7 +200,7 @@ int StoreServer::milliseconds_to_wait() const {
   return static_cast<int>(std::clamp<long>(left, 0, 60'000));
 }
 
-void StoreServer::drop_late_strangers() {
+void StoreServer::drop_late_unauthenticated() {
   const std::chrono::duration<double> most(limits_.seconds);
   while (!unauthenticated_.empty() && Clock::now() - connections_.at(*unauthenticated_.begin()).since >= most) {
     drop(*unauthenticated_.begin());
@@ -219,7 +219,7 @@ void StoreServer::accept_all() {
       }
       return;
     }
-    if (unauthenticated_.size() >= limits_.strangers) {
+    if (unauthenticated_.size() >= limits_.unauthenticated) {
       drop(*unauthenticated_.begin());
     }
     set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
@@ -258,11 +258,11 @@ void StoreServer::serve(std::uint64_t number, std::uint32_t events) {
   if (stays && (events & EPOLLOUT) != 0) {
     stays = flush(connection) && take_messages(number, connection);
   }
-  const bool has_gone = (events & (EPOLLRDHUP | EPOLLHUP)) != 0;
-  if (stays && connection.reads && (has_gone || (events & EPOLLIN) != 0)) {
+  const bool has_hung_up = (events & (EPOLLRDHUP | EPOLLHUP)) != 0;
+  if (stays && connection.reads && (has_hung_up || (events & EPOLLIN) != 0)) {
     stays = receive(number, connection);
   }
-  if (has_gone && !connection.reads) {  // cut off in mid-answer, or waiting for an answer
+  if (has_hung_up && !connection.reads) {  // cut off in mid-answer, or waiting for an answer
     stays = false;
   }
   if (stays) {
@@ -274,7 +274,8 @@ void StoreServer::serve(std::uint64_t number, std::uint32_t events) {
 
 bool StoreServer::receive(std::uint64_t number, Connection& connection) {
   for (int i = 0; i < turns_at_once && connection.reads; ++i) {
-    const std::size_t most = connection.state == Connection::Phase::member ? buffer_.size() : bytes_of_a_stranger;
+    const std::size_t most =
+        connection.state == Connection::Phase::member ? buffer_.size() : most_unauthenticated_bytes;
     const ssize_t count = recv(connection.socket.get(), buffer_.data(), most, 0);
     if (count <= 0) {
       return count < 0 && (errno == EAGAIN || errno == EINTR);

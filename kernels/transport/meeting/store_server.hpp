@@ -25,7 +25,7 @@ namespace gradientflow::transport {
 class StoreServer {
  public:
   struct Limits {
-    std::size_t strangers = 128;                 // unauthenticated connections at a time; the oldest makes room
+    std::size_t unauthenticated = 128;           // unauthenticated connections at a time; the oldest makes room
     double seconds = 5.0;                        // time for a connection to show the token
     std::size_t bytes = std::size_t{256} << 20;  // keys and values; requests on their way may add as much
   };
@@ -84,7 +84,7 @@ class StoreServer {
   static bool flush(Connection& connection);
   void watch(std::uint64_t number, Connection& connection);
   void drop(std::uint64_t number) noexcept;
-  void drop_late_strangers();
+  void drop_late_unauthenticated();
   [[nodiscard]] int milliseconds_to_wait() const;
 
   std::string token_;
@@ -94,7 +94,7 @@ class StoreServer {
   Descriptor epoll_;
   Descriptor stop_;  // an eventfd
   Connections connections_;
-  std::set<std::uint64_t> unauthenticated_;  // strangers, and connections in state leaving
+  std::set<std::uint64_t> unauthenticated_;  // also connections in state leaving
   std::uint64_t next_number_ = 2;
   std::unordered_map<std::string, Value> values_;
   std::unordered_map<std::string, std::set<std::uint64_t>> waiting_;  // connections, by the key they wait for

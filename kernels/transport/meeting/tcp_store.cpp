@@ -157,7 +157,7 @@ void TcpStore::serve(const Until& until) {
 // Returns true if the store at `place` belongs to this job. Then tells that store which process could not serve beside
 // it.
 bool TcpStore::report_second_server(const HostPort& place, const Until& until) {
-  const Until soon = until.anew(std::min(until.remaining(), waits::store_word.seconds()));
+  const Until soon = until.from_now(std::min(until.remaining(), waits::store_notice.seconds()));
   bool is_ours = false;
   try {
     is_ours = !try_place(place, soon);
@@ -262,7 +262,7 @@ std::optional<std::string> TcpStore::call(const StoreRequest& request, const Unt
   check_value(request.value);
   check_value(request.expected.value_or(""));
   // A call that only reads gets an answer, even if no time is left.
-  const Until& limit = until.over() ? until.anew(waits::store_answer.seconds()) : until;
+  const Until& limit = until.over() ? until.from_now(waits::store_answer.seconds()) : until;
   const std::unique_lock lock = limit.lock(mutex_);
   if (!lock) {
     throw timeout_of("other threads have not ended their calls of " + name(), limit);
@@ -309,7 +309,7 @@ std::optional<std::string> TcpStore::exchange(const StoreRequest& request, const
 
 void TcpStore::connect(const Until& until) {
   if (server_ != nullptr) {
-    const Until soon = until.anew(std::max(until.remaining(), waits::store_answer.seconds()));
+    const Until soon = until.from_now(std::max(until.remaining(), waits::store_answer.seconds()));
     if (const auto cause = try_address(server_->address(), name(), soon)) {
       throw Error(ErrorKind::system, "cannot reach " + name() + " from the process that serves it: " + *cause);
     }
@@ -322,7 +322,7 @@ void TcpStore::connect(const Until& until) {
   while (true) {
     std::string causes;
     for (const HostPort& place : places_) {
-      const auto cause = try_place(place, until.anew(std::min(until.remaining(), patience)));
+      const auto cause = try_place(place, until.from_now(std::min(until.remaining(), patience)));
       if (!cause) {
         return;
       }

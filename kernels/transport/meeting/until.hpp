@@ -26,7 +26,7 @@ class Until {
         check_(std::move(check)) {}
 
   // Returns a limit that starts now, with the same check.
-  [[nodiscard]] Until anew(double seconds) const { return Until(seconds, check_); }
+  [[nodiscard]] Until from_now(double seconds) const { return Until(seconds, check_); }
 
   [[nodiscard]] double seconds() const noexcept { return seconds_; }
   [[nodiscard]] bool over() const { return Clock::now() >= end_; }
