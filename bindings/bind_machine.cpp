@@ -60,8 +60,7 @@ std::pair<std::size_t, std::size_t> memory(const std::string& root) {
 }  // namespace
 
 void bind_machine(py::module_& module) {
-  module.def("paths_by_size", &paths_by_size, py::arg("node_sizes"),
-             "(From so many bytes on, path, why) of an allreduce.");
+  module.def("paths_by_size", &paths_by_size, py::arg("node_sizes"), "(Least bytes, path, why) of an allreduce.");
   module.def("wires", &known_wires);
   module.def("check_single", [](const std::string& wire, const std::string& sender) {
     static_cast<void>(dtype_of(wire_from_name(wire), sender));

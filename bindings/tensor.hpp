@@ -3,7 +3,7 @@
 //
 // Values on a device are ready in a stream: the framework's current one if it is known (PyTorch, and version 3 of the
 // CUDA array interface, which CuPy and Numba have), otherwise the default stream, in which producers for DLPack make
-// their values ready. In the latter case the stream of the next use is unknown too, so the host has to wait.
+// their values ready. Then the stream of the next use is unknown, too, and the host has to wait.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -13,7 +13,7 @@ OPEN_MPI = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
-MPICH = {  # and its relatives, such as Intel MPI
+MPICH = {  # and libraries derived from it, such as Intel MPI
     "RANK": "PMI_RANK",
     "WORLD_SIZE": "PMI_SIZE",
     "LOCAL_RANK": "MPI_LOCALRANKID",

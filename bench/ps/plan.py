@@ -16,7 +16,7 @@ PEERS = ("mpi", "rpc")  # the exchange written with MPI_Isend and MPI_Irecv; tor
 ARRAY, IN_PLACE = "array", "in-place"
 MEMORIES = (ARRAY, IN_PLACE)
 
-ONE_PER_WORKER = (0,)  # as many servers as workers
+ONE_PER_WORKER = (0,)  # number of servers; 0: one for each worker
 
 _LEAST_SHARD = 128  # least bytes of a server
 

@@ -109,9 +109,9 @@ class TopKGradientPool(ResidualPool):
     masking : bool, default True
         True if velocities become zero at entries that were sent.
     clip : float, optional
-        The gradients of each layer are first scaled down to a norm of ``clip * sqrt(ranks)``: the mean of that many
-        independent gradients has a norm of ``clip``. (DGC paper, appendix C, which divides gradients by the number of
-        ranks first, and so clips to ``clip / sqrt(ranks)``.)
+        The gradients of each layer are first scaled down to a norm of ``clip * sqrt(ranks)``: their
+        mean over the ranks has a norm of ``clip`` if they are independent. (DGC paper, appendix C, which divides
+        gradients by the number of ranks first, and so clips to ``clip / sqrt(ranks)``.)
     wire : {"float32", "float16", "bfloat16"}, optional
         The dtype in which values travel: by default float32, or bfloat16 for gradients of bfloat16.
     algorithm : str, default "auto"

@@ -206,7 +206,7 @@ class Strategy(Description, ABC):
 
 
 def _matrices(parameters: int) -> tuple[tuple[int, ...], ...]:
-    """Return shapes for a model with so many parameters, whose real shapes are unknown."""
+    """Return shapes for a model of which only the number of parameters is known."""
     matrices, rest = divmod(parameters, _SIDE * _SIDE)
     rows, single = divmod(rest, _SIDE)
     return ((_SIDE, _SIDE),) * matrices + ((rows, _SIDE),) * (rows > 0) + ((single,),) * (single > 0)

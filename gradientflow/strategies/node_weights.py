@@ -65,7 +65,7 @@ class NodeWeights:
     # ---- memory --------------------------------------------------------------------------------------------------
 
     def parts(self, nbytes: int) -> Bytes:
-        """Return new zero-filled memory of the node: a row of at least so many bytes for each rank. Collective."""
+        """Return new zero-filled memory of the node: a row of at least `nbytes` bytes for each rank. Collective."""
         return self.node._native.allocate(max(1, nbytes)).parts
 
     def weights(self, group: int) -> Bytes:

@@ -63,7 +63,7 @@ class ParameterGradients:
         self._is_new = True  # True until gradients were exchanged
         self._flat: list[torch.Tensor] = []  # flat gradients, by dtype
         self._groups: dict[int, int] = {}  # index in `_flat`, by index of a gradient
-        self._versions: list[int] = []  # versions of `_flat` for which the synchronizer knew its content; or -1
+        self._versions: list[int] = []  # versions of `_flat` whose content the synchronizer knows; -1: none
         self._synchronizer: Synchronizer | None = None
         self._read_until_wait: list[torch.Tensor | None] = []
         self.indices: dict[int, int] = {}  # indices of the parameters, by their ids
@@ -162,7 +162,7 @@ class ParameterGradients:
         leave_all = set_to_none and self.takes_any_content
         for group, flat in enumerate(self._flat):
             if leave_all:
-                self._versions[group] = -1  # each place is zeroed or written to by itself
+                self._versions[group] = -1  # from here on each place is zeroed or written separately
             elif flat._version == self._versions[group]:
                 self._synchronizer.zero(group, self.stream)
             else:
@@ -176,7 +176,7 @@ class ParameterGradients:
                 parameter.grad = view
 
     def exchanged(self) -> None:
-        """Record that the synchronizer has left these gradients."""
+        """Record that the gradients are now the result of `Synchronizer.wait`."""
         self._is_new = False
         self._versions = [flat._version for flat in self._flat]
         self._read_until_wait.clear()
@@ -238,7 +238,8 @@ class ParameterGradients:
                 self._write(index)
             else:
                 self.store(index)
-        # Otherwise an outer pass has written to the place, and PyTorch has yet to add its gradient to this gradient.
+        # Otherwise an outer backward pass has written its gradient to the place. PyTorch will add that gradient to
+        # `parameter.grad`, which this inner pass has set.
 
     def address_elsewhere(self, index: int) -> int | None:
         """Return the address at which the synchronizer can read a gradient; None if it has to be stored first."""

@@ -112,7 +112,7 @@ class FixedRanks:
     # ---- moments of an iteration ---------------------------------------------------------------------------------
 
     def begin_pass(self, passes: int) -> None:
-        """Note that a backward pass begins, after so many `passes` of the same iteration."""
+        """Note that a backward pass begins; `passes` is the number of earlier passes of the same iteration."""
 
     def defers(self, error: BaseException) -> bool:
         """Return True if an error may be dropped here: `Synchronizer.wait` raises it again, in a `surviving` block."""

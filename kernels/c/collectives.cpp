@@ -43,7 +43,7 @@ gf_status prepare(gf_communicator* communicator, const Arguments& arguments, gf_
 }  // namespace
 }  // namespace gradientflow::c
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 
 // Defines a collective in its three forms; `...` are the fields of its Arguments.
 #define ARGUMENTS(...) , __VA_ARGS__

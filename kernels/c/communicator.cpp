@@ -71,7 +71,7 @@ int number_of(const gf_communicator* communicator, Ask ask) {
 }  // namespace
 }  // namespace gradientflow::c
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 
 gf_status gf_init_handle(const void* mpi, size_t handle_bytes, const gf_setting* settings,
                          gf_communicator** communicator) {

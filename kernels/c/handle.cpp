@@ -72,7 +72,7 @@ void end(engine::Handle& handle) {
 }  // namespace
 }  // namespace gradientflow::c
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 
 gf_status gf_handle_test(const gf_handle* handle, int* done) {
   return guarded([&] {

@@ -3,7 +3,7 @@
 #include "objects.hpp"
 #include "status.hpp"
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 
 gf_status gf_memory_allocate(gf_communicator* communicator, size_t bytes, gf_memory** memory) {
   return guarded([&] {

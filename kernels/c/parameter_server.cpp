@@ -15,7 +15,7 @@
 #include "options.hpp"
 #include "status.hpp"
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 using gradientflow::Error;
 using gradientflow::ErrorKind;
 using gradientflow::engine::ParameterServer;

@@ -21,7 +21,7 @@ DType check_tensor(const void* data, std::size_t count, int dtype) {
 }  // namespace
 }  // namespace gradientflow::c
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 
 gf_status gf_send(gf_communicator* communicator, const void* data, size_t count, gf_dtype dtype, int to) {
   return guarded([&, type = int{dtype}] {

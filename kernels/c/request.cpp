@@ -19,7 +19,7 @@ engine::PreparedCall& usable(gf_request* request) {
 }  // namespace
 }  // namespace gradientflow::c
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 
 gf_status gf_request_start(gf_request* request) {
   return guarded([&] { usable(request).start(); });

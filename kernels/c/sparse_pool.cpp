@@ -4,7 +4,7 @@
 
 #include "pools.hpp"
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 
 gf_status gf_sparse_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                                 const gf_sparse_pool_options* options, gf_sparse_pool** pool) {

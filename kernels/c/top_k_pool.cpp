@@ -1,7 +1,7 @@
 // The top-k gradient pool for C.
 #include "pools.hpp"
 
-using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): its C functions are below
 
 gf_status gf_top_k_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                                const gf_top_k_pool_options* options, gf_top_k_pool** pool) {

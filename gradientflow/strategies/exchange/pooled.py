@@ -79,7 +79,7 @@ class PoolStrategy(Strategy):
 
     @abstractmethod
     def pool_options(self, tensors: int) -> dict[str, object]:
-        """Return further arguments for a pool of so many tensors."""
+        """Return further arguments for a pool of this number of tensors."""
 
     def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
         """Return the wire of pools of a dtype."""

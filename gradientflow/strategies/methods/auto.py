@@ -131,7 +131,7 @@ class Auto(PoolStrategy):
         )
 
     def candidates(self, nodes: int) -> list[Dense]:
-        """Return the candidates on so many nodes; the initial one comes first."""
+        """Return the candidates on this number of nodes; the initial one comes first."""
         wires = [None, *(self.allow if nodes > 1 else ())]
         found = [self.dense(threshold, wire) for wire in wires for threshold in _THRESHOLDS]
         return sorted(found, key=lambda each: each != self.dense())

@@ -191,7 +191,7 @@ def _matrix(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
 
 
 def _cut(array: TensorLike, counts: list[int] | tuple[int, ...]) -> list[Floats]:
-    """Cut an array into parts of so many entries."""
+    """Cut an array into consecutive parts with these numbers of entries."""
     return np.split(np.asarray(array), np.cumsum(counts)[:-1]) if counts else []
 
 

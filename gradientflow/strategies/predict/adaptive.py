@@ -15,7 +15,7 @@ class Cost(Protocol):
     """The time of calls."""
 
     def seconds(self, elements: float, /) -> float:
-        """Return the seconds of a call with so many elements."""
+        """Return the seconds of a call with this number of elements."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class CallTime(NamedTuple):
         return cls(max(0.0, short - slope * small), slope)
 
     def seconds(self, elements: float) -> float:
-        """Return the seconds of a call with so many elements; 0 for no elements."""
+        """Return the seconds of a call with this number of elements; 0 for no elements."""
         return self.latency + elements * self.seconds_per_element if elements else 0.0
 
 

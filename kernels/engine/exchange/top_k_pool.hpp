@@ -8,7 +8,7 @@
 // order of layers. The thread that has received a message adds up its entries, in rank order, where the gradients were.
 // So all ranks have the same bits. A layer for which a dense allreduce is cheaper is reduced by such an allreduce.
 //
-// The last message ends with a trailer: the extra numbers, and a report on nonfinite gradients. Settings that must be
+// The last message ends with a trailer: a report on nonfinite gradients, and the extra numbers. Settings that must be
 // the same on all ranks, such as ratios, are compared with each message.
 //
 // For each layer there are two residuals and two velocities, from before and after the iteration. So an iteration that
@@ -41,7 +41,7 @@ class TopKPool final : public ResidualPool {
     std::size_t threshold_reuse = 0;     // number of iterations that reuse a threshold before it is sampled again
     std::optional<float> momentum = {};  // momentum correction, with velocities (DGC paper, section 3.1)
     bool masking = true;                 // a velocity is zeroed where it was sent
-    std::optional<double> clip = {};     // largest norm of a layer's mean gradient if ranks' gradients are independent
+    std::optional<double> clip = {};     // each layer's gradient is scaled down to a norm of clip * sqrt(ranks)
     std::optional<Wire> wire = {};  // format of values sent; by default float32, or bfloat16 for bfloat16 gradients
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<std::size_t> merge_bytes = {};  // least bytes of a message, into which layers are merged
@@ -125,7 +125,7 @@ class TopKPool final : public ResidualPool {
   void restore(const TopKCheckpoint& state);
 
  private:
-  using Trailer = NonfiniteTensors;  // end of a rank's last message, before its extra numbers
+  using Trailer = NonfiniteTensors;  // report at the start of the trailer; the extra numbers follow it
 
   // Progress of a layer in this iteration.
   struct LayerProgress {

@@ -23,8 +23,8 @@ class MirroredMemory {
       on_device_ = compute::cuda::DeviceMemory(bytes);
     }
   }
-  // Replaces memory that must not be in use. It is unpinned before it is freed.
   MirroredMemory(MirroredMemory&&) noexcept = default;
+  // The memory of this object, which must not be in use, is unpinned before it is freed.
   MirroredMemory& operator=(MirroredMemory&& other) noexcept {
     pinned_ = std::move(other.pinned_);
     on_host_ = std::move(other.on_host_);

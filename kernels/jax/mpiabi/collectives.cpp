@@ -60,7 +60,7 @@ void barrier(Communicator& ranks) { run(ranks, {.kind = CallKind::barrier}); }
 
 }  // namespace gradientflow::mpiabi
 
-using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): its C functions are below
 
 MPIABI_FUNCTION MPIABI_Allgather(const void* input, int count, Type type, void* output, int /*output_count*/,
                                  Type /*output_type*/, const Group* group) {

@@ -31,7 +31,7 @@ std::size_t size_of(Type type) {
 
 }  // namespace gradientflow::mpiabi
 
-using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): the constants below are its outside
+using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): its constants are below
 
 #define MPIABI_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -2,7 +2,7 @@
 #include "failure.hpp"
 #include "job.hpp"
 
-using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): its C functions are below
 
 MPIABI_FUNCTION MPIABI_Comm_rank(const Group* group, int* rank) {
   *rank = group->ranks == nullptr ? -1 : group->ranks->rank();

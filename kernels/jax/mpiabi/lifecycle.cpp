@@ -6,7 +6,7 @@
 #include "failure.hpp"
 #include "job.hpp"
 
-using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): its C functions are below
 
 namespace {
 

@@ -39,7 +39,7 @@ void wait(Message** request) {
 }  // namespace
 }  // namespace gradientflow::mpiabi
 
-using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): its C functions are below
 
 MPIABI_FUNCTION MPIABI_Isend(const void* data, int count, Type type, int to, int tag, const Group* group,
                              Message** request) {

@@ -164,7 +164,7 @@ void reduce_blocks(Group& group, const void* input, void* output, std::size_t co
 }  // namespace
 }  // namespace gradientflow::mpiabi
 
-using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using namespace gradientflow::mpiabi;  // NOLINT(google-build-using-namespace): its C functions are below
 
 MPIABI_FUNCTION MPIABI_Allreduce(const void* input, void* output, int count, Type type, Op op, Group* group) {
   return guarded([&] {

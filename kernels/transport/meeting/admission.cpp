@@ -19,14 +19,15 @@ namespace {
 constexpr const char* invited = "invited";
 constexpr const char* refused = "refused";
 
-// Parts of a joiner's card: its version, which comes first in all versions, its address, and its network.
+// Parts of a joiner's card: the version of its library (the first part in every version), its address, its network.
 constexpr std::size_t card_parts = 3;
 
 // Parts of an invitation: the word `invited`, the token, the id of the endpoint, the joiner's rank in the job, the
 // number of joiners, the ranks, and the addresses.
 constexpr std::size_t answer_parts = 7;
 
-constexpr int tag_of_meeting = tcp::first_gathering_tag + (1 << 20) - 1;  // no other gathering has this tag so soon
+// The last of the 2^20 tags: an endpoint's other gatherings count up from the first one.
+constexpr int tag_of_meeting = tcp::first_gathering_tag + (1 << 20) - 1;
 
 [[noreturn]] void throw_nonsense() {
   throw Error(ErrorKind::mismatch, "what has come from a job to join cannot be read: it runs another version");

@@ -140,7 +140,7 @@ std::size_t Messages::wait_user_message(Request& message, const std::string& wha
 }
 
 // A failed rank ends the collective call, whichever rank is awaited. A closed or dead rank is an error only for ranks
-// that wait for it. This error is returned, because the last messages of that rank may have come meanwhile.
+// that wait for it. This error is returned, not thrown, because the awaited messages may have come meanwhile.
 std::optional<Error> Messages::check_peers(int awaited, const std::string& what, bool collective) {
   if (endpoint_->interrupted()) {
     throw Error(ErrorKind::closed, "the communicator was closed during " + what);

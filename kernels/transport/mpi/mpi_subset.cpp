@@ -20,7 +20,7 @@ constexpr int tags = 1 << tag_bits;
 // ranks, and the tags of gatherings.
 constexpr int excluded_tag = 2;
 constexpr int first_gathering_tag = tags + 4;
-constexpr std::uint32_t gathering_tags = tags - 4;  // tags are used again after so many
+constexpr std::uint32_t gathering_tags = tags - 4;  // number of gatherings after which tags repeat
 
 int first_tag_of(const Number& number) {
   const int first = (number.family * Number::generations + number.generation) * 2 * tags;

@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint32_t gathering_tags = 1U << 20;  // tags are used again after so many
+constexpr std::uint32_t gathering_tags = 1U << 20;  // number of gatherings after which tags repeat
 
 constexpr auto spin = 30us;
 constexpr auto longest_sleep = 5ms;
