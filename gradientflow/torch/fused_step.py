@@ -42,7 +42,7 @@ class _Weights:
     index: int
     address: int = 0
     version: int = _NEVER  # version of the parameter after the last step
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # by their keys in the optimizer's state
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # optimizer state of the parameter, by key
     master: torch.Tensor | None = None  # float32 weights of a 16-bit parameter
 
     def numbers(self, what: str) -> torch.Tensor:

@@ -207,7 +207,7 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         if self._ranks.may_change:
             buffers = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._model.named_buffers()}
             self._ranks.entries = {**entries, **buffers, **settings}
-            with failing_together(comm):  # not when a rank dies
+            with failing_together(comm):  # errors come here, not when a rank dies
                 pack(to_plain(self._inner.state_dict()["param_groups"]), "param_groups")
         require_same(comm, "models", {**entries, **settings})
         if comm.size > 1:

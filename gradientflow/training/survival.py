@@ -127,7 +127,7 @@ class Survival(ChangingRanks):
                 if self._admit(synchronizer):
                     self._rebind(loop, lambda _: None)
             except RecoverableError:
-                if self.comm.closed:  # too few are left
+                if self.comm.closed:  # too few ranks are left
                     raise
                 self._rebind(loop, self.recover)
             self._note_meeting(loop)
@@ -195,7 +195,7 @@ class Survival(ChangingRanks):
             except RecoverableError:
                 if bound is not None:
                     bound.close(orderly=False)
-                if self.comm.closed:  # too few are left
+                if self.comm.closed:  # too few ranks are left
                     raise
                 change = self.recover
         loop.restart()

@@ -55,7 +55,7 @@ class Group {
   void begin(const Call& call);
   CallResult finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
   [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }  // true if finish() would not wait
-  [[nodiscard]] bool is_confirmed_soon() const { return node_->is_confirmed_soon(); }  // the same after spinning
+  [[nodiscard]] bool is_confirmed_soon() const { return node_->is_confirmed_soon(); }  // the same after some polls
   // Tells if only the wait in finish() can make a call slow that was begun by begin().
   [[nodiscard]] static bool is_short(const Call& call);
 

@@ -22,7 +22,7 @@ class Plugin final : public MpiPlugin {
   [[nodiscard]] std::string version() const override { return transport::library_version(); }
 
   void begin(const void* comm, std::size_t handle_bytes) const override {
-    if (handle_bytes != sizeof(MPI_Comm)) {  // then no function of MPI may be called: it would be of another library
+    if (handle_bytes != sizeof(MPI_Comm)) {  // a handle of another library, which no function of this one may get
       throw Error(ErrorKind::mpi, "the program was compiled with the mpi.h of another MPI library than GradientFlow");
     }
     initialize();

@@ -10,7 +10,7 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-using Bytes = Vector<std::uint8_t, vector_bytes / 4>;  // as many as there are Floats
+using Bytes = Vector<std::uint8_t, vector_bytes / 4>;  // the same number of elements as Floats
 
 // Widen each byte to a word, and narrow each word, whose upper bytes are 0, to its lowest byte, in order.
 #if defined(__AVX512F__)

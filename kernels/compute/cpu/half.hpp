@@ -13,7 +13,7 @@ namespace {
 using Floats = Vector<float>;
 using Words = Vector<std::uint32_t>;
 using Signed = Vector<std::int32_t>;  // words below 2^31, to compare: not every processor compares unsigned words
-using Halves = Vector<std::uint16_t, vector_bytes / 2>;  // as many elements as Floats
+using Halves = Vector<std::uint16_t, vector_bytes / 2>;  // the same number of elements as Floats
 
 constexpr std::size_t lanes = sizeof(Floats) / sizeof(float);
 

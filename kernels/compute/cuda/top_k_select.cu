@@ -113,8 +113,8 @@ struct SelectionState {
   unsigned long long nonfinite;
   unsigned long long passing;  // number of elements that reach the given or estimated threshold
   std::uint32_t threshold;
-  std::uint32_t least;        // threshold of entries: larger elements are sent,
-  unsigned long long equals;  // and the first `equals` elements that equal it
+  std::uint32_t least;        // threshold of entries: larger elements are sent
+  unsigned long long equals;  // number of elements equal to `least` that are sent: the first ones
   std::uint32_t least_sent;
 
   [[nodiscard]] __device__ std::uint32_t at_most_equals(std::uint32_t number) const {

@@ -10,7 +10,7 @@ namespace gradientflow::compute {
 // sum = sum + direction; before = weight, if it is given; weight = weight - rate * direction
 struct ReplicaStep {
   float* weight;
-  float* before;  // or nullptr
+  float* before;  // may be nullptr
   float* sum;
   const void* gradient;
   DType gradient_dtype;
@@ -41,10 +41,10 @@ struct ReplicaStep {
 // weight = base - rate * mean, and mean = 0, if there is a mean; otherwise weight = base
 struct RoundStep {
   float* weight;
-  const float* before;   // or nullptr
-  float* mean;           // or nullptr
+  const float* before;   // may be nullptr
+  float* mean;           // may be nullptr
   float* sum;            // read and written if there is a gradient
-  const void* gradient;  // or nullptr
+  const void* gradient;  // may be nullptr
   DType gradient_dtype;
   std::size_t count;
   float rate = 1.0F;

@@ -43,7 +43,7 @@ class VersionedArray {
  private:
   std::vector<std::size_t> begins_;
   FloatArray sides_[2];
-  std::vector<std::uint8_t> side_;    // each part's side with the numbers before
+  std::vector<std::uint8_t> side_;    // index in sides_ of each part's numbers before the iteration
   std::vector<std::uint8_t> filled_;  // each part's flag: 0 if it is empty
   std::vector<std::uint8_t> snapshot_[2];
 };

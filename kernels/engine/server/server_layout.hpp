@@ -19,8 +19,8 @@ struct FlatRange {
   std::size_t end;
 };
 struct Piece {
-  std::size_t flat;   // start in the flat vector,
-  std::size_t shard;  // and in the shard
+  std::size_t flat;   // start in the flat vector
+  std::size_t shard;  // start in the shard
   std::size_t count;
 };
 
@@ -29,9 +29,9 @@ struct TensorPart {
   std::size_t tensor;
   std::size_t server;
   std::size_t range;
-  std::size_t begin;  // start in the tensor,
-  std::size_t flat;   // start in the flat vector,
-  std::size_t shard;  // and in the shard
+  std::size_t begin;  // start in the tensor
+  std::size_t flat;   // start in the flat vector
+  std::size_t shard;  // start in the shard
   std::size_t count;
 };
 

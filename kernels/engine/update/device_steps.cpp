@@ -67,7 +67,7 @@ void DeviceSteps::run(const compute::StepVectors& steps, DType dtype, Stream str
     runtime.step(list, stream);
   }
   runtime.record(turn.done.get(), stream);
-  last_step_.forget();  // this step is behind the last one
+  last_step_.forget();  // this step is queued behind the last one
   last_step_.mark(stream);
 }
 

@@ -173,7 +173,7 @@ void StoreServer::run() noexcept {
         } else {
           serve(event.data.u64, event.events);
         }
-      } catch (const std::exception&) {  // there is no memory
+      } catch (const std::exception&) {  // no memory is left
         drop(event.data.u64);
       }
     }

@@ -46,7 +46,7 @@ bool is_here(const HostPort& place, const Until& until) {
         return true;
       }
     }
-  } catch (const Error&) {  // then the place is not here
+  } catch (const Error&) {  // a place that cannot be resolved is not here
   }
   return false;
 }
