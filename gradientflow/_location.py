@@ -140,7 +140,7 @@ def load_core() -> ModuleType:
     except ImportError as error:
         message = f"the compiled core of gradientflow cannot be loaded: {error}; install gradientflow again"
         raise MPILibraryError(message) from error
-    mpi: Any = sys.modules.get("mpi4py.MPI")
+    mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized():
         core.watch_forks()
     return core

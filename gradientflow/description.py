@@ -124,7 +124,7 @@ def words_of(description: Description) -> str:
     return f"{Path(path).resolve()}:{kind.__name__}{words.removeprefix(description.name)}"
 
 
-def plain_of(description: Description) -> tuple[str, str, dict[str, Any]]:
+def plain_of(description: Description) -> tuple[str, str, dict[str, object]]:
     """Return the module and the name of a description's class, and its settings."""
     kind = type(description)
     return kind.__module__, kind.__qualname__, description.settings
@@ -306,7 +306,7 @@ def _module(path: Path, noun: str) -> ModuleType:
 def _arguments(call: ast.Call, name: str) -> tuple[list[object], dict[str, object]]:
     """Return the arguments of a call; all must be literals."""
 
-    def literal(node: ast.expr, what: str) -> Any:
+    def literal(node: ast.expr, what: str) -> object:
         try:
             return ast.literal_eval(node)
         except RecursionError:

@@ -125,7 +125,7 @@ def asked_transport(config: Mapping[str, str] | None = None) -> str:
 
 def mpi_size() -> int | None:
     """Return the number of MPI ranks if this program has initialized MPI already; else None."""
-    mpi: Any = sys.modules.get("mpi4py.MPI")
+    mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
     return int(mpi.COMM_WORLD.size)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ._location import build_info
 from .errors import MPILibraryError
@@ -114,7 +114,7 @@ def _import_mpi4py() -> ModuleType:
     return MPI
 
 
-def start_mpi(MPI: Any) -> None:  # noqa: N803
+def start_mpi(MPI: ModuleType) -> None:  # noqa: N803
     """Initialize MPI, unless the import of mpi4py or the program has done so."""
     if not MPI.Is_initialized():
         with prepared_start():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,7 @@ def step_seconds(
     weights = [random.standard_normal(shape, np.float32) for shape in own.shapes]
     fresh = [random.standard_normal(shape, np.float32) for shape in own.shapes]
     training = ArrayLoop(comm, weights, strategy)
-    optimizer: object = None
+    optimizer: SGD | None = None
     if training.strategy.gradients != "mean" or training.strategy.step != "any":
         momentum = 0.9 if training.strategy.profile().takes_momentum else 0.0
         optimizer = SGD(training, weights, lr=1e-3, momentum=momentum)
@@ -91,7 +90,7 @@ def times_of_steps(
     return [float(each) for each in np.diff(times)]
 
 
-def _step(training: ArrayLoop, optimizer: Any, fresh: Sequence[object], computation: Computation) -> None:
+def _step(training: ArrayLoop, optimizer: SGD | None, fresh: Sequence[object], computation: Computation) -> None:
     begin = time.perf_counter()
     for index, moment in enumerate(computation.ready):
         training.gradients[index][...] = fresh[index]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import date, time
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from . import _location
 from .errors import ArgumentError
@@ -50,7 +49,7 @@ class SettingsFile:
     path: Path | None = None
     strategy: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict, hash=False)
-    link: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    link: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def unless_in_environment(self) -> dict[str, object]:
         """Return the settings that no environment variable overrides."""

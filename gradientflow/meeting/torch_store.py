@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from types import ModuleType
 
 from gradientflow._location import core
 from gradientflow.errors import CommunicationError
@@ -27,7 +27,7 @@ def open_torch_store(plan: MeetingPlan, timeout: float) -> core.PythonStore:
     """
     import torch.distributed
 
-    dist: Any = torch.distributed  # its annotations lack names from C++
+    dist: ModuleType = torch.distributed  # its annotations lack names from C++
     host, port = split_address(plan.at[0], "MASTER_ADDR:MASTER_PORT")
     try:
         core.await_name(plan.at[0], timeout)

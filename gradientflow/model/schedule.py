@@ -6,7 +6,7 @@ The core's own selector names the algorithm; the counts below follow the algorit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from gradientflow.wires import Wire, wires
 from .cluster import Cluster, Counts, members_of, parts_of
 
 _LINE = 64  # bytes: tensors are cut at cache lines
+
+_Count = TypeVar("_Count", int, Counts)
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class _Schedules:
         messages = (np.count_nonzero(slices) - (slices > 0)) + (slices > 0) * (size - 1)
         return Lane(2, messages, self._sent(messages, others + slices * (size - 1)))
 
-    def _pieces(self, count: Any) -> Any:
+    def _pieces(self, count: _Count) -> _Count:
         """Return the number of segments for `count` values."""
         return -(-count // ((self.segment - self.wire.header) // self.wire.element))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -190,7 +189,7 @@ class _Optimizer:
         """Return the state itself, valid until the next step: arrays in host memory are not copied."""
         return self._state(lambda array: array if isinstance(array, np.ndarray) else array.get())
 
-    def _state(self, shown: Callable[[Any], Any]) -> StateDict:
+    def _state(self, shown: Callable[[TensorLike], TensorLike]) -> StateDict:
         count = len(self.parameters)
         return {
             "steps": self.steps,
@@ -442,7 +441,7 @@ class Adam(_Optimizer):
     def _note_updates(self, indices: Iterable[int]) -> None:
         self._updates.update(indices)
 
-    def _state(self, shown: Callable[[Any], Any]) -> StateDict:
+    def _state(self, shown: Callable[[TensorLike], TensorLike]) -> StateDict:
         return {**super()._state(shown), "updates": [self._updates[index] for index in range(len(self.parameters))]}
 
     def load_state_dict(self, state: State) -> None:  # noqa: D102

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.errors import ArgumentError
@@ -12,6 +12,9 @@ from gradientflow.pools.sparse import SparseGradientPool
 from gradientflow.strategies import Settings
 from gradientflow.strategies.update import Kind
 from gradientflow.training import ArrayLoop, LossScale, consolidated
+
+if TYPE_CHECKING:
+    from gradientflow.training.array_loop import Optimizer
 
 Groups = Sequence[tuple[str, Sequence[int]]]
 SettingsOf = Callable[[int], Settings]
@@ -98,7 +101,7 @@ class LoopSource:
         self.device = None
         self.loss_scale = loop.loss_scale
 
-    def start(self, optimizer: Any, settings: SettingsOf) -> None:
+    def start(self, optimizer: Optimizer, settings: SettingsOf) -> None:
         """Bind the loop and its loss scale to the optimizer, once the optimizer is constructed."""
         if self.loss_scale is not None:
             self.loss_scale.bind(optimizer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gradientflow._location import core
 from gradientflow.arguments import checked_int
 from gradientflow.errors import ArgumentError
@@ -18,7 +16,7 @@ class NativePolicy(Policy):
 
     def start(self, workers: int) -> RunningPolicy:
         """Return a new running policy for this number of workers."""
-        make: Any = getattr(core.RunningPolicy, self.name)
+        make = getattr(core.RunningPolicy, self.name)
         running: RunningPolicy = make(checked_int("workers", workers, 1), *self.settings.values())
         return running
 

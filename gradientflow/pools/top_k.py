@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -322,7 +322,7 @@ class TopKGradientPool(ResidualPool):
         self._native.restore(kept[0], velocities, thresholds, int(state["iteration"]))
 
 
-def _ratios(ratios: Any) -> list[float]:
+def _ratios(ratios: Ratios) -> list[float]:
     if np.ndim(ratios) == 0:
         return [checked_float("ratios", ratios)]
     return [checked_float("ratios", each) for each in checked_list("ratios", ratios, "numbers")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gradientflow.arguments import checked_float, checked_instance
 from gradientflow.description import Description, Parser
@@ -27,7 +27,7 @@ class ServerOptimizer(Description):
     rate_in_momentum: bool = False
 
     @property
-    def native(self) -> tuple[Any, ...]:
+    def native(self) -> tuple[str | float, ...]:
         """The arguments of the core."""
         return (self.name, self.rate_in_momentum)
 
@@ -83,7 +83,7 @@ class Adam(ServerOptimizer):
             raise ArgumentError(f"eps is from 1e-37 to 1e37, not {self.eps}")
 
     @property
-    def native(self) -> tuple[Any, ...]:
+    def native(self) -> tuple[str | float, ...]:
         """The arguments of the core."""
         return (*super().native, self.beta1, self.beta2, self.eps)
 

@@ -41,7 +41,7 @@ class Optimizer(Protocol):
         Numbers that can be changed during training, such as the learning rate.
     """
 
-    hyperparameters: object
+    hyperparameters: Mapping[str, object]
 
     @property
     def masters(self) -> Mapping[int, TensorLike]:
