@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from gradientflow.strategies import Settings, Synchronizer
 
@@ -12,7 +12,7 @@ class Tensors(Protocol):
     """A framework's gradients, by their indices in the layout."""
 
     @property
-    def stream(self) -> Any:
+    def stream(self) -> int | None:
         """The stream in which gradients are now written and read."""
 
     def attach(self, synchronizer: Synchronizer) -> list[int]:

@@ -293,7 +293,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             entries["weights"] = list(self.weights)
         return entries
 
-    def _state(self, rank: int | None, taken: Callable[[Any], Any]) -> StateDict:
+    def _state(self, rank: int | None, taken: Callable[[TensorLike], TensorLike]) -> StateDict:
         entries = {name: _mapped(value, taken) for name, value in self._entries().items()}
         return {"names": list(self.layout.names), "rank": rank, "ranks": self.comm.size, **entries} if entries else {}
 
@@ -340,7 +340,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         """Take over memory of a closed synchronizer. Return the names of the attributes that need no copy."""
         return ()
 
-    def _in_order(self, value: Any, names: Sequence[str]) -> Any:
+    def _in_order(self, value: TensorLike, names: Sequence[str]) -> TensorLike:
         """Return a list with an item for each tensor in the order of the layout, and any other value as it is."""
         is_per_tensor = isinstance(value, list) and len(value) == len(names)
         return in_order(value, names, self.layout) if is_per_tensor else value
@@ -386,14 +386,14 @@ class _RefusingCommunicator:
         return value
 
 
-def _mapped(value: object, function: Callable[[Any], object]) -> Any:
+def _mapped(value: object, function: Callable[[TensorLike], TensorLike]) -> object:
     """Return an attribute with a function applied to each of its arrays."""
     if isinstance(value, np.ndarray):
         return function(value)
     return [_mapped(each, function) for each in value] if isinstance(value, list) else value
 
 
-def _shapes(value: object) -> Any:
+def _shapes(value: object) -> object:
     """Return the shapes of the arrays of an attribute, nested as they are."""
     if isinstance(value, list):
         return [_shapes(each) for each in value]

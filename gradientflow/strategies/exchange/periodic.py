@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gradientflow.annotations import StateDict
+from gradientflow.annotations import State, StateDict
 from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, GradientFlowError
@@ -355,7 +355,7 @@ class PeriodicSynchronizer(SurvivableArrays):
         self._wait_for_all()
         return super().consolidated_state_dict()
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Load a state. Collective."""
         self._wait_for_all()
         super().load_state_dict(state)

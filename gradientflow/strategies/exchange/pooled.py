@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -41,7 +41,7 @@ class PoolStrategy(Strategy):
     """
 
     on_device = True
-    pool: Callable[..., Any]  # class of its pools
+    pool: Callable[..., Pool]  # class of its pools
 
     options: ClassVar[tuple[str, ...]] = ("fusion_threshold", "wire", "algorithm")
     fusion_threshold: float | str
@@ -56,7 +56,7 @@ class PoolStrategy(Strategy):
         *,
         device: str | int = "cpu",
         extra: int = 0,
-    ) -> Any:
+    ) -> Pool:
         """Make a pool for tensors of one dtype, in the order in which backpropagation produces them. Collective.
 
         Parameters
@@ -102,20 +102,21 @@ class PoolSynchronizer(Survivable):
     """
 
     strategy: PoolStrategy
+    pools: tuple[Pool, ...]
     uses_backward_order = True
     updates_every_weight: bool = True
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: PoolStrategy) -> None:
         super().__init__(comm, layout, strategy)
-        pools: list[Any] = []
+        pools: list[Pool] = []
         for group, (dtype, indices) in enumerate(layout.groups):
             shapes = [layout.shapes[i] for i in indices]
             extra = max(1, layout.extra if group == 0 else 0)
             pools.append(strategy.make_pool(comm, shapes, dtype, device=layout.device, extra=extra))
-        self.pools: tuple[Any, ...] = tuple(pools)
+        self.pools = tuple(pools)
         if all(isinstance(pool, GradientPool) for pool in pools):
             self.gradient_source = "any_place"
-        self._place_of = {
+        self._place_of: Mapping[int, tuple[Pool, int]] = {
             index: (pool, place)
             for pool, (_, indices) in zip(pools, layout.groups, strict=True)
             for place, index in enumerate(indices)
@@ -124,10 +125,10 @@ class PoolSynchronizer(Survivable):
     # ---- memory --------------------------------------------------------------------------------------------------
 
     def memory(self, group: int) -> npt.NDArray[np.uint8] | DeviceArray:  # noqa: D102
-        return cast("npt.NDArray[np.uint8] | DeviceArray", self.pools[group].memory)
+        return self.pools[group].memory
 
     def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
-        return cast("Sequence[int]", self.pools[group].offsets)
+        return self.pools[group].offsets
 
     def spans(self, group: int) -> list[list[int]]:  # noqa: D102
         return cast("list[list[int]]", self.pools[group].spans.tolist())
@@ -136,7 +137,7 @@ class PoolSynchronizer(Survivable):
         self.pools[group].zero(stream)
 
     def _arrays(self, group: int) -> Sequence[TensorLike]:
-        return cast("Sequence[Any]", self.pools[group].views)
+        return self.pools[group].views
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class PoolSynchronizer(Survivable):
 
     def take_over(self, other: Synchronizer) -> None:  # noqa: D102
         assert isinstance(other, PoolSynchronizer)
-        theirs = {pool.dtype: pool for pool in other.pools}
+        theirs: dict[str, Any] = {pool.dtype: pool for pool in other.pools}
         for pool in self.pools:
             if pool.dtype in theirs:
                 pool._native.take_over_means(theirs[pool.dtype]._native)
@@ -208,7 +209,7 @@ class PoolSynchronizer(Survivable):
             self._undo(stream)
         return has_failed
 
-    def _give_up(self, pool: Any, stream: object) -> GradientFlowError | None:
+    def _give_up(self, pool: Pool, stream: object) -> GradientFlowError | None:
         """Give up the iteration of one pool. Return its error instead of raising it, so that all pools give it up."""
         number = len(pool.shapes)
         try:

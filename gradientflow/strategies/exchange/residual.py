@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import methodcaller
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.errors import ArgumentError
+from gradientflow.pools.residual import ResidualPool
+from gradientflow.pools.sparse import SparseGradientPool
+from gradientflow.pools.top_k import TopKGradientPool
 from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.update import Withheld
 
@@ -26,6 +29,7 @@ class ResidualSynchronizer(PoolSynchronizer):
         The entries of a pool's state that do not hold for other tensors, with their initial values.
     """
 
+    pools: tuple[SparseGradientPool | TopKGradientPool, ...]
     initial_state: ClassVar[State] = {}
 
     @property
@@ -63,7 +67,7 @@ class ResidualSynchronizer(PoolSynchronizer):
         """Return the states of the pools with residuals summed over the ranks, the same on all ranks. Collective."""
         return self._state(methodcaller("consolidated_state_dict"))
 
-    def _state(self, state_of: Callable[[Any], StateDict]) -> StateDict:
+    def _state(self, state_of: Callable[[ResidualPool], StateDict]) -> StateDict:
         return {"names": list(self.layout.names), "pools": {pool.dtype: state_of(pool) for pool in self.pools}}
 
     def check_state_dict(self, state: State) -> None:
@@ -109,8 +113,8 @@ class ResidualSynchronizer(PoolSynchronizer):
         """
         assert isinstance(other, ResidualSynchronizer)
         other._undo_if_failed()
-        own = max((pool.iteration for pool in other.pools), default=0)
-        iteration = int(self.comm.allreduce(np.array([own]), "max")[0])
+        latest = max((pool.iteration for pool in other.pools), default=0)
+        iteration = int(self.comm.allreduce(np.array([latest]), "max")[0])
         there: dict[str, StateDict] = {}
         for (_, indices), pool in zip(other.layout.groups, other.pools, strict=True):
             names, state = [other.layout.names[i] for i in indices], pool.state_dict()

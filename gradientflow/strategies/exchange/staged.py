@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gradientflow import device
 from gradientflow._location import core
-from gradientflow.annotations import StateDict, TensorLike
+from gradientflow.annotations import StateDict, Stream, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import aligned_offsets, itemsize
@@ -127,7 +127,7 @@ class StagedSynchronizer(Synchronizer):
     def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
         return self.host.offsets(group)  # type: ignore[no-any-return]
 
-    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+    def zero(self, group: int, stream: Stream = None) -> None:  # noqa: D102
         memory = self._memory[group]
         self._core.clear(self._device, memory._address, memory.nbytes, stream or _DEFAULT_STREAM)
 
@@ -144,7 +144,7 @@ class StagedSynchronizer(Synchronizer):
         super().set_iteration(iteration)
         self.host.set_iteration(iteration)
 
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: Stream = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if index in self._is_ready:
             raise ArgumentError(f"the gradient of {self.layout.names[index]} was already ready in this iteration")
         self._begin(stream)
@@ -167,7 +167,7 @@ class StagedSynchronizer(Synchronizer):
         self._phase = Phase.HANDED_OVER
         self.host.flush()
 
-    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+    def wait(self, stream: Stream = None) -> Update:  # noqa: D102
         if self._phase is not Phase.HANDED_OVER:
             self.flush(stream)
         self._end()
@@ -225,7 +225,7 @@ class StagedSynchronizer(Synchronizer):
             self._give_weights()
             yield
 
-    def _begin(self, stream: Any) -> None:
+    def _begin(self, stream: Stream) -> None:
         """Begin the iteration on the host, once the weights that it needs have been copied there."""
         if self._phase is not Phase.IDLE:
             return
@@ -339,10 +339,10 @@ for _name in (
     setattr(StagedSynchronizer, _name, property(attrgetter(f"host.{_name}")))
 
 
-class _NoWeights(tuple[Any, ...]):
+class _NoWeights(tuple[TensorLike, ...]):
     """The weights in the layout of a strategy that writes none. They are not copied; reading them is an error."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[TensorLike]:
         raise ArgumentError(
             "weights on a CUDA device are copied to the host for strategies that write them, whose gradients are "
             "'local' or 'consumed'; this one has none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from gradientflow.annotations import State, TensorLike
 from gradientflow.communicator import Communicator
@@ -36,7 +35,7 @@ def check_rank(comm: Communicator, state: Mapping[str, object]) -> None:
 
 def in_order(
     values: Sequence[TensorLike], names: Sequence[str], layout: Layout, instead: Sequence[object] | None = None
-) -> Any:
+) -> list[TensorLike]:
     """Return a list with an item for each tensor of `names`, in the order of the layout.
 
     Tensors that `names` lacks get the items of `instead`.

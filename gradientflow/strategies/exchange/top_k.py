@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from gradientflow._location import core
 from gradientflow.arguments import checked_float, checked_int
@@ -55,7 +54,7 @@ class TopKStrategy(PoolStrategy):
         super().__init__(**options)
         check_single(self.wire, self.name)
         self.final_ratio = checked_ratio("ratio", ratio)
-        self.ratio: Any = ratio
+        self.ratio: float | str = ratio
         self.warmup = checked_int("warmup", warmup)
         self.monitor = monitor if isinstance(monitor, bool) else checked_int("monitor", monitor)
 
@@ -111,6 +110,8 @@ class TopKSynchronizer(ResidualSynchronizer):
     """
 
     strategy: TopKStrategy
+    pools: tuple[TopKGradientPool, ...]
+    _place_of: Mapping[int, tuple[TopKGradientPool, int]]
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: TopKStrategy) -> None:
         super().__init__(comm, layout, strategy)
@@ -140,7 +141,7 @@ class TopKSynchronizer(ResidualSynchronizer):
             if list(pool.ratios) != each:
                 pool.ratios = each
 
-    def _layers(self) -> Iterator[tuple[Any, int, int]]:
+    def _layers(self) -> Iterator[tuple[TopKGradientPool, int, int]]:
         """Yield, for each tensor, its pool, the number of its layer in that pool, and the index of the tensor."""
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             counts = self.strategy.layers(len(indices))
@@ -201,7 +202,7 @@ class TopKSynchronizer(ResidualSynchronizer):
         for pool, layer, index in self._layers():
             layers.setdefault((id(pool), layer), []).append(index)
         ratios, rows = self.ratios, []
-        for (pool, layer), tensors in sorted(layers.items(), key=lambda item: item[1]):
+        for (number, layer), tensors in sorted(layers.items(), key=lambda item: item[1]):
             elements, ratio = sum(self.layout.counts[index] for index in tensors), ratios[tensors[0]]
             now = [
                 self.layout.names[tensors[0]],
@@ -210,8 +211,8 @@ class TopKSynchronizer(ResidualSynchronizer):
                 f"{core.k_of(elements, ratio):,}",
             ]
             last = ["-"] * 3
-            if selections[pool]:
-                selection = selections[pool][layer]
+            if selections[number]:
+                selection = selections[number][layer]
                 form = "dense" if selection.dense else selection.indices
                 last = [f"{selection.sent:,}", form, f"{1e3 * selection.select_seconds:.3f}"]
             rows.append([*now, *last])

@@ -185,6 +185,7 @@ class AutoSynchronizer(PoolSynchronizer):
     """
 
     strategy: Auto
+    pools: tuple[GradientPool, ...]
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Auto) -> None:
         super().__init__(comm, layout, strategy)

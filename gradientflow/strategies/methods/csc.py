@@ -128,6 +128,7 @@ class ChunkSynchronizer(ResidualSynchronizer):
     """Sparse pools. Their residuals decay with the momentum of the optimizer unless the strategy has a momentum."""
 
     strategy: CSC
+    pools: tuple[SparseGradientPool, ...]
     initial_state: ClassVar[State] = {"important": []}
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: CSC) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from gradientflow.pools.residual import as_float32
 from gradientflow.strategies.layout import Layout
 
 from .tables import text_table
+
+if TYPE_CHECKING:
+    from gradientflow.pools.top_k import LayerSelection, TopKGradientPool
 
 Vector = npt.NDArray[np.float32]
 
@@ -91,7 +94,7 @@ class _Part(NamedTuple):
     places: list[int]  # offsets of the tensors, then the end of the last
     sent: Vector
     kept: Vector
-    layers: Sequence[Any]
+    layers: Sequence[LayerSelection]
 
 
 class Monitor:
@@ -105,7 +108,7 @@ class Monitor:
         self._parts: list[_Part] = []
         self._iteration = 0
 
-    def take(self, layout: Layout, pools: Sequence[Any], ranks: int) -> None:
+    def take(self, layout: Layout, pools: Sequence[TopKGradientPool], ranks: int) -> None:
         """Copy gradients and this rank's residuals, before a step changes them. Does not communicate."""
         self._iteration = pools[0].iteration
         self._parts = []
