@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from gradientflow.pools.base import native_threshold
 from gradientflow.wires import check_wire
@@ -30,4 +30,28 @@ OPTIONS: Mapping[str, Option] = {
     "algorithm": Option("auto", lambda _: None),  # the communicator checks it
 }
 
-__all__ = ["OPTIONS", "Option"]
+
+class LayerOptions(TypedDict, total=False):
+    """The keywords of strategies that send single entries of each layer, and have a warm-up of their own."""
+
+    monitor: int
+    wire: str | None
+    algorithm: str
+
+
+class TopKOptions(LayerOptions, total=False):
+    """The keywords of strategies that send single entries of each layer."""
+
+    warmup: int
+
+
+class ServedOptions(TypedDict, total=False):
+    """The keywords of strategies whose step is made by servers, apart from their optimizer."""
+
+    servers: int | None
+    replicas: int
+    wire: str | None
+    fusion_threshold: float | str
+
+
+__all__ = ["OPTIONS", "LayerOptions", "Option", "ServedOptions", "TopKOptions"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradientflow.arguments import checked_float
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.top_k import TopKStrategy, TopKSynchronizer, checked_selection
 from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.options import TopKOptions
 from gradientflow.strategies.update import Profile, SettingsOf
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class DGC(TopKStrategy):
@@ -49,7 +53,7 @@ class DGC(TopKStrategy):
         clip: float | None = None,
         masking: bool = True,
         selection: str = "sampled",
-        **options: Any,
+        **options: Unpack[TopKOptions],
     ) -> None:
         super().__init__(ratio, **options)
         if not 0 <= checked_float("momentum", momentum) < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,13 @@ from gradientflow.strategies.exchange.top_k import (
     checked_selection,
 )
 from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.options import LayerOptions
 from gradientflow.strategies.predict.adaptive import Stage, adaptive_ratio, stages_of
 from gradientflow.strategies.predict.call_time import CallTime
 from gradientflow.strategies.update import Update
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ADAPTIVE = "adaptive"
 _MAX_RATIO = 1000.0
@@ -102,7 +106,7 @@ class LAGS(TopKStrategy):
         selection: str = "sampled",
         threshold_reuse: int = 10,
         merge_bytes: int | str = "auto",
-        **options: Any,
+        **options: Unpack[LayerOptions],
     ) -> None:
         if isinstance(ratio, str) and ratio != ADAPTIVE:
             raise ArgumentError(f"ratio is a number of 1 or more, or {ADAPTIVE!r}, not {ratio!r}")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradientflow.arguments import checked_int
 from gradientflow.strategies.exchange.top_k import TopKStrategy
+from gradientflow.strategies.options import TopKOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class RandomK(TopKStrategy):
@@ -24,7 +28,7 @@ class RandomK(TopKStrategy):
     name = "random_k"
     selection = "random"
 
-    def __init__(self, ratio: float = 1000.0, *, seed: int = 0, **options: Any) -> None:
+    def __init__(self, ratio: float = 1000.0, *, seed: int = 0, **options: Unpack[TopKOptions]) -> None:
         super().__init__(ratio, **options)
         self.seed = checked_int("seed", seed)
 

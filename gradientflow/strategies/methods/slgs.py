@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradientflow.strategies.exchange.top_k import TopKStrategy, checked_selection
+from gradientflow.strategies.options import TopKOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SLGS(TopKStrategy):
@@ -25,7 +29,7 @@ class SLGS(TopKStrategy):
     name = "slgs"
     overlap = False
 
-    def __init__(self, ratio: float = 1000.0, *, selection: str = "sampled", **options: Any) -> None:
+    def __init__(self, ratio: float = 1000.0, *, selection: str = "sampled", **options: Unpack[TopKOptions]) -> None:
         super().__init__(ratio, **options)
         self.selection = checked_selection(selection)
 

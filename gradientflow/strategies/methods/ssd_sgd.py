@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,11 @@ from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.served import ServedStrategy, ServedSynchronizer
 from gradientflow.strategies.exchange.state import check_rank, in_order
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Phase, Profile
+from gradientflow.strategies.options import ServedOptions
+from gradientflow.strategies.update import Phase, Profile, Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Array = npt.NDArray[np.float32]
 
@@ -82,7 +86,7 @@ class SSDSGD(ServedStrategy):
         decay: float = 0.95,
         epsilon: float = 1e-7,
         optimizer: str = "sgd(rate_in_momentum=True)",
-        **options: Any,
+        **options: Unpack[ServedOptions],
     ) -> None:
         super().__init__(optimizer=optimizer, **options)
         self.k = checked_int("k", k, 1)
@@ -358,7 +362,7 @@ class DelayedSynchronizer(ServedSynchronizer):
     def _gradient(self, index: int) -> tuple[int, str]:
         return self._addresses[index], self.layout.dtypes[index]
 
-    def _rates(self, settings: Any) -> tuple[float, float, float]:
+    def _rates(self, settings: Settings) -> tuple[float, float, float]:
         loc_lr = self.strategy.loc_lr
         rate = self.comm.size * settings.rate if loc_lr is None else loc_lr
         return rate, 1.0 / self._scale, settings.weight_decay

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradientflow.arguments import checked_float
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.top_k import TopKStrategy
+from gradientflow.strategies.options import TopKOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class TopK(TopKStrategy):
@@ -25,7 +29,7 @@ class TopK(TopKStrategy):
     name = "top_k"
     selection = "exact"
 
-    def __init__(self, ratio: float = 1000.0, *, density: float | None = None, **options: Any) -> None:
+    def __init__(self, ratio: float = 1000.0, *, density: float | None = None, **options: Unpack[TopKOptions]) -> None:
         if density is not None:
             if ratio != 1000.0:
                 raise ArgumentError(f"top_k takes a ratio or a density, not both, {ratio!r} and {density!r}")
