@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+
+import click
 
 from ..core.case import COLLECTIVES
 from ..core.command import Bench, compare, option, plot, timing, transport, wires
@@ -14,7 +15,7 @@ from .plot import draw
 from .session import CollectiveSession
 
 
-def _options(name: str) -> list[Any]:
+def _options(name: str) -> list[click.Option]:
     """Give the options of a collective; barrier has fewer."""
     peers = list(dict.fromkeys((*PEERS_OF["cpu"], *PEERS_OF["cuda"])))
     if name != "allreduce":
@@ -38,8 +39,7 @@ def _options(name: str) -> list[Any]:
 
 
 def _bench(name: str) -> Bench:
-    fixed: dict[str, Any] = {"sizes": (0,)} if name == "barrier" else {}
-    plan = partial(CollectivePlan, name, **fixed)
+    plan = partial(CollectivePlan, name, sizes=(0,)) if name == "barrier" else partial(CollectivePlan, name)
     return Bench(name, _options(name), plan, CollectiveSession, LAYOUT, draw)
 
 

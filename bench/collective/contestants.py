@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradientflow.annotations import TensorLike
 from gradientflow.device import empty
 
 from ..core.case import COLLECTIVES, ROOT, Case
@@ -27,7 +28,7 @@ def our_contestant(
     """Make one variant of ours, with fresh buffers in memory of the host or of a CUDA device. Collective."""
     largest = replace(case, rank=ROOT)  # all ranks allocate the same node memory
 
-    def allocate(count: int, count_on_root: int) -> Any:
+    def allocate(count: int, count_on_root: int) -> TensorLike:
         if device is not None:
             shared = memory == "pool"
             array = comm.empty(count_on_root, case.dtype, device=device) if shared else empty(count, case.dtype, device)
@@ -73,7 +74,7 @@ class PreparedPeer:
         """Prepare a call, on a given source or a new one."""
         source = np.empty(case.input_count, case.dtype) if source is None else source
         result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
-        ordinary: Any = _our_call(self._comm, case, "auto", case.dtype, source, result)
+        ordinary = _our_call(self._comm, case, "auto", case.dtype, source, result)
         arguments = ordinary.args if isinstance(ordinary, partial) else ()
         method = ordinary.func if isinstance(ordinary, partial) else ordinary
         request = getattr(self._comm, f"{method.__name__}_init")(*arguments)

@@ -7,7 +7,7 @@ another, so results are right only between barriers, and no allreduce of this ki
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class LimitPeer:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._line: Any = comm._native.allocate(64)
+        self._line = comm._native.allocate(64)
         self._limit = core.limit
 
     def round_trip(self) -> float | None:

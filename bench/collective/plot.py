@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from gradientflow.machine import format_size
 
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 _OUR_MARKERS = ("o", "^", "D", "v")  # the next one each time the colors repeat
 _WIRE_STYLES = {"float16": "-.", "bfloat16": ":", "float8_e4m3": "--"}
 _LEGEND_COLUMNS = 3
+
+
+class _Style(TypedDict, total=False):
+    color: str
+    marker: str
+    linestyle: str
+    linewidth: float
 
 
 def draw(figure: Figure, results: Sequence[Result]) -> str:
@@ -58,7 +65,7 @@ def draw(figure: Figure, results: Sequence[Result]) -> str:
     return "Medians of the slowest rank's times."
 
 
-def _appearance(result: Result, ours: list[tuple[str, str]]) -> tuple[str, dict[str, Any]]:
+def _appearance(result: Result, ours: list[tuple[str, str]]) -> tuple[str, _Style]:
     """Choose the name and the style of a result's line."""
     if result.backend != OURS:
         color = PEER_COLORS.get(result.backend, OTHER_COLOR)

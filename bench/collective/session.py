@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradientflow.machine import format_size
 
@@ -20,7 +20,7 @@ from ..core.device import (
 )
 from ..core.measure import Series, Steps, Times
 from ..core.peers import Contestant, Peer, staged
-from ..core.session import Session
+from ..core.session import Observer, Session
 from .columns import Result, summarize
 from .contestants import PreparedPeer, our_contestant
 from .limit import LimitPeer
@@ -37,8 +37,14 @@ class CollectiveSession(Session[int, Contestant, Result]):
 
     preposition = "at"
 
-    def __init__(self, comm: Communicator, plan: CollectivePlan, *observers: Any, **further: Any) -> None:
-        super().__init__(comm, plan, *observers, **further)
+    def __init__(
+        self,
+        comm: Communicator,
+        plan: CollectivePlan,
+        observe: Observer | None = None,
+        extra: Callable[[int, Case], list[Contestant]] | None = None,
+    ) -> None:
+        super().__init__(comm, plan, observe, extra)
         check_device(plan.device)
         self._device = take_device(comm) if plan.device == "cuda" else None
         self._limit: LimitPeer | None = None

@@ -60,7 +60,7 @@ class Bench:
 
 
 def option(
-    name: str, default: Any, help: str, read: Callable[[Any], Any] | None = parse_list, **further: Any
+    name: str, default: object, help: str, read: Callable[[Any], object] | None = parse_list, **further: Any
 ) -> click.Option:
     """Make an option.
 
@@ -78,7 +78,7 @@ def option(
         Further arguments of `click.Option`.
     """
 
-    def value(context: click.Context, parameter: click.Parameter, typed: object) -> Any:
+    def value(context: click.Context, parameter: click.Parameter, typed: object) -> object:
         return typed if typed is None or read is None or "type" in further else read(typed)
 
     more = {"metavar": None if "type" in further else "LIST", **further}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradientflow._location import build_info, core
+from gradientflow.annotations import TensorLike
 from gradientflow.device import asarray
 
 from .case import Case
@@ -61,7 +62,7 @@ class DevicePart:
         Number of elements.
     """
 
-    def __init__(self, array: Any, count: int) -> None:
+    def __init__(self, array: TensorLike, count: int) -> None:
         self._array = array
         self._count = count
 
@@ -83,8 +84,8 @@ class Mirror:
         Flat arrays of the same lengths.
     """
 
-    source: Any
-    result: Any
+    source: TensorLike
+    result: TensorLike
     source_image: Values
     result_image: Values
 
@@ -135,7 +136,7 @@ class DeviceFreshValues(FreshValues):
         return [np.roll(base, -start) for start in self._starts]
 
 
-def address(array: Any) -> int:
+def address(array: TensorLike) -> int:
     """Give the address of an array, on the device or on the host."""
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     return int(interface["data"][0])

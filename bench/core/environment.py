@@ -8,7 +8,7 @@ import shlex
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def describe_environment(
 
     `arguments` are the command line without the program's name.
     """
-    mpi: Any = sys.modules.get("mpi4py.MPI")  # absent in a job over TCP, where importing it would start MPI
+    mpi = sys.modules.get("mpi4py.MPI")  # absent in a job over TCP, where importing it would start MPI
     facts = comm.describe()
     environment: JsonObject = {
         "cpu": cpu_model(),

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from .traffic import interface_to_others
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-dist: Any = torch.distributed  # annotations of torch.distributed lack the stores
+dist: ModuleType = torch.distributed  # annotations of torch.distributed lack the stores
 
 # Names since PyTorch 2.13, which warns of the older names.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -17,7 +17,7 @@ from gradientflow.meeting.rules import TRANSPORTS
 from .job_turns import JobPlace
 from .plan import check_writable
 
-Found = tuple[Table, Mapping[str, Any], int]  # a table, all figures, and the number of wrong results
+Found = tuple[Table, Mapping[str, object], int]  # a table, all figures, and the number of wrong results
 Command = Callable[..., Found]
 
 _PLACE = (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from gradientflow.annotations import JsonObject
+from gradientflow.annotations import JsonObject, JsonValue
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 
@@ -47,14 +46,14 @@ class JobPlace:
         return module_command("gradientflow.cli", ["netlab", *hosts, *how])
 
 
-def run_turn(place: JobPlace, told: Mapping[str, Any], module: str = "gradientflow.bench.jax.rank") -> JsonObject:
+def run_turn(place: JobPlace, told: JsonObject, module: str = "gradientflow.bench.jax.rank") -> JsonObject:
     """Run one job of a module with the settings `told`; return the output of rank 0."""
     program = module_command(module, [json.dumps(told)])
     figures: JsonObject = found_by(place.command(program), told["contestant"])
     return figures
 
 
-def found_by(command: Sequence[str], job: str) -> Any:
+def found_by(command: Sequence[str], job: str) -> JsonValue:
     """Run a job, named in errors as `job`, and return rank 0's output after `MARK`."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     found = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradientflow.device import empty
 
@@ -50,8 +50,9 @@ class NcclPeer:
     If it cannot be used, there are no contestants, and the first rank that has a reason gives it.
     """
 
+    _nccl: ctypes.CDLL
+
     def __init__(self, comm: Communicator) -> None:
-        self._nccl: Any = None
         self._handle = ctypes.c_void_p()
         identity = _UniqueId()
         self._trouble = _first(comm, self._try(lambda: self._load(identity if comm.rank == ROOT else None)))
@@ -104,11 +105,11 @@ class NcclPeer:
 
     def _load(self, identity: _UniqueId | None) -> None:
         """Load the library; one rank creates the identity of the communicator."""
-        nccl: Any = ctypes.CDLL(_library())
+        nccl = ctypes.CDLL(_library())
         nccl.ncclGetErrorString.restype = ctypes.c_char_p
         nccl.ncclGetErrorString.argtypes = [_NUMBER]
 
-        def check(status: int, function: Any, _: object) -> int:
+        def check(status: int, function: Callable[..., object], _: object) -> int:
             if status != _SUCCESS:
                 text = nccl.ncclGetErrorString(status).decode(errors="replace")
                 raise RuntimeError(f"{function.__name__} failed: {text}")

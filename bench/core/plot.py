@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradientflow.annotations import JsonObject
 
@@ -13,6 +13,7 @@ from .table import AnyResult
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 OUR_COLORS = ("#0b5fa5", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
 PEER_COLORS = {"mpi": "#d1495b", "gloo": "#e28413", "nccl": "#76b900"}
@@ -20,7 +21,7 @@ OTHER_COLOR = "#555555"
 
 _CHARACTERS_PER_INCH = 14
 
-Draw = Callable[[Any, Sequence[AnyResult]], str]
+Draw = Callable[["Figure", Sequence[AnyResult]], str]
 
 
 def save_plot(path: str, draw: Draw, results: Sequence[AnyResult], environment: JsonObject) -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -116,8 +116,15 @@ def gigabytes_per_second(nbytes: float, microseconds: float | None) -> float | N
     return None if microseconds is None else round(nbytes / (microseconds * 1e3), 6)
 
 
+class _Wired(Protocol):
+    @property
+    def backend(self) -> str: ...
+    @property
+    def wire(self) -> str: ...
+
+
 def shared(
-    case: Case, contestant: Any, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
+    case: Case, contestant: _Wired, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
 ) -> JsonObject:
     """Give the fields of `ContestantResult` except for the device; times are ignored if there are wrong elements."""
     times = None if wrong else times
@@ -135,9 +142,11 @@ def shared(
     }
 
 
-def shared_with_bandwidth(case: Case, *arguments: Any) -> JsonObject:
+def shared_with_bandwidth(
+    case: Case, contestant: _Wired, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
+) -> JsonObject:
     """Give the fields of `BandwidthResult`, from the arguments of `shared`."""
-    found = shared(case, *arguments)
+    found = shared(case, contestant, nodes, wrong, times, link_seconds)
     factors = {"algbw_GBps": 1.0, "busbw_GBps": COLLECTIVES[case.collective].bus_factor(case.ranks)}
     rates = {name: gigabytes_per_second(case.bytes * by, found["median_us"]) for name, by in factors.items()}
     return {**found, **rates}

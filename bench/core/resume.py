@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gradientflow.annotations import JsonObject
+from gradientflow.annotations import JsonObject, JsonValue
 from gradientflow.whole_file import whole_file
 
 from .objects import from_root
@@ -52,7 +52,7 @@ class ResumeFile:
             self._open(self._path, dict(conditions))
         self.started_at, self._parts = from_root(comm, (self.started_at, self._parts))
 
-    def part(self, name: str, measure: Callable[[], object]) -> Any:
+    def part(self, name: str, measure: Callable[[], object]) -> JsonValue:
         """Return a part of the measurement from the file, equal on all ranks, or measure it. Collective.
 
         Parameters

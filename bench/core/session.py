@@ -26,6 +26,7 @@ from .measure import FreshValues, Series, Steps, Times, refiller, sum_over_ranks
 from .objects import from_all, from_root
 from .peers import OURS, MpiPeer, NotServedError, Peer
 from .plan import AUTO
+from .table import AnyResult
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -109,7 +110,7 @@ class RunOutcome(Generic[R]):
     remarks: list[str] = field(default_factory=list)
     load: Load | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
-    others: dict[str, Sequence[Any]] = field(default_factory=dict)
+    others: dict[str, Sequence[AnyResult]] = field(default_factory=dict)
 
     @property
     def wrong(self) -> int:

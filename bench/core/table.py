@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from rich.box import Box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,9 @@ _RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 Cell = Text | str
 
 AnyResult: TypeAlias = Any  # a result of any bench
+
+R = TypeVar("R")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,22 @@ class Column:
     text: Callable[[AnyResult], Cell]
     kind: str = "figure"
     shown: bool = True
-    justify: Any = "right"
+    justify: JustifyMethod = "right"
     repeats: bool = True
     note: str = ""
 
 
-def name(heading: str, text: str | Callable[[AnyResult], str], **options: Any) -> Column:
+def name(
+    heading: str,
+    text: str | Callable[[AnyResult], str],
+    *,
+    shown: bool = True,
+    justify: JustifyMethod = "left",
+    repeats: bool = True,
+) -> Column:
     """Make a column that identifies contestants: an attribute, or the result of a callable."""
     show = text if callable(text) else lambda result: str(getattr(result, text))
-    return Column(heading, show, "name", **{"justify": "left", **options})
+    return Column(heading, show, "name", shown, justify, repeats)
 
 
 def figure(
@@ -84,7 +94,7 @@ def columns_of(
     kind: type, results: Sequence[AnyResult], *names: str, time: str = "us", when: bool = True
 ) -> list[Column]:
     """Make the columns of fields declared with `shown` that any result has; all columns if all results are wrong."""
-    declared: dict[str, Any] = {item.name: item.metadata for item in fields(kind)}
+    declared = {item.name: item.metadata for item in fields(kind)}
 
     def column(name: str) -> Column:
         heading, unit, show, note = declared[name].values()
@@ -166,9 +176,9 @@ class Layout:
         return table
 
 
-def grouped(results: Sequence[object], key: Callable[[AnyResult], object]) -> dict[Any, list[AnyResult]]:
+def grouped(results: Sequence[R], key: Callable[[R], K]) -> dict[K, list[R]]:
     """Group the results by a key, in their order."""
-    found: dict[Any, list[AnyResult]] = {}
+    found: dict[K, list[R]] = {}
     for result in results:
         found.setdefault(key(result), []).append(result)
     return found

@@ -9,6 +9,7 @@ from functools import partial
 from gradientflow.machine import format_size
 
 from ..core.case import Case
+from ..core.measure import Times
 from ..core.plan import threshold_bytes
 from ..core.results import BACKEND, BandwidthResult, over_peers, shared_with_bandwidth, transport_column, wire_column
 from ..core.shapes import MODELS, Model
@@ -47,7 +48,14 @@ class FusionResult(BandwidthResult):
 
 
 def summarize_step(
-    case: Case, model: Model, contestant: FusionContestant, copied: int, *measured: object
+    case: Case,
+    model: Model,
+    contestant: FusionContestant,
+    copied: int,
+    nodes: int,
+    wrong: int,
+    times: Times | None,
+    link_seconds: float | None = None,
 ) -> FusionResult:
     """Make the result of a contestant that has copied `copied` bytes, from the arguments of `core.results.shared`."""
     return FusionResult(
@@ -59,7 +67,7 @@ def summarize_step(
         threshold_bytes=threshold_bytes(contestant.threshold),
         calls=contestant.calls,
         bytes_copied=copied,
-        **shared_with_bandwidth(case, contestant, *measured),
+        **shared_with_bandwidth(case, contestant, nodes, wrong, times, link_seconds),
     )
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gradientflow.annotations import JsonObject
+
+if TYPE_CHECKING:
+    import jax
 
 _ROUNDS = 30
 
@@ -21,12 +24,12 @@ def measure(told: JsonObject) -> JsonObject:
 
     from gradientflow.jax import allreduce, average
 
-    def step(update: Callable[..., object]) -> tuple[Callable[[], Any], JsonObject]:
+    def step(update: Callable[..., object]) -> tuple[Callable[[], jax.Array], JsonObject]:
         """Make a call that passes a state on, and gives updates in place of gradients."""
-        compiled = jax.jit(update, donate_argnums=1)
+        compiled: Callable[..., tuple[jax.Array, object]] = jax.jit(update, donate_argnums=1)
         kept: JsonObject = {}
 
-        def call() -> Any:
+        def call() -> jax.Array:
             updates, kept["state"] = compiled(value, kept["state"])
             return updates
 
@@ -35,7 +38,7 @@ def measure(told: JsonObject) -> JsonObject:
     results = []
     for size in told["sizes"]:
         value = jnp.asarray(np.random.default_rng([told["seed"], size]).integers(-9, 9, max(1, size // 4)), jnp.float32)
-        calls: dict[str, Callable[[], Any]] = {}
+        calls: dict[str, Callable[[], jax.Array]] = {}
         for strategy in told["strategies"]:
             transformation = average(strategy)
             calls[f"average({strategy!r})"], kept = step(transformation.update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def measure(told: JsonObject) -> JsonObject:
     """Count wrong results."""
     import jax
 
-    lax: Any = jax.lax
+    lax: ModuleType = jax.lax
     ranks = Ranks()
     scatter = ranks.compiled(lambda x: lax.psum_scatter(x, "ranks", tiled=True))
     gather = ranks.compiled(lambda x: lax.all_gather(x, "ranks", tiled=True))

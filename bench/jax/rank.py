@@ -8,13 +8,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gradientflow.launch import jax_variables
 
 from ..core.job_turns import MARK
+
+if TYPE_CHECKING:
+    import jax
+
+    Compiled = Callable[[jax.Array], jax.Array]
 
 Array = np.ndarray
 
@@ -36,7 +42,7 @@ class Ranks:
     def __init__(self) -> None:
         import jax
 
-        self._jax: Any = jax
+        self._jax: ModuleType = jax
         self._jax.config.update("jax_enable_x64", True)
         jax.distributed.initialize()
         self.implementation: str = self._jax.config.jax_cpu_collectives_implementation
@@ -46,16 +52,18 @@ class Ranks:
         self._spread, self._whole = sharding.PartitionSpec("ranks"), sharding.PartitionSpec()
         self._sharding = sharding.NamedSharding(self._mesh, self._spread)
 
-    def put(self, own: Array) -> Any:
+    def put(self, own: Array) -> jax.Array:
         """Make an array in which `own` is this rank's part."""
         shape = (self.size * own.shape[0], *own.shape[1:])
         parts = [self._jax.device_put(own)]
-        return self._jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
+        made: jax.Array = self._jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
+        return made
 
-    def compiled(self, function: Callable[[Any], object], *, whole: bool = False) -> Any:
+    def compiled(self, function: Callable[[jax.Array], object], *, whole: bool = False) -> Compiled:
         """Compile a function of each rank's part; a result that is `whole` is equal on all ranks."""
         specs = {"in_specs": self._spread, "out_specs": self._whole if whole else self._spread}
-        return self._jax.jit(self._jax.shard_map(function, mesh=self._mesh, check_vma=False, **specs))
+        found: Compiled = self._jax.jit(self._jax.shard_map(function, mesh=self._mesh, check_vma=False, **specs))
+        return found
 
     def gather(self, own: Array) -> Array:
         """Return an array of each rank, stacked."""
@@ -64,7 +72,7 @@ class Ranks:
         gathered: Array = np.asarray(multihost_utils.process_allgather(own)).reshape(self.size, *own.shape)
         return gathered
 
-    def times(self, call: Callable[[Any], Any], inputs: Sequence[Any], seconds: float, least: int) -> Array:
+    def times(self, call: Compiled, inputs: Sequence[jax.Array], seconds: float, least: int) -> Array:
         """Time successive calls, each with another input; give the times of the slowest rank."""
         for value in inputs:
             call(value).block_until_ready()
@@ -83,6 +91,6 @@ class Ranks:
         return slowest
 
 
-def part_of(array: Any) -> Array:
+def part_of(array: jax.Array) -> Array:
     """Return this rank's part of an array."""
     return np.asarray(array.addressable_shards[0].data)

@@ -10,15 +10,17 @@ import copy
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import gradientflow as gf
 from gradientflow.annotations import JsonObject
+from gradientflow.communicator import Communicator
 
 Array = np.ndarray
+Pairs = Sequence[tuple[Array, Array]]
 
 _SIZES = (784, 2048, 2048, 10)
 _BATCH, _BATCHES, _RATE = 32, 8, 0.01
@@ -67,7 +69,7 @@ def measure(told: JsonObject) -> JsonObject:
 Contestant = tuple[Callable[[int], None], Callable[[], list[Array]]]  # (train some steps, give the weights)
 
 
-def _compare(comm: Any, contestants: dict[str, Contestant]) -> int:
+def _compare(comm: Communicator, contestants: dict[str, Contestant]) -> int:
     """Count elements that differ between ranks, or clearly between frameworks, after a turn of steps."""
     wrong = 0
     for train, _ in contestants.values():
@@ -83,7 +85,7 @@ def _compare(comm: Any, contestants: dict[str, Contestant]) -> int:
     return wrong
 
 
-def _jax(comm: Any, weights: Any, batches: Any, *, averaged: bool) -> Contestant:
+def _jax(comm: Communicator, weights: Pairs, batches: Pairs, *, averaged: bool) -> Contestant:
     import jax
     import jax.numpy as jnp
     import optax
@@ -94,7 +96,7 @@ def _jax(comm: Any, weights: Any, batches: Any, *, averaged: bool) -> Contestant
     if averaged:
         optimizer = optax.chain(average("dense", comm=comm), optimizer)
 
-    def loss(weights: Any, x: Any, labels: object) -> Any:
+    def loss(weights: Sequence[tuple[jax.Array, jax.Array]], x: jax.Array, labels: jax.Array) -> object:
         for matrix, bias in weights[:-1]:
             x = jnp.tanh(x @ matrix.T + bias)  # smooth: with a kink, rounding would change the steps
         scores = x @ weights[-1][0].T + weights[-1][1]
@@ -120,7 +122,7 @@ def _jax(comm: Any, weights: Any, batches: Any, *, averaged: bool) -> Contestant
     return train, lambda: [np.array(each) for each in jax.tree.leaves(now["weights"])]
 
 
-def _torch(comm: Any, weights: Any, batches: Any, *, averaged: bool) -> Contestant:
+def _torch(comm: Communicator, weights: Pairs, batches: Pairs, *, averaged: bool) -> Contestant:
     import torch
     from torch import nn
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..core.command import Bench, option, plot
 from ..core.plan import DEVICES, check_choices, parse_sizes
 from .columns import LAYOUT
@@ -15,9 +13,14 @@ _NAMES = dict.fromkeys(name for names in NAMES_OF.values() for name in names)
 _SIZES = f"{DEFAULT_SIZES['cpu']}, on a device {DEFAULT_SIZES['cuda']}"
 
 
-def _plan(device: str, sizes: str | None = None, **options: Any) -> KernelsPlan:
+def _plan(
+    device: str,
+    sizes: str | None = None,
+    names: tuple[str, ...] | None = None,
+    seconds: float = KernelsPlan.seconds,
+) -> KernelsPlan:
     check_choices("--device", (device,), DEVICES)
-    return KernelsPlan(parse_sizes(DEFAULT_SIZES[device] if sizes is None else sizes), device=device, **options)
+    return KernelsPlan(parse_sizes(DEFAULT_SIZES[device] if sizes is None else sizes), names, device, seconds)
 
 
 _KERNELS = Bench(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ..core.native import load_kernels
 
 GRADIENTS = ("float16", "bfloat16", "float32")
 
-_STORAGE: dict[str, Any] = {"float16": np.float16, "bfloat16": np.uint16, "float32": np.float32}
+_STORAGE: dict[str, type[np.generic]] = {"float16": np.float16, "bfloat16": np.uint16, "float32": np.float32}
 _NARROW = GRADIENTS[:2]
 
 # With the rates below, parameters are exact in bfloat16. No zeros: if the gradient is always zero, weights decay to
@@ -132,12 +133,12 @@ def plain_copy(level: str, destination: int, source: int, size: int) -> None:
 
 
 @cache
-def _compute() -> Any:
+def _compute() -> ModuleType:
     return load_kernels("cpu")
 
 
 @cache
-def _prepared() -> Any:
+def _prepared() -> ModuleType:
     return load_kernels("cuda")
 
 

@@ -25,7 +25,7 @@ class DeviceKernelBench:
     """Measures kernels of one size on the current device, in memory for all kernels of the plan."""
 
     def __init__(self, plan: KernelsPlan, size: int) -> None:
-        self._cuda: Any = load_kernels("cuda")
+        self._cuda = load_kernels("cuda")
         self.size = size
         self._count = count_of(size)
         self._arrays = [self._cuda.Memory(size) for _ in range(max(len(kernel.arrays) for kernel in plan.kernels))]

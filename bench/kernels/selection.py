@@ -12,13 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from ..core.data import Values
 from ..core.native import load_kernels
 from .contestants import item_size
+
+if TYPE_CHECKING:
+    import torch
+
+    Found: TypeAlias = Values | torch.Tensor | int
 
 GROUP = "selection"
 _SHARES = {"0.1 %": 0.001, "1 %": 0.01}
@@ -50,11 +55,11 @@ class Selection:
     share: float
     arrays: Mapping[str, str]
     moved: int
-    call: Callable[[str, Sequence[int], int], Any]
+    call: Callable[[str, Sequence[int], int], Found]
     is_exact: bool = True
     dtype: str = "float32"
 
-    def check(self, views: Mapping[str, Values], run: Callable[[], Any]) -> int:
+    def check(self, views: Mapping[str, Values], run: Callable[[], Found]) -> int:
         """Run it on fresh random values and count wrong results."""
         random = np.random.default_rng(secrets.randbits(48))
         for view in views.values():
@@ -95,7 +100,7 @@ def _values_at(address: int, count: int) -> Values:
 
 
 @cache
-def _block(count: int, k: int) -> Any:
+def _block(count: int, k: int) -> object:
     return load_kernels("cpu").block_of(count, k, "float32")
 
 
@@ -120,7 +125,7 @@ def _numpy(text: str, share: float) -> Selection:
 
 
 def _torch(text: str, share: float) -> Selection:
-    def call(level: str, at: Sequence[int], count: int) -> Any:
+    def call(level: str, at: Sequence[int], count: int) -> torch.Tensor:
         import torch
 
         torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from ..core.data import Values
 from ..core.device import address, device_facts
 from ..core.measure import Samples, fitting_iterations, interleaved
 from ..core.peers import Peer
-from ..core.session import Session
+from ..core.session import Observer, Session, Timed
 from .check import Trial
 from .columns import KernelResult, summarize_kernel
 from .contestants import Kernel, active_level, plain_copy, stored
@@ -34,11 +34,11 @@ _SHORTEST = 1e-3  # least seconds of a timed section, which contains several cal
 _WARM_UP = 2
 
 
-class KernelsSession(Session[Block, Any, KernelResult]):
+class KernelsSession(Session[Block, Timed, KernelResult]):
     """One process measures the kernels; a block is one kernel at one size."""
 
-    def __init__(self, comm: Communicator, plan: KernelsPlan, *observers: Any) -> None:
-        super().__init__(comm, plan, *observers)
+    def __init__(self, comm: Communicator, plan: KernelsPlan, observe: Observer | None = None) -> None:
+        super().__init__(comm, plan, observe)
         self.outcome.facts = device_facts(plan.device)
         self._bench: KernelBench | DeviceKernelBench | None = None
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from gradientflow.annotations import JsonObject
 from gradientflow.model import Call, Cluster, Costs, Link, computation_of, layers_of, predict
-from gradientflow.model.cluster import TRANSPORTS
+from gradientflow.model.cluster import TRANSPORTS, Transport
 from gradientflow.model.fit import Measurement, Point, fit_link
 from gradientflow.model.units import bits_per_second_of
 from gradientflow.netlab import parse_delay
@@ -81,7 +80,7 @@ def _delays(context: click.Context, option: click.Parameter, delays: tuple[str, 
 def model(
     steps: int,
     blocks: int,
-    transport: Any,
+    transport: Transport,
     delays: tuple[str, ...],
     predictions: str,
     json_path: str | None,
@@ -165,7 +164,7 @@ def _of_case(link: Link, case: Case) -> Link:
     return replace(link, per_byte=link.per_byte * 1e9 / bits, latency=link.latency + parse_delay(case.delay))
 
 
-def _report_delays(cases: Sequence[Case], transport: str, console: Console) -> None:
+def _report_delays(cases: Sequence[Case], transport: Transport, console: Console) -> None:
     """Print how late messages are: the emulated links have an error, too."""
     for case in cases:
         found = measurement_of(run_on_hosts(replace(case, hosts=2), transport, {"measure": "link"}, console))

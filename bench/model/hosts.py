@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 
+from gradientflow.annotations import JsonValue
 from gradientflow.launch import module_command
 
 from ..core.job_turns import found_by
@@ -41,7 +41,7 @@ class Case:
         return f"{self.hosts} hosts, {self.rate}{late}{slow}"
 
 
-def run_on_hosts(case: Case, transport: str, told: dict[str, object], console: Console) -> Any:
+def run_on_hosts(case: Case, transport: str, told: dict[str, object], console: Console) -> JsonValue:
     """Run a job on emulated hosts, and return the findings of its rank 0.
 
     Raises

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import Any
 
 import gradientflow as gf
-from gradientflow.annotations import JsonObject
+from gradientflow.annotations import JsonObject, JsonValue
 from gradientflow.model import computation_of, layers_of
 from gradientflow.model.fit import measure
 from gradientflow.paced import step_seconds
@@ -21,7 +20,7 @@ def main() -> None:
     """Measure calls, or steps of strategies."""
     told: JsonObject = json.loads(sys.argv[1])
     with gf.init() as comm:
-        found: Any
+        found: JsonValue
         if told["measure"] == "link":
             found = asdict(measure(comm))
         elif told["measure"] == "auto":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from ..core.case import Case
+from ..core.measure import Times
 from ..core.results import (
     BACKEND,
     SIZE,
@@ -42,9 +42,17 @@ class ServerResult(ContestantResult):
     algbw_GBps: float | None = field(metadata=shown("both ways", "GB/s", bandwidth))  # noqa: N815 - spelled like the unit
 
 
-def summarize(case: Case, contestant: ServerContestant, servers: int, *measured: Any) -> ServerResult:
+def summarize(
+    case: Case,
+    contestant: ServerContestant,
+    servers: int,
+    nodes: int,
+    wrong: int,
+    times: Times | None,
+    link_seconds: float | None = None,
+) -> ServerResult:
     """Make the result of a contestant with this many servers, from the arguments of `core.results.shared`."""
-    found = shared(case, contestant, *measured)
+    found = shared(case, contestant, nodes, wrong, times, link_seconds)
     rate = gigabytes_per_second(2 * case.bytes, found["median_us"])
     return ServerResult(workers=case.ranks, servers=servers, memory=contestant.memory, algbw_GBps=rate, **found)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +20,10 @@ from .contestants import ServerContestant, owner
 from .plan import ARRAY
 
 if TYPE_CHECKING:
+    Answer: TypeAlias = torch.futures.Future[torch.Tensor]
     from gradientflow.communicator import Communicator
 
-rpc: Any = torch.distributed.rpc
+rpc: ModuleType = torch.distributed.rpc
 
 _SECONDS = 300.0
 
@@ -34,9 +36,9 @@ class _Shard:
         self._total = torch.zeros(elements)
         self._workers = workers
         self._arrived = 0
-        self._answer: Any = torch.futures.Future()
+        self._answer: Answer = torch.futures.Future()
 
-    def add(self, gradient: Any) -> Any:
+    def add(self, gradient: torch.Tensor) -> Answer:
         """Add a gradient; the returned future becomes the new weights once all gradients have arrived."""
         with self._lock:
             answer = self._answer
@@ -55,7 +57,7 @@ _shards: dict[tuple[int, int], _Shard] = {}  # shards by contestant and server
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator,unused-ignore]
-def exchange(key: tuple[int, int], gradient: Any) -> Any:
+def exchange(key: tuple[int, int], gradient: torch.Tensor) -> Answer:
     """Send a gradient to a shard, and get its new weights."""
     return _shards[key].add(gradient)
 
@@ -72,7 +74,7 @@ class RpcServers:
         self._comm = comm
         self._made = 0
         rank, size = comm.rank, comm.size
-        dist: Any = torch.distributed
+        dist: ModuleType = torch.distributed
         address = from_root(comm, found[1])
         server = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False) if rank == ROOT else None
         port = from_root(comm, server.port if server is not None else 0)

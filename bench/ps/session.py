@@ -11,9 +11,10 @@ from gradientflow.machine import format_size
 from gradientflow.netlab import bytes_per_second
 
 from ..core.case import Case
+from ..core.data import Values
 from ..core.measure import Steps, Times, writer
 from ..core.objects import from_all
-from ..core.session import Session
+from ..core.session import Observer, Session
 from .columns import ServerResult, summarize
 from .contestants import MpiServers, ServerContestant, in_place_contestant, our_contestant, owner
 from .plan import ARRAY, DTYPE, IN_PLACE, ServerPlan
@@ -29,8 +30,8 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
 
     rounded_nevertheless = ", but by servers: all workers get the same weights, wherever they are"
 
-    def __init__(self, comm: Communicator, plan: ServerPlan, *observers: Any, **further: Any) -> None:
-        super().__init__(comm, plan, *observers, **further)
+    def __init__(self, comm: Communicator, plan: ServerPlan, observe: Observer | None = None) -> None:
+        super().__init__(comm, plan, observe)
         self._places: list[str] = from_all(comm, socket.gethostname())
 
     def open_peer(self, name: str) -> object:
@@ -66,9 +67,9 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
 
     def steps(self, case: Case, contestant: ServerContestant, block_length: int) -> Steps:
         """Give the steps, which write to the present gradient buffer."""
-        writers: dict[int, Callable[[Any], None]] = {}
+        writers: dict[int, Callable[[Values], None]] = {}
 
-        def refill(values: object) -> None:
+        def refill(values: Values) -> None:
             turn = contestant.turn
             if turn not in writers:
                 writers[turn] = writer(contestant.gradient, block_length)

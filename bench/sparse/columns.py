@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from gradientflow.machine import format_size
 
 from ..core.case import Case
+from ..core.measure import Times
 from ..core.peers import OURS
 from ..core.results import ContestantResult, shared, transport_column, wire_column
 from ..core.shapes import Model
@@ -77,10 +77,13 @@ def summarize_sparse(
     contestant: SparseContestant,
     bytes_sent: int | None,
     bookkeeping_seconds: float | None,
-    *measured: Any,
+    nodes: int,
+    wrong: int,
+    times: Times | None,
+    link_seconds: float | None = None,
 ) -> SparseResult:
     """Make the result of a contestant, from its measurements and the arguments of `core.results.shared`."""
-    found = shared(case, contestant, *measured)
+    found = shared(case, contestant, nodes, wrong, times, link_seconds)
     return SparseResult(
         method=contestant.method,
         model=model.name,

@@ -14,7 +14,7 @@ from ..core.data import RandomSource, Source, Values, alphabet, count_beyond_rou
 from ..core.measure import Steps, Times, sum_over_ranks
 from ..core.objects import from_all
 from ..core.peers import Peer
-from ..core.session import Session
+from ..core.session import Observer, Session
 from ..core.shapes import Model
 from ..core.traffic import Traffic
 from ..kernels.columns import KernelResult
@@ -28,6 +28,7 @@ from .reference import Flags, Layout, PaddedSource, Reference, choose
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
+    from gradientflow.pools.sparse import SparseGradientPool
 
 Block = tuple[Model, int]
 
@@ -43,8 +44,8 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
 
     warm_up = 2  # the first iteration of a sparse pool is dense
 
-    def __init__(self, comm: Communicator, plan: SparsePlan, *observers: Any, **further: Any) -> None:
-        super().__init__(comm, plan, *observers, **further)
+    def __init__(self, comm: Communicator, plan: SparsePlan, observe: Observer | None = None) -> None:
+        super().__init__(comm, plan, observe)
         self._traffic = Traffic(comm)
 
     def place(self, block: Block) -> str:
@@ -155,8 +156,8 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         if times is not None:
             bytes_sent = self._bytes_sent(contestant)
             bookkeeping = self._slowest_median(contestant.bookkeeping[-len(times.refill) :])  # times of the last series
-        measured = self.comm.nodes, wrong, times, link_seconds
-        return summarize_sparse(case, *block, contestant, bytes_sent, bookkeeping, *measured)
+        nodes = self.comm.nodes
+        return summarize_sparse(case, *block, contestant, bytes_sent, bookkeeping, nodes, wrong, times, link_seconds)
 
     def _count_left(self, contestant: SparseContestant) -> int:
         """Count nonzero elements in chunks that were not sent, over all ranks."""
@@ -195,7 +196,7 @@ def _layout(pool: Any) -> Layout:
     return Layout(places, len(pool.memory.view(DTYPE)), pool.chunk_size)
 
 
-def _count_wrong_residuals(pool: Any, layout: Layout, expected: Values) -> int:
+def _count_wrong_residuals(pool: SparseGradientPool, layout: Layout, expected: Values) -> int:
     """Count the wrong numbers among a rank's residuals."""
     return sum(
         int(np.count_nonzero(residual.reshape(-1) != expected[begin:end]))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from gradientflow.communicator import Communicator
 from ..core.gloo import GlooPeer, all_gather, dist, reduce_scatter
 from ..core.job_turns import MARK
 
-functional: Any = torch.distributed._functional_collectives  # untyped: PyTorch leaves it without annotations
+functional: ModuleType = torch.distributed._functional_collectives  # untyped: PyTorch leaves it without annotations
 
 COMM = "comm"
 # Names since PyTorch 2.13, which warns of the older names.
@@ -37,7 +38,7 @@ class Timed(NamedTuple):
     form: str
     contestant: str
     source: torch.Tensor
-    run: Callable[[], Any]
+    run: Callable[[], torch.Tensor]
 
 
 def _tensors(call: str, elements: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,20 +47,20 @@ def _tensors(call: str, elements: int, ranks: int) -> tuple[torch.Tensor, torch.
     return {"all_reduce": (whole, whole), "all_gather": (part, whole), "reduce_scatter": (whole, part)}[call]
 
 
-def _of_group(call: str, form: str, name: str, group: Any, elements: int) -> Timed:
+def _of_group(call: str, form: str, name: str, group: torch.distributed.ProcessGroup, elements: int) -> Timed:
     source, result = _tensors(call, elements, group.size())
     plain: Callable[..., Any] = {
         "all_reduce": partial(dist.all_reduce, source, group=group),
         "all_gather": partial(all_gather, result, source, group=group),
         "reduce_scatter": partial(reduce_scatter, result, source, group=group),
     }[call]
-    returning: Callable[[torch.Tensor], Any] = {
+    returning: Callable[[torch.Tensor], torch.Tensor] = {
         "all_reduce": lambda x: functional.all_reduce(x, "sum", group),
         "all_gather": lambda x: _all_gather(x, 0, group),
         "reduce_scatter": lambda x: _reduce_scatter(x, "sum", 0, group),
     }[call]
     compiled: Any = torch.compile(returning, dynamic=False) if form == "compiled" else None
-    run: Callable[[], Any] = {
+    run: Callable[[], torch.Tensor] = {
         "sync": lambda: plain() or result,
         "async": lambda: plain(async_op=True).wait() and result,
         "functional": lambda: functional.wait_tensor(returning(source)),
@@ -116,7 +117,7 @@ def main() -> None:
     """Measure as the job is told."""
     told = json.loads(sys.argv[1])
     results, seeds = [], count(told["seed"])
-    dynamo: Any = torch._dynamo
+    dynamo: ModuleType = torch._dynamo
     dynamo.config.recompile_limit = 1000  # for the functions of all sizes and groups, which share their code
     with gf.init() as comm:
         peer = GlooPeer(comm)

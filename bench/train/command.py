@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradientflow.annotations import JsonObject
 from gradientflow.policies import as_stragglers
 from gradientflow.strategies import parse_strategies
 
 from ..core.command import Bench, option, page, plot, transport
 from ..core.plan import WIRES, parse_thresholds
+from ..core.table import AnyResult
 from .columns import LAYOUT
 from .ladder import LADDER
 from .plan import CONTESTANTS, MODELS, ON_THE_LADDER, PRECISIONS, STRATEGIES, TrainPlan, check_packages, parse_numbers
 from .plot import draw
 from .rates import parse_rates
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+    from ..core.session import Observer
+    from .session import TrainSession
 
 
 def _plan(strategies: tuple[str, ...] = (), rates: tuple[str, ...] = (), **options: Any) -> TrainPlan:
@@ -32,14 +41,14 @@ def _numbers(name: str, field: str, default: str | None, help: str) -> click.Opt
     return option(f"{name} {field}", default, help, partial(parse_numbers, name))
 
 
-def _page(*what: Any) -> str:
+def _page(results: Sequence[AnyResult], environment: JsonObject, remarks: Sequence[str]) -> str:
     from .page import page_of  # imports matplotlib and jinja2
 
-    text: str = page_of(*what)
+    text: str = page_of(results, environment, remarks)
     return text
 
 
-def _session(comm: Any, plan: TrainPlan, observe: Any) -> Any:
+def _session(comm: Communicator, plan: TrainPlan, observe: Observer | None) -> TrainSession:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch warns of addresses without a host name
     from .session import TrainSession  # imports PyTorch, which takes a second or two
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from gradientflow.annotations import TensorLike
+
 from .entry import DDP_ALONE, Entry, Optimizer
 from .tasks import Task
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from gradientflow.server.parameter_server import ParameterServer
     from gradientflow.strategies import Synchronizer
 
-dist: Any = torch.distributed
+dist: ModuleType = torch.distributed
 
 _LEAST_POWERSGD_ITERATION = 2  # the first iteration that compresses; PyTorch allows no earlier one
 
@@ -64,7 +67,7 @@ class Contestant:
     def __init__(self, entry: Entry, task: Task, seed: int, optimizer: Optimizer, comm: Communicator) -> None:
         self.entry = entry
         self.model = task.model(seed, entry.precision)
-        self.module: Any = self.model
+        self.module = self.model
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), optimizer.learning_rate, optimizer.momentum)
         self._steps: Iterator[int] = iter(())
         if entry.strategy is not None:
@@ -163,9 +166,9 @@ class MpiOptimizer:
         The ranks.
     """
 
-    def __init__(self, optimizer: Any, model: nn.Module, comm: Communicator) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, comm: Communicator) -> None:
         self._optimizer, self._comm = optimizer, comm.mpi
-        self._parameters: list[Any] = list(model.parameters())[::-1]
+        self._parameters: list[TensorLike] = list(model.parameters())[::-1]
         self.zero_grad = optimizer.zero_grad
 
     def step(self) -> None:
@@ -202,8 +205,8 @@ def _data_parallel(model: nn.Module, entry: Entry) -> nn.Module:
     return module
 
 
-def _as_it_is(_: object, bucket: Any) -> Any:
-    future: Any = torch.futures.Future()
+def _as_it_is(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
@@ -211,6 +214,6 @@ def _as_it_is(_: object, bucket: Any) -> Any:
 _as_it_is.__annotations__.clear()  # PyTorch expects types there, not text
 
 
-def _flat(tensors: Any) -> NDArray[np.float32]:
+def _flat(tensors: Iterable[TensorLike]) -> NDArray[np.float32]:
     flat: NDArray[np.float32] = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors]).numpy()
     return flat

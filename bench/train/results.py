@@ -63,7 +63,7 @@ class Run:
     staleness: list[int] | None = None
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Run:
+    def of(cls, plain: JsonObject) -> Run:
         """Make a run from the result of `asdict`."""
         return cls(**{**plain, "curve": [Point(**point) for point in plain["curve"]]})
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ..core.objects import from_all, from_root, wait_idly
 from ..core.peers import Peer
 from ..core.plan import PlanError
 from ..core.resume import ResumeFile
-from ..core.session import Observer, RunOutcome, Session
+from ..core.session import Observer, RunOutcome, Session, Timed
 from ..core.traffic import Traffic
 from .contestants import Contestant
 from .data import SampleOrder
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _CHECKED_STEPS = 3  # number of steps on real data, after a step on random samples
 
 
-class TrainSession(Session[str, Any, TrainResult]):
+class TrainSession(Session[str, Timed, TrainResult]):
     """All ranks train together as planned; a block is a model, and progress is counted in turns."""
 
     def __init__(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.native import load_barriers
 from ..core.peers import Peer
-from ..core.session import Session
+from ..core.session import Observer, Session, Timed
 from .columns import Trial, ZiplineResult, summarize_search
 from .decisions import measure_decisions
 from .plan import EXACT, ZiplinePlan
@@ -27,11 +27,11 @@ _INTERVALS = 1000.0, 1500.0  # least and most milliseconds between the pushes of
 _SHORTEST = 1e-3  # least seconds of a timed section, which contains several searches if they are shorter
 
 
-class ZiplineSession(Session[Block, Any, ZiplineResult]):
+class ZiplineSession(Session[Block, Timed, ZiplineResult]):
     """One process measures all searches; a block is a size."""
 
-    def __init__(self, comm: Communicator, plan: ZiplinePlan, *observers: Any) -> None:
-        super().__init__(comm, plan, *observers)
+    def __init__(self, comm: Communicator, plan: ZiplinePlan, observe: Observer | None = None) -> None:
+        super().__init__(comm, plan, observe)
         self._find = load_barriers().find_barrier
 
     def place(self, block: Block) -> str:
