@@ -85,7 +85,7 @@ void bind_errors(py::module_& module) {
   // Export `raise` to modules that are compiled elsewhere: see bench/native/native.hpp.
   module.attr("raise_error") = py::capsule(reinterpret_cast<void*>(&raise));  // NOLINT(*-reinterpret-cast)
   py::register_exception_translator(
-      [](std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param): pybind11 says so
+      [](std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param): pybind11's type
         try {
           if (pointer) {
             std::rethrow_exception(pointer);

@@ -38,7 +38,7 @@ class UnsynchronizedAllreduce {
         worker < workers ? collective::slice(count, workers, worker, 64 / element) : collective::Range{};
     count_ = mine.size();
     for (const std::uintptr_t address : tensors) {
-      parts_.push_back(reinterpret_cast<std::byte*>(address) + mine.begin * element);  // NOLINT: the caller has that
+      parts_.push_back(reinterpret_cast<std::byte*>(address) + mine.begin * element);  // NOLINT: from the caller
     }
     sources_.assign(parts_.begin(), parts_.end());
   }

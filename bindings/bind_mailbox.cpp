@@ -78,7 +78,7 @@ void drop(PyObject* object) {
 transport::Owner owner_of(const py::object& object) {
   deferred_releases().release();
   PyObject* const held = py::object(object).release().ptr();
-  return {held, [](const PyObject* each) { drop(const_cast<PyObject*>(each)); }};  // NOLINT(*-const-cast): was not
+  return {held, [](const PyObject* each) { drop(const_cast<PyObject*>(each)); }};  // NOLINT(*-const-cast): mutable
 }
 
 int rank_of(const Source& source) {
