@@ -2,7 +2,7 @@
 //
 // An error of use (value, type, mismatch, closed) is thrown before anything is sent. A failure outside the library
 // (peer, timeout, mpi, system) names the failed operation and the rank. internal is a bug of the library. The core
-// throws, it never aborts.
+// throws and never aborts.
 #pragma once
 
 #if __cplusplus < 202002L

@@ -21,7 +21,7 @@ template <class Body>
 }
 
 // Asks the system to let this thread run soon after it wakes, for a short time: other ranks wait for its messages while
-// the cores compute. Linux 6.12 and later need no privilege for that; on other systems nothing changes.
+// the cores compute. Linux 6.12 and later need no privilege for this; on other systems nothing changes.
 void take_short_turns() noexcept;
 
 }  // namespace gradientflow

@@ -25,7 +25,7 @@ class Timeline {
   struct Origin {
     int rank = 0;
     std::uint64_t run = 0;   // identity of the job, the same on all its ranks
-    double offset_us = 0.0;  // difference, which added to this rank's times gives rank 0's times
+    double offset_us = 0.0;  // rank 0's time minus this rank's
   };
 
   // Returns the timeline that this process already writes to `path`, or nullptr.
