@@ -56,7 +56,7 @@ class Group {
   CallResult finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
   [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }  // true if finish() would not wait
   [[nodiscard]] bool is_confirmed_soon() const { return node_->is_confirmed_soon(); }  // the same after some polls
-  // Tells if only the wait in finish() can make a call slow that was begun by begin().
+  // Tells if a call that begin() has begun can be slow only by the wait in finish().
   [[nodiscard]] static bool is_short(const Call& call);
 
   // Return the selector's input for a call of this kind, and its choice.

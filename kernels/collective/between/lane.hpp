@@ -71,7 +71,7 @@ class Operands {
   const std::byte* contribute(const Range& range);
   [[nodiscard]] const std::byte* own(const Range& range) const;
 
-  // Computes the contribution in `buffer` in place of the output, which stays unchanged.
+  // Computes the contribution in `buffer`, and leaves the output unchanged.
   const std::byte* contribute_into(const Range& range, std::byte* buffer);
 
   // Returns this rank's output, from which partial results are sent and into which final results are received.

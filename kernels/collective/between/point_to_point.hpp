@@ -1,6 +1,6 @@
 // Messages with a tensor from one rank to another. They are not collective: only the two ranks take part, and several
-// threads may call at once. A header has count and dtype, so that a receiver that expects different ones gets an error
-// and no data.
+// threads may call at once. A header has count and dtype, so a receiver that expects another count or dtype gets an
+// error and no data.
 #pragma once
 
 #include <cstddef>

@@ -22,7 +22,7 @@ using transport::Signature;
 // A rank's device and NCCL, as told to all ranks.
 struct Equipment {
   std::array<char, 32> bus_id;
-  std::array<char, 400> no_nccl;  // reason why there is no NCCL; empty: there is
+  std::array<char, 400> no_nccl;  // reason why there is no NCCL; empty: NCCL is available
   int nccl_version;
   std::size_t host;
   bool several_ranks;  // NCCL, if new enough, is told to allow several ranks on one device

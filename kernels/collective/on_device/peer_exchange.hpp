@@ -13,7 +13,7 @@
 //   meeting  every rank reads its output from the slots of all; in a small allreduce every rank reduces all slices
 //   meeting  only a large allreduce: rank r has reduced slice r in its slot, from which every rank copies it
 // A rank writes to the same half again two pieces later. By then its stream has met its peers' streams for the piece in
-// between, and the peers had enqueued their reads of that half before.
+// between, after the peers had enqueued their reads of that half.
 //
 // If a process dies while peers' streams wait for work of its device, these streams never continue: CUDA cannot end
 // such a wait. The next call reports the dead rank.
