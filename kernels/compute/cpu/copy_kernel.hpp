@@ -23,8 +23,8 @@ template <std::size_t Bytes>
   }
 }
 
-// Writes the first and the last vector at any address, and the vectors between them at multiples of a vector's size, so
-// that these may overlap with the first and the last.
+// Writes the first and the last vector at any address. The vectors between them, at multiples of a vector's size, may
+// overlap with both.
 template <bool streaming>
 void copy(void* destination, const void* source, std::size_t bytes) {
   using Block = Vector<std::uint8_t>;

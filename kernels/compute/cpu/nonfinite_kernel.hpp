@@ -10,7 +10,7 @@ namespace {
 template <class Bits, Bits exponent>
 std::size_t count_nonfinite(const void* source, std::size_t count) {
   constexpr std::size_t width = vector_bytes / sizeof(Bits);
-  constexpr std::size_t block = static_cast<Bits>(-1) / 4;  // rounds that count at most four each, and fit into a lane
+  constexpr std::size_t block = static_cast<Bits>(-1) / 4;  // rounds whose counts, at most four each, fit into a lane
   const auto* const from = static_cast<const std::byte*>(source);
   const auto is_nonfinite = [&](std::size_t i) {
     const auto bits = load<Vector<Bits>>(from + i * sizeof(Bits));
