@@ -95,7 +95,7 @@ class Communicator {
   collective::CallResult finish(PreparedCall& prepared, std::optional<double> timeout, const Release& release);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
-  // Serves a call within the work of such a submit(), as run() does. Reads `times.queued`; sets when the call began and
+  // Serves a call within work given to submit(), as run() does. Reads `times.queued`; sets when the call began and
   // ended.
   collective::CallResult run_within(const collective::Call& call, Times& times);
 

@@ -117,7 +117,7 @@ class GradientPool final : public Pool {
   int nodes_;
   std::size_t fusion_threshold_;
   std::unique_ptr<GradientPool> extra_pool_;  // extra numbers of a device pool, on the host
-  std::size_t active_;                        // number of tensors, the first ones, that are in ranges
+  std::size_t active_;                        // number of first tensors that are in ranges
   std::vector<TensorRange> ranges_;
   std::vector<std::size_t> range_of_;    // range of each tensor
   std::vector<collective::Call> calls_;  // call of each range: checked, with its path chosen

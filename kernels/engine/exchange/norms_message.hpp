@@ -17,7 +17,7 @@ class NormsMessage {
  public:
   // Settings that a rank sends beside norms and extra numbers.
   struct Own {
-    std::optional<std::size_t> next;  // number of chunks to send next that this rank wants; none: it follows its peers
+    std::optional<std::size_t> next;  // number of chunks that this rank wants to send next; none: it follows its peers
     bool idle;                        // true if none of its tensors is ready
     double loss_scale;
   };

@@ -68,7 +68,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   // `orderly`: a rank that serves waits until all workers have closed, at most as long as a call may wait. While this
   // process has other parameter servers open, the rank does not wait but continues to serve; closing the last parameter
   // server waits for all of them, so ranks may close them in different orders. After an error, or if not orderly, the
-  // rank does not wait, but tells the peers that it has given up, with the error, which they raise.
+  // rank does not wait, but tells the peers that it has given up, with the error, which they throw.
   void close(bool orderly) noexcept;
   [[nodiscard]] bool closed() const;
 

@@ -53,7 +53,7 @@ std::size_t ServerLayout::servers_for(const std::vector<std::size_t>& counts, st
     try {
       const ServerLayout possible(counts, servers, threshold, wire);
       return servers;
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): fewer
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): tries fewer
     }
   }
   return 1;
