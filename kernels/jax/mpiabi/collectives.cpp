@@ -12,7 +12,7 @@ using engine::Communicator;
 using transport::CallKind;
 
 Array array(const void* data, std::size_t count, DType dtype) {
-  void* const memory = const_cast<void*>(data);  // NOLINT(*-const-cast): what is an input is only read
+  void* const memory = const_cast<void*>(data);  // NOLINT(*-const-cast): inputs are only read
   return {.data = static_cast<std::byte*>(memory), .count = count, .dtype = dtype};
 }
 
